@@ -1,0 +1,62 @@
+# One command each, from a clone with nothing but Python and make. `make help` lists them.
+
+SHELL := /bin/bash
+VENV := .venv
+PYTHON_OF_VENV := $(VENV)/bin/python
+# The stamp is named after what was installed: touching a file reinstalls nothing, changing it does.
+INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+CAPTIONS := docs/demo_captions.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-long check format bench clean
+
+help: ## list the commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(INSTALLED) ## make .venv; seconds when nothing changed
+
+demo: $(INSTALLED) ## render a contact sheet with the embedded model into out/
+	$(VENV)/bin/sdxl render - --seed 7 --out out/demo --sheet out/contact_sheet.png < $(CAPTIONS)
+	@echo "see out/contact_sheet.png"
+
+test: $(INSTALLED) ## every test that takes seconds
+	$(PYTHON_OF_VENV) -m pytest -m "not long"
+
+test-long: $(INSTALLED) ## the tests that take minutes
+	$(PYTHON_OF_VENV) -m pytest -m long --timeout 3600
+
+check: $(INSTALLED) ## format, lint, types, import rules
+	$(PYTHON_OF_VENV) -m ruff format --check .
+	$(PYTHON_OF_VENV) -m ruff check .
+	$(PYTHON_OF_VENV) -m mypy
+	$(PYTHON_OF_VENV) -m pytest -q tests/test_structure.py
+
+format: $(INSTALLED) ## rewrite the files as `check` wants them
+	$(PYTHON_OF_VENV) -m ruff format .
+	$(PYTHON_OF_VENV) -m ruff check --fix .
+
+bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' own pipeline
+	$(PYTHON_OF_VENV) -m eval.bench
+
+clean: ## remove what these commands made
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(call make_venv)
+	$(PYTHON_OF_VENV) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.installed-* && touch $@
+
+# The first interpreter that is new enough and can make an environment; a version manager's shim
+# for a version that is not active fails here and is passed over.
+define make_venv
+test -x $(VENV)/bin/pip && exit 0; \
+for python in $(PYTHON) python3.12 python3.11 python3 python; do \
+  if $$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+    echo "making $(VENV) with $$($$python --version)"; \
+    exec $$python -m venv --clear $(VENV); \
+  fi; \
+done; \
+echo "Python 3.11 or newer with venv is needed; found: $$(python3 --version 2>&1 || echo none)." \
+  "Install it, or name one: make setup PYTHON=/path/to/python3.11" >&2; \
+exit 1
+endef

@@ -1,0 +1,1 @@
+"""Quality and speed, measured. It talks HTTP to the service and never imports it."""

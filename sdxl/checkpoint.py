@@ -1,0 +1,279 @@
+"""A Stable Diffusion XL checkpoint in diffusers layout: configs, tokenizers and networks.
+
+Reading configs and tokenizers needs neither diffusers nor transformers, so that compiled engines
+start quickly; the torch networks are built only when asked for. Weights are read from safetensors
+alone: a pickle can run code, and is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.params import Sizes
+from sdxl.prompt import Tokenizer
+from sdxl.schedulers import SchedulerConfig
+from sdxl.specs import Architecture, Cut
+
+if TYPE_CHECKING:
+    from torch import nn
+
+MINI = Path(__file__).parent / "mini" / "weights"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+NETWORK_FOLDERS = ("text_encoder", "text_encoder_2", "unet", "vae")
+WEIGHT_NAMES = {
+    "text_encoder": "model",
+    "text_encoder_2": "model",
+    "unet": "diffusion_pytorch_model",
+    "vae": "diffusion_pytorch_model",
+}
+PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
+HUB_FILES = ["model_index.json", "preview.json", "*/*.json", "*/*.txt", "*/*.safetensors"]
+MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
+
+
+class CheckpointError(RuntimeError):
+    """A model that cannot be loaded: what was looked for, and what was found."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model on disk. Cheap to make; everything below is read on first use."""
+
+    name: str
+    folder: Path
+    variant: str | None = None
+
+    @cached_property
+    def index(self) -> dict[str, Any]:
+        return _read_json(self.folder / "model_index.json")
+
+    def config(self, part: str) -> dict[str, Any]:
+        return _read_json(self.folder / part / "config.json")
+
+    @cached_property
+    def arch(self) -> Architecture:
+        configs = [self.config(p) for p in ("unet", "vae", "text_encoder", "text_encoder_2")]
+        try:
+            return Architecture.from_configs(*configs)
+        except KeyError as error:
+            raise CheckpointError(f"model {self.name}: a config.json lacks {error}") from error
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        arch = self.arch
+        side = arch.default_side
+        smallest = min(MIN_LATENT_SIDE * arch.vae_scale, side)
+        return Sizes(side, smallest, side * MAX_SIDE_FACTOR, arch.vae_scale)
+
+    @cached_property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig.from_dict(
+            _read_json(self.folder / "scheduler" / "scheduler_config.json")
+        )
+
+    @cached_property
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        first, second = (
+            Tokenizer.from_folder(_existing(self.folder / name))
+            for name in ("tokenizer", "tokenizer_2")
+        )
+        return first, second
+
+    @property
+    def force_zeros(self) -> bool:
+        return bool(self.index.get("force_zeros_for_empty_prompt", True))
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the weights and configs: what an engine built from them is tied to."""
+        total = hashlib.sha256()
+        for part in NETWORK_FOLDERS:
+            for path in (self.folder / part / "config.json", *self.weight_files(part)):
+                total.update(f"{part}/{path.name}\0".encode())
+                with path.open("rb") as file:
+                    total.update(hashlib.file_digest(file, "sha256").digest())
+        return total.hexdigest()
+
+    def weight_files(self, part: str) -> list[Path]:
+        """The safetensors of one network, whole and readable; the chosen variant first."""
+        folder, stem = _existing(self.folder / part), WEIGHT_NAMES[part]
+        for suffix in [f".{self.variant}"] if self.variant else ["", ".fp16"]:
+            single = folder / f"{stem}{suffix}.safetensors"
+            sharded = folder / f"{stem}.safetensors.index{suffix}.json"
+            files = [single] if single.exists() else _shards(sharded)
+            if files:
+                for file in files:
+                    _check_safetensors(file)
+                return files
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+        if pickles:
+            raise CheckpointError(
+                f"{folder / pickles[0]}: pickle weights can run code and are refused; "
+                f"needed {stem}.safetensors"
+            )
+        wanted = f"{stem}{'.' + self.variant if self.variant else ''}.safetensors"
+        raise CheckpointError(f"{folder}: no weights found; needed {wanted}")
+
+    def network(self, part: str) -> nn.Module:
+        """diffusers' or transformers' own module with this checkpoint's weights, in float32."""
+        import torch
+
+        files = self.weight_files(part)
+        variant = ".fp16" if files[0].name.split(".")[1] == "fp16" else None
+        loader = _loader(part)
+        with _quiet_loading():
+            try:
+                model, report = loader.from_pretrained(
+                    str(self.folder / part),
+                    use_safetensors=True,
+                    local_files_only=True,
+                    variant=variant and variant[1:],
+                    torch_dtype=torch.float32,
+                    output_loading_info=True,
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                line = " ".join(str(error).split())[:300]
+                raise CheckpointError(f"{self.folder / part}: {line}") from error
+        missing = sorted(report["missing_keys"])
+        if missing:
+            raise CheckpointError(
+                f"{files[0]}: {len(missing)} tensors of the network are missing, "
+                f"{missing[0]!r} the first"
+            )
+        module: nn.Module = model.eval().requires_grad_(False)
+        return module
+
+    def unet(self) -> nn.Module:
+        from sdxl.networks.unet import SUPPORTED
+
+        config = self.config("unet")
+        for key, needed in SUPPORTED.items():
+            if config.get(key, needed) != needed:
+                raise CheckpointError(
+                    f"{self.folder / 'unet' / 'config.json'}: {key} is {config[key]!r}, "
+                    f"an SDXL has {needed!r}"
+                )
+        return self.network("unet")
+
+    def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
+        """The five networks by their spec's name; Deep and Shallow share one set of weights."""
+        from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
+        from sdxl.networks.unet import DeepUNet, ShallowUNet
+        from sdxl.networks.vae import VaeDecoder
+
+        unet = self.unet()
+        return {
+            "clip_l": TextEncoder(self.network("text_encoder")),
+            "clip_g": ProjectingTextEncoder(self.network("text_encoder_2")),
+            "unet_deep": DeepUNet(unet, cut),
+            "unet_shallow": ShallowUNet(unet, cut),
+            "vae_decoder": VaeDecoder(self.network("vae")),
+        }
+
+
+def find(model: str, variant: str | None = None) -> Checkpoint:
+    """`mini`, a folder in diffusers layout, or a hub id such as `org/name`."""
+    if model == "mini":
+        return Checkpoint("sdxl-mini", MINI, variant)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "model_index.json").exists():
+            raise CheckpointError(
+                f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
+            )
+        return Checkpoint(folder.resolve().name, folder, variant)
+    if HUB_ID.fullmatch(model):
+        return Checkpoint(model.split("/")[1], _download(model), variant)
+    raise CheckpointError(
+        f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, or a hub id"
+    )
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"model {model!r} is neither a folder here nor could be fetched: {line}"
+        ) from error
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise CheckpointError(f"{path}: not there; needed a folder in diffusers layout")
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_existing(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds {type(value).__name__}, needed an object")
+    return value
+
+
+def _shards(index: Path) -> list[Path]:
+    if not index.exists():
+        return []
+    names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    if any(Path(name).name != name for name in names):
+        raise CheckpointError(f"{index}: a shard's name leaves the folder")
+    return [_existing(index.parent / name) for name in names]
+
+
+def _check_safetensors(path: Path) -> None:
+    """Header and length: catches a truncated download before anything is built."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from error
+
+
+def _loader(part: str) -> Any:
+    if part == "unet":
+        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+        return UNet2DConditionModel
+    if part == "vae":
+        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+
+        return AutoencoderKL
+    import transformers
+
+    has_projection = part == "text_encoder_2"
+    return transformers.CLIPTextModelWithProjection if has_projection else transformers.CLIPTextModel
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """The libraries' own bars and reports would break `--json` and say what we check ourselves."""
+    import diffusers.utils.logging as diffusers_logging
+    import transformers.utils.logging as transformers_logging
+
+    levels = [(m, m.get_verbosity()) for m in (diffusers_logging, transformers_logging)]
+    for module, _ in levels:
+        module.set_verbosity_error()  # type: ignore[no-untyped-call]
+        module.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for module, level in levels:
+            module.set_verbosity(level)
+            module.enable_progress_bar()

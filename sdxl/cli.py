@@ -1,0 +1,103 @@
+"""The front door: a table from command to function, and the one place where errors become exit
+codes. It knows no flag and imports no command that was not asked for; nothing imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import sdxl
+
+COMMANDS = {
+    "render": ("serve.render:main", "make pictures from text"),
+}
+PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")
+FAILED, BAD_REQUEST, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+TRACEBACK = "SDXL_TRACEBACK"
+
+
+class UnknownCommand(ValueError):
+    """No such command."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has gone. Python would flush stdout once more at exit, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        print(f"sdxl: {describe(error)}", file=sys.stderr)
+        return BAD_REQUEST if is_bad_request(error) else FAILED
+
+
+def run(arguments: list[str]) -> int:
+    match arguments:
+        case ["-h" | "--help", *_]:
+            print(usage())
+            return 0
+        case ["--version", *_]:
+            print(f"sdxl {sdxl.__version__}")
+            return 0
+        case [name, *rest] if name in COMMANDS:
+            return command(name)(rest)
+        case _:
+            name = arguments[0] if arguments else None
+            allowed = f"needed one of {', '.join(COMMANDS)}, or --help"
+            raise UnknownCommand(f"command: {name!r} is not allowed; {allowed}")
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    rows = (f"  {name:<{width}}{text}" for name, (_, text) in COMMANDS.items())
+    return "\n".join(
+        (
+            "usage: sdxl COMMAND …",
+            "",
+            "Stable Diffusion XL with DeepCache.",
+            "",
+            *rows,
+            "",
+            "`sdxl COMMAND --help` says more; `sdxl --version` says which this is.",
+        )
+    )
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    module, _, function = COMMANDS[name][0].partition(":")
+    found: Callable[[list[str]], int] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def is_bad_request(error: Exception) -> bool:
+    # Imported now that something went wrong: `sdxl --help` needs neither.
+    from argparse import ArgumentError
+
+    from sdxl.params import InvalidParams
+
+    return isinstance(error, InvalidParams | ArgumentError | UnknownCommand)
+
+
+def describe(error: Exception) -> str:
+    """One line. Errors of our own and of the file system speak for themselves; any other is a
+    defect, and says how to see where."""
+    message = " ".join(str(error).split())
+    known = type(error).__module__.partition(".")[0] in PACKAGES
+    if known or is_bad_request(error) or isinstance(error, OSError):
+        return message
+    return f"unexpected {type(error).__name__}: {message} ({TRACEBACK}=1 shows where)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

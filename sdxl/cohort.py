@@ -1,0 +1,201 @@
+"""Images that tick together, and the tensors they share.
+
+A cohort's rows lie in one set of buffers: the deep call writes its caches there and the shallow
+call reads them, so nothing is copied while the same images go on together. When the company
+changes, a new cohort gathers its rows from the old ones. Buffers are reused, so that their
+addresses recur and a backend may capture graphs on them. It knows no policy and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sdxl import schedulers
+from sdxl.conditioning import Conditioning
+from sdxl.engine import Engines, allocate
+from sdxl.policy import Shape
+from sdxl.specs import ModelSpec
+
+MAX_FREE = 8
+"""Unused buffer sets that are kept for reuse."""
+
+CONDITIONS = ("context", "pooled", "time_ids")
+
+
+class Place(NamedTuple):
+    """Where one image's state lies."""
+
+    cohort: Cohort
+    index: int
+
+
+@dataclass
+class Buffers:
+    """Tensors for one shape and bucket. `by_name` holds what engines see, by spec name."""
+
+    key: tuple[Shape, int, bool]
+    by_name: dict[str, Tensor]
+    latents: Tensor
+    estimate: Tensor
+
+
+@dataclass
+class Cohort:
+    """`guided[i]` says whether image i has a negative row. Rows: every image's positive one in
+    order, then the negative ones, then copies of row 0 up to the bucket."""
+
+    buffers: Buffers
+    guided: tuple[bool, ...]
+    guidance: Tensor
+    members: int = 0
+    image_of_row: Tensor = field(init=False)
+    negative_row: Tensor = field(init=False)
+    rows: list[tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        count, device = len(self.guided), self.guidance.device
+        negatives = [i for i, is_guided in enumerate(self.guided) if is_guided]
+        used = [*range(count), *negatives]
+        padding = [0] * (self.bucket - len(used))
+        row_of = {image: count + n for n, image in enumerate(negatives)}
+        self.rows = [(i, row_of[i]) if i in row_of else (i,) for i in range(count)]
+        self.image_of_row = torch.tensor(used + padding, device=device)
+        self.negative_row = torch.tensor([rows[-1] for rows in self.rows], device=device)
+
+    @property
+    def bucket(self) -> int:
+        return self.buffers.key[1]
+
+    @property
+    def latents(self) -> Tensor:
+        return self.buffers.latents[: len(self.guided)]
+
+    @property
+    def estimate(self) -> Tensor:
+        return self.buffers.estimate[: len(self.guided)]
+
+    def holds(self, places: Sequence[Place | None], bucket: int) -> bool:
+        """Whether exactly these images, in this order, are this cohort."""
+        return (
+            bucket == self.bucket
+            and len(places) == len(self.guided)
+            and all(p is not None and p.cohort is self and p.index == i
+                    for i, p in enumerate(places))
+        )
+
+    def upload(self, values: Tensor) -> Tensor:
+        """To the device, without waiting for it."""
+        if self.guidance.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.guidance.device, non_blocking=True)
+
+    def prepare(self, coefficients: Tensor) -> None:
+        """Fill the UNet's per-step inputs: the scaled sample and each row's own timestep."""
+        scale, time = coefficients[:, 0, None, None, None], coefficients[:, 1]
+        named = self.buffers.by_name
+        named["sample"].copy_((self.latents * scale)[self.image_of_row])
+        named["timestep"].copy_(time[self.image_of_row])
+
+    def inputs(self, spec: ModelSpec) -> dict[str, Tensor]:
+        return {t.name: self.buffers.by_name[t.name] for t in spec.inputs}
+
+    def outputs(self, spec: ModelSpec) -> dict[str, Tensor]:
+        return {t.name: self.buffers.by_name[t.name] for t in spec.outputs}
+
+    def advance(self, coefficients: Tensor, fresh_noise: Tensor | None) -> None:
+        """Guide the noise prediction and take one scheduler step, in float32."""
+        predicted = self.buffers.by_name["noise"].float()
+        positive, negative = predicted[: len(self.guided)], predicted[self.negative_row]
+        guided = negative + self.guidance * (positive - negative)
+        latents, estimate = schedulers.step(
+            self.latents, guided, self.estimate, fresh_noise, coefficients
+        )
+        self.latents.copy_(latents)
+        self.estimate.copy_(estimate)
+
+
+class BufferPool:
+    """Makes cohorts, and keeps the buffers of dissolved ones for the next."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self._specs = {
+            t.name: t
+            for engine in (engines.unet_deep, engines.unet_shallow)
+            for t in engine.spec.tensors
+        }
+        self._cache_names = [
+            t.name for t in engines.unet_deep.spec.outputs if t.name != "noise"
+        ]
+        self._free: deque[Buffers] = deque(maxlen=MAX_FREE)
+
+    def begin(
+        self, shape: Shape, conditioning: Conditioning, guidance: float, start: Tensor
+    ) -> Place:
+        """A cohort of one image at its first step."""
+        rows = int(conditioning.context.shape[0])
+        device = self._engines.device
+        cohort = Cohort(
+            self._buffers(shape, rows, with_cache=False),
+            (rows == 2,),
+            torch.tensor([guidance], dtype=torch.float32, device=device).view(1, 1, 1, 1),
+        )
+        cohort.latents.copy_(start[None])
+        cohort.estimate.zero_()
+        for name in CONDITIONS:
+            cohort.buffers.by_name[name].copy_(getattr(conditioning, name))
+        cohort.members = 1
+        return Place(cohort, 0)
+
+    def form(
+        self, places: Sequence[Place], bucket: int, *, reads_cache: bool, runs: bool
+    ) -> Cohort:
+        """Gather these images into one cohort. `reads_cache`: their next step is shallow, so the
+        caches come along; `runs`: it is for running, not for waiting, so it has room for caches.
+
+        The images' old places are left to the caller to give back.
+        """
+        first = places[0].cohort.buffers
+        cohort = Cohort(
+            self._buffers(first.key[0], bucket, runs or reads_cache),
+            tuple(p.cohort.guided[p.index] for p in places),
+            torch.cat([p.cohort.guidance[p.index : p.index + 1] for p in places]),
+            members=len(places),
+        )
+        torch.stack([p.cohort.latents[p.index] for p in places], out=cohort.latents)
+        torch.stack([p.cohort.estimate[p.index] for p in places], out=cohort.estimate)
+        sources = [(p.cohort.buffers, p.cohort.rows[p.index]) for p in places]
+        rows = [(buffers, rows[0]) for buffers, rows in sources]
+        rows += [(buffers, rows[1]) for buffers, rows in sources if len(rows) == 2]
+        rows += rows[:1] * (bucket - len(rows))
+        for name in (*CONDITIONS, *(self._cache_names if reads_cache else ())):
+            torch.stack([b.by_name[name][row] for b, row in rows], out=cohort.buffers.by_name[name])
+        return cohort
+
+    def leave(self, place: Place) -> None:
+        place.cohort.members -= 1
+        if place.cohort.members == 0:
+            self._free.append(place.cohort.buffers)
+
+    def _buffers(self, shape: Shape, bucket: int, with_cache: bool) -> Buffers:
+        key = (shape, bucket, with_cache)
+        for buffers in self._free:
+            if buffers.key == key:
+                self._free = deque((b for b in self._free if b is not buffers), maxlen=MAX_FREE)
+                return buffers
+        axes = {"rows": bucket, **shape._asdict()}
+        device = self._engines.device
+        named = {
+            name: allocate(spec, axes, device)
+            for name, spec in self._specs.items()
+            if with_cache or name not in self._cache_names
+        }
+        dims = (bucket, *named["sample"].shape[1:])
+        latents, estimate = (torch.empty(dims, device=device) for _ in range(2))
+        return Buffers(key, named, latents, estimate)

@@ -1,0 +1,122 @@
+"""What a tick costs, as measured, and what follows: the knee, and when every image will be done.
+
+Costs are learned from the ticks themselves. `project` runs the policy forward over plain data
+with these costs, so an estimate knows about every queue, bucket and cache plan that the loop will
+meet. It knows no engines and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
+
+SMOOTHING = 0.2
+"""share of a new measurement in the running mean; an outlier counts at most twice the mean"""
+KNEE_TOLERANCE = 0.1
+"""a bucket is on the knee when its cost per row is within this of the best"""
+SHALLOW_SHARE = 0.048
+"""a shallow step's arithmetic over a deep one's, until both are measured"""
+
+
+class Key(NamedTuple):
+    network: Network
+    shape: Shape
+    bucket: int
+
+
+@dataclass
+class Costs:
+    """Seconds per UNet call by network, shape and bucket, and per encode and decode."""
+
+    ticks: dict[Key, float] = field(default_factory=dict)
+    encode_s: float = 0.0
+    """text encoding of one image's prompts"""
+    decode_s: float = 0.0
+    """from final latents to an image file"""
+
+    def observe(self, group: Group, seconds: float) -> None:
+        key = Key(group.network, group.shape, group.bucket)
+        self.ticks[key] = smoothed(self.ticks.get(key), seconds)
+
+    def tick_s(self, group: Group) -> float:
+        """Measured, or scaled by rows and pixels from the nearest that was measured."""
+        key = Key(group.network, group.shape, group.bucket)
+        known = self.ticks.get(key)
+        return known if known is not None else self._estimate(key)
+
+    def _estimate(self, key: Key) -> float:
+        def size(k: Key) -> float:
+            return k.bucket * k.shape.latent_h * k.shape.latent_w
+
+        def distance(k: Key) -> tuple[bool, float]:
+            return k.network != key.network, abs(math.log(size(k) / size(key)))
+
+        if not self.ticks:
+            return 0.0
+        nearest = min(self.ticks, key=distance)
+        ratio = size(key) / size(nearest)
+        if nearest.network != key.network:
+            ratio *= SHALLOW_SHARE if key.network == "unet_shallow" else 1 / SHALLOW_SHARE
+        return self.ticks[nearest] * ratio
+
+    def knee(self, shape: Shape, buckets: Sequence[int]) -> int:
+        """The smallest bucket whose measured cost per row is near the best: more rows in flight
+        would slow each other down and finish no sooner."""
+        per_row = {
+            bucket: seconds / bucket
+            for bucket in buckets
+            if (seconds := self.ticks.get(Key("unet_deep", shape, bucket))) is not None
+        }
+        if not per_row:
+            return buckets[-1]
+        best = min(per_row.values())
+        return min(b for b, cost in per_row.items() if cost <= best * (1 + KNEE_TOLERANCE))
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [[*key.shape, key.network, key.bucket, cost] for key, cost in self.ticks.items()]
+        return {"ticks": rows, "encode_s": self.encode_s, "decode_s": self.decode_s}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Costs:
+        ticks = {
+            Key(network, Shape(h, w, tokens), bucket): cost
+            for h, w, tokens, network, bucket, cost in value["ticks"]
+        }
+        return cls(ticks, value["encode_s"], value["decode_s"])
+
+
+def smoothed(mean: float | None, value: float) -> float:
+    if mean is None:
+        return value
+    return mean + SMOOTHING * (min(value, 2 * mean) - mean)
+
+
+def project(
+    flights: Sequence[Flight], limits: Limits, costs: Costs, now: float
+) -> dict[int, float]:
+    """When each image's picture will be ready if nothing else arrives. Held ones: never."""
+    states = {f.id: replace(f, deadline_s=math.inf) for f in flights}
+    finish = {f.id: math.inf for f in flights}
+    while states:
+        plan = plan_tick(list(states.values()), limits, now)
+        if not plan.groups:
+            break
+        for id_ in (*plan.admitted, *plan.resumed):
+            states[id_] = replace(states[id_], state=State.RUNNING)
+        for id_ in plan.paused:
+            states[id_] = replace(states[id_], state=State.PAUSED)
+        now += sum(costs.tick_s(group) for group in plan.groups)
+        for id_ in _members(plan.groups):
+            states[id_] = states[id_].advanced()
+            if states[id_].is_done:
+                finish[id_] = now + costs.decode_s
+                del states[id_]
+    return finish
+
+
+def _members(groups: Iterable[Group]) -> Iterable[int]:
+    return (id_ for group in groups for id_ in group.ids)

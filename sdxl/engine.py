@@ -1,0 +1,92 @@
+"""The one seam between the sampler and whatever computes a network.
+
+Contract of an Engine, for every backend:
+
+- it is called with every input of its spec by name, contiguous, on its device, in the spec's dtype;
+- it fills the output tensors it is handed, in place, and returns nothing; it never keeps a
+  reference to an input or output beyond the call (a captured graph may remember addresses);
+- shapes may differ from call to call along the free axes; what it cannot run it refuses with a
+  ShapeError before computing anything;
+- on a GPU it enqueues on the current stream and does not synchronise;
+- a row's result does not depend on the other rows, beyond rounding.
+
+The sampler does not know whether TensorRT, ONNX Runtime or PyTorch is behind one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sdxl.specs import Architecture, Cut, ModelSpec, ShapeError, TensorSpec, image_axes
+
+
+class Engine(Protocol):
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The five networks of one model on one device."""
+
+    arch: Architecture
+    clip_l: Engine
+    clip_g: Engine
+    unet_deep: Engine
+    unet_shallow: Engine
+    vae_decoder: Engine
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    cut: Cut = "reference"
+    buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Row counts a UNet call is padded to; the largest bounds one call."""
+    fence: Callable[[], Callable[[], None]] = lambda: _done
+    """Marks what was enqueued so far; calling the result waits until it is computed."""
+    depth: int = 0
+    """Calls that may be on their way while the host prepares the next: 0 where calls block."""
+    description: Mapping[str, Any] = field(default_factory=dict)
+    """What runs behind them (backend, precision, …), for logs and metadata."""
+
+
+def _done() -> None:
+    pass
+
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    dtype = getattr(torch, spec.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def allocate(
+    spec: TensorSpec, axes: Mapping[str, int], device: torch.device | str = "cpu"
+) -> Tensor:
+    return torch.empty(spec.shape(axes), dtype=torch_dtype(spec), device=device)
+
+
+def check_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """The free axes of a call, after checking its inputs against the spec."""
+    for tensor in spec.inputs:
+        found = inputs.get(tensor.name)
+        if found is not None and found.dtype != torch_dtype(tensor):
+            raise ShapeError(
+                f"{spec.name}: input {tensor.name!r} is {found.dtype}, needed {tensor.dtype}"
+            )
+    return spec.axes({name: tuple(value.shape) for name, value in inputs.items()})
+
+
+def call(engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run an engine into fresh outputs."""
+    axes = check_inputs(engine.spec, inputs)
+    if "latent_h" in axes:
+        axes |= image_axes(arch, axes["latent_h"], axes["latent_w"])
+    device = next(iter(inputs.values())).device
+    outputs = {t.name: allocate(t, axes, device) for t in engine.spec.outputs}
+    engine(inputs, outputs)
+    return outputs

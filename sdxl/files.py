@@ -1,0 +1,51 @@
+"""Files appear whole or not at all. It does not know what is in them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+class OutputError(OSError):
+    """A place that cannot be written: where, and why."""
+
+    def __init__(self, path: Path, cause: OSError, needed: str = "a place that can be written"):
+        super().__init__(
+            f"out: {str(path)!r} is not allowed; needed {needed} ({cause.strerror or cause})"
+        )
+        self.path = path
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside the target, reach the disk, then rename: readers see the old file or the new."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            _write_synced(temporary, data)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(path, error) from error
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make a folder and prove that it takes files, before hours are spent on what goes in."""
+    probe = folder / f".{secrets.token_hex(8)}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(folder, error, "a folder that can be written") from error
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    # os.open and not tempfile: the file ends with the permissions the user's umask gives.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,197 @@
+"""Pictures at both ends of the loop: seeded noise before it, pixels and their metadata after.
+
+A seed means what it means in diffusers, and a picture carries the parameters that make it again.
+It does not know how a picture is made, nor where its bytes go.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, PngImagePlugin
+from torch import Tensor
+
+from sdxl.params import InvalidParams
+
+Pixels = NDArray[np.uint8]
+
+# Timothy Alexis Vass, "Explaining the SDXL latent space" (2024): RGB from 0 to 255 for latents as
+# the loop holds them. Rows are R, G, B; columns the four channels.
+SDXL_RGB = ((60, -60, 25, -70), (60, -5, 15, -50), (60, 10, -5, -35))
+SDXL_RGB_BIAS = (150, 140, 130)
+
+# What the names of schedulers are in the `parameters` line that other programs read.
+SAMPLER_NAMES = {"euler": "Euler", "euler_a": "Euler a", "ddim": "DDIM", "dpmpp_2m": "DPM++ 2M"}
+KARRAS = "_karras"
+
+EXIF_IFD, USER_COMMENT, IMAGE_DESCRIPTION = 0x8769, 0x9286, 0x010E
+MAX_JPEG_EXIF = 65_000
+"""JPEG keeps it in one segment, whose length is 16 bits."""
+
+
+class BrokenImage(RuntimeError):
+    """A decoder's output that is not a picture."""
+
+
+class NoParameters(ValueError):
+    """A file that does not say how it was made."""
+
+
+class NoiseSource:
+    """One image's noise: the start, then what an ancestral scheduler asks for step by step.
+
+    Drawn in fp32 on the CPU from the image's own generator, as diffusers does, so it depends on
+    the seed and the shape and on nothing else.
+    """
+
+    def __init__(self, seed: int, shape: tuple[int, int, int]) -> None:
+        self.seed, self.shape = seed, shape
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    def start(self) -> Tensor:
+        """The first draw, whatever was drawn before."""
+        self._generator.manual_seed(self.seed)
+        return self.next()
+
+    def next(self) -> Tensor:
+        """The draw after the last one; diffusers' [1, channels, h, w] without its first axis."""
+        return torch.randn(self.shape, generator=self._generator, dtype=torch.float32)
+
+
+def to_pixels(image: Tensor) -> Pixels:
+    """[3, H, W] or [n, 3, H, W] in [-1, 1] to 8-bit, channels last, rounded as diffusers does."""
+    broken = int((~torch.isfinite(image)).sum())
+    if broken:
+        raise BrokenImage(
+            f"{broken} of the image's {image.numel()} values are not finite: the decoder "
+            f"overflowed in {image.dtype}; run it in float32 or bfloat16"
+        )
+    scaled = (image * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1).cpu().float().numpy()
+    pixels: Pixels = (scaled * 255).round().astype(np.uint8)
+    return pixels
+
+
+def load_preview_map(folder: Path, channels: int) -> Tensor:
+    """The linear map from latents to RGB, [channels + 1, 3], bias last.
+
+    A checkpoint's own is its `preview.json`; without one, SDXL's published map.
+    """
+    path = folder / "preview.json"
+    if path.exists():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        rows = torch.tensor([*stored["matrix"], stored["bias"]], dtype=torch.float32)
+    elif channels == len(SDXL_RGB[0]):
+        matrix = torch.tensor(SDXL_RGB, dtype=torch.float32).T
+        bias = torch.tensor(SDXL_RGB_BIAS, dtype=torch.float32)
+        rows = torch.cat([matrix, bias[None] - 127.5]) / 127.5
+    else:
+        raise ValueError(f"{path} is missing, and SDXL's map is for 4 channels, not {channels}")
+    if rows.shape != (channels + 1, 3):
+        raise ValueError(f"{path}: {channels} channels need {channels} + 1 rows of 3 numbers")
+    return rows
+
+
+def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
+    """A small picture of latents [C, h, w], a pixel for each of theirs."""
+    flat = latents.detach().cpu().float().movedim(0, -1)
+    return to_pixels((flat @ preview_map[:-1] + preview_map[-1]).movedim(-1, 0))
+
+
+def encode(
+    pixels: Pixels, format: str, params: Mapping[str, Any], quality: int | None = None
+) -> bytes:
+    """The bytes of a png, jpeg or webp, with what made the picture inside. The same picture gives
+    the same bytes: there is no time, place or name of a machine in them."""
+    image, file = Image.fromarray(pixels), io.BytesIO()
+    if format == "png":
+        image.save(file, "PNG", pnginfo=_png_chunks(params))
+    else:
+        quality = 95 if quality is None else quality
+        image.save(file, format.upper(), exif=_exif(params, format), quality=quality)
+    return file.getvalue()
+
+
+def check_metadata(params: Mapping[str, Any], format: str) -> None:
+    """Refuse, before the work, parameters that the format has no room for."""
+    if format == "jpeg":
+        _exif(params, format)
+
+
+def read_parameters(source: Path | bytes) -> dict[str, Any]:
+    """What `encode` was told. Raises NoParameters for a file that does not say."""
+    data = source if isinstance(source, bytes) else source.read_bytes()
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            stored = image.info.get("sdxl") or image.getexif().get(IMAGE_DESCRIPTION)
+    # A damaged file makes Pillow raise almost anything; none of it is more than "not a picture".
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise NoParameters("not an image") from error
+    try:
+        params = json.loads(stored or "")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise NoParameters("the image carries no parameters") from error
+    if not isinstance(params, dict):
+        raise NoParameters("the image carries no parameters")
+    return params
+
+
+def parameters_text(params: Mapping[str, Any]) -> str:
+    """The three lines that image browsers and other generators read."""
+    lines = [params["prompt"]]
+    if params.get("negative_prompt"):
+        lines.append(f"Negative prompt: {params['negative_prompt']}")
+    sampler = params["scheduler"]
+    facts = {"Steps": params["steps"], "Sampler": SAMPLER_NAMES[sampler.removesuffix(KARRAS)]}
+    if sampler.endswith(KARRAS):
+        facts["Schedule type"] = "Karras"
+    facts |= {
+        "CFG scale": f"{params['guidance']:g}",
+        "Seed": params["seed"],
+        "Size": f"{params['width']}x{params['height']}",
+    }
+    if params.get("model"):
+        facts["Model"] = Path(params["model"]).name
+    facts["Cache interval"] = params["cache_interval"]
+    if params.get("deep_steps") is not None:
+        facts["Deep steps"] = " ".join(map(str, params["deep_steps"]))
+    lines.append(", ".join(f"{name}: {_quoted(str(value))}" for name, value in facts.items()))
+    return "\n".join(lines)
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) if set(',:\n"') & set(value) else value
+
+
+def _png_chunks(params: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
+    chunks = PngImagePlugin.PngInfo()
+    for name, text in (
+        ("parameters", parameters_text(params)),
+        ("sdxl", json.dumps(params, ensure_ascii=False)),
+    ):
+        # tEXt holds Latin-1 alone; the other kind of chunk holds the rest.
+        try:
+            text.encode("latin-1")
+            chunks.add_text(name, text)
+        except UnicodeEncodeError:
+            chunks.add_itxt(name, text)
+    return chunks
+
+
+def _exif(params: Mapping[str, Any], format: str) -> bytes:
+    text = parameters_text(params)
+    coded = b"ASCII\0\0\0" + text.encode() if text.isascii() else None
+    exif = Image.Exif()
+    exif[IMAGE_DESCRIPTION] = json.dumps(params)
+    exif.get_ifd(EXIF_IFD)[USER_COMMENT] = coded or b"UNICODE\0" + text.encode("utf-16-be")
+    data = exif.tobytes()
+    if format == "jpeg" and len(data) > MAX_JPEG_EXIF:
+        size = f"{len(params['prompt'])} characters"
+        raise InvalidParams("prompt", size, "JPEG has no room for that; needed png or webp")
+    return data

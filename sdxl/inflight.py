@@ -1,0 +1,349 @@
+"""The one denoising loop: images join, run, pause and leave at any tick, and share UNet calls.
+
+`tick` asks the policy what to run, makes one engine call per group, and takes one scheduler step
+for every image in it. It serves a single picture, a batch, a server and the offline job alike.
+It has no thread and no clock of its own, and knows nothing of prompts, pictures or HTTP; it
+yields latents.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sdxl import schedulers
+from sdxl.cohort import BufferPool, Cohort, Place
+from sdxl.conditioning import Conditioning
+from sdxl.cost import Costs, project
+from sdxl.deepcache import Plan
+from sdxl.engine import Engine, Engines
+from sdxl.images import NoiseSource
+from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
+
+
+NOISE = schedulers.COLUMNS.index("d")
+
+
+class Refused(RuntimeError):
+    """A request that is turned away at once, and when it would be worth trying again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(RuntimeError):
+    """An admitted image that could not be finished in time."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One image to denoise: everything the loop needs, nothing of where it came from."""
+
+    conditioning: Conditioning
+    table: schedulers.Table
+    plan: Plan
+    guidance: float
+    seed: int
+    latent_h: int
+    latent_w: int
+    priority: Priority = Priority.INTERACTIVE
+    deadline_s: float = math.inf
+    """on the loop's clock, picture included"""
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.latent_h, self.latent_w, self.conditioning.tokens)
+
+    @property
+    def rows(self) -> int:
+        return int(self.conditioning.context.shape[0])
+
+
+@dataclass(frozen=True)
+class Finished:
+    id: int
+    latents: Tensor
+    """[channels, h, w], float32"""
+
+
+@dataclass(frozen=True)
+class Failed:
+    id: int
+    cause: Exception
+
+
+Event = Finished | Failed
+
+
+@dataclass
+class _Image:
+    """What the loop holds of one image besides its Flight."""
+
+    request: Request
+    noise: NoiseSource
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A group whose engine call is on its way."""
+
+    group: Group
+    cohort: Cohort
+    began_s: float
+    wait: Callable[[], None]
+
+
+@dataclass
+class InFlight:
+    """See the module. `clock` gives seconds; `limits.rows` may be changed between ticks."""
+
+    engines: Engines
+    clock: Callable[[], float]
+    limits: Limits
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        self._flights: dict[int, Flight] = {}
+        self._images: dict[int, _Image] = {}
+        self._ids = itertools.count()
+        self._pool = BufferPool(self.engines)
+        self._launched: deque[_Launch] = deque()
+        self._settled_s = -math.inf
+        self.steps_taken = 0
+
+    # -- what a caller says -----------------------------------------------------------------
+
+    def submit(self, request: Request) -> int:
+        """Take an image on, or raise Refused: the queue is full, its deadline cannot be met, or
+        meeting it would break a promise already given."""
+        id_ = next(self._ids)
+        flight = Flight(
+            id_,
+            request.shape,
+            request.rows,
+            request.plan,
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+        )
+        self._check_admission(flight)
+        self._flights[id_] = flight
+        self._images[id_] = _Image(request, NoiseSource(request.seed, self._latent_dims(request)))
+        return id_
+
+    def cancel(self, id_: int) -> None:
+        """Drop an image, from the next tick on. Unknown or finished ids are no error: the caller
+        may be late."""
+        self._drop(id_)
+
+    def pause(self, id_: int) -> None:
+        self._flights[id_] = replace(self._flights[id_], is_held=True)
+
+    def resume(self, id_: int) -> None:
+        self._flights[id_] = replace(self._flights[id_], is_held=False)
+
+    # -- what a caller asks -----------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way, and no result waits to be collected."""
+        return not self._flights and not self._launched
+
+    @property
+    def flights(self) -> tuple[Flight, ...]:
+        """The images that still have steps to take, in order of arrival."""
+        return tuple(f for f in self._flights.values() if not f.is_done)
+
+    def finish_times(self) -> dict[int, float]:
+        """When each image will be ready, on the loop's clock, by the measured costs."""
+        return project(self.flights, self.limits, self.costs, self.clock())
+
+    def preview(self, id_: int) -> Tensor | None:
+        """The picture as the model now expects it, in latents; None before its first step."""
+        image = self._images.get(id_)
+        if image is None or image.place is None or self._flights[id_].step == 0:
+            return None
+        cohort, index = image.place
+        return cohort.estimate[index].clone()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def tick(self) -> list[Event]:
+        """One step for every image that may run now; what finished or failed."""
+        events: list[Event] = []
+        plan = plan_tick(self.flights, self.limits, self.clock())
+        for id_ in plan.expired:
+            self._fail(id_, DeadlineExceeded("the deadline passed"), events)
+        for id_ in plan.paused:
+            self._set_state(id_, State.PAUSED)
+            self._park(id_)
+        for id_ in (*plan.admitted, *plan.resumed):
+            self._set_state(id_, State.RUNNING)
+        for group in plan.groups:
+            self._launch(group, events)
+            self._settle(self.engines.depth, events)
+        if not plan.groups:
+            self._settle(0, events)
+        return events
+
+    def drain(self) -> list[Event]:
+        """Tick until nothing is left that can run."""
+        events: list[Event] = []
+        while any(not f.is_held for f in self._flights.values()) or self._launched:
+            events += self.tick()
+        return events
+
+    def _launch(self, group: Group, events: list[Event]) -> None:
+        began = self.clock()
+        try:
+            cohort = self._gather(group)
+            self._step(group, cohort)
+            wait = self.engines.fence()
+        except Exception as cause:
+            # The call is shared, so its images share its fate; the others go on.
+            for id_ in group.ids:
+                self._fail(id_, cause, events)
+            return
+        for id_ in group.ids:
+            self._flights[id_] = self._flights[id_].advanced()
+        self.steps_taken += len(group.ids)
+        self._launched.append(_Launch(group, cohort, began, wait))
+
+    def _step(self, group: Group, cohort: Cohort) -> None:
+        rows = [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids]
+        coefficients = cohort.upload(torch.from_numpy(np.stack(rows)).float())
+        noise = self._draw(group.ids, cohort, rows)
+        engine = self._engine(group)
+        cohort.prepare(coefficients)
+        engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
+        cohort.advance(coefficients, noise)
+
+    def _settle(self, depth: int, events: list[Event]) -> None:
+        """Wait for launched calls beyond `depth`, learn their cost, hand out what is done."""
+        while len(self._launched) > depth:
+            launch = self._launched.popleft()
+            launch.wait()
+            ended = self.clock()
+            self.costs.observe(launch.group, ended - max(launch.began_s, self._settled_s))
+            self._settled_s = ended
+            for id_ in launch.group.ids:
+                flight = self._flights.get(id_)
+                if flight is not None and flight.is_done:
+                    place = self._images[id_].place
+                    assert place is not None
+                    events.append(Finished(id_, place.cohort.latents[place.index].clone()))
+                    self._drop(id_)
+
+    # -- state ------------------------------------------------------------------------------
+
+    def _check_admission(self, flight: Flight) -> None:
+        waiting = sum(f.state is State.QUEUED for f in self._flights.values())
+        now = self.clock()
+        has_promises = any(f.deadline_s < math.inf for f in (flight, *self._flights.values()))
+        if waiting < self.limits.queue and not has_promises:
+            return
+        after = project((*self.flights, flight), self.limits, self.costs, now)
+        if waiting >= self.limits.queue:
+            first = min(after.values())
+            raise Refused(f"the queue is full ({waiting} images wait)", max(first - now, 0.0))
+        late = after[flight.id] - flight.deadline_s
+        if late > 0:
+            raise Refused(
+                f"ready in {after[flight.id] - now:.2f} s, "
+                f"the deadline is in {flight.deadline_s - now:.2f} s",
+                late,
+            )
+        before = project(self.flights, self.limits, self.costs, now)
+        for other in self._flights.values():
+            if before[other.id] <= other.deadline_s < after[other.id]:
+                raise Refused(
+                    "another image's promised time would be missed", after[flight.id] - now
+                )
+
+    def _latent_dims(self, request: Request) -> tuple[int, int, int]:
+        return self.engines.arch.latent_channels, request.latent_h, request.latent_w
+
+    def _engine(self, group: Group) -> Engine:
+        is_deep = group.network == "unet_deep"
+        return self.engines.unet_deep if is_deep else self.engines.unet_shallow
+
+    def _set_state(self, id_: int, state: State) -> None:
+        self._flights[id_] = replace(self._flights[id_], state=state)
+
+    def _fail(self, id_: int, cause: Exception, events: list[Event]) -> None:
+        self._drop(id_)
+        events.append(Failed(id_, cause))
+
+    def _drop(self, id_: int) -> None:
+        self._flights.pop(id_, None)
+        image = self._images.pop(id_, None)
+        if image is not None and image.place is not None:
+            self._pool.leave(image.place)
+
+    def _gather(self, group: Group) -> Cohort:
+        """The group's tensors: its own cohort where it ran together before, else a new one."""
+        is_shallow = group.network == "unet_shallow"
+        images = [self._images[id_] for id_ in group.ids]
+        first = images[0].place
+        places = [image.place for image in images]
+        if first is not None and first.cohort.holds(places, group.bucket):
+            return first.cohort
+        for image in images:
+            if image.place is None:
+                image.place = self._begin(image)
+        cohort = self._pool.form(
+            [image.place for image in images if image.place],
+            group.bucket,
+            reads_cache=is_shallow,
+            runs=True,
+        )
+        self._move(group.ids, cohort)
+        return cohort
+
+    def _begin(self, image: _Image) -> Place:
+        request = image.request
+        return self._pool.begin(
+            request.shape,
+            request.conditioning,
+            request.guidance,
+            image.noise.start() * request.table.start,
+        )
+
+    def _park(self, id_: int) -> None:
+        """Give a pausing image buffers of its own, so that it holds no more than it needs."""
+        place, flight = self._images[id_].place, self._flights[id_]
+        if place is not None:
+            cohort = self._pool.form(
+                [place], flight.rows, reads_cache=flight.needs_cache, runs=False
+            )
+            self._move((id_,), cohort)
+
+    def _move(self, ids: tuple[int, ...], cohort: Cohort) -> None:
+        for index, id_ in enumerate(ids):
+            old = self._images[id_].place
+            if old is not None:
+                self._pool.leave(old)
+            self._images[id_].place = Place(cohort, index)
+
+    def _draw(
+        self, ids: tuple[int, ...], cohort: Cohort, rows: list[NDArray[np.float64]]
+    ) -> Tensor | None:
+        """Fresh noise for the images whose scheduler asks for it, each from its own generator."""
+        is_noisy = [bool(row[NOISE]) for row in rows]
+        if not any(is_noisy):
+            return None
+        zero = torch.zeros(cohort.latents.shape[1:])
+        drawn = [
+            self._images[id_].noise.next() if noisy else zero
+            for id_, noisy in zip(ids, is_noisy, strict=True)
+        ]
+        return cohort.upload(torch.stack(drawn))

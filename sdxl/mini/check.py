@@ -1,0 +1,113 @@
+"""Measures the embedded model: `python -m sdxl.mini.check` prints its figures.
+
+On held-out captions: does each picture's own caption rank first among 20, and do the pixels
+show the colours, places and counts asked for? The same of drawn originals checks the scorer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import torch
+from diffusers import StableDiffusionXLPipeline
+
+from sdxl.mini.clip import Scorer
+from sdxl.mini.judge import faults
+from sdxl.mini.scenes import SIDE, Image, Scene, caption, distractors, draw, sample_scene
+
+WEIGHTS = Path(__file__).parent / "weights"
+STEPS, GUIDANCE = 20, 4.0
+_SEED, _BATCH, _COLUMNS = 2024, 20, 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the scorer and the pixel judge say of one picture."""
+
+    scene: Scene
+    is_first: bool
+    fault: str
+
+
+def held_out_scenes(count: int, seed: int = _SEED) -> list[Scene]:
+    rng = np.random.default_rng(seed)
+    return [sample_scene(rng, held_out=True) for _ in range(count)]
+
+
+def paint(
+    scenes: list[Scene], weights: Path = WEIGHTS, guidance: float = GUIDANCE, steps: int = STEPS
+) -> list[Image]:
+    """One picture a scene by plain diffusers, each from its own seeded noise."""
+    pipe = StableDiffusionXLPipeline.from_pretrained(
+        weights, torch_dtype=torch.float32, add_watermarker=False
+    )
+    pipe.set_progress_bar_config(disable=True)
+    images: list[Image] = []
+    for start in range(0, len(scenes), _BATCH):
+        texts = [caption(scene) for scene in scenes[start : start + _BATCH]]
+        seeds = [torch.Generator().manual_seed(start + i) for i in range(len(texts))]
+        found = pipe(
+            texts, generator=seeds, num_inference_steps=steps, guidance_scale=guidance,
+            output_type="np",
+        ).images
+        images += list((found * 255 + 0.5).astype(np.uint8))
+    return images
+
+
+def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[Verdict]:
+    rng = np.random.default_rng(_SEED)
+    verdicts = []
+    for scene, image in zip(scenes, images, strict=True):
+        texts = [caption(s) for s in (scene, *distractors(scene, rng))]
+        fault = "; ".join(faults(image, scene))
+        verdicts.append(Verdict(scene, scorer.rank(image, texts) == 0, fault))
+    return verdicts
+
+
+def report(title: str, verdicts: list[Verdict]) -> None:
+    kinds = defaultdict(list)
+    for verdict in verdicts:
+        kinds[verdict.scene.kind].append(verdict)
+    for kind, group in {**kinds, "all": verdicts}.items():
+        first = np.mean([v.is_first for v in group])
+        right = np.mean([not v.fault for v in group])
+        print(f"{title:9} {kind:6} n={len(group):3}  first {first:6.1%}  pixels {right:6.1%}")
+
+
+def contact_sheet(images: list[Image]) -> PIL.Image.Image:
+    blank = np.zeros((SIDE, SIDE, 3), dtype=np.uint8)
+    padded = [*images, *[blank] * (-len(images) % _COLUMNS)]
+    rows = [np.concatenate(padded[i : i + _COLUMNS], 1) for i in range(0, len(padded), _COLUMNS)]
+    return PIL.Image.fromarray(np.concatenate(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m sdxl.mini.check")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--guidance", type=float, default=GUIDANCE)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--sheet", type=Path, help="write a contact sheet (PNG) here")
+    parser.add_argument("--faults", action="store_true", help="list what is wrong")
+    args = parser.parse_args()
+    scenes, scorer = held_out_scenes(args.count), Scorer(args.weights / "clip")
+    drawn = [draw(scene, 10_000 + i) for i, scene in enumerate(scenes)]
+    report("drawn", judge_all(scenes, drawn, scorer))
+    images = paint(scenes, args.weights, args.guidance, args.steps)
+    verdicts = judge_all(scenes, images, scorer)
+    report("generated", verdicts)
+    if args.faults:
+        for i, v in enumerate(verdicts):
+            if v.fault or not v.is_first:
+                print(i, caption(v.scene), "" if v.is_first else "[not first]", v.fault, sep=" | ")
+    if args.sheet:
+        contact_sheet(images).save(args.sheet)
+
+
+if __name__ == "__main__":
+    main()

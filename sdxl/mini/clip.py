@@ -1,0 +1,118 @@
+"""The scorer: a small CLIP of its own, which ranks captions for a picture and gives features.
+
+It learns by contrast, each scene beside three that differ from it in one attribute, so that it
+tells a count, a place or a colour from the next. Plain transformers loads it from weights/clip.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import CLIPModel, CLIPTokenizer
+
+from sdxl.mini import topology
+from sdxl.mini.fitting import Schedule, fit
+from sdxl.mini.scenes import Image, Scene, caption, draw, neighbours, sample_scene
+from sdxl.mini.vocabulary import EOS, write_tokenizer
+
+WEIGHTS = Path(__file__).parent / "weights" / "clip"
+_GROUP = 4
+
+
+class Scorer:
+    """Pictures and captions in one space, whose cosine says how well they agree."""
+
+    def __init__(self, folder: Path = WEIGHTS) -> None:
+        self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = CLIPTokenizer.from_pretrained(folder)
+
+    @torch.no_grad()
+    def image_features(self, images: np.ndarray) -> Tensor:
+        """uint8 (n, 128, 128, 3) to unit vectors (n, 128)."""
+        found = self.model.get_image_features(pixel_values=pixels_of(images))
+        return F.normalize(_tensor(found), dim=-1)
+
+    @torch.no_grad()
+    def text_features(self, texts: list[str]) -> Tensor:
+        tokens = self.tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
+        found = self.model.get_text_features(input_ids=tokens.input_ids)
+        return F.normalize(_tensor(found), dim=-1)
+
+    def rank(self, image: Image, texts: list[str]) -> int:
+        """The place (0 is best) that this picture gives the first text among all of them."""
+        scores = self.text_features(texts) @ self.image_features(image[None])[0]
+        return int((scores > scores[0]).sum())
+
+
+def _tensor(found: object) -> Tensor:
+    """transformers 5 wraps the projected features; earlier ones return them bare."""
+    return found if isinstance(found, Tensor) else found.pooler_output  # type: ignore[attr-defined]
+
+
+def pixels_of(images: np.ndarray) -> Tensor:
+    """As the exported preprocessor does it: 0…255 to −1…1, channels first."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _group(rng: np.random.Generator) -> list[Scene]:
+    """A scene and three that differ from it in one attribute, kinds of attribute drawn evenly."""
+    while True:
+        scene = sample_scene(rng)
+        pools = [[s for s in pool if not s.is_held_out] for pool in neighbours(scene).values()]
+        pools = [pool for pool in pools if pool]
+        group = [scene]
+        for _ in range(_GROUP - 1):
+            pool = pools[int(rng.integers(len(pools)))]
+            group.append(pool[int(rng.integers(len(pool)))])
+        if len(set(group)) == _GROUP:
+            return group
+
+
+def _soften(images: Tensor, rng: np.random.Generator) -> Tensor:
+    """Blur some pictures and grain them all, since generated ones are never quite clean."""
+    is_blurred = torch.from_numpy(rng.random(len(images)) < 0.5).to(images.device)
+    blurred = F.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
+    grain = 0.06 * torch.rand(len(images), 1, 1, 1, device=images.device)
+    softened = torch.where(is_blurred[:, None, None, None], blurred, images)
+    return softened + grain * torch.randn_like(images)
+
+
+def _is_no_negative(scenes: list[Scene]) -> Tensor:
+    """True where text i may well be true of picture j, although they are not a pair.
+
+    Open captions ("a circle") are held only against their own group.
+    """
+    names = np.array([caption(scene) for scene in scenes])
+    same = names[:, None] == names[None]
+    is_open = np.array([not scene.is_full for scene in scenes])
+    group = np.arange(len(scenes)) // _GROUP
+    unsure = (is_open[:, None] | is_open[None]) & (group[:, None] != group[None])
+    return torch.from_numpy((same | unsure) & ~np.eye(len(scenes), dtype=bool))
+
+
+def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> None:
+    torch.manual_seed(0)
+    model = topology.new_scorer().to(device)
+    write_tokenizer(work / "tokenizer", EOS)
+    tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
+
+    def loss_of(rng: np.random.Generator) -> Tensor:
+        scenes = [scene for _ in range(groups) for scene in _group(rng)]
+        images = np.stack([draw(scene, int(rng.integers(2**31))) for scene in scenes])
+        texts = [caption(scene, rng) for scene in scenes]
+        tokens = tokenizer(texts, padding=True, return_tensors="pt").input_ids.to(device)
+        with torch.autocast(device, torch.bfloat16):
+            pixels = _soften(pixels_of(images).to(device), rng)
+            seen = model.get_image_features(pixel_values=pixels)
+            read = model.get_text_features(input_ids=tokens)
+        seen, read = (F.normalize(_tensor(f).float(), dim=-1) for f in (seen, read))
+        logits = model.logit_scale.clamp(max=np.log(100.0)).exp() * read @ seen.T
+        logits = logits.masked_fill(_is_no_negative(scenes).to(device), -1e4)
+        target = torch.arange(len(scenes), device=device)
+        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+
+    fit(model, loss_of, schedule, work / "scorer.pt")

@@ -1,0 +1,99 @@
+"""Writes trained networks as one diffusers folder, small, and swapped into place whole.
+
+UNet, VAE and scorer are stored as fp16, text encoders as fp32 (transformers keeps the stored
+dtype, and their output feeds every step). Plain diffusers loads the folder in either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from transformers import CLIPModel, CLIPTextModel, CLIPTextModelWithProjection
+
+from sdxl.mini.scenes import SIDE
+from sdxl.mini.topology import new_scheduler
+from sdxl.mini.vocabulary import EOS, write_tokenizer
+
+_INDEX = {
+    "_class_name": "StableDiffusionXLPipeline",
+    "force_zeros_for_empty_prompt": True,
+    "add_watermarker": None,
+    "scheduler": ["diffusers", "EulerDiscreteScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "text_encoder_2": ["transformers", "CLIPTextModelWithProjection"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "tokenizer_2": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+    "image_encoder": [None, None],
+    "feature_extractor": [None, None],
+}
+_HALF = 0.5
+_PICTURES = {
+    "image_processor_type": "CLIPImageProcessor",
+    "do_resize": True,
+    "size": {"shortest_edge": SIDE},
+    "do_center_crop": True,
+    "crop_size": {"height": SIDE, "width": SIDE},
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [_HALF] * 3,
+    "image_std": [_HALF] * 3,
+    "do_convert_rgb": True,
+    "resample": 3,
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Everything that training leaves behind."""
+
+    vae: AutoencoderKL
+    unet: UNet2DConditionModel
+    text_encoder: CLIPTextModel
+    text_encoder_2: CLIPTextModelWithProjection
+    scorer: CLIPModel
+    preview: dict[str, Any]
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def export(trained: Trained, out: Path) -> None:
+    """Write beside `out`, then swap, so that a reader never meets half a model."""
+    fresh = out.with_name(out.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    for name in ("vae", "unet", "text_encoder", "text_encoder_2"):
+        network = getattr(trained, name)
+        is_half = name in ("vae", "unet")
+        network.to(torch.float16 if is_half else torch.float32).save_pretrained(fresh / name)
+        network.float()
+    trained.scorer.half().save_pretrained(fresh / "clip")
+    trained.scorer.float()
+    write_tokenizer(fresh / "tokenizer", EOS)
+    write_tokenizer(fresh / "tokenizer_2", "!")
+    write_tokenizer(fresh / "clip", EOS)
+    new_scheduler().save_pretrained(fresh / "scheduler")
+    _write_json(fresh / "model_index.json", _INDEX)
+    _write_json(fresh / "clip" / "preprocessor_config.json", _PICTURES)
+    _write_json(fresh / "preview.json", trained.preview)
+    _swap(fresh, out)
+
+
+def _swap(fresh: Path, out: Path) -> None:
+    old = out.with_name(out.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        os.replace(out, old)
+    os.replace(fresh, out)
+    shutil.rmtree(old, ignore_errors=True)

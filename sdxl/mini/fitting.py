@@ -1,0 +1,124 @@
+"""The training loop that every stage shares: one-cycle AdamW, an average of the weights, resuming.
+
+Step `i` draws its data from `(seed, i)` alone, so a run that was interrupted and resumed sees
+the same data as one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+SAVE_EVERY_S = 60.0
+_WARMUP = 0.04
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how hard to train."""
+
+    steps: int
+    peak_rate: float
+    seed: int
+    average: float = 0.999
+
+
+Loss = Callable[[np.random.Generator], Tensor]
+
+
+def rate_at(schedule: Schedule, step: int) -> float:
+    """Linear warm-up, then half a cosine down to a hundredth of the peak."""
+    done = (step + 1) / schedule.steps
+    if done < _WARMUP:
+        return schedule.peak_rate * done / _WARMUP
+    cosine = 0.5 + 0.5 * math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))
+    return schedule.peak_rate * (0.01 + 0.99 * cosine)
+
+
+def _average_into(average: list[Tensor], weights: list[Tensor], decay: float, step: int) -> None:
+    keep = min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(average, weights, 1 - keep)
+
+
+def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) -> None:
+    """Train `module` in place, or carry on from `checkpoint`; it ends with its averaged weights."""
+    weights = [p for p in module.parameters() if p.requires_grad]
+    average = [p.detach().clone() for p in weights]
+    optimiser = torch.optim.AdamW(
+        weights, lr=schedule.peak_rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True
+    )
+    first = _resume(module, average, optimiser, checkpoint)
+    module.train()
+    mean, saved_at = 0.0, time.monotonic()
+    for step in range(first, schedule.steps):
+        rng = np.random.default_rng((schedule.seed, step))
+        torch.manual_seed(int(rng.integers(2**31)))
+        for group in optimiser.param_groups:
+            group["lr"] = rate_at(schedule, step)
+        loss = loss_of(rng)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimiser.step()
+        with torch.no_grad():
+            _average_into(average, weights, schedule.average, step)
+        mean = loss.item() if step == first else 0.98 * mean + 0.02 * loss.item()
+        is_last = step + 1 == schedule.steps
+        if step % 100 == 0 or is_last:
+            print(f"{time.strftime('%X')} {checkpoint.stem} {step} loss {mean:.4f}", flush=True)
+        if is_last or time.monotonic() - saved_at > SAVE_EVERY_S:
+            _save(module, average, optimiser, step + 1, checkpoint)
+            saved_at = time.monotonic()
+    _load_average(weights, average)
+    module.eval()
+
+
+def _load_average(weights: list[nn.Parameter], average: list[Tensor]) -> None:
+    with torch.no_grad():
+        for weight, mean in zip(weights, average, strict=True):
+            weight.copy_(mean)
+
+
+def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
+    """Give `module` the averaged weights of a finished or unfinished fit, if there is one."""
+    if not checkpoint.exists():
+        return False
+    state = torch.load(checkpoint, map_location="cpu")
+    _load_average([p for p in module.parameters() if p.requires_grad], state["average"])
+    module.eval()
+    return True
+
+
+def _save(
+    module: nn.Module,
+    average: list[Tensor],
+    optimiser: torch.optim.Optimizer,
+    step: int,
+    checkpoint: Path,
+) -> None:
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    fresh = checkpoint.with_suffix(".new")
+    state = {"module": module.state_dict(), "average": average, "step": step,
+             "optimiser": optimiser.state_dict()}
+    torch.save(state, fresh)
+    fresh.replace(checkpoint)
+
+
+def _resume(
+    module: nn.Module, average: list[Tensor], optimiser: torch.optim.Optimizer, checkpoint: Path
+) -> int:
+    if not checkpoint.exists():
+        return 0
+    state = torch.load(checkpoint, map_location=average[0].device)
+    module.load_state_dict(state["module"])
+    for mine, theirs in zip(average, state["average"], strict=True):
+        mine.copy_(theirs)
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["step"])

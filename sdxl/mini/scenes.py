@@ -1,0 +1,318 @@
+"""Draws captioned scenes: the whole data set of the embedded model, made of arithmetic.
+
+A `Scene` holds exactly what its caption says. What it leaves open (`None`) is chosen by the
+seed when it is drawn, so a caption never promises more, or less, than its picture shows.
+It knows nothing of any network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIDE = 128
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (225, 25, 30),
+    "yellow": (255, 225, 20),
+    "green": (20, 160, 55),
+    "blue": (30, 65, 225),
+    "white": (250, 250, 250),
+    "black": (12, 12, 12),
+    "purple": (140, 35, 185),
+    "orange": (255, 135, 10),
+}
+SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
+SIZES = ("small", "medium", "large")
+PLACES: dict[str, tuple[int, int]] = {
+    "on the left": (31, 64),
+    "on the right": (97, 64),
+    "at the top": (64, 31),
+    "at the bottom": (64, 97),
+    "in the center": (64, 64),
+}
+# Unit vector from the second thing to the first, y pointing down.
+RELATIONS: dict[str, tuple[int, int]] = {
+    "above": (0, -1),
+    "below": (0, 1),
+    "left of": (-1, 0),
+    "right of": (1, 0),
+}
+COUNTS = {1: "a", 2: "two", 3: "three"}
+DISTRACTORS = 19
+
+Image = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One shape. A medium size goes without saying."""
+
+    shape: str
+    colour: str | None
+    size: str = "medium"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One thing (at a place), a group of 2 or 3 equal things, or two things and their relation."""
+
+    things: tuple[Thing, ...]
+    background: str | None
+    count: int = 1
+    place: str | None = None
+    relation: str | None = None
+
+    @property
+    def kind(self) -> str:
+        if len(self.things) == 2:
+            return "pair"
+        return "single" if self.count == 1 else "group"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every colour is stated, so that 19 captions can differ in one attribute."""
+        return self.background is not None and all(thing.colour for thing in self.things)
+
+    @property
+    def is_held_out(self) -> bool:
+        """One description in twenty is never trained on, in any wording."""
+        return hashlib.sha256(caption(self).encode()).digest()[0] % 20 == 0
+
+
+def _article(words: str) -> str:
+    return f"an {words}" if words[0] in "aeiou" else f"a {words}"
+
+
+def _noun(thing: Thing, count: int = 1, large: str = "large") -> str:
+    size = {"small": "small", "medium": "", "large": large}[thing.size]
+    plural = "" if count == 1 else "es" if thing.shape == "cross" else "s"
+    words = " ".join(word for word in (size, thing.colour, thing.shape + plural) if word)
+    return _article(words) if count == 1 else f"{COUNTS[count]} {words}"
+
+
+def caption(scene: Scene, rng: np.random.Generator | None = None) -> str:
+    """The scene in words: the plain wording, or with `rng` one of several."""
+    large, to_the, bare = "large", "", False
+    if rng is not None:
+        large = "big" if rng.random() < 0.3 else "large"
+        to_the = "to the " if rng.random() < 0.4 else ""
+        bare = scene.kind == "single" and rng.random() < 0.08
+    nouns = [_noun(thing, scene.count, large) for thing in scene.things]
+    if scene.kind == "pair":
+        link = scene.relation or "and"
+        text = f" {to_the if link.endswith(' of') else ''}{link} ".join(nouns)
+    else:
+        text = " ".join(filter(None, (nouns[0], scene.place)))
+    if scene.background is not None:
+        text += f" on {_article(scene.background)} background"
+    return text.split(" ", 1)[1] if bare else text
+
+
+def _pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+def _other_colours(*taken: str | None) -> list[str]:
+    return [colour for colour in COLOURS if colour not in taken]
+
+
+def _sample_any(rng: np.random.Generator) -> Scene:
+    background = _pick(rng, list(COLOURS))
+    first = Thing(_pick(rng, SHAPES), _pick(rng, _other_colours(background)), _pick(rng, SIZES))
+    draw = rng.random()
+    if draw < 0.38:
+        place = _pick(rng, list(PLACES)) if rng.random() < 0.55 else None
+        return Scene((first,), background, place=place)
+    if draw < 0.54:
+        return Scene((first,), background, count=int(rng.integers(2, 4)))
+    sizes = SIZES[:2] if first.size == "large" else SIZES
+    second = Thing(
+        _pick(rng, SHAPES), _pick(rng, _other_colours(background)), _pick(rng, sizes)
+    )
+    if (first.shape, first.colour) == (second.shape, second.colour):
+        return _sample_any(rng)
+    relation = _pick(rng, list(RELATIONS)) if rng.random() < 0.85 else None
+    return Scene((first, second), background, relation=relation)
+
+
+def _leave_open(scene: Scene, rng: np.random.Generator) -> Scene:
+    """Some captions leave the background, then the colour, unsaid, so that short prompts work."""
+    if rng.random() >= 0.1:
+        return scene
+    scene = replace(scene, background=None)
+    if scene.kind == "single" and rng.random() < 0.35:
+        scene = replace(scene, things=(replace(scene.things[0], colour=None),))
+    return scene
+
+
+def sample_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
+    """A random scene of the training or the held-out split; held-out ones are all full."""
+    while True:
+        scene = _sample_any(rng)
+        if scene.is_held_out == held_out:
+            return scene if held_out else _leave_open(scene, rng)
+
+
+def _recolour(scene: Scene, index: int) -> Iterator[Scene]:
+    thing = scene.things[index]
+    for colour in _other_colours(thing.colour, scene.background):
+        yield _with_thing(scene, index, replace(thing, colour=colour))
+
+
+def _reshape(scene: Scene, index: int) -> Iterator[Scene]:
+    thing = scene.things[index]
+    for shape in SHAPES:
+        if shape != thing.shape:
+            yield _with_thing(scene, index, replace(thing, shape=shape))
+
+
+def _resize(scene: Scene, index: int) -> Iterator[Scene]:
+    thing = scene.things[index]
+    others = [other.size for i, other in enumerate(scene.things) if i != index]
+    for size in SIZES:
+        if size != thing.size and (size, *others) != ("large", "large"):
+            yield _with_thing(scene, index, replace(thing, size=size))
+
+
+def _with_thing(scene: Scene, index: int, thing: Thing) -> Scene:
+    things = list(scene.things)
+    things[index] = thing
+    return replace(scene, things=tuple(things))
+
+
+def neighbours(scene: Scene) -> dict[str, list[Scene]]:
+    """Every scene that differs in one stated attribute, by that attribute's name."""
+    indices = range(len(scene.things))
+    inks = [thing.colour for thing in scene.things]
+    colour = [s for i in indices if scene.things[i].colour for s in _recolour(scene, i)]
+    if scene.background is not None:
+        free = _other_colours(scene.background, *inks)
+        colour += [replace(scene, background=background) for background in free]
+    found = {"colour": colour, "shape": [s for i in indices for s in _reshape(scene, i)]}
+    if scene.place is not None:
+        found["place"] = [replace(scene, place=p) for p in PLACES if p != scene.place]
+    if scene.relation is not None:
+        found["place"] = [replace(scene, relation=r) for r in RELATIONS if r != scene.relation]
+    if scene.kind != "pair" and scene.place is None:
+        found["count"] = [replace(scene, count=n) for n in COUNTS if n != scene.count]
+    found["size"] = [s for i in indices for s in _resize(scene, i)]
+    return {kind: [s for s in scenes if not _has_twins(s)] for kind, scenes in found.items()}
+
+
+def _has_twins(scene: Scene) -> bool:
+    """Two equal things are a group of two, which another caption describes."""
+    looks = {(thing.shape, thing.colour) for thing in scene.things}
+    return len(looks) < len(scene.things)
+
+
+def distractors(scene: Scene, rng: np.random.Generator) -> list[Scene]:
+    """19 scenes that differ in one attribute other than size, kinds mixed as evenly as can be."""
+    pools = {kind: scenes for kind, scenes in neighbours(scene).items() if kind != "size"}
+    for kind, pool in pools.items():
+        pools[kind] = [pool[i] for i in rng.permutation(len(pool))]
+    chosen: list[Scene] = []
+    while len(chosen) < DISTRACTORS and any(pools.values()):
+        chosen += [pool.pop() for pool in pools.values() if pool]
+    if len(chosen) < DISTRACTORS:
+        raise ValueError(f"{caption(scene)!r} has {len(chosen)} distractors of {DISTRACTORS}")
+    return chosen[:DISTRACTORS]
+
+
+def _polygon(points: NDArray[np.float64], x: Floats, y: Floats) -> Floats:
+    """Signed distance to a simple polygon, negative inside."""
+    best = np.full(np.broadcast_shapes(x.shape, y.shape), np.inf, dtype=np.float32)
+    inside = np.zeros(best.shape, dtype=bool)
+    for (ax, ay), (bx, by) in zip(points, np.roll(points, -1, axis=0), strict=True):
+        ex, ey = bx - ax, by - ay
+        along = np.clip(((x - ax) * ex + (y - ay) * ey) / (ex * ex + ey * ey), 0, 1)
+        best = np.minimum(best, (x - ax - along * ex) ** 2 + (y - ay - along * ey) ** 2)
+        if ay != by:
+            crosses = ((ay > y) != (by > y)) & (x < ex * (y - ay) / ey + ax)
+            inside ^= crosses
+    distance = np.sqrt(best)
+    return np.where(inside, -distance, distance)
+
+
+def _spikes(radii: list[float]) -> NDArray[np.float64]:
+    """A polygon whose corners lie at these distances, the first one straight up."""
+    angles = np.arange(len(radii)) * 2 * np.pi / len(radii)
+    return np.stack([np.sin(angles), -np.cos(angles)], axis=1) * np.array(radii)[:, None]
+
+
+def _box(x: Floats, y: Floats, width: float, height: float) -> Floats:
+    return np.maximum(np.abs(x) - width, np.abs(y) - height)
+
+
+_STAR = _spikes([1.2, 0.5] * 5)
+_TRIANGLE = _spikes([1.2] * 3) + np.array([0.0, 0.15])
+
+_DISTANCE: dict[str, Callable[[Floats, Floats, float], Floats]] = {
+    "circle": lambda x, y, r: np.hypot(x, y) - r,
+    "square": lambda x, y, r: _box(x, y, 0.88 * r, 0.88 * r),
+    "triangle": lambda x, y, r: _polygon(_TRIANGLE * r, x, y),
+    "star": lambda x, y, r: _polygon(_STAR * r, x, y),
+    "ring": lambda x, y, r: np.abs(np.hypot(x, y) - 0.8 * r) - 0.24 * r,
+    "cross": lambda x, y, r: np.minimum(_box(x, y, r, 0.3 * r), _box(x, y, 0.3 * r, r)),
+}
+
+
+def _stamp(canvas: Floats, shape: str, colour: str, centre: Floats, radius: float) -> None:
+    """Blend one anti-aliased shape into the canvas, touching only its own rectangle."""
+    reach = 1.25 * radius + 2
+    left, top = (max(0, int(c - reach)) for c in centre)
+    right, bottom = (min(SIDE, int(c + reach) + 1) for c in centre)
+    x = np.arange(left, right, dtype=np.float32)[None, :] + 0.5 - centre[0]
+    y = np.arange(top, bottom, dtype=np.float32)[:, None] + 0.5 - centre[1]
+    alpha = np.clip(0.5 - _DISTANCE[shape](x, y, radius), 0, 1)[..., None]
+    patch = canvas[top:bottom, left:right]
+    patch += alpha * (np.array(COLOURS[colour], dtype=np.float32) - patch)
+
+
+_RADII = {
+    "single": {"small": (15, 17), "medium": (24, 28), "large": (36, 40)},
+    "pair": {"small": (14, 16), "medium": (21, 24), "large": (29, 31)},
+    "group": {"small": (13, 15), "medium": (19, 21), "large": (23, 25)},
+}
+
+
+def _jitter(rng: np.random.Generator, x: float, y: float) -> tuple[float, float]:
+    return float(rng.uniform(-x, x)), float(rng.uniform(-y, y))
+
+
+def _centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]]:
+    middle = SIDE / 2
+    if scene.kind == "single":
+        if scene.place is None:
+            return [(middle, middle)]
+        return [PLACES[scene.place]]
+    if scene.kind == "group":
+        if scene.count == 2:
+            return [(35, middle), (93, middle)]
+        return [(middle, 36), (35, 91), (93, 91)]
+    dx, dy = RELATIONS[scene.relation or _pick(rng, list(RELATIONS))]
+    return [(middle + side * 31 * dx, middle + side * 31 * dy) for side in (1, -1)]
+
+
+def draw(scene: Scene, seed: int) -> Image:
+    """The scene as a 128×128 RGB picture; the seed settles sizes, places and what is unsaid."""
+    rng = np.random.default_rng(seed)
+    inks = [thing.colour for thing in scene.things]
+    background = scene.background or _pick(rng, _other_colours(*inks))
+    canvas = np.full((SIDE, SIDE, 3), COLOURS[background], dtype=np.float32)
+    unsaid = _pick(rng, _other_colours(background))
+    loose = scene.kind == "single" and scene.place is None
+    shift = _jitter(rng, *((18, 18) if loose else (4, 4)))
+    things = scene.things * (scene.count if scene.kind == "group" else 1)
+    for thing, (cx, cy) in zip(things, _centres(scene, rng), strict=True):
+        radius = float(rng.uniform(*_RADII[scene.kind][thing.size]))
+        jx, jy = _jitter(rng, 2, 2)
+        margin = 1.05 * radius + 2
+        centre = np.clip([cx + shift[0] + jx, cy + shift[1] + jy], margin, SIDE - margin)
+        colour = thing.colour or unsaid
+        _stamp(canvas, thing.shape, colour, centre.astype(np.float32), radius)
+    return (canvas + 0.5).astype(np.uint8)

@@ -1,0 +1,124 @@
+"""SDXL's networks at a few megabytes: the configurations, and new networks made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+)
+
+from sdxl.mini.scenes import SIDE
+from sdxl.mini.vocabulary import EOS, MAX_LENGTH, build_vocabulary
+
+LATENT_CHANNELS = 4
+LATENT_SIDE = SIDE // 8
+TEXT_WIDTH = 64
+TIME_IDS = (SIDE, SIDE, 0, 0, SIDE, SIDE)  # original size, crop corner, target size
+_TIME_ID_WIDTH = 32
+
+
+@dataclass(frozen=True)
+class _TextSize:
+    width: int
+    layers: int
+    heads: int
+    activation: str
+
+
+# SDXL reads hidden_states[-2]: of these three layers two shape the context.
+_ENCODER = _TextSize(TEXT_WIDTH, 3, 4, "quick_gelu")
+_ENCODER_2 = _TextSize(TEXT_WIDTH, 3, 4, "gelu")
+_SCORER_TEXT = _TextSize(128, 3, 4, "gelu")
+
+
+def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
+    vocabulary = build_vocabulary()
+    eos = vocabulary[EOS]
+    return CLIPTextConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=size.width,
+        intermediate_size=4 * size.width,
+        projection_dim=projection,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        max_position_embeddings=MAX_LENGTH,
+        hidden_act=size.activation,
+        bos_token_id=eos - 1,
+        eos_token_id=eos,
+        pad_token_id=vocabulary[pad],
+    )
+
+
+def new_text_encoder() -> CLIPTextModel:
+    return CLIPTextModel(_text_config(_ENCODER, EOS, TEXT_WIDTH))
+
+
+def new_text_encoder_2() -> CLIPTextModelWithProjection:
+    return CLIPTextModelWithProjection(_text_config(_ENCODER_2, "!", TEXT_WIDTH))
+
+
+def new_unet() -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=LATENT_SIDE,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=(32, 64, 80),
+        layers_per_block=2,
+        transformer_layers_per_block=[1, 1, 2],
+        attention_head_dim=[2, 4, 5],  # heads, not their width: SDXL's misnomer
+        norm_num_groups=16,
+        cross_attention_dim=2 * TEXT_WIDTH,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=_TIME_ID_WIDTH,
+        projection_class_embeddings_input_dim=TEXT_WIDTH + len(TIME_IDS) * _TIME_ID_WIDTH,
+    )
+
+
+def new_vae() -> AutoencoderKL:
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(16, 32, 64, 64),
+        layers_per_block=1,
+        latent_channels=LATENT_CHANNELS,
+        norm_num_groups=16,
+        sample_size=SIDE,
+        force_upcast=False,
+    )
+
+
+def new_scorer() -> CLIPModel:
+    width = 128
+    text = _text_config(_SCORER_TEXT, EOS, width).to_dict()
+    vision = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "image_size": SIDE,
+        "patch_size": 16,
+        "hidden_act": "gelu",
+    }
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=width))
+
+
+def new_scheduler() -> EulerDiscreteScheduler:
+    """SDXL's own: a scaled linear schedule, noise prediction, leading steps."""
+    return EulerDiscreteScheduler(
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        num_train_timesteps=1000,
+        prediction_type="epsilon",
+        timestep_spacing="leading",
+        steps_offset=1,
+    )

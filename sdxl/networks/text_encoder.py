@@ -1,0 +1,26 @@
+"""CLIP's text encoders, reduced to what SDXL reads: the last but one layer, and the projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class TextEncoder(nn.Module):
+    """clip_l: token ids → the last but one hidden state, without the final norm."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+
+    def forward(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+        return (self.model(token_ids, output_hidden_states=True).hidden_states[-2],)
+
+
+class ProjectingTextEncoder(TextEncoder):
+    """clip_g: the same, and the projected vector of the end token."""
+
+    def forward(self, token_ids: Tensor) -> tuple[Tensor, ...]:
+        out = self.model(token_ids, output_hidden_states=True)
+        return (out.hidden_states[-2], out.text_embeds)

@@ -1,0 +1,168 @@
+"""Requests in, pictures out: encode, hand to the in-flight loop, decode what it yields.
+
+There is no second denoising loop: one picture and a million go through `inflight`. It knows
+nothing of files or HTTP.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sdxl import deepcache, schedulers
+from sdxl.checkpoint import Checkpoint
+from sdxl.conditioning import Conditioning, encode
+from sdxl.engine import Engines, call, torch_dtype
+from sdxl.inflight import Failed, InFlight, Request
+from sdxl.params import GenerationParams, Sizes
+from sdxl.policy import Limits
+
+ENCODE_BATCH = 16
+"""requests whose prompts are encoded in one call"""
+
+
+class DecodeError(RuntimeError):
+    """An image that came out as NaN or infinity instead of a picture."""
+
+
+@dataclass
+class Result:
+    """One picture, or why there is none."""
+
+    index: int
+    params: GenerationParams
+    image: Tensor | None = None
+    """[3, height, width] in -1..1, float32, on the CPU"""
+    latents: Tensor | None = None
+    error: Exception | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+    deep_steps: int = 0
+    shallow_steps: int = 0
+
+
+@dataclass
+class Pipeline:
+    """One model on one device. `max_images` bounds how many are in flight together."""
+
+    checkpoint: Checkpoint
+    engines: Engines
+    is_deterministic: bool = False
+    """every call at one fixed shape, so that neighbours cannot change a picture's bytes"""
+    clock: Callable[[], float] = time.perf_counter
+
+    @property
+    def model_id(self) -> str:
+        return self.checkpoint.name
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.checkpoint.sizes
+
+    def resolve(self, params: GenerationParams) -> GenerationParams:
+        return params.resolve(self.sizes, lambda: secrets.randbelow(2**32))
+
+    def limits(self) -> Limits:
+        buckets = self.engines.buckets
+        if self.is_deterministic:
+            buckets = buckets[-1:]
+        return Limits(buckets=buckets, rows=buckets[-1])
+
+    def in_flight(self) -> InFlight:
+        return InFlight(self.engines, self.clock, self.limits())
+
+    def generate(self, params: Iterable[GenerationParams]) -> list[Result]:
+        """All pictures, in the order asked for."""
+        return sorted(self.stream(params), key=lambda r: r.index)
+
+    def stream(
+        self,
+        params: Iterable[GenerationParams],
+        on_tick: Callable[[int], None] | None = None,
+    ) -> Iterator[Result]:
+        """Each picture as it is finished. Reads `params` only as fast as it renders them.
+        `on_tick` is told how many steps were taken, over all pictures."""
+        loop = self.in_flight()
+        waiting = enumerate(self.resolve(p) for p in params)
+        pending: dict[int, Result] = {}
+        began: dict[int, float] = {}
+        while True:
+            room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
+            for id_, result in self._submit(loop, list(itertools.islice(waiting, room))):
+                pending[id_], began[id_] = result, self.clock()
+            if not pending:
+                return
+            before = loop.steps_taken
+            events = loop.tick()
+            if on_tick is not None:
+                on_tick(loop.steps_taken - before)
+            for event in events:
+                result = pending.pop(event.id)
+                result.timings["denoise_s"] = self.clock() - began.pop(event.id)
+                if isinstance(event, Failed):
+                    result.error = event.cause
+                else:
+                    self._finish(result, event.latents)
+                yield result
+
+    def encode(self, params: list[GenerationParams]) -> list[Conditioning]:
+        return encode(
+            params,
+            *self.checkpoint.tokenizers,
+            self.engines,
+            self.checkpoint.force_zeros,
+            fixed_chunks=2 if self.is_deterministic else None,
+        )
+
+    def request(self, params: GenerationParams, conditioning: Conditioning) -> Request:
+        """What the loop needs of a resolved request."""
+        assert params.width and params.height and params.seed is not None
+        scale = self.engines.arch.vae_scale
+        return Request(
+            conditioning,
+            schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler),
+            deepcache.plan(params.steps, params.cache_interval, params.deep_steps),
+            params.guidance,
+            params.seed,
+            params.height // scale,
+            params.width // scale,
+        )
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """[channels, h, w] → [3, height, width] in -1..1."""
+        engine = self.engines.vae_decoder
+        dtype = torch_dtype(engine.spec.inputs[0])
+        batch = latents[None].to(self.engines.device, dtype)
+        image = call(engine, self.engines.arch, {"latents": batch})["image"][0].float().cpu()
+        if not torch.isfinite(image).all():
+            raise DecodeError("the decoded image holds NaN or infinity")
+        return image
+
+    def _submit(
+        self, loop: InFlight, numbered: list[tuple[int, GenerationParams]]
+    ) -> Iterator[tuple[int, Result]]:
+        if not numbered:
+            return
+        start = self.clock()
+        conditionings = self.encode([params for _, params in numbered])
+        encode_s = (self.clock() - start) / len(numbered)
+        for (index, params), conditioning in zip(numbered, conditionings, strict=True):
+            request = self.request(params, conditioning)
+            deep = sum(request.plan)
+            result = Result(index, params, deep_steps=deep, shallow_steps=params.steps - deep)
+            result.timings["encode_s"] = encode_s
+            yield loop.submit(request), result
+
+    def _finish(self, result: Result, latents: Tensor) -> None:
+        start = self.clock()
+        result.latents = latents
+        try:
+            result.image = self.decode(latents)
+        except Exception as cause:
+            result.error = cause
+        result.timings["decode_s"] = self.clock() - start

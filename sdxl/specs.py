@@ -1,0 +1,186 @@
+"""Every network's tensors, stated once: name, dtype and dims.
+
+ONNX names and dynamic axes, TensorRT profiles, buffers, run-time checks and the tests' fakes are
+derived from here. Standard library only; it does not know torch, ONNX or TensorRT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Cut = Literal["reference", "fresh_skips"]
+CUTS: tuple[Cut, ...] = ("reference", "fresh_skips")
+CHUNK = 77
+"""Tokens in one encoder call: CLIP's context length, BOS and EOS included."""
+
+TIME_IDS = 6
+"""original height, width, crop top, left, target height, width."""
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's name, dtype, and dims: an int, or the name of an axis that is free at run time."""
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+
+    @property
+    def free_axes(self) -> dict[int, str]:
+        return {i: dim for i, dim in enumerate(self.dims) if isinstance(dim, str)}
+
+    def shape(self, axes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(axes[dim] if isinstance(dim, str) else dim for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A network: its name and the tensors that go in and come out."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return self.inputs + self.outputs
+
+    def axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """The free axes' sizes in these input shapes; raises where they contradict the spec."""
+        sizes: dict[str, int] = {}
+        for spec in self.inputs:
+            if spec.name not in shapes:
+                raise ShapeError(f"{self.name}: input {spec.name!r} is missing")
+            shape = shapes[spec.name]
+            if len(shape) != len(spec.dims) or any(
+                size != (sizes.setdefault(dim, size) if isinstance(dim, str) else dim)
+                for dim, size in zip(spec.dims, shape, strict=True)
+            ):
+                raise ShapeError(
+                    f"{self.name}: input {spec.name!r} has shape {tuple(shape)}, "
+                    f"needed {spec.dims} with {sizes}"
+                )
+        return sizes
+
+
+class ShapeError(ValueError):
+    """A tensor that does not fit its spec."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes that tell one SDXL from another, read from a checkpoint's configs."""
+
+    latent_channels: int
+    image_channels: int
+    vae_scale: int
+    stem_channels: int
+    """block_out_channels[0]: the width of down_blocks.0 and up_blocks.2."""
+    cache_channels: int
+    """block_out_channels[1]: the width of what feeds the last up block."""
+    stem_layers: int
+    clip_l_width: int
+    clip_g_width: int
+    pooled_width: int
+    sample_size: int
+    """latent side the model was trained at"""
+
+    @classmethod
+    def from_configs(
+        cls,
+        unet: Mapping[str, Any],
+        vae: Mapping[str, Any],
+        clip_l: Mapping[str, Any],
+        clip_g: Mapping[str, Any],
+    ) -> Architecture:
+        return cls(
+            latent_channels=unet["in_channels"],
+            image_channels=vae["out_channels"],
+            vae_scale=2 ** (len(vae["block_out_channels"]) - 1),
+            stem_channels=unet["block_out_channels"][0],
+            cache_channels=unet["block_out_channels"][1],
+            stem_layers=unet["layers_per_block"],
+            clip_l_width=clip_l["hidden_size"],
+            clip_g_width=clip_g["hidden_size"],
+            pooled_width=clip_g["projection_dim"],
+            sample_size=unet["sample_size"],
+        )
+
+    @property
+    def context_width(self) -> int:
+        return self.clip_l_width + self.clip_g_width
+
+    @property
+    def default_side(self) -> int:
+        return self.sample_size * self.vae_scale
+
+
+SDXL_1_0 = Architecture(
+    latent_channels=4,
+    image_channels=3,
+    vae_scale=8,
+    stem_channels=320,
+    cache_channels=640,
+    stem_layers=2,
+    clip_l_width=768,
+    clip_g_width=1280,
+    pooled_width=1280,
+    sample_size=128,
+)
+
+
+def network_specs(
+    arch: Architecture, dtype: str = "float32", cut: Cut = "reference"
+) -> dict[str, ModelSpec]:
+    """The five networks by name. `dtype` is that of the activations; timesteps stay float32."""
+
+    def tensor(name: str, *dims: Dim) -> TensorSpec:
+        return TensorSpec(name, dtype, dims)
+
+    token_ids = TensorSpec("token_ids", "int64", ("chunks", CHUNK))
+    sample = tensor("sample", "rows", arch.latent_channels, "latent_h", "latent_w")
+    timestep = TensorSpec("timestep", "float32", ("rows",))
+    context = tensor("context", "rows", "tokens", arch.context_width)
+    pooled = tensor("pooled", "rows", arch.pooled_width)
+    time_ids = tensor("time_ids", "rows", TIME_IDS)
+    noise = replace(sample, name="noise")
+    cache = cache_specs(arch, dtype, cut)
+    embedding = (timestep, pooled, time_ids)
+    models = (
+        ModelSpec("clip_l", (token_ids,), (tensor("hidden_l", "chunks", CHUNK, arch.clip_l_width),)),
+        ModelSpec(
+            "clip_g",
+            (token_ids,),
+            (
+                tensor("hidden_g", "chunks", CHUNK, arch.clip_g_width),
+                tensor("pooled_g", "chunks", arch.pooled_width),
+            ),
+        ),
+        ModelSpec("unet_deep", (sample, *embedding, context), (noise, *cache)),
+        ModelSpec("unet_shallow", (sample, *embedding, *cache), (noise,)),
+        ModelSpec(
+            "vae_decoder",
+            (tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w"),),
+            (tensor("image", "batch", arch.image_channels, "image_h", "image_w"),),
+        ),
+    )
+    return {model.name: model for model in models}
+
+
+def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, ...]:
+    """What a deep step leaves for the shallow ones: the cut is this tuple and nothing else."""
+
+    def tensor(name: str, channels: int) -> TensorSpec:
+        return TensorSpec(name, dtype, ("rows", channels, "latent_h", "latent_w"))
+
+    skips = [tensor(f"cache_skip{i}", arch.stem_channels) for i in range(arch.stem_layers)]
+    return (tensor("cache_up", arch.cache_channels), *(skips if cut == "reference" else ()))
+
+
+def image_axes(arch: Architecture, latent_h: int, latent_w: int) -> dict[str, int]:
+    """The decoder's output axes, which follow from its input's."""
+    return {"image_h": latent_h * arch.vae_scale, "image_w": latent_w * arch.vae_scale}

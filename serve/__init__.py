@@ -1,0 +1,1 @@
+"""What a person or a client talks to: the command line's renderer now, the service later."""

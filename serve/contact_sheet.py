@@ -1,0 +1,72 @@
+"""Many pictures on one, each above its caption, for a person to look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+Pixels = NDArray[np.uint8]
+THUMBNAIL, MARGIN, GAP = 256, 24, 8
+FONT_SIZE, LINE_HEIGHT, MAX_LINES = 15, 20, 3
+PAPER, INK = (255, 255, 255), (40, 40, 40)
+
+
+def contact_sheet(pictures: Sequence[tuple[Pixels, str]]) -> Pixels:
+    """Rows of thumbnails, as near to 4:3 as their number allows."""
+    font = ImageFont.load_default(FONT_SIZE)
+    captions = [wrap(caption, font) for _, caption in pictures]
+    lines = max(map(len, captions))
+    columns = math.ceil(math.sqrt(len(pictures) * 4 / 3))
+    rows = math.ceil(len(pictures) / columns)
+    across = THUMBNAIL + MARGIN
+    down = THUMBNAIL + GAP + lines * LINE_HEIGHT + MARGIN
+    sheet = Image.new("RGB", (columns * across + MARGIN, rows * down + MARGIN), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for place, (pixels, _) in enumerate(pictures):
+        left, top = MARGIN + place % columns * across, MARGIN + place // columns * down
+        picture = thumbnail(pixels)
+        indent = (THUMBNAIL - picture.width) // 2, (THUMBNAIL - picture.height) // 2
+        sheet.paste(picture, (left + indent[0], top + indent[1]))
+        for number, line in enumerate(captions[place]):
+            y = top + THUMBNAIL + GAP + number * LINE_HEIGHT
+            draw.text((left + THUMBNAIL / 2, y), line, INK, font, anchor="ma")
+    return np.asarray(sheet)
+
+
+def thumbnail(pixels: Pixels) -> Image.Image:
+    """Scaled, up or down, until the longer side fits."""
+    picture = Image.fromarray(pixels)
+    scale = THUMBNAIL / max(picture.size)
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def wrap(
+    caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: float = THUMBNAIL
+) -> list[str]:
+    """Whole words, as many as fit on a line; what the last line cannot hold ends in an ellipsis."""
+    lines: list[str] = [""]
+    for word in caption.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= width:
+            lines[-1] = longer
+        elif lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = word
+    shown = [shorten(line, font, width) for line in lines[:MAX_LINES]]
+    if len(lines) > MAX_LINES:
+        shown[-1] = shorten(lines[MAX_LINES - 1] + " …", font, width)
+    return shown
+
+
+def shorten(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: float) -> str:
+    if font.getlength(line) <= width:
+        return line
+    while line and font.getlength(line + "…") > width:
+        line = line[:-1]
+    return line.rstrip(" …") + "…"

@@ -1,0 +1,227 @@
+"""`sdxl render`: text to picture files, from a terminal or a script.
+
+It checks everything it can before the model is loaded, and knows neither Ray nor HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.arguments import Parser, add_generation_flags, given_params, whole
+from sdxl.files import prepare_folder, write_atomic
+from sdxl.params import GenerationParams, InvalidParams
+from serve.destination import SUFFIXES, Destination, format_of
+
+if TYPE_CHECKING:
+    from sdxl.images import Pixels
+    from sdxl.pipeline import Pipeline, Result
+
+DEFAULT_MODEL = "mini"
+MAX_IMAGES = 10_000
+DRAWN_SEEDS = 2**32
+
+
+class RenderFailed(RuntimeError):
+    """Some images of a run have no picture."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one command asks for, checked as far as it can be without the model."""
+
+    model: str
+    backend: str
+    requests: tuple[GenerationParams, ...]
+    destination: Destination
+    sheet: Path | None
+    is_json: bool
+
+
+def main(argv: Sequence[str]) -> int:
+    order = read_order(build_parser().parse_args(argv))
+    # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
+    from engines import load
+    from sdxl.images import check_metadata
+
+    pipeline = load(model=order.model, backend=order.backend)
+    requests = [pipeline.resolve(request) for request in order.requests]
+    for request in requests:
+        check_metadata(_metadata(order, request), order.destination.format)
+    pictures: dict[int, tuple[Pixels, str]] = {}
+    failures: list[Exception] = []
+    for result in watched(pipeline, requests):
+        if result.error is not None:
+            failures.append(result.error)
+            continue
+        pixels, path = save(result, order)
+        report(result, path, order)
+        pictures[result.index] = pixels, result.params.prompt
+    if order.sheet is not None and pictures:
+        save_sheet(order.sheet, [pictures[index] for index in sorted(pictures)])
+    if failures:
+        raise RenderFailed(
+            f"{len(failures)} of {len(requests)} images failed: {failures[0]}"
+        ) from failures[0]
+    return 0
+
+
+def build_parser() -> Parser:
+    from engines import BACKENDS
+
+    parser = Parser(prog="sdxl render", description="Make pictures from text.")
+    add = parser.add_argument
+    add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
+    add("--model", help=f"a folder in diffusers layout or a hub id (default {DEFAULT_MODEL})")
+    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
+    add("--out", default="out", metavar="PATH", help="folder, or file (default %(default)s)")
+    add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
+    add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
+    add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
+    add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
+    add_generation_flags(parser)
+    return parser
+
+
+def read_order(options: argparse.Namespace) -> Order:
+    stored = stored_params(options.source) if options.source else {}
+    stored_model = stored.pop("model", None)
+    if options.format not in (None, *SUFFIXES):
+        raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
+    prompts = read_prompts(options.prompts) or ([stored.get("prompt", "")] if stored else [])
+    if not prompts:
+        raise InvalidParams("prompt", None, "needed at least one prompt, or --from IMAGE")
+    if not 1 <= options.n <= MAX_IMAGES // len(prompts):
+        most = f"needed 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
+        raise InvalidParams("n", options.n, most)
+    values = {**stored, **given_params(options)}
+    requests = [
+        image
+        for prompt in prompts
+        for image in numbered(GenerationParams.from_dict({**values, "prompt": prompt}), options.n)
+    ]
+    return Order(
+        model=options.model or stored_model or DEFAULT_MODEL,
+        backend=options.backend,
+        requests=tuple(requests),
+        destination=Destination.prepare(options.out, options.format, len(requests)),
+        sheet=prepare_sheet(options.sheet),
+        is_json=options.is_json,
+    )
+
+
+def read_prompts(arguments: Sequence[str]) -> list[str]:
+    """`-` stands for the lines of stdin, wherever it is among the prompts."""
+    return [
+        prompt
+        for argument in arguments
+        for prompt in (stdin_lines() if argument == "-" else [argument])
+    ]
+
+
+def stdin_lines() -> list[str]:
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidParams("prompt", "stdin", f"needed UTF-8 text ({error.reason})") from error
+    return [line for line in map(str.strip, text.split("\n")) if line]
+
+
+def stored_params(source: str) -> dict[str, Any]:
+    from sdxl.images import NoParameters, read_parameters
+
+    try:
+        return read_parameters(Path(source))
+    except (OSError, NoParameters) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise InvalidParams("from", source, f"needed a picture of sdxl render ({cause})") from error
+
+
+def numbered(params: GenerationParams, n: int) -> Iterator[GenerationParams]:
+    """Image i of n uses seed + i."""
+    first = secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed
+    return (replace(params, seed=first + i) for i in range(n))
+
+
+def prepare_sheet(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    path = Path(name)
+    if format_of(path) is None or path.is_dir():
+        raise InvalidParams("sheet", name, "needed a file name that ends in .png, .jpg or .webp")
+    prepare_folder(path.parent)
+    return path
+
+
+def watched(pipeline: Pipeline, requests: list[GenerationParams]) -> Iterator[Result]:
+    """The results as they come, under a progress bar where a person is looking."""
+    from tqdm import tqdm
+
+    total = sum(request.steps for request in requests)
+    is_hidden = not sys.stderr.isatty()
+    with tqdm(total=total, unit="step", file=sys.stderr, disable=is_hidden, leave=False) as bar:
+        yield from pipeline.stream(requests, on_tick=bar.update)
+
+
+def save(result: Result, order: Order) -> tuple[Pixels, Path]:
+    from sdxl.images import encode, to_pixels
+
+    assert result.image is not None
+    pixels = to_pixels(result.image)
+    path = order.destination.path(result.params)
+    metadata = _metadata(order, result.params)
+    write_atomic(path, encode(pixels, order.destination.format, metadata))
+    return pixels, path
+
+
+def report(result: Result, path: Path, order: Order) -> None:
+    from tqdm import tqdm
+
+    facts = as_json(result, path, order)
+    line = (
+        json.dumps(facts)
+        if order.is_json
+        else f"{path}  seed {result.params.seed}  {result.timings['denoise_s']:.2f} s"
+    )
+    # Steps aside for the progress bar, and writes to stdout all the same.
+    tqdm.write(line, file=sys.stdout)
+
+
+def as_json(result: Result, path: Path, order: Order) -> dict[str, Any]:
+    """`deep_steps` counts here; the explicit plan that a request may hold is `deep_plan`."""
+    params = result.params.as_dict()
+    plan = params.pop("deep_steps")
+    return {
+        "file": str(path),
+        "index": result.index,
+        "model": order.model,
+        "backend": order.backend,
+        **params,
+        "deep_plan": plan,
+        **{name: round(seconds, 6) for name, seconds in result.timings.items()},
+        "deep_steps": result.deep_steps,
+        "shallow_steps": result.shallow_steps,
+    }
+
+
+def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
+    import io
+
+    from PIL import Image
+
+    from serve.contact_sheet import contact_sheet
+
+    file = io.BytesIO()
+    Image.fromarray(contact_sheet(pictures)).save(file, format_of(path), quality=95)
+    write_atomic(path, file.getvalue())
+
+
+def _metadata(order: Order, params: GenerationParams) -> dict[str, Any]:
+    return {**params.as_dict(), "model": order.model}

@@ -1,0 +1,253 @@
+"""Every scheduler's table, step by step, against diffusers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+)
+
+from sdxl.params import SCHEDULERS, InvalidParams
+from sdxl.schedulers import COLUMNS, SchedulerConfig, Table, UnsupportedScheduler, step, table
+
+# diffusers hands tensors to numpy in the way numpy 2 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+SDXL: Mapping[str, Any] = {
+    "_class_name": "EulerDiscreteScheduler",
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "beta_start": 0.00085,
+    "clip_sample": False,
+    "interpolation_type": "linear",
+    "num_train_timesteps": 1000,
+    "prediction_type": "epsilon",
+    "sample_max_value": 1.0,
+    "set_alpha_to_one": False,
+    "skip_prk_steps": True,
+    "steps_offset": 1,
+    "timestep_spacing": "leading",
+    "trained_betas": None,
+    "use_karras_sigmas": False,
+}
+SHAPE = (1, 4, 8, 8)
+TOLERANCE = 1e-5
+SPACINGS = ("leading", "trailing", "linspace")
+PREDICTIONS = ("epsilon", "v_prediction")
+STEPS = (1, 2, 4, 14, 15, 20, 50)
+
+
+def reference(name: str, config: Mapping[str, Any]) -> Any:
+    classes = {
+        "euler": EulerDiscreteScheduler,
+        "euler_a": EulerAncestralDiscreteScheduler,
+        "ddim": DDIMScheduler,
+        "dpmpp_2m": DPMSolverMultistepScheduler,
+    }
+    karras = {"use_karras_sigmas": True} if name.endswith("_karras") else {}
+    values = {k: v for k, v in config.items() if k != "_class_name"}
+    return classes[name.removesuffix("_karras")].from_config(values, **karras)
+
+
+def column(made: Table, name: str) -> np.ndarray:
+    return made.rows[:, COLUMNS.index(name)]
+
+
+def coefficients(made: Table, index: int) -> torch.Tensor:
+    return torch.from_numpy(made.rows[index : index + 1]).float()
+
+
+def assert_close(found: torch.Tensor, needed: torch.Tensor, x: torch.Tensor, what: str) -> None:
+    """Of the largest value in the step: diffusers subtracts from x in float32, and rounds like it."""
+    difference = (found - needed).abs().max().item()
+    allowed = TOLERANCE * max(needed.abs().max().item(), x.abs().max().item())
+    assert difference <= allowed, f"{what}: off by {difference:.2e}, allowed {allowed:.2e}"
+
+
+def compare(name: str, steps: int, values: Mapping[str, Any]) -> None:
+    """Feed both the same x at every step; what each makes of it must agree."""
+    theirs = reference(name, values)
+    theirs.set_timesteps(steps)
+    if name != "ddim":  # else it starts one late where the first two timesteps are equal
+        theirs.set_begin_index(0)
+    made = table(name, steps, SchedulerConfig.from_dict(values))
+    assert made.rows.shape == (len(theirs.timesteps), len(COLUMNS))
+    np.testing.assert_array_equal(column(made, "timestep"), theirs.timesteps.numpy())
+    assert made.start == pytest.approx(float(theirs.init_noise_sigma), rel=1e-6)
+    draw = torch.Generator().manual_seed(steps)
+    noise, their_noise = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    x = torch.randn(SHAPE, generator=draw) * made.start
+    h = torch.full(SHAPE, float("nan"))
+    for index, timestep in enumerate(theirs.timesteps):
+        row = coefficients(made, index)
+        where = f"{name}, {steps} steps, step {index}"
+        scaled = theirs.scale_model_input(x, timestep)
+        assert_close(row[0, COLUMNS.index("s")] * x, scaled, scaled, f"{where}: model input")
+        eps = torch.randn(SHAPE, generator=draw)
+        z = torch.randn(SHAPE, generator=noise) if row[0, COLUMNS.index("d")] else None
+        extra = {"generator": their_noise} if name == "euler_a" else {}
+        result = theirs.step(eps, timestep, x, **extra)
+        moved, h = step(x, eps, h, z, row)
+        assert_close(moved, result.prev_sample, x, where)
+        estimate = result.get("pred_original_sample")
+        if estimate is None:  # DPM++ keeps it to itself
+            estimate = theirs.model_outputs[-1]
+        assert_close(h, estimate, x, f"{where}: estimate")
+        x = result.prev_sample
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
+    for steps in STEPS:
+        compare(name, steps, {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"final_sigmas_type": "sigma_min"},
+        {"set_alpha_to_one": True, "steps_offset": 0},
+        {"beta_schedule": "linear"},
+        {"beta_schedule": "squaredcos_cap_v2"},
+        {"trained_betas": np.linspace(0.001, 0.02, 1000).tolist()},
+        {"use_karras_sigmas": True},
+        {
+            "rescale_betas_zero_snr": True,
+            "prediction_type": "v_prediction",
+            "timestep_spacing": "trailing",
+        },
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_configuration_equals_diffusers(name: str, changes: dict[str, Any]) -> None:
+    for steps in (3, 20):
+        compare(name, steps, {**SDXL, **changes})
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_a_checkpoint_leaves_out_takes_each_class_own_default(name: str) -> None:
+    compare(name, 7, {"clip_sample": False})
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_timesteps_equal_diffusers_for_every_number_of_steps(name: str, spacing: str) -> None:
+    values = {**SDXL, "timestep_spacing": spacing}
+    config, theirs = SchedulerConfig.from_dict(values), reference(name, values)
+    for steps in (*range(1, 61), 100, 250, 333, 500, 998):
+        theirs.set_timesteps(steps)
+        found = column(table(name, steps, config), "timestep")
+        np.testing.assert_array_equal(
+            found, theirs.timesteps.numpy()[:steps], f"{name}, {steps} steps"
+        )
+
+
+@pytest.mark.parametrize("name", ["euler", "euler_karras", "euler_a", "ddim", "dpmpp_2m_karras"])
+def test_the_longest_run_equals_diffusers(name: str) -> None:
+    compare(name, 999, SDXL)
+
+
+def test_repeated_timesteps_stay_finite() -> None:
+    """diffusers divides zero by zero where two timesteps share a noise level (DPM++, 999 steps)."""
+    config = SchedulerConfig.from_dict(SDXL)
+    made = table("dpmpp_2m", 999, config)
+    repeated = made.rows[0]
+    assert np.isfinite(made.rows).all()
+    assert repeated[COLUMNS.index("a")] == pytest.approx(1) and made.rows[1, 4] == 0
+
+
+def test_a_thousand_steps_work_where_the_schedule_has_as_many() -> None:
+    config = SchedulerConfig.from_dict(SDXL)
+    for name in set(SCHEDULERS) - {"dpmpp_2m"}:
+        assert table(name, 1000, config).rows.shape == (1000, len(COLUMNS))
+    with pytest.raises(InvalidParams, match=r"steps: 1000 .* at most 999"):
+        table("dpmpp_2m", 1000, config)
+
+
+def test_trailing_never_runs_past_the_end() -> None:
+    """arange's rounding gives diffusers a 62nd of 61 steps, at timestep -1."""
+    config = SchedulerConfig.from_dict({**SDXL, "timestep_spacing": "trailing"})
+    made = table("ddim", 61, config)
+    assert len(made.rows) == 61 and column(made, "timestep").min() >= 0
+
+
+def test_a_mixed_batch_equals_its_rows_alone() -> None:
+    config = SchedulerConfig.from_dict(SDXL)
+    draw = torch.Generator().manual_seed(0)
+    rows = [coefficients(table(name, 20, config), i) for i, name in enumerate(SCHEDULERS)]
+    shape = (len(rows), *SHAPE[1:])
+    x, eps, h, z = (torch.randn(shape, generator=draw) for _ in range(4))
+    together = step(x, eps, h, z, torch.cat(rows))
+    for i, row in enumerate(rows):
+        alone = step(x[i : i + 1], eps[i : i + 1], h[i : i + 1], z[i : i + 1], row)
+        for found, needed in zip(together, alone, strict=True):
+            assert torch.equal(found[i : i + 1], needed), SCHEDULERS[i]
+
+
+def test_stale_buffers_do_not_reach_a_new_row() -> None:
+    config = SchedulerConfig.from_dict(SDXL)
+    x, eps = torch.randn(SHAPE), torch.randn(SHAPE)
+    stale = torch.full(SHAPE, float("inf"))
+    row = coefficients(table("dpmpp_2m", 20, config), 0)
+    needed = step(x, eps, torch.zeros(SHAPE), None, row)
+    found = step(x, eps, stale, stale, row)
+    assert torch.equal(found[0], needed[0]) and torch.equal(found[1], needed[1])
+
+
+def test_half_precision_output_is_stepped_in_float32() -> None:
+    row = coefficients(table("euler", 20, SchedulerConfig.from_dict(SDXL)), 3)
+    x, eps, h = torch.randn(SHAPE), torch.randn(SHAPE).half(), torch.zeros(SHAPE)
+    moved, _ = step(x, eps, h, None, row)
+    assert moved.dtype == torch.float32
+    assert torch.equal(moved, step(x, eps.float(), h, None, row)[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("clip_sample", True),
+        ("thresholding", True),
+        ("prediction_type", "sample"),
+        ("timestep_spacing", "loglinear"),
+        ("beta_schedule", "sigmoid"),
+        ("use_exponential_sigmas", True),
+        ("use_beta_sigmas", True),
+        ("use_lu_lambdas", True),
+        ("use_flow_sigmas", True),
+        ("interpolation_type", "log_linear"),
+        ("timestep_type", "continuous"),
+        ("sigma_max", 80.0),
+        ("lambda_min_clipped", -5.1),
+        ("trained_betas", [0.1, 0.2]),
+        ("_class_name", "EDMEulerScheduler"),
+    ],
+)
+def test_what_a_table_cannot_express_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(UnsupportedScheduler, match=f"{key}: .*needed"):
+        SchedulerConfig.from_dict({**SDXL, key: value})
+
+
+def test_noise_prediction_from_pure_noise_is_refused() -> None:
+    values = {**SDXL, "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    with pytest.raises(UnsupportedScheduler, match=r"ddim .* rescale_betas_zero_snr"):
+        table("ddim", 20, SchedulerConfig.from_dict(values))
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "steps"), [("scheduler", "x", 1), ("steps", "ddim", 1001)]
+)
+def test_requests_beyond_the_schedule_are_refused(field: str, name: str, steps: int) -> None:
+    with pytest.raises(InvalidParams) as caught:
+        table(name, steps, SchedulerConfig.from_dict(SDXL))
+    assert caught.value.field == field

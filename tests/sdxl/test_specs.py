@@ -1,0 +1,73 @@
+"""The specs say what SDXL 1.0's real networks do, at full size (on the meta device)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from tests.sdxl.unets import SIZES, TOPOLOGY
+
+from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
+from sdxl.networks.unet import DeepUNet, ShallowUNet
+from sdxl.networks.vae import VaeDecoder
+from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
+
+
+def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**TOPOLOGY, **SIZES["full"])
+        clip_l = CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12)
+        clip_g = CLIPTextConfig(
+            hidden_size=1280,
+            intermediate_size=5120,
+            num_hidden_layers=32,
+            num_attention_heads=20,
+            projection_dim=1280,
+            hidden_act="gelu",
+        )
+        vae = AutoencoderKL(
+            block_out_channels=(128, 256, 512, 512),
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            layers_per_block=2,
+            scaling_factor=0.13025,
+        )
+        return {
+            "clip_l": TextEncoder(CLIPTextModel(clip_l)),
+            "clip_g": ProjectingTextEncoder(CLIPTextModelWithProjection(clip_g)),
+            "unet_deep": DeepUNet(unet, cut),
+            "unet_shallow": ShallowUNet(unet, cut),
+            "vae_decoder": VaeDecoder(vae),
+        }
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_shape_at_full_size(cut: Cut) -> None:
+    networks = full_size_networks(cut)
+    for h, w in [(128, 128), (104, 152)]:
+        axes = {"rows": 2, "chunks": 3, "tokens": 154, "batch": 1, "latent_h": h, "latent_w": w}
+        axes |= image_axes(SDXL_1_0, h, w)
+        for name, spec in network_specs(SDXL_1_0, cut=cut).items():
+            inputs = [
+                torch.zeros(t.shape(axes), dtype=getattr(torch, t.dtype), device="meta")
+                for t in spec.inputs
+            ]
+            with torch.no_grad():
+                outputs = networks[name](*inputs)
+            found = {t.name: tuple(out.shape) for t, out in zip(spec.outputs, outputs, strict=True)}
+            assert found == {t.name: t.shape(axes) for t in spec.outputs}, name
+
+
+def test_timesteps_stay_float32_in_half_precision() -> None:
+    for spec in network_specs(SDXL_1_0, "float16").values():
+        for tensor in spec.tensors:
+            expected = {"timestep": "float32", "token_ids": "int64"}.get(tensor.name, "float16")
+            assert tensor.dtype == expected, f"{spec.name}.{tensor.name}"
+
+
+def test_one_name_means_one_shape() -> None:
+    specs = network_specs(SDXL_1_0)
+    unets = [*specs["unet_deep"].tensors, *specs["unet_shallow"].tensors]
+    assert len({t.name for t in unets}) == len(set(unets))

@@ -1,0 +1,73 @@
+"""Deep is diffusers' UNet, and Shallow on Deep's cache is Deep: exactly, at any size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.sdxl.unets import architecture, random_inputs, random_unet
+
+from sdxl.networks.unet import DeepUNet, ShallowUNet
+from sdxl.specs import CUTS, Cut, network_specs
+
+SHAPES = [(2, 16, 16), (1, 24, 16), (3, 17, 15), (2, 18, 22)]
+
+
+@pytest.fixture(scope="module", params=["mini", "mid"])
+def size(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def unet(size: str) -> torch.nn.Module:
+    return random_unet(size)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("rows", "h", "w"), SHAPES)
+def test_deep_equals_diffusers(
+    unet: torch.nn.Module, size: str, cut: Cut, rows: int, h: int, w: int
+) -> None:
+    inputs = random_inputs(size, rows, h, w)
+    expected = unet(
+        inputs["sample"],
+        inputs["timestep"],
+        inputs["context"],
+        added_cond_kwargs={"text_embeds": inputs["pooled"], "time_ids": inputs["time_ids"]},
+    ).sample
+    noise = DeepUNet(unet, cut)(*inputs.values())[0]
+    difference = float((noise - expected).abs().max())
+    assert difference <= 1e-5, f"differs by {difference:.2e}, allowed 1e-5"
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("rows", "h", "w"), SHAPES)
+def test_shallow_on_deeps_cache_equals_deep(
+    unet: torch.nn.Module, size: str, cut: Cut, rows: int, h: int, w: int
+) -> None:
+    inputs = random_inputs(size, rows, h, w)
+    noise, *cache = DeepUNet(unet, cut)(*inputs.values())
+    stem_inputs = [inputs[name] for name in ("sample", "timestep", "pooled", "time_ids")]
+    (shallow,) = ShallowUNet(unet, cut)(*stem_inputs, *cache)
+    difference = float((shallow - noise).abs().max())
+    assert difference <= 1e-5, f"differs by {difference:.2e}, allowed 1e-5"
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_seam_is_the_same_objects(cut: Cut) -> None:
+    specs = network_specs(architecture("full"), "float16", cut)
+    deep, shallow = specs["unet_deep"], specs["unet_shallow"]
+    cache = deep.outputs[1:]
+    assert shallow.inputs[-len(cache) :] == cache
+    assert all(a is b for a, b in zip(shallow.inputs[-len(cache) :], cache, strict=True))
+    assert deep.inputs[:4] == shallow.inputs[:4]
+
+
+def test_guides_name_what_is_wrong() -> None:
+    spec = network_specs(architecture("mini"))["unet_deep"]
+    shapes = {t.name: tuple(t.shape(dict.fromkeys(t.free_axes.values(), 8))) for t in spec.inputs}
+    with pytest.raises(ValueError, match=r"'context'.*\(8, 8, 3\).*128"):
+        spec.axes({**shapes, "context": (8, 8, 3)})
+    with pytest.raises(ValueError, match="'pooled' is missing"):
+        spec.axes({k: v for k, v in shapes.items() if k != "pooled"})
+    with pytest.raises(ValueError, match=r"rows.*8"):
+        spec.axes({**shapes, "pooled": (7, 64)})

@@ -1,0 +1,83 @@
+"""SDXL-shaped UNets with random weights, for numerics at sizes a test can afford."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from torch import Tensor
+
+from sdxl.specs import Architecture, Cut, network_specs
+
+TOPOLOGY: dict[str, Any] = {
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "layers_per_block": 2,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "in_channels": 4,
+    "out_channels": 4,
+}
+SIZES: dict[str, dict[str, Any]] = {
+    "mini": {
+        "block_out_channels": (32, 64, 96),
+        "transformer_layers_per_block": (1, 1, 2),
+        "attention_head_dim": (2, 4, 6),
+        "cross_attention_dim": 128,
+        "addition_time_embed_dim": 32,
+        "projection_class_embeddings_input_dim": 64 + 6 * 32,
+        "norm_num_groups": 16,
+        "sample_size": 16,
+    },
+    "mid": {
+        "block_out_channels": (64, 128, 256),
+        "transformer_layers_per_block": (1, 2, 4),
+        "attention_head_dim": (2, 4, 8),
+        "cross_attention_dim": 256,
+        "addition_time_embed_dim": 64,
+        "projection_class_embeddings_input_dim": 128 + 6 * 64,
+        "norm_num_groups": 32,
+        "sample_size": 32,
+    },
+    "full": {
+        "block_out_channels": (320, 640, 1280),
+        "transformer_layers_per_block": (1, 2, 10),
+        "attention_head_dim": (5, 10, 20),
+        "cross_attention_dim": 2048,
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 1280 + 6 * 256,
+        "sample_size": 128,
+    },
+}
+
+
+def random_unet(size: str) -> UNet2DConditionModel:
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(**TOPOLOGY, **SIZES[size])
+    return unet.eval().requires_grad_(False)
+
+
+def architecture(size: str) -> Architecture:
+    sizes = SIZES[size]
+    pooled = sizes["projection_class_embeddings_input_dim"] - 6 * sizes["addition_time_embed_dim"]
+    width = sizes["cross_attention_dim"]
+    return Architecture.from_configs(
+        {**TOPOLOGY, **sizes},
+        {"out_channels": 3, "block_out_channels": [1, 1, 1, 1]},
+        {"hidden_size": width // 2},
+        {"hidden_size": width - width // 2, "projection_dim": pooled},
+    )
+
+
+def random_inputs(
+    size: str, rows: int, h: int, w: int, cut: Cut = "reference", tokens: int = 77
+) -> dict[str, Tensor]:
+    """Deep's inputs, seeded, at different timesteps in each row."""
+    generator = torch.Generator().manual_seed(rows * 1000 + h * 10 + w)
+    axes = {"rows": rows, "latent_h": h, "latent_w": w, "tokens": tokens}
+    spec = network_specs(architecture(size), cut=cut)["unet_deep"]
+    inputs = {t.name: torch.randn(t.shape(axes), generator=generator) for t in spec.inputs}
+    inputs["timestep"] = torch.linspace(999.0, 1.5, rows)
+    inputs["time_ids"] = torch.tensor([[h * 8.0, w * 8.0, 0, 0, h * 8.0, w * 8.0]] * rows)
+    return inputs
