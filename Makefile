@@ -41,7 +41,7 @@ bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' o
 clean: ## remove what these commands made
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED):
 	@$(call make_venv)
 	$(PYTHON_OF_VENV) -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.installed-* && touch $@

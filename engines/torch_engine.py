@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sdxl.checkpoint import Checkpoint
-from sdxl.engine import Engines, check_inputs
+from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.params import InvalidParams
 from sdxl.specs import Cut, ModelSpec, network_specs
 
@@ -45,14 +45,14 @@ def load_torch(
     specs = network_specs(checkpoint.arch, PRECISIONS[precision], cut)
     vae = network_specs(checkpoint.arch, VAE_PRECISION[precision], cut)["vae_decoder"]
     specs["vae_decoder"] = vae
-    engines = {
+    engines: dict[str, Engine] = {
         name: TorchEngine(specs[name], _place(module, specs[name], chosen))
         for name, module in checkpoint.networks(cut).items()
     }
     is_cuda = chosen.type == "cuda"
     return Engines(
-        arch=checkpoint.arch,
-        **engines,
+        checkpoint.arch,
+        engines,
         device=chosen,
         cut=cut,
         fence=_cuda_fence if is_cuda else Engines.fence,
@@ -63,7 +63,7 @@ def load_torch(
 
 def _place(module: nn.Module, spec: ModelSpec, device: torch.device) -> nn.Module:
     dtype = getattr(torch, spec.outputs[0].dtype)
-    return module.to(device, dtype, memory_format=torch.channels_last)
+    return module.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _cuda_fence() -> Callable[[], None]:

@@ -258,7 +258,9 @@ def _loader(part: str) -> Any:
     import transformers
 
     has_projection = part == "text_encoder_2"
-    return transformers.CLIPTextModelWithProjection if has_projection else transformers.CLIPTextModel
+    return (
+        transformers.CLIPTextModelWithProjection if has_projection else transformers.CLIPTextModel
+    )
 
 
 @contextmanager
@@ -269,7 +271,7 @@ def _quiet_loading() -> Iterator[None]:
 
     levels = [(m, m.get_verbosity()) for m in (diffusers_logging, transformers_logging)]
     for module, _ in levels:
-        module.set_verbosity_error()  # type: ignore[no-untyped-call]
+        module.set_verbosity_error()
         module.disable_progress_bar()
     try:
         yield

@@ -53,9 +53,9 @@ def run(arguments: list[str]) -> int:
         case [name, *rest] if name in COMMANDS:
             return command(name)(rest)
         case _:
-            name = arguments[0] if arguments else None
+            asked = arguments[0] if arguments else None
             allowed = f"needed one of {', '.join(COMMANDS)}, or --help"
-            raise UnknownCommand(f"command: {name!r} is not allowed; {allowed}")
+            raise UnknownCommand(f"command: {asked!r} is not allowed; {allowed}")
 
 
 def usage() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +27,8 @@ MAX_FREE = 8
 CONDITIONS = ("context", "pooled", "time_ids")
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """Where one image's state lies."""
 
     cohort: Cohort
@@ -40,6 +40,7 @@ class Buffers:
     """Tensors for one shape and bucket. `by_name` holds what engines see, by spec name."""
 
     key: tuple[Shape, int, bool]
+    """shape, bucket, and whether caches are among the tensors"""
     by_name: dict[str, Tensor]
     latents: Tensor
     estimate: Tensor
@@ -81,12 +82,13 @@ class Cohort:
         return self.buffers.estimate[: len(self.guided)]
 
     def holds(self, places: Sequence[Place | None], bucket: int) -> bool:
-        """Whether exactly these images, in this order, are this cohort."""
+        """Whether exactly these images, in this order, are this cohort, and it can run."""
         return (
-            bucket == self.bucket
+            self.buffers.key[1:] == (bucket, True)
             and len(places) == len(self.guided)
-            and all(p is not None and p.cohort is self and p.index == i
-                    for i, p in enumerate(places))
+            and all(
+                p is not None and p.cohort is self and p.index == i for i, p in enumerate(places)
+            )
         )
 
     def upload(self, values: Tensor) -> Tensor:
@@ -127,12 +129,10 @@ class BufferPool:
         self._engines = engines
         self._specs = {
             t.name: t
-            for engine in (engines.unet_deep, engines.unet_shallow)
-            for t in engine.spec.tensors
+            for network in ("unet_deep", "unet_shallow")
+            for t in engines[network].spec.tensors
         }
-        self._cache_names = [
-            t.name for t in engines.unet_deep.spec.outputs if t.name != "noise"
-        ]
+        self._cache_names = [t.name for t in engines["unet_deep"].spec.outputs if t.name != "noise"]
         self._free: deque[Buffers] = deque(maxlen=MAX_FREE)
 
     def begin(

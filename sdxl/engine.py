@@ -37,11 +37,7 @@ class Engines:
     """The five networks of one model on one device."""
 
     arch: Architecture
-    clip_l: Engine
-    clip_g: Engine
-    unet_deep: Engine
-    unet_shallow: Engine
-    vae_decoder: Engine
+    by_name: Mapping[str, Engine]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     cut: Cut = "reference"
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -52,6 +48,9 @@ class Engines:
     """Calls that may be on their way while the host prepares the next: 0 where calls block."""
     description: Mapping[str, Any] = field(default_factory=dict)
     """What runs behind them (backend, precision, …), for logs and metadata."""
+
+    def __getitem__(self, name: str) -> Engine:
+        return self.by_name[name]
 
 
 def _done() -> None:

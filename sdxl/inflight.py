@@ -24,10 +24,9 @@ from sdxl.cohort import BufferPool, Cohort, Place
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
 from sdxl.deepcache import Plan
-from sdxl.engine import Engine, Engines
+from sdxl.engine import Engines
 from sdxl.images import NoiseSource
 from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
-
 
 NOISE = schedulers.COLUMNS.index("d")
 
@@ -172,8 +171,7 @@ class InFlight:
         image = self._images.get(id_)
         if image is None or image.place is None or self._flights[id_].step == 0:
             return None
-        cohort, index = image.place
-        return cohort.estimate[index].clone()
+        return image.place.cohort.estimate[image.place.index].clone()
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -222,7 +220,7 @@ class InFlight:
         rows = [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids]
         coefficients = cohort.upload(torch.from_numpy(np.stack(rows)).float())
         noise = self._draw(group.ids, cohort, rows)
-        engine = self._engine(group)
+        engine = self.engines[group.network]
         cohort.prepare(coefficients)
         engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
         cohort.advance(coefficients, noise)
@@ -271,10 +269,6 @@ class InFlight:
 
     def _latent_dims(self, request: Request) -> tuple[int, int, int]:
         return self.engines.arch.latent_channels, request.latent_h, request.latent_w
-
-    def _engine(self, group: Group) -> Engine:
-        is_deep = group.network == "unet_deep"
-        return self.engines.unet_deep if is_deep else self.engines.unet_shallow
 
     def _set_state(self, id_: int, state: State) -> None:
         self._flights[id_] = replace(self._flights[id_], state=state)

@@ -1,7 +1,8 @@
-"""What a picture is made from: one frozen dataclass, validated once, and the one error it raises."""
+"""What a picture is made from: one frozen dataclass, validated once, and its one error."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -29,9 +30,15 @@ class Sizes:
     maximum: int
     multiple: int = 8
 
-    @property
-    def allowed(self) -> str:
-        return f"needed a multiple of {self.multiple} from {self.minimum} to {self.maximum}"
+    def resolve(self, side: str, value: int | None) -> int:
+        """This side in pixels, or the default where it was left open."""
+        if value is None:
+            return self.default
+        is_within = _is_int(value) and self.minimum <= value <= self.maximum
+        if not is_within or value % self.multiple:
+            allowed = f"needed a multiple of {self.multiple} from {self.minimum} to {self.maximum}"
+            raise InvalidParams(side, value, allowed)
+        return value
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,9 @@ class GenerationParams:
         if self.seed is not None:
             _check_int("seed", self.seed, 0, MAX_SEED)
         if self.scheduler not in SCHEDULERS:
-            raise InvalidParams("scheduler", self.scheduler, f"needed one of {', '.join(SCHEDULERS)}")
+            raise InvalidParams(
+                "scheduler", self.scheduler, f"needed one of {', '.join(SCHEDULERS)}"
+            )
         _check_int("cache_interval", self.cache_interval, 1, 1000)
         if self.deep_steps is not None:
             _check_deep_steps(self.deep_steps, self.steps)
@@ -72,17 +81,12 @@ class GenerationParams:
 
     def resolve(self, sizes: Sizes, new_seed: Callable[[], int]) -> GenerationParams:
         """The same request with nothing left open, checked against what the model allows."""
-        filled = {}
-        for side in ("width", "height"):
-            value = getattr(self, side)
-            value = sizes.default if value is None else value
-            if not _is_int(value) or not (sizes.minimum <= value <= sizes.maximum):
-                raise InvalidParams(side, value, sizes.allowed)
-            if value % sizes.multiple:
-                raise InvalidParams(side, value, sizes.allowed)
-            filled[side] = value
-        seed = new_seed() if self.seed is None else self.seed
-        return replace(self, **filled, seed=seed)
+        return replace(
+            self,
+            width=sizes.resolve("width", self.width),
+            height=sizes.resolve("height", self.height),
+            seed=new_seed() if self.seed is None else self.seed,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,7 +125,7 @@ def _check_text(field: str, value: object) -> None:
 
 
 def _check_deep_steps(plan: tuple[int, ...], steps: int) -> None:
-    ordered = all(a < b for a, b in zip(plan, plan[1:], strict=False))
+    ordered = all(a < b for a, b in itertools.pairwise(plan))
     if not plan or plan[0] != 0 or not ordered or plan[-1] >= steps:
         raise InvalidParams(
             "deep_steps", plan, f"needed rising step numbers from 0 to {steps - 1}, 0 the first"

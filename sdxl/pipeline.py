@@ -19,16 +19,13 @@ from sdxl import deepcache, schedulers
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, encode
 from sdxl.engine import Engines, call, torch_dtype
+from sdxl.images import BrokenImage
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import GenerationParams, Sizes
 from sdxl.policy import Limits
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
-
-
-class DecodeError(RuntimeError):
-    """An image that came out as NaN or infinity instead of a picture."""
 
 
 @dataclass
@@ -135,12 +132,12 @@ class Pipeline:
 
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, h, w] → [3, height, width] in -1..1."""
-        engine = self.engines.vae_decoder
+        engine = self.engines["vae_decoder"]
         dtype = torch_dtype(engine.spec.inputs[0])
         batch = latents[None].to(self.engines.device, dtype)
         image = call(engine, self.engines.arch, {"latents": batch})["image"][0].float().cpu()
         if not torch.isfinite(image).all():
-            raise DecodeError("the decoded image holds NaN or infinity")
+            raise BrokenImage("the decoded image holds NaN or infinity")
         return image
 
     def _submit(

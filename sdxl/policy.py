@@ -169,9 +169,7 @@ def _who_goes_on(flights: Sequence[Flight], limits: Limits) -> tuple[list[Flight
     return kept, halted
 
 
-def _who_joins(
-    flights: Sequence[Flight], kept: Sequence[Flight], limits: Limits
-) -> list[Flight]:
+def _who_joins(flights: Sequence[Flight], kept: Sequence[Flight], limits: Limits) -> list[Flight]:
     """Paused images first, then queued ones, in order of arrival while rows are free.
 
     Order is strict: the first that does not fit ends it, so nothing large starves. One whose

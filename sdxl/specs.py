@@ -151,7 +151,9 @@ def network_specs(
     cache = cache_specs(arch, dtype, cut)
     embedding = (timestep, pooled, time_ids)
     models = (
-        ModelSpec("clip_l", (token_ids,), (tensor("hidden_l", "chunks", CHUNK, arch.clip_l_width),)),
+        ModelSpec(
+            "clip_l", (token_ids,), (tensor("hidden_l", "chunks", CHUNK, arch.clip_l_width),)
+        ),
         ModelSpec(
             "clip_g",
             (token_ids,),

@@ -138,7 +138,10 @@ def stored_params(source: str) -> dict[str, Any]:
     from sdxl.images import NoParameters, read_parameters
 
     try:
-        return read_parameters(Path(source))
+        stored = read_parameters(Path(source))
+        if not isinstance(stored.get("model"), str | None):
+            raise NoParameters("its model is not a name")
+        return stored
     except (OSError, NoParameters) as error:
         cause = getattr(error, "strerror", None) or error
         raise InvalidParams("from", source, f"needed a picture of sdxl render ({cause})") from error

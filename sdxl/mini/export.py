@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
+from safetensors.torch import load_file, save_file
 from transformers import CLIPModel, CLIPTextModel, CLIPTextModelWithProjection
 
 from sdxl.mini.scenes import SIDE
@@ -78,6 +79,8 @@ def export(trained: Trained, out: Path) -> None:
         is_half = name in ("vae", "unet")
         network.to(torch.float16 if is_half else torch.float32).save_pretrained(fresh / name)
         network.float()
+    _name_as_sdxl(fresh / "text_encoder")
+    _name_as_sdxl(fresh / "text_encoder_2")
     trained.scorer.half().save_pretrained(fresh / "clip")
     trained.scorer.float()
     write_tokenizer(fresh / "tokenizer", EOS)
@@ -88,6 +91,16 @@ def export(trained: Trained, out: Path) -> None:
     _write_json(fresh / "clip" / "preprocessor_config.json", _PICTURES)
     _write_json(fresh / "preview.json", trained.preview)
     _swap(fresh, out)
+
+
+def _name_as_sdxl(folder: Path) -> None:
+    """transformers 5 drops the prefix that SDXL's own text encoders, and older versions, have."""
+    path = folder / "model.safetensors"
+    tensors = {
+        name if name.startswith(("text_model.", "text_projection.")) else f"text_model.{name}": t
+        for name, t in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _swap(fresh: Path, out: Path) -> None:

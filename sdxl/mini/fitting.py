@@ -42,9 +42,11 @@ def rate_at(schedule: Schedule, step: int) -> float:
     return schedule.peak_rate * (0.01 + 0.99 * cosine)
 
 
-def _average_into(average: list[Tensor], weights: list[Tensor], decay: float, step: int) -> None:
+def _average_into(
+    average: list[Tensor], weights: list[nn.Parameter], decay: float, step: int
+) -> None:
     keep = min(decay, (1 + step) / (10 + step))
-    torch._foreach_lerp_(average, weights, 1 - keep)
+    torch._foreach_lerp_(average, list(weights), 1 - keep)
 
 
 def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) -> None:
@@ -64,7 +66,7 @@ def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) 
             group["lr"] = rate_at(schedule, step)
         loss = loss_of(rng)
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimiser.step()
         with torch.no_grad():

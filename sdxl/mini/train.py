@@ -32,14 +32,19 @@ OFFSET_NOISE = 0.25
 STAGES = ("vae", "unet", "scorer", "export")
 
 
+_VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
+_UNET = Schedule(steps=8000, peak_rate=1e-3, seed=2)
+_SCORER = Schedule(steps=1500, peak_rate=1e-3, seed=3)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The lengths and seeds behind the weights in the repository."""
 
-    vae: Schedule = Schedule(steps=2600, peak_rate=2e-3, seed=1)
-    unet: Schedule = Schedule(steps=9000, peak_rate=1e-3, seed=2)
-    scorer: Schedule = Schedule(steps=1500, peak_rate=1e-3, seed=3)
-    pictures: int = 40_000
+    vae: Schedule = _VAE
+    unet: Schedule = _UNET
+    scorer: Schedule = _SCORER
+    pictures: int = 30_000
     pictures_seed: int = 4
     vae_batch: int = 16
     unet_batch: int = 32
@@ -172,7 +177,8 @@ def train_unet(plan: Plan, work: Path, device: str) -> None:
     """Noise prediction on cached latents; the offset noise keeps backgrounds to the caption."""
     data = encode_pictures(plan, work, device)
     torch.manual_seed(0)
-    painter = Painter().to(device, memory_format=torch.channels_last)
+    painter = Painter().to(device)
+    painter.unet.to(memory_format=torch.channels_last)
     alphas = topology.new_scheduler().alphas_cumprod.to(device)
     empty, empty_2 = (tokenize(t, [""]) for t in tokenizers(work))
     scale, batch = data.scale, plan.unet_batch

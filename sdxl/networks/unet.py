@@ -33,7 +33,7 @@ SUPPORTED: Mapping[str, Any] = {
 class Stem(nn.Module):
     """What every step computes afresh: conv_in and the embedding of time and size."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, unet: Any) -> None:
         super().__init__()
         self.conv_in = unet.conv_in
         self.time_proj, self.time_embedding = unet.time_proj, unet.time_embedding
@@ -53,13 +53,13 @@ class Stem(nn.Module):
 class FirstSkips(nn.Module):
     """down_blocks.0's ResBlocks: the skips that the last up block reads besides conv_in."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, unet: Any) -> None:
         super().__init__()
-        self.resnets = unet.down_blocks[0].resnets  # type: ignore[index, union-attr]
+        self.resnets: Any = unet.down_blocks[0].resnets
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> list[Tensor]:
         skips = []
-        for resnet in self.resnets:  # type: ignore[union-attr]
+        for resnet in self.resnets:
             hidden = resnet(hidden, embedding)
             skips.append(hidden)
         return skips
@@ -68,17 +68,16 @@ class FirstSkips(nn.Module):
 class Core(nn.Module):
     """Everything between down_blocks.0's ResBlocks and the last up block: 95% of the arithmetic."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, unet: Any) -> None:
         super().__init__()
-        down: Any = unet.down_blocks
-        self.downsamplers = down[0].downsamplers
-        self.down_blocks = nn.ModuleList(down[1:])
+        self.downsamplers: Any = unet.down_blocks[0].downsamplers
+        self.down_blocks = nn.ModuleList(unet.down_blocks[1:])
         self.mid_block: Any = unet.mid_block
-        self.up_blocks = nn.ModuleList(unet.up_blocks[:-1])  # type: ignore[index, arg-type]
+        self.up_blocks = nn.ModuleList(unet.up_blocks[:-1])
 
     def forward(self, skips: Sequence[Tensor], embedding: Tensor, context: Tensor) -> Tensor:
         """`skips` are conv_in's output and FirstSkips'; the result has their height and width."""
-        hidden = self.downsamplers[0](skips[-1])  # type: ignore[index]
+        hidden = self.downsamplers[0](skips[-1])
         stack = [*skips, hidden]
         for block in self.down_blocks:
             hidden = _down(block, hidden, embedding, context, stack)
@@ -94,23 +93,24 @@ class Core(nn.Module):
 class Tail(nn.Module):
     """The last up block and the output convolution: no attention, no text."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, unet: Any) -> None:
         super().__init__()
-        self.resnets = unet.up_blocks[-1].resnets  # type: ignore[index, union-attr]
-        self.conv_norm_out, self.conv_act = unet.conv_norm_out, unet.conv_act
-        self.conv_out = unet.conv_out
+        self.resnets: Any = unet.up_blocks[-1].resnets
+        self.norm: Any = unet.conv_norm_out
+        self.activation: Any = unet.conv_act
+        self.conv_out: Any = unet.conv_out
 
     def forward(self, hidden: Tensor, skips: Sequence[Tensor], embedding: Tensor) -> Tensor:
-        for resnet, skip in zip(self.resnets, reversed(skips), strict=True):  # type: ignore[arg-type]
+        for resnet, skip in zip(self.resnets, reversed(skips), strict=True):
             hidden = resnet(torch.cat([hidden, skip], dim=1), embedding)
-        noise: Tensor = self.conv_out(self.conv_act(self.conv_norm_out(hidden)))
+        noise: Tensor = self.conv_out(self.activation(self.norm(hidden)))
         return noise
 
 
 class DeepUNet(nn.Module):
     """The whole UNet, which also returns what the Shallow one needs of it."""
 
-    def __init__(self, unet: nn.Module, cut: Cut = "reference") -> None:
+    def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
         self.cut = cut
         self.stem, self.first_skips = Stem(unet), FirstSkips(unet)
@@ -129,7 +129,7 @@ class DeepUNet(nn.Module):
 class ShallowUNet(nn.Module):
     """Stem and tail around a cached core: 4.8% of the full UNet's arithmetic."""
 
-    def __init__(self, unet: nn.Module, cut: Cut = "reference") -> None:
+    def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
         self.stem, self.tail = Stem(unet), Tail(unet)
         self.first_skips = FirstSkips(unet) if cut == "fresh_skips" else None

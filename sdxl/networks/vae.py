@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 
 class VaeDecoder(nn.Module):
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, vae: Any) -> None:
         super().__init__()
         self.post_quant_conv = vae.post_quant_conv

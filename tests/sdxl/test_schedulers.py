@@ -66,7 +66,7 @@ def coefficients(made: Table, index: int) -> torch.Tensor:
 
 
 def assert_close(found: torch.Tensor, needed: torch.Tensor, x: torch.Tensor, what: str) -> None:
-    """Of the largest value in the step: diffusers subtracts from x in float32, and rounds like it."""
+    """Of the largest value in the step, since diffusers subtracts from x in float32."""
     difference = (found - needed).abs().max().item()
     allowed = TOLERANCE * max(needed.abs().max().item(), x.abs().max().item())
     assert difference <= allowed, f"{what}: off by {difference:.2e}, allowed {allowed:.2e}"

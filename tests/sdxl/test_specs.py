@@ -7,12 +7,12 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
-from tests.sdxl.unets import SIZES, TOPOLOGY
 
 from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
 from sdxl.networks.unet import DeepUNet, ShallowUNet
 from sdxl.networks.vae import VaeDecoder
 from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
+from tests.sdxl.unets import SIZES, TOPOLOGY
 
 
 def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:

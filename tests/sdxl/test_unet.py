@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.sdxl.unets import architecture, random_inputs, random_unet
 
 from sdxl.networks.unet import DeepUNet, ShallowUNet
 from sdxl.specs import CUTS, Cut, network_specs
+from tests.sdxl.unets import architecture, random_inputs, random_unet
 
 SHAPES = [(2, 16, 16), (1, 24, 16), (3, 17, 15), (2, 18, 22)]
 

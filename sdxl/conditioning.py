@@ -1,0 +1,189 @@
+"""Prompts through both text encoders, to what the UNet is conditioned on.
+
+It knows the two encoder engines by their specs, and nothing of the UNet but the dtypes it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sdxl.engine import Engine, Engines, call, torch_dtype
+from sdxl.params import GenerationParams
+from sdxl.prompt import Tokenizer, Tokens, tokenize
+from sdxl.specs import Architecture
+
+MAX_CHUNKS_PER_CALL = 32
+
+Chunk = tuple[int, ...]
+Row = tuple[Tokens, Tokens] | None
+"""One prompt in both tokenizers' ids; None is diffusers' zeroed negative prompt."""
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """One request's inputs to the UNet: two rows under guidance, positive first, else one."""
+
+    context: Tensor
+    """[rows, tokens, context width]"""
+    pooled: Tensor
+    """[rows, pooled width]"""
+    time_ids: Tensor
+    """[rows, 6]"""
+
+    @property
+    def tokens(self) -> int:
+        return self.context.shape[1]
+
+    @property
+    def rows(self) -> int:
+        return self.context.shape[0]
+
+
+def encode(
+    requests: Sequence[GenerationParams],
+    tokenizer: Tokenizer,
+    tokenizer_2: Tokenizer,
+    engines: Engines,
+    force_zeros: bool,
+    *,
+    fixed_chunks: int | None = None,
+    max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
+) -> list[Conditioning]:
+    """Encode resolved requests together; a chunk that several of them hold is encoded once.
+
+    `fixed_chunks` pads every engine call to exactly that many chunks, so that a prompt's bytes
+    do not depend on how many others came with it.
+    """
+    if not requests:
+        return []
+    prompts = [tokenize_rows(r, tokenizer, tokenizer_2, force_zeros) for r in requests]
+    rows = [row for prompt in prompts for row in prompt if row is not None]
+    encoders = (engines["clip_l"], engines["clip_g"])
+    size = fixed_chunks or max_chunks_per_call
+    encoded_l, encoded_g = (
+        _Encoded.of(encoder, engines, _unique(row[i] for row in rows), size, fixed_chunks)
+        for i, encoder in enumerate(encoders)
+    )
+    dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_deep"].spec.inputs}
+    return [
+        _condition(request, prompt, encoded_l, encoded_g, dtypes)
+        for request, prompt in zip(requests, prompts, strict=True)
+    ]
+
+
+def tokenize_rows(
+    request: GenerationParams, tokenizer: Tokenizer, tokenizer_2: Tokenizer, force_zeros: bool
+) -> list[Row]:
+    """A request's rows, all of one length. Refuses by name what cannot be encoded, so that a
+    caller can check a request before batching it with others."""
+    rows: list[Row] = [_both(request.prompt, tokenizer, tokenizer_2, "prompt")]
+    if request.is_guided:
+        negative = request.negative_prompt
+        # As in diffusers: only an absent negative prompt is zeroed; an empty one is encoded.
+        if negative is None and force_zeros:
+            rows.append(None)
+        else:
+            rows.append(_both(negative or "", tokenizer, tokenizer_2, "negative_prompt"))
+    longest = max(len(tokens.ids) for row in rows if row for tokens in row)
+    return [row and (row[0].pad_to(longest), row[1].pad_to(longest)) for row in rows]
+
+
+def _both(text: str, tokenizer: Tokenizer, tokenizer_2: Tokenizer, field: str) -> Row:
+    return tokenize(text, tokenizer, field), tokenize(text, tokenizer_2, field)
+
+
+def _unique(prompts: Iterable[Tokens]) -> list[Chunk]:
+    return list(dict.fromkeys(chunk for tokens in prompts for chunk in tokens.ids))
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """One encoder's outputs for the chunks of a whole call."""
+
+    place: Mapping[Chunk, int]
+    hidden: Tensor
+    """[chunks, 77, width]"""
+    pooled: Tensor | None
+    """[chunks, width], from the second encoder alone"""
+
+    @classmethod
+    def of(
+        cls,
+        encoder: Engine,
+        engines: Engines,
+        chunks: Sequence[Chunk],
+        size: int,
+        fixed: int | None,
+    ) -> _Encoded:
+        groups = [chunks[i : i + size] for i in range(0, len(chunks), size)]
+        outputs = [_run(encoder, engines.arch, engines.device, group, fixed) for group in groups]
+        hidden, *pooled = (spec.name for spec in encoder.spec.outputs)
+        return cls(
+            place={chunk: i for i, chunk in enumerate(chunks)},
+            hidden=torch.cat([output[hidden] for output in outputs]),
+            pooled=torch.cat([output[pooled[0]] for output in outputs]) if pooled else None,
+        )
+
+    def context(self, tokens: Tokens) -> Tensor:
+        """[77 * chunks, width]"""
+        hidden = self.hidden[[self.place[chunk] for chunk in tokens.ids]]
+        if any(weight != 1 for chunk in tokens.weights for weight in chunk):
+            hidden = emphasise(hidden, tokens.weights)
+        return hidden.flatten(0, 1)
+
+
+def _run(
+    encoder: Engine,
+    arch: Architecture,
+    device: torch.device,
+    chunks: Sequence[Chunk],
+    fixed: int | None,
+) -> dict[str, Tensor]:
+    filler = [chunks[0]] * ((fixed or 0) - len(chunks))
+    ids = torch.tensor([*chunks, *filler], dtype=torch.int64, device=device)
+    outputs = call(encoder, arch, {"token_ids": ids})
+    return {name: value[: len(chunks)] for name, value in outputs.items()}
+
+
+def emphasise(hidden: Tensor, weights: Sequence[Sequence[float]]) -> Tensor:
+    """Scale each token's embedding by its weight, then restore the chunk's mean.
+
+    As stable-diffusion-webui does for SDXL: each encoder by itself, chunk by chunk, and the
+    pooled embedding left as it is.
+    """
+    exact = hidden.float()
+    weighted = exact * torch.tensor(weights, device=hidden.device)[..., None]
+    before, after = (t.mean(dim=(1, 2), keepdim=True) for t in (exact, weighted))
+    restored = weighted * torch.where(after == 0, 1.0, before / after)
+    return restored.to(hidden.dtype)
+
+
+def _condition(
+    request: GenerationParams,
+    rows: Sequence[Row],
+    encoded_l: _Encoded,
+    encoded_g: _Encoded,
+    dtypes: Mapping[str, torch.dtype],
+) -> Conditioning:
+    assert encoded_g.pooled is not None
+    contexts: list[Tensor] = []
+    pooled: list[Tensor] = []
+    for row in rows:
+        if row is None:
+            contexts.append(torch.zeros_like(contexts[0]))
+            pooled.append(torch.zeros_like(pooled[0]))
+            continue
+        contexts.append(torch.cat([encoded_l.context(row[0]), encoded_g.context(row[1])], dim=-1))
+        pooled.append(encoded_g.pooled[encoded_g.place[row[1].ids[0]]])
+    size = (request.height, request.width)
+    assert None not in size, "needed a resolved request"
+    time_ids = torch.tensor([[*size, 0, 0, *size]] * len(rows), dtype=dtypes["time_ids"])
+    return Conditioning(
+        context=torch.stack(contexts).to(dtypes["context"]),
+        pooled=torch.stack(pooled).to(dtypes["pooled"]),
+        time_ids=time_ids.to(encoded_g.hidden.device),
+    )

@@ -1,0 +1,264 @@
+"""A prompt's text to token ids: CLIP's byte pairs, (weights:1.3), any number of 77-token chunks.
+
+It does not know encoders or tensors. Importing it is cheap: `tokenizers` loads with the first
+folder. The ids equal those of `transformers.CLIPTokenizer` on any unweighted text. That includes a
+literal "<|endoftext|>", which becomes the special token, and the second tokenizer's "!", which is
+its padding token: whoever writes the former ends their own prompt's pooled summary there, and
+nobody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.params import InvalidParams
+from sdxl.specs import CHUNK
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BOS, EOS = "<|startoftext|>", "<|endoftext|>"
+BODY = CHUNK - 2
+"""Tokens of text in a chunk, between BOS and EOS."""
+
+MAX_CHUNKS = 16
+MAX_WEIGHT = 10.0
+MAX_DEPTH = 64
+"""Brackets of one kind open at once: keeps the work linear in the prompt's length."""
+
+ROUND, SQUARE = 1.1, 1 / 1.1
+WORDS = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d"
+    r"|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+)
+Token = str | Mapping[str, Any]
+"""A special token as the configs store one: its text, or that with flags."""
+
+NAMED: Mapping[str, str] = {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": EOS}
+
+MARKUP = re.compile(
+    r"\\[()\[\]\\]"  # an escaped bracket or backslash
+    r"|[(\[)\]]"
+    r"|:\s*(?P<weight>[+-]?[.\d]+)\s*\)"
+    r"|[^\\()\[\]:]+"
+    r"|[\\:]"
+)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A stretch of text under one weight."""
+
+    text: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A prompt as the encoders take it: [chunks][77] ids and their weights."""
+
+    ids: tuple[tuple[int, ...], ...]
+    weights: tuple[tuple[float, ...], ...]
+    empty: tuple[int, ...]
+    """The chunk an empty prompt gives."""
+
+    def pad_to(self, chunks: int) -> Tokens:
+        missing = chunks - len(self.ids)
+        if missing <= 0:
+            return self
+        return replace(
+            self,
+            ids=self.ids + (self.empty,) * missing,
+            weights=self.weights + ((1.0,) * CHUNK,) * missing,
+        )
+
+
+class Tokenizer:
+    """One of the model's two tokenizers."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, bos: int, eos: int, pad: int) -> None:
+        self._backend = backend
+        self.bos, self.eos, self.pad = bos, eos, pad
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> Tokenizer:
+        """From a folder as transformers stores one: vocab.json + merges.txt, or tokenizer.json."""
+        folder = Path(folder)
+        config = _read_json(folder / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:
+            config |= _read_json(folder / "special_tokens_map.json")
+        vocab, merges, listed = _read_vocabulary(folder)
+        if "added_tokens_decoder" in config:
+            entries = config["added_tokens_decoder"].items()
+            listed = [token for _, token in sorted(entries, key=lambda entry: int(entry[0]))]
+        named = {key: config.get(key) or default for key, default in NAMED.items()}
+        texts = {key: _content(token) for key, token in named.items()}
+        for key, text in texts.items():
+            if text not in vocab:
+                raise ValueError(f"{folder}: {key} {text!r} is not in the vocabulary")
+        backend = _build(vocab, merges, texts["unk_token"])
+        _add_special_tokens(backend, listed, list(named.values()))
+        bos, eos, pad = (vocab[texts[f"{name}_token"]] for name in ("bos", "eos", "pad"))
+        return cls(backend, bos, eos, pad)
+
+    def encode(self, text: str) -> list[int]:
+        """The text's ids, without BOS, EOS or padding."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def tokenize(text: str, tokenizer: Tokenizer, field: str = "prompt") -> Tokens:
+    """Parse, encode and cut into chunks; `field` is what an error blames."""
+    ids: list[int] = []
+    weights: list[float] = []
+    for fragment in parse(text, field):
+        found = tokenizer.encode(fragment.text)
+        ids += found
+        weights += [fragment.weight] * len(found)
+    if len(ids) > MAX_CHUNKS * BODY:
+        raise InvalidParams(field, f"{len(ids)} tokens", f"at most {MAX_CHUNKS * BODY}")
+    starts = range(0, max(len(ids), 1), BODY)
+    return Tokens(
+        ids=tuple(_chunk(ids[i : i + BODY], tokenizer) for i in starts),
+        weights=tuple(_chunk_weights(weights[i : i + BODY]) for i in starts),
+        empty=_chunk([], tokenizer),
+    )
+
+
+def parse(text: str, field: str = "prompt") -> list[Fragment]:
+    r"""The weights that (a), ((a)), (a:1.3) and [a] give, in the syntax of stable-diffusion-webui.
+
+    A bracket never closed reaches to the end; one never opened is text, as \( \) \[ \] always are.
+    Two backslashes make one; a lone one is text.
+    """
+    pieces: list[list[Any]] = []
+    opened: dict[str, list[int]] = {"(": [], "[": []}
+
+    def close(bracket: str, weight: float) -> None:
+        for piece in pieces[opened[bracket].pop() :]:
+            piece[1] *= weight
+
+    for match in MARKUP.finditer(text):
+        token, weight = match.group(), match.group("weight")
+        if token in opened:
+            opened[token].append(len(pieces))
+            if len(opened[token]) > MAX_DEPTH:
+                raise InvalidParams(field, token * 3 + "…", f"at most {MAX_DEPTH} open brackets")
+        elif weight is not None and opened["("]:
+            close("(", _weight(weight, field))
+        elif token == ")" and opened["("]:
+            close("(", ROUND)
+        elif token == "]" and opened["["]:
+            close("[", SQUARE)
+        else:
+            is_escaped = len(token) == 2 and token[0] == "\\"
+            pieces.append([token[1] if is_escaped else token, 1.0])
+    for bracket, weight_of in (("(", ROUND), ("[", SQUARE)):
+        while opened[bracket]:
+            close(bracket, weight_of)
+    return list(_merge(pieces, field))
+
+
+def _weight(text: str, field: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidParams(field, f":{text})", "needed a number, as in (word:1.3)") from None
+
+
+def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:
+    """Joins neighbours of one weight, so that unweighted text reaches the tokenizer whole."""
+    text, weight = "", 1.0
+    for piece, own in pieces:
+        if not (math.isfinite(own) and abs(own) <= MAX_WEIGHT):
+            raise InvalidParams(field, own, f"needed weights from -{MAX_WEIGHT} to {MAX_WEIGHT}")
+        if own != weight and text:
+            yield Fragment(text, weight)
+            text = ""
+        text, weight = text + piece, own
+    yield Fragment(text, weight)
+
+
+def _chunk(body: Sequence[int], tokenizer: Tokenizer) -> tuple[int, ...]:
+    padding = [tokenizer.pad] * (BODY - len(body))
+    return (tokenizer.bos, *body, tokenizer.eos, *padding)
+
+
+def _chunk_weights(body: Sequence[float]) -> tuple[float, ...]:
+    return (1.0, *body, *[1.0] * (CHUNK - 1 - len(body)))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _read_vocabulary(
+    folder: Path,
+) -> tuple[dict[str, int], list[tuple[str, str]], list[dict[str, Any]]]:
+    """Vocabulary, merges, and the special tokens that only tokenizer.json lists."""
+    from tokenizers.models import BPE
+
+    files = folder / "vocab.json", folder / "merges.txt"
+    if all(path.is_file() for path in files):
+        vocab, merges = BPE.read_file(*map(str, files))
+        return vocab, merges, []
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{folder}: needed vocab.json and merges.txt, or tokenizer.json")
+    stored = _read_json(folder / "tokenizer.json")
+    pairs = (m.split(" ") if isinstance(m, str) else m for m in stored["model"]["merges"])
+    return stored["model"]["vocab"], [(a, b) for a, b in pairs], stored.get("added_tokens", [])
+
+
+def _build(
+    vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], unknown: str
+) -> tokenizers.Tokenizer:
+    import tokenizers
+    from tokenizers import Regex, models, normalizers, pre_tokenizers
+
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=dict(vocab),
+            merges=list(merges),
+            continuing_subword_prefix="",
+            end_of_word_suffix="</w>",
+            unk_token=unknown,
+        )
+    )
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    return backend
+
+
+def _add_special_tokens(
+    backend: tokenizers.Tokenizer, listed: Sequence[Token], named: Sequence[Token]
+) -> None:
+    """Words taken whole. As in transformers, a list says how; else the last to name one does."""
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    names = {_content(token) for token in named}
+    made: dict[str, AddedToken] = {}
+    for token in (*named, *listed):
+        text, stored = _content(token), {} if isinstance(token, str) else token
+        own = {flag: stored[flag] for flag in flags if flag in stored}
+        is_special = text in names or stored.get("special", False)
+        made[text] = AddedToken(text, special=is_special, **own)
+    backend.add_tokens(list(made.values()))
+
+
+def _content(token: Token) -> str:
+    text: str = token if isinstance(token, str) else token["content"]
+    return text

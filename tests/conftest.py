@@ -1,0 +1,47 @@
+"""What many tests share, made once per run: the embedded model, ours and in diffusers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import engines
+from sdxl.checkpoint import find
+from sdxl.pipeline import Pipeline
+
+
+@pytest.fixture(scope="session")
+def mini() -> Pipeline:
+    return engines.load("mini", "torch")
+
+
+@pytest.fixture(scope="session")
+def diffusers_mini() -> Any:
+    from diffusers import StableDiffusionXLPipeline
+
+    pipe = StableDiffusionXLPipeline.from_pretrained(
+        str(find("mini").folder), torch_dtype=torch.float32
+    )
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_imports() -> Iterator[None]:
+    """Heavy libraries warn while they are imported; that is theirs, and happens once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import diffusers
+        import transformers
+    yield
+    del diffusers, transformers
+
+
+def psnr(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of float images in -1..1, in dB."""
+    error = float(((found - expected) / 2).double().pow(2).mean())
+    return float("inf") if error == 0 else -10 * float(torch.log10(torch.tensor(error)))

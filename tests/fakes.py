@@ -1,0 +1,79 @@
+"""Engines that cost nothing: each output is a cheap function of the row's own inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sdxl.conditioning import Conditioning
+from sdxl.engine import Engines, check_inputs
+from sdxl.specs import Architecture, ModelSpec, network_specs
+
+ARCH = Architecture(
+    latent_channels=4,
+    image_channels=3,
+    vae_scale=8,
+    stem_channels=2,
+    cache_channels=3,
+    stem_layers=2,
+    clip_l_width=3,
+    clip_g_width=5,
+    pooled_width=5,
+    sample_size=8,
+)
+
+
+@dataclass
+class FakeEngine:
+    """Fills every output from means over the inputs, row by row, so that a swapped, stale or
+    missing row shows in the numbers. Raises `fault` at its next call when one is set."""
+
+    spec: ModelSpec
+    calls: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
+    fault: Exception | None = None
+    on_call: Callable[[], None] = lambda: None
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        check_inputs(self.spec, inputs)
+        self.calls.append({name: tuple(t.shape) for name, t in inputs.items()})
+        self.on_call()
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
+        signal = sum(
+            (i + 1) * inputs[t.name].float().flatten(1).mean(1)
+            if inputs[t.name].dim() > 1
+            else (i + 1) * inputs[t.name].float() / 1000
+            for i, t in enumerate(self.spec.inputs)
+        )
+        assert isinstance(signal, Tensor)
+        for i, t in enumerate(self.spec.outputs):
+            shape = outputs[t.name].shape
+            noisy = 0.1 * inputs["sample"] if t.name == "noise" else 0.0
+            wave = torch.sin(signal * (i + 1)).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+            outputs[t.name].copy_(wave + noisy)
+
+
+def fake_engines(buckets: tuple[int, ...] = (1, 2, 4, 8), arch: Architecture = ARCH) -> Engines:
+    specs = network_specs(arch)
+    return Engines(arch, {n: FakeEngine(s) for n, s in specs.items()}, buckets=buckets)
+
+
+def fake_conditioning(seed: int, rows: int, tokens: int = 77) -> Conditioning:
+    generator = torch.Generator().manual_seed(seed)
+    return Conditioning(
+        context=torch.randn(rows, tokens, ARCH.context_width, generator=generator),
+        pooled=torch.randn(rows, ARCH.pooled_width, generator=generator),
+        time_ids=torch.tensor([[64.0, 64.0, 0, 0, 64.0, 64.0]] * rows),
+    )
+
+
+@dataclass
+class FakeClock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -1,0 +1,124 @@
+"""The weights in the repository: small, loaded by plain libraries, right in their pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from diffusers import StableDiffusionXLPipeline
+from safetensors import safe_open
+from transformers import CLIPModel
+
+from sdxl.mini.check import WEIGHTS, Verdict, held_out_scenes, judge_all, paint
+from sdxl.mini.clip import Scorer
+from sdxl.mini.scenes import COLOURS, SIDE, draw
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Scorer:
+    return Scorer()
+
+
+def _share(verdicts: list[Verdict], is_good: Callable[[Verdict], bool]) -> float:
+    return float(np.mean([is_good(verdict) for verdict in verdicts]))
+
+
+def test_the_folder_stays_within_16_mib() -> None:
+    size = sum(path.stat().st_size for path in WEIGHTS.rglob("*") if path.is_file())
+    assert size <= 16 * MIB, f"{size / MIB:.2f} MiB, at most 16"
+
+
+@pytest.mark.parametrize(
+    ("path", "dtype"),
+    [
+        ("unet/diffusion_pytorch_model.safetensors", "F16"),
+        ("vae/diffusion_pytorch_model.safetensors", "F16"),
+        ("text_encoder/model.safetensors", "F32"),
+        ("text_encoder_2/model.safetensors", "F32"),
+    ],
+)
+def test_each_network_is_stored_in_its_dtype_and_finite(path: str, dtype: str) -> None:
+    with safe_open(WEIGHTS / path, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 (not a dict)
+            if tensors.get_slice(name).get_dtype() != "I64":
+                assert tensors.get_slice(name).get_dtype() == dtype, name
+                assert torch.isfinite(tensors.get_tensor(name)).all(), name
+
+
+@pytest.mark.parametrize("name", ["text_encoder", "text_encoder_2"])
+def test_text_encoders_are_named_as_in_sdxl(name: str) -> None:
+    with safe_open(WEIGHTS / name / "model.safetensors", "pt") as tensors:
+        strange = [
+            key for key in tensors.keys()  # noqa: SIM118
+            if not key.startswith(("text_model.", "text_projection."))
+        ]
+    assert strange == []
+
+
+def test_plain_diffusers_loads_the_folder_as_sdxl() -> None:
+    pipe = StableDiffusionXLPipeline.from_pretrained(WEIGHTS, torch_dtype=torch.float32)
+    assert pipe.unet.dtype == pipe.vae.dtype == pipe.text_encoder_2.dtype == torch.float32
+    assert pipe.config.force_zeros_for_empty_prompt
+    assert pipe.default_sample_size * pipe.vae_scale_factor == SIDE
+    context, _, pooled, _ = pipe.encode_prompt("a red circle")
+    assert context.shape == (1, 77, pipe.unet.config.cross_attention_dim)
+    assert pooled.shape == (1, pipe.text_encoder_2.config.projection_dim)
+
+
+def test_the_prompts_end_is_pooled_whatever_follows() -> None:
+    """Padding differs between the tokenizers; the pooled vector must not see it."""
+    pipe = StableDiffusionXLPipeline.from_pretrained(WEIGHTS, torch_dtype=torch.float32)
+    encoder, ids = pipe.text_encoder_2, pipe.tokenizer_2("a red circle").input_ids
+    padded = torch.tensor([ids + [0] * (77 - len(ids))])
+    short, long = (encoder(x).text_embeds for x in (torch.tensor([ids]), padded))
+    assert torch.allclose(short, long, atol=1e-5)
+
+
+def test_plain_transformers_loads_the_scorer() -> None:
+    model, found = CLIPModel.from_pretrained(WEIGHTS / "clip", output_loading_info=True)
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+    assert model.config.vision_config.image_size == SIDE
+
+
+def test_the_preview_shows_the_latents_colours() -> None:
+    pipe = StableDiffusionXLPipeline.from_pretrained(WEIGHTS, torch_dtype=torch.float32)
+    preview = json.loads((WEIGHTS / "preview.json").read_text())
+    image = torch.tensor(COLOURS["green"])[None, :, None, None].expand(1, 3, SIDE, SIDE) / 127.5 - 1
+    with torch.no_grad():
+        latents = pipe.vae.encode(image).latent_dist.mean * pipe.vae.config.scaling_factor
+    factors = torch.tensor(preview["latent_rgb_factors"])
+    rgb = latents[0].movedim(0, -1) @ factors + torch.tensor(preview["latent_rgb_bias"])
+    error = (rgb.mean((0, 1)) - image[0, :, 0, 0]).abs().max().item()
+    assert error < 0.35, f"a plain green picture's preview is off by {error:.2f} of 2"
+
+
+def test_the_vae_gives_a_picture_back() -> None:
+    pipe = StableDiffusionXLPipeline.from_pretrained(WEIGHTS, torch_dtype=torch.float32)
+    images = np.stack([draw(scene, i) for i, scene in enumerate(held_out_scenes(8))])
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.no_grad():
+        decoded = pipe.vae.decode(pipe.vae.encode(pixels).latent_dist.mean).sample.clamp(-1, 1)
+    error = ((decoded - pixels) / 2).square().mean().item()
+    psnr = -10 * np.log10(error)
+    assert psnr > 27, f"{psnr:.1f} dB, at least 27"
+
+
+def test_the_scorer_ranks_originals_first(scorer: Scorer) -> None:
+    scenes = held_out_scenes(60, seed=99)
+    drawn = [draw(scene, i) for i, scene in enumerate(scenes)]
+    first = _share(judge_all(scenes, drawn, scorer), lambda v: v.is_first)
+    assert first >= 0.95, f"{first:.1%} of originals rank first, at least 95%"
+
+
+def test_generated_pictures_show_their_captions(scorer: Scorer) -> None:
+    scenes = held_out_scenes(12, seed=5)
+    verdicts = judge_all(scenes, paint(scenes), scorer)
+    first = _share(verdicts, lambda v: v.is_first)
+    right = _share(verdicts, lambda v: not v.fault)
+    wrong = [v.fault for v in verdicts if v.fault]
+    assert first >= 0.6 and right >= 0.75, f"first {first:.0%}, pixels {right:.0%}: {wrong}"

@@ -1,0 +1,41 @@
+"""The denoising loop written the plain way: one image, alone, step after step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sdxl import schedulers
+from sdxl.engine import Engines, call
+from sdxl.images import NoiseSource
+from sdxl.inflight import Request
+
+
+def denoise(engines: Engines, request: Request) -> Tensor:
+    dims = (engines.arch.latent_channels, request.latent_h, request.latent_w)
+    noise = NoiseSource(request.seed, dims)
+    x = noise.start()[None] * request.table.start
+    h = torch.zeros_like(x)
+    condition = request.conditioning
+    cache: dict[str, Tensor] = {}
+    for row, is_deep in zip(request.table.rows, request.plan, strict=True):
+        coefficients = torch.from_numpy(row).float()[None]
+        inputs = {
+            "sample": (x * coefficients[0, 0]).repeat(request.rows, 1, 1, 1),
+            "timestep": coefficients[:, 1].repeat(request.rows),
+            "pooled": condition.pooled,
+            "time_ids": condition.time_ids,
+        }
+        if is_deep:
+            cache = call(
+                engines["unet_deep"], engines.arch, {**inputs, "context": condition.context}
+            )
+            predicted = cache.pop("noise")
+        else:
+            predicted = call(engines["unet_shallow"], engines.arch, {**inputs, **cache})["noise"]
+        guided = predicted[:1]
+        if request.rows == 2:
+            guided = predicted[1:] + request.guidance * (predicted[:1] - predicted[1:])
+        fresh = noise.next()[None] if row[schedulers.COLUMNS.index("d")] else None
+        x, h = schedulers.step(x, guided, h, fresh, coefficients)
+    return x[0]

@@ -1,0 +1,414 @@
+"""The in-flight loop on fake engines: whatever joins, leaves, pauses or fails in any order, every
+image has one outcome, and its latents are those of the same request alone."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+
+from sdxl import deepcache, schedulers
+from sdxl.cost import Costs
+from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight, Refused, Request
+from sdxl.params import SCHEDULERS
+from sdxl.policy import Limits, Priority, State
+from sdxl.schedulers import SchedulerConfig
+from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
+from tests.sdxl.reference import denoise
+
+CONFIG = SchedulerConfig.from_dict(
+    {
+        "beta_start": 0.00085,
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+        "timestep_spacing": "leading",
+        "steps_offset": 1,
+    }
+)
+
+
+def request(
+    seed: int = 0,
+    *,
+    steps: int = 4,
+    interval: int = 2,
+    scheduler: str = "euler",
+    guidance: float = 5.0,
+    side: int = 8,
+    tokens: int = 77,
+    deep_steps: tuple[int, ...] | None = None,
+    **rest: Any,
+) -> Request:
+    return Request(
+        fake_conditioning(seed, 2 if guidance > 1 else 1, tokens),
+        schedulers.table(scheduler, steps, CONFIG),
+        deepcache.plan(steps, interval, deep_steps),
+        guidance,
+        seed,
+        side,
+        side + 2,
+        **rest,
+    )
+
+
+def loop(rows: int = 8, **limits: Any) -> InFlight:
+    engines = fake_engines()
+    return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
+
+
+def engine(flight: InFlight, network: str) -> FakeEngine:
+    found = flight.engines[network]
+    assert isinstance(found, FakeEngine)
+    return found
+
+
+def latents_of(events: list[Event]) -> dict[int, Tensor]:
+    for event in events:
+        if isinstance(event, Failed):
+            raise event.cause
+    return {event.id: event.latents for event in events if isinstance(event, Finished)}
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    difference = float((found - expected).abs().max())
+    scale = float(expected.abs().max())
+    assert difference <= 1e-4 * max(scale, 1.0), f"differs by {difference:.2e} of {scale:.2e}"
+
+
+MIX = [
+    request(1, scheduler="euler", steps=4),
+    request(2, scheduler="euler_a", steps=5, interval=3),
+    request(3, scheduler="ddim", steps=1, guidance=1.0),
+    request(4, scheduler="dpmpp_2m_karras", steps=6, interval=1),
+    request(5, scheduler="dpmpp_2m", steps=7, guidance=0.0),
+    request(6, steps=3, side=10),
+    request(7, steps=6, tokens=154),
+    request(8, steps=6, deep_steps=(0, 1, 4)),
+]
+
+
+def test_any_mix_gives_what_each_request_gives_alone() -> None:
+    flight = loop()
+    ids = [flight.submit(r) for r in MIX]
+    found = latents_of(flight.drain())
+    for id_, r in zip(ids, MIX, strict=True):
+        assert_same(found[id_], denoise(flight.engines, r))
+
+
+def test_a_newcomer_joins_on_a_deep_tick_and_shares_every_call() -> None:
+    flight = loop()
+    flight.submit(request(1, steps=6))
+    flight.tick()
+    flight.submit(request(2, steps=8))
+    flight.tick()
+    assert [f.step for f in flight.flights] == [2, 0], "waits while the others are mid-interval"
+    flight.tick()
+    assert [f.step for f in flight.flights] == [3, 1]
+    calls = engine(flight, "unet_deep").calls
+    assert [call["sample"][0] for call in calls] == [2, 4]
+
+
+def test_a_stable_group_copies_no_cache() -> None:
+    flight = loop()
+    for seed in range(3):
+        flight.submit(request(seed, steps=8))
+    flight.tick()
+    addresses = {t.data_ptr() for t in _buffers(flight)}
+    for _ in range(6):
+        flight.tick()
+        assert {t.data_ptr() for t in _buffers(flight)} == addresses
+
+
+def _buffers(flight: InFlight) -> list[Tensor]:
+    cohorts = {id(i.place.cohort): i.place.cohort for i in flight._images.values() if i.place}
+    return [t for c in cohorts.values() for t in c.buffers.by_name.values()]
+
+
+def test_rows_are_padded_to_a_bucket() -> None:
+    flight = loop()
+    for seed in range(3):
+        flight.submit(request(seed, steps=1))
+    flight.drain()
+    assert engine(flight, "unet_deep").calls[0]["sample"][0] == 8
+
+
+def test_no_more_rows_in_flight_than_the_limit_and_order_is_kept() -> None:
+    flight = loop(rows=4)
+    ids = [flight.submit(request(seed, steps=3)) for seed in range(5)]
+    finished: list[int] = []
+    while not flight.is_idle:
+        finished += [event.id for event in flight.tick()]
+        assert sum(f.rows for f in flight.flights if f.state is State.RUNNING) <= 4
+    assert finished == ids
+
+
+def test_a_cancelled_image_leaves_and_the_others_are_unchanged() -> None:
+    flight = loop()
+    gone, kept = flight.submit(MIX[0]), flight.submit(MIX[4])
+    flight.tick()
+    flight.cancel(gone)
+    found = latents_of(flight.drain())
+    assert set(found) == {kept}
+    assert_same(found[kept], denoise(flight.engines, MIX[4]))
+
+
+def test_a_paused_image_goes_on_where_it_stopped() -> None:
+    flight = loop()
+    a, b = flight.submit(MIX[7]), flight.submit(MIX[0])
+    flight.tick()
+    flight.tick()
+    flight.tick()
+    flight.pause(a)
+    found = latents_of(flight.drain())
+    assert set(found) == {b}
+    flight.resume(a)
+    found |= latents_of(flight.drain())
+    assert_same(found[a], denoise(flight.engines, MIX[7]))
+
+
+def test_above_the_cache_cap_an_image_pauses_just_before_a_deep_step() -> None:
+    flight = loop(paused_cache_rows=0)
+    id_ = flight.submit(request(1, steps=6, interval=3))
+    flight.tick()
+    flight.pause(id_)
+    for _ in range(5):
+        flight.tick()
+    (state,) = flight.flights
+    assert (state.step, state.next_is_deep, state.state) == (3, True, State.PAUSED)
+    assert not any("cache_up" in c.buffers.by_name for c in _cohorts(flight))
+
+
+def _cohorts(flight: InFlight) -> list[Any]:
+    return [image.place.cohort for image in flight._images.values() if image.place]
+
+
+def test_an_engine_that_raises_fails_only_its_call() -> None:
+    flight = loop()
+    square = [flight.submit(request(seed, steps=4)) for seed in range(2)]
+    other = flight.submit(request(9, steps=4, side=10))
+    fault = RuntimeError("out of memory")
+    engine(flight, "unet_deep").fault = fault
+    events = flight.tick()
+    assert {e.id: e.cause for e in events if isinstance(e, Failed)} == dict.fromkeys(square, fault)
+    assert set(latents_of(flight.drain())) == {other}
+
+
+def test_batch_images_run_only_in_ticks_no_interactive_one_needs() -> None:
+    flight = loop()
+    batch = flight.submit(request(1, steps=4, priority=Priority.BATCH))
+    flight.tick()
+    flight.tick()
+    flight.submit(request(2, steps=4))
+    for _ in range(4):
+        flight.tick()
+        assert {f.id: f.step for f in flight.flights}[batch] == 2
+    found = latents_of(flight.drain())
+    assert_same(found[batch], denoise(flight.engines, request(1, steps=4)))
+
+
+def test_previews_are_the_expected_picture_so_far() -> None:
+    flight = loop()
+    id_ = flight.submit(request(1, steps=3, scheduler="dpmpp_2m"))
+    assert flight.preview(id_) is None
+    flight.tick()
+    first = flight.preview(id_)
+    assert first is not None and first.shape == (4, 8, 10)
+    flight.tick()
+    second = flight.preview(id_)
+    assert second is not None and not torch.equal(first, second)
+    flight.drain()
+    assert flight.preview(id_) is None
+
+
+class Ticking:
+    """A clock that every engine call moves by its cost."""
+
+    def __init__(self, flight: InFlight, deep_s: float, shallow_s: float) -> None:
+        self.clock = flight.clock
+        engine(flight, "unet_deep").on_call = partial(self._pass, deep_s)
+        engine(flight, "unet_shallow").on_call = partial(self._pass, shallow_s)
+
+    def _pass(self, seconds: float) -> None:
+        assert isinstance(self.clock, FakeClock)
+        self.clock.now += seconds
+
+
+def test_estimates_are_exact_when_costs_are_known() -> None:
+    flight = loop(rows=4)
+    Ticking(flight, 1.0, 0.1)
+    for company in (1, 2):
+        for seed in range(company):
+            flight.submit(request(seed, steps=2))
+        flight.drain()
+    ids = [flight.submit(request(seed, steps=2 + seed % 3)) for seed in range(5)]
+    promised = flight.finish_times()
+    done: dict[int, float] = {}
+    while not flight.is_idle:
+        for event in flight.tick():
+            done[event.id] = flight.clock()
+    assert {i: pytest.approx(promised[i], abs=1e-6) for i in ids} == done
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    flight = loop(rows=2)
+    Ticking(flight, 1.0, 0.1)
+    flight.submit(request(0, steps=4))
+    flight.drain()
+    now = flight.clock()
+    flight.submit(request(1, steps=4))
+    with pytest.raises(Refused, match="the deadline is in 3.00 s") as refusal:
+        flight.submit(request(2, steps=4, deadline_s=now + 3.0))
+    assert refusal.value.retry_after_s == pytest.approx(1.4)
+    assert len(flight.flights) == 1
+    flight.submit(request(2, steps=4, deadline_s=now + 4.5))
+
+
+def test_no_promise_given_is_broken_by_a_newcomer() -> None:
+    flight = loop(rows=8)
+    flight.costs = Costs()
+    Ticking(flight, 1.0, 0.1)
+    for count in (1, 2):
+        for seed in range(count):
+            flight.submit(request(seed, steps=4))
+        flight.drain()
+    # Eight rows are known to cost four times two: a newcomer would slow the others down.
+    flight.costs.ticks = {key: cost * key.bucket / 2 for key, cost in flight.costs.ticks.items()}
+    now = flight.clock()
+    promised = flight.submit(request(1, steps=4, deadline_s=now + 2.5))
+    with pytest.raises(Refused, match="another image's promised time"):
+        flight.submit(request(2, steps=4))
+    assert [f.id for f in flight.flights] == [promised]
+
+
+def test_a_full_queue_refuses_and_an_expired_image_is_dropped() -> None:
+    flight = loop(rows=2, queue=1)
+    flight.submit(request(0, steps=2))
+    flight.tick()
+    late = flight.submit(request(1, steps=2, deadline_s=5.0))
+    with pytest.raises(Refused, match="the queue is full"):
+        flight.submit(request(2, steps=2))
+    assert isinstance(flight.clock, FakeClock)
+    flight.clock.now = 6.0
+    (event,) = [e for e in flight.drain() if e.id == late]
+    assert isinstance(event, Failed) and isinstance(event.cause, DeadlineExceeded)
+
+
+STEPS = st.integers(1, 6)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Admit, cancel, pause, resume, fail and tick in any order."""
+
+    @initialize(cap=st.sampled_from([0, 2, 16]), rows=st.sampled_from([2, 3, 8]))
+    def begin(self, cap: int, rows: int) -> None:
+        self.flight = loop(rows=rows, paused_cache_rows=cap)
+        self.open: dict[int, Request] = {}
+        self.closed: set[int] = set()
+        self.held: set[int] = set()
+        self.seeds = itertools.count()
+
+    @rule(
+        steps=STEPS,
+        interval=st.integers(1, 4),
+        scheduler=st.sampled_from(SCHEDULERS),
+        guidance=st.sampled_from([0.0, 5.0]),
+        side=st.sampled_from([8, 10]),
+        tokens=st.sampled_from([77, 154]),
+        priority=st.sampled_from(Priority),
+    )
+    def submit(self, **kwargs: Any) -> None:
+        made = request(next(self.seeds), **kwargs)
+        self.open[self.flight.submit(made)] = made
+
+    @rule()
+    def tick(self) -> None:
+        self.collect(self.flight.tick())
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        id_ = data.draw(st.sampled_from(sorted(self.open)))
+        self.flight.cancel(id_)
+        self.close(id_)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        id_ = data.draw(st.sampled_from(sorted(self.open)))
+        self.flight.pause(id_)
+        self.held.add(id_)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        id_ = data.draw(st.sampled_from(sorted(self.held)))
+        self.flight.resume(id_)
+        self.held.discard(id_)
+
+    @rule(network=st.sampled_from(["unet_deep", "unet_shallow"]))
+    def fail(self, network: str) -> None:
+        broken = engine(self.flight, network)
+        broken.fault = RuntimeError("planted")
+        before = len(broken.calls)
+        events = self.flight.tick()
+        if len(broken.calls) > before:
+            assert any(isinstance(e, Failed) for e in events)
+        broken.fault = None
+        self.collect(events)
+
+    def collect(self, events: list[Event]) -> None:
+        for event in events:
+            made = self.open[event.id]
+            self.close(event.id)
+            if isinstance(event, Finished):
+                assert_same(event.latents, denoise(self.flight.engines, made))
+            else:
+                assert str(event.cause) == "planted"
+
+    def close(self, id_: int) -> None:
+        assert id_ not in self.closed, f"image {id_} ended twice"
+        self.closed.add(id_)
+        self.held.discard(id_)
+        del self.open[id_]
+
+    @invariant()
+    def nothing_is_lost_and_memory_is_accounted_for(self) -> None:
+        if not hasattr(self, "flight"):
+            return
+        assert {f.id for f in self.flight.flights} == set(self.open)
+        cohorts = _cohorts(self.flight)
+        for cohort in cohorts:
+            assert cohort.members == sum(c is cohort for c in cohorts)
+        waiting = [f for f in self.flight.flights if f.state is State.PAUSED and f.needs_cache]
+        assert sum(f.rows for f in waiting) <= self.flight.limits.paused_cache_rows
+
+    def teardown(self) -> None:
+        if not hasattr(self, "flight"):
+            return
+        for id_ in list(self.held):
+            self.resume_one(id_)
+        bound = sum(len(r.plan) * 5 for r in self.open.values()) + 5
+        for _ in range(bound):
+            self.collect(self.flight.tick())
+        assert not self.open, f"starved: {sorted(self.open)}"
+        assert self.flight.is_idle
+
+    def resume_one(self, id_: int) -> None:
+        self.flight.resume(id_)
+        self.held.discard(id_)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

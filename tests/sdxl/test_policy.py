@@ -1,0 +1,132 @@
+"""The policy's decisions, one by one, on plain data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from sdxl.cost import Costs, Key, project, smoothed
+from sdxl.deepcache import plan, uneven_steps
+from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
+
+SHAPE, WIDE = Shape(8, 8, 77), Shape(8, 16, 77)
+LIMITS = Limits(buckets=(1, 2, 4, 8), rows=8)
+RUNNING = State.RUNNING
+
+
+def flight(id_: int, step: int = 0, interval: int = 2, **rest: object) -> Flight:
+    fields: dict[str, object] = {"shape": SHAPE, "rows": 2, "plan": plan(6, interval), **rest}
+    return Flight(id_, step=step, **fields)  # type: ignore[arg-type]
+
+
+def groups(*flights: Flight, limits: Limits = LIMITS) -> list[tuple[str, tuple[int, ...], int]]:
+    found = plan_tick(flights, limits, 0.0).groups
+    return [(g.network.removeprefix("unet_"), g.ids, g.bucket) for g in found]
+
+
+def test_rows_that_need_the_same_share_one_call() -> None:
+    flights = [
+        flight(0, 0, state=RUNNING),
+        flight(1, 1, state=RUNNING),
+        flight(2, 2, state=RUNNING),
+        flight(3, 0, state=RUNNING, shape=WIDE, rows=1),
+    ]
+    assert groups(*flights) == [("deep", (0, 2), 4), ("shallow", (1,), 2), ("deep", (3,), 1)]
+
+
+def test_a_group_larger_than_the_largest_bucket_is_split_without_losing_one() -> None:
+    flights = [flight(i, state=RUNNING) for i in range(7)]
+    limits = Limits(buckets=(2, 4), rows=14)
+    assert [g[1] for g in groups(*flights, limits=limits)] == [(0, 1), (2, 3), (4, 5), (6,)]
+
+
+def test_admission_is_in_order_and_nothing_overtakes_what_does_not_fit() -> None:
+    flights = [flight(0, 2, rows=2, state=RUNNING), flight(1, rows=8), flight(2, rows=1)]
+    assert plan_tick(flights, LIMITS, 0.0).admitted == ()
+    alone = [flight(1, rows=8), flight(2, rows=1)]
+    assert plan_tick(alone, Limits(buckets=(8,), rows=4), 0.0).admitted == (1,)
+
+
+def test_a_newcomer_waits_for_the_deep_step_of_its_rhythm_and_keeps_its_place() -> None:
+    runner = flight(0, 1, state=RUNNING, rows=4)
+    queued = [flight(1), flight(2, interval=3), flight(3)]
+    assert plan_tick([runner, *queued], LIMITS, 0.0).admitted == (2,)
+    runner = runner.advanced()
+    assert plan_tick([runner, *queued], LIMITS, 0.0).admitted == (1, 2)
+
+
+def test_other_step_counts_with_the_same_interval_are_one_rhythm() -> None:
+    runner = flight(0, 1, state=RUNNING)
+    assert plan_tick([runner, flight(1, plan=plan(9, 2))], LIMITS, 0.0).admitted == ()
+
+
+def test_batch_pauses_for_interactive_and_resumes_before_new_batch_work() -> None:
+    batch = flight(0, 2, state=RUNNING, priority=Priority.BATCH)
+    found = plan_tick([batch, flight(1)], LIMITS, 0.0)
+    assert (found.paused, found.admitted) == ((0,), (1,))
+    paused = flight(5, 2, state=State.PAUSED, priority=Priority.BATCH)
+    new = flight(4, priority=Priority.BATCH)
+    found = plan_tick([new, paused], Limits(buckets=(2,), rows=2), 0.0)
+    assert (found.resumed, found.admitted) == ((5,), ())
+
+
+@pytest.mark.parametrize(("cap", "paused"), [(0, ()), (2, (0,)), (4, (0, 1))])
+def test_caches_that_wait_are_capped(cap: int, paused: tuple[int, ...]) -> None:
+    held = [flight(i, 1, state=RUNNING, is_held=True) for i in range(2)]
+    limits = Limits(buckets=(8,), rows=8, paused_cache_rows=cap)
+    assert plan_tick(held, limits, 0.0).paused == paused
+
+
+def test_nobody_waits_for_an_expired_image() -> None:
+    assert plan_tick([flight(0, deadline_s=1.0), flight(1)], LIMITS, 2.0).expired == (0,)
+
+
+def test_plans() -> None:
+    assert plan(5, 2) == (True, False, True, False, True)
+    assert plan(3, 1) == (True, True, True)
+    assert plan(4, 9, deep_steps=(0, 3)) == (True, False, False, True)
+    uneven = uneven_steps(50, 10, center=15)
+    assert uneven[0] == 0 and len(uneven) >= 8 and uneven[-1] < 50
+    gaps = [b - a for a, b in itertools.pairwise(uneven)]
+    assert gaps[-1] > min(gaps), "steps crowd around the center"
+
+
+def test_buckets_must_hold_a_guided_image() -> None:
+    with pytest.raises(ValueError, match="buckets"):
+        Limits(buckets=(1,), rows=1)
+
+
+def costs(per_bucket: dict[int, float]) -> Costs:
+    return Costs({Key("unet_deep", SHAPE, b): c for b, c in per_bucket.items()})
+
+
+def test_the_knee_is_where_more_rows_stop_paying() -> None:
+    buckets = (1, 2, 4, 8)
+    assert costs({1: 1.0, 2: 1.1, 4: 1.2, 8: 2.4}).knee(SHAPE, buckets) == 4
+    assert costs({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}).knee(SHAPE, buckets) == 1
+    assert Costs().knee(SHAPE, buckets) == 8
+
+
+def test_unmeasured_costs_scale_from_the_nearest() -> None:
+    known = costs({2: 1.0})
+    assert known.tick_s(Group("unet_deep", SHAPE, (0,), 4)) == pytest.approx(2.0)
+    assert known.tick_s(Group("unet_deep", WIDE, (0,), 2)) == pytest.approx(2.0)
+    assert known.tick_s(Group("unet_shallow", SHAPE, (0,), 2)) == pytest.approx(0.048)
+
+
+def test_one_slow_tick_does_not_spoil_the_mean() -> None:
+    assert smoothed(1.0, 100.0) == pytest.approx(1.2)
+
+
+def test_costs_survive_a_restart() -> None:
+    known = costs({1: 0.5, 2: 0.7})
+    known.decode_s = 0.1
+    assert Costs.from_dict(known.as_dict()) == known
+
+
+def test_a_held_image_is_never_promised() -> None:
+    found = project([flight(0, is_held=True), flight(1)], LIMITS, costs({2: 1.0}), 10.0)
+    assert found[0] == math.inf
+    assert found[1] == pytest.approx(10.0 + 3 * 1.0 + 3 * 0.048)

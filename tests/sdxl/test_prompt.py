@@ -1,0 +1,220 @@
+"""Prompts to token ids, against transformers' CLIPTokenizer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from transformers import CLIPTokenizer
+
+from sdxl.params import InvalidParams
+from sdxl.prompt import BODY, MAX_CHUNKS, Fragment, Tokenizer, parse, tokenize
+from sdxl.specs import CHUNK
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+PIECES = (
+    *("cat", "<|endoftext|>", "<|StartOfText|>", "<|ENDOFTEXT|>", "|>", "!", "!!", "'s", "'LL"),
+    *(" ", "\n\t", "\x00", "\u00a0", "\u200b", "e\u0301", "é", "İ", "ß", "½", "中文"),
+    *("\ufb01", "\u0661", "\N{FOX FACE}", "\N{MAN}\u200d\N{WOMAN}"),
+)
+AWKWARD = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+Pair = tuple[Tokenizer, CLIPTokenizer]
+
+
+def load(folder: Path) -> Pair:
+    return Tokenizer.from_folder(folder), CLIPTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def pairs(tokenizer_folders: tuple[Path, Path]) -> tuple[Pair, Pair]:
+    return load(tokenizer_folders[0]), load(tokenizer_folders[1])
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pairs: tuple[Pair, Pair]) -> Tokenizer:
+    return pairs[1][0]
+
+
+def assert_same(pair: Pair, text: str) -> None:
+    ours, theirs = pair
+    needed = theirs(text).input_ids
+    assert [ours.bos, *ours.encode(text), ours.eos] == needed, repr(text)
+
+
+@given(text=ANY_TEXT | AWKWARD)
+@example(text="a Cat's (red) dog!! <|endoftext|> \N{FOX FACE}")
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_text_encodes_as_transformers_does(pairs: tuple[Pair, Pair], text: str) -> None:
+    for pair in pairs:
+        assert_same(pair, text)
+
+
+@given(text=AWKWARD)
+@settings(max_examples=60, deadline=None)
+def test_every_stored_layout_encodes_alike(
+    text: str, layouts: dict[str, Pair], pairs: tuple[Pair, Pair]
+) -> None:
+    for name, pair in layouts.items():
+        assert_same(pair, text)
+        assert pair[0].pad == pairs[1][0].pad, name
+
+
+@pytest.fixture(scope="session")
+def layouts(
+    tokenizer_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Pair]:
+    """tokenizer_2 as transformers 5 saves it, and as the published SDXL does."""
+    root = tmp_path_factory.mktemp("layouts")
+    CLIPTokenizer.from_pretrained(tokenizer_folders[1]).save_pretrained(root / "saved")
+    assert not (root / "saved" / "merges.txt").exists()
+    published = root / "published"
+    published.mkdir()
+    for name in ("vocab.json", "merges.txt", "special_tokens_map.json"):
+        (published / name).write_bytes((tokenizer_folders[1] / name).read_bytes())
+    vocab = json.loads((published / "vocab.json").read_text())
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "special": True}
+    listed = {
+        str(vocab[text]): {"content": text, "normalized": text != "!", **flags}
+        for text in ("!", "<|startoftext|>", "<|endoftext|>")
+    }
+    config = {"added_tokens_decoder": listed, "pad_token": "!", "eos_token": "<|endoftext|>"}
+    (published / "tokenizer_config.json").write_text(json.dumps(config))
+    return {name: load(root / name) for name in ("saved", "published")}
+
+
+@pytest.mark.parametrize("text", ["", "a red cat", "cat " * BODY, "dog, " * 30, "a \\ b: c 1:2"])
+def test_short_prompts_give_exactly_transformers_ids(pairs: tuple[Pair, Pair], text: str) -> None:
+    for ours, theirs in pairs:
+        needed = theirs(text, padding="max_length", max_length=CHUNK).input_ids
+        tokens = tokenize(text, ours)
+        assert [list(chunk) for chunk in tokens.ids] == [needed]
+        assert tokens.weights == ((1.0,) * CHUNK,)
+
+
+@given(count=st.integers(1, MAX_CHUNKS * BODY))
+@settings(max_examples=40, deadline=None)
+def test_no_token_of_a_long_prompt_is_lost(count: int, tokenizer: Tokenizer) -> None:
+    text = "cat dog the " * (count // 3) + "red " * (count % 3)
+    tokens = tokenize(text, tokenizer)
+    bodies: list[int] = []
+    for chunk in tokens.ids:
+        assert len(chunk) == CHUNK and chunk[0] == tokenizer.bos
+        bodies += chunk[1 : chunk.index(tokenizer.eos)]
+        assert set(chunk[chunk.index(tokenizer.eos) + 1 :]) <= {tokenizer.pad}
+    assert bodies == tokenizer.encode(text) and len(tokens.ids) == -(-count // BODY)
+
+
+def test_one_token_too_many_is_refused_by_field(tokenizer: Tokenizer) -> None:
+    tokenize("cat " * (MAX_CHUNKS * BODY), tokenizer)
+    with pytest.raises(InvalidParams, match=r"negative_prompt: '1201 tokens' .* at most 1200"):
+        tokenize("cat " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
+
+
+def test_padding_appends_what_an_empty_prompt_gives(tokenizer: Tokenizer) -> None:
+    tokens = tokenize("(cat:1.5)", tokenizer)
+    padded = tokens.pad_to(3)
+    empty = tokenize("", tokenizer)
+    assert padded.ids == tokens.ids + empty.ids * 2
+    assert padded.weights == tokens.weights + empty.weights * 2
+    assert padded.pad_to(2) == padded
+
+
+def test_weights_lie_on_their_own_tokens_alone(tokenizer: Tokenizer) -> None:
+    tokens = tokenize("the (red cat:1.3) on [dog]", tokenizer)
+    assert tokens.ids == tokenize("the red cat on dog", tokenizer).ids
+    expected = (1.0, 1.0, 1.3, 1.3, 1.0, 1 / 1.1)
+    assert tokens.weights[0] == expected + (1.0,) * (CHUNK - len(expected))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", [("", 1.0)]),
+        ("()", [("", 1.0)]),
+        ("plain text: 3:4, a-b", [("plain text: 3:4, a-b", 1.0)]),
+        ("an (important) word", [("an ", 1.0), ("important", 1.1), (" word", 1.0)]),
+        ("((a))", [("a", 1.1 * 1.1)]),
+        ("[a]", [("a", 1 / 1.1)]),
+        ("(a:1.3)", [("a", 1.3)]),
+        ("(a: 1.3 )", [("a", 1.3)]),
+        ("(a:-.5)", [("a", -0.5)]),
+        ("(a (b:2):1.5)", [("a ", 1.5), ("b", 3.0)]),
+        ("(unbalanced", [("unbalanced", 1.1)]),
+        ("[unbalanced", [("unbalanced", 1 / 1.1)]),
+        ("un)balanced]", [("un)balanced]", 1.0)]),
+        ("a:1.3)", [("a:1.3)", 1.0)]),
+        ("[a:1.3)", [("a:1.3)", 1 / 1.1)]),
+        (r"\(literal\) \[too\]", [("(literal) [too]", 1.0)]),
+        (r"C:\\ (a\))", [("C:\\ ", 1.0), ("a)", 1.1)]),
+        ("back\\slash \\", [("back\\slash \\", 1.0)]),
+        ("(a)(b)", [("ab", 1.1)]),
+        (
+            "a (((house:1.3)) [on] a (hill:0.5), sun, (((sky)))",
+            [
+                ("a ", 1.0),
+                ("house", 1.3 * 1.1 * 1.1),
+                (" ", 1.1),
+                ("on", 1.0),
+                (" a ", 1.1),
+                ("hill", 0.55),
+                (", sun, ", 1.1),
+                ("sky", 1.1**4),
+            ],
+        ),
+    ],
+)
+def test_weights_are_read_as_the_webui_reads_them(
+    text: str, expected: list[tuple[str, float]]
+) -> None:
+    found = parse(text)
+    assert [f.text for f in found] == [text for text, _ in expected]
+    assert [f.weight for f in found] == pytest.approx([weight for _, weight in expected])
+
+
+@given(text=st.text(alphabet="ab:1.()[]\\ -", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_brackets_parse_or_are_refused_by_name(text: str) -> None:
+    try:
+        fragments = parse(text)
+    except InvalidParams as refusal:
+        assert refusal.field == "prompt"
+        return
+    assert all(isinstance(f, Fragment) and abs(f.weight) <= 10 for f in fragments)
+    assert len("".join(f.text for f in fragments)) <= len(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["(a:11)", "(a:-11)", "(" * 25 + "a", "(a:" + "9" * 400 + ")", "(a:1.2.3)", "(a:.)"]
+)
+def test_absurd_weights_are_refused(text: str) -> None:
+    with pytest.raises(InvalidParams, match=r"negative_prompt: .*needed"):
+        parse(text, "negative_prompt")
+
+
+@pytest.mark.parametrize("bracket", ["(", "["])
+def test_endless_brackets_are_refused_at_once(bracket: str) -> None:
+    with pytest.raises(InvalidParams, match="at most 64 open brackets"):
+        parse((bracket + "a") * 5000)
+
+
+def test_a_folder_without_a_vocabulary_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"needed vocab\.json and merges\.txt"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_loading_a_tokenizer_does_not_import_transformers(
+    tokenizer_folders: tuple[Path, Path],
+) -> None:
+    code = (
+        "import sys; from sdxl.prompt import Tokenizer; assert 'tokenizers' not in sys.modules; "
+        f"Tokenizer.from_folder({str(tokenizer_folders[0])!r}).encode('cat'); "
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,59 @@
+"""Names of pictures: portable, and never the same twice in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sdxl.files import OutputError
+from sdxl.params import GenerationParams, InvalidParams
+from serve.destination import Destination, slug
+
+
+def named(out: Path, format: str | None, prompts: list[str]) -> list[str]:
+    destination = Destination.prepare(str(out), format, len(prompts))
+    return [destination.path(GenerationParams(prompt, seed=7)).name for prompt in prompts]
+
+
+def test_names_come_from_prompt_and_seed(tmp_path: Path) -> None:
+    prompts = ["A Red circle!", "a red circle", "étoile", "円", "", "x" * 300]
+    assert named(tmp_path, None, prompts) == [
+        "a-red-circle-7.png",
+        "a-red-circle-7-2.png",
+        "etoile-7.png",
+        "image-7.png",
+        "image-7-2.png",
+        "x" * 60 + "-7.png",
+    ]
+
+
+@pytest.mark.parametrize("prompt", ["../../etc/passwd", "/", "a/b\\c:d*e?", "-rf", "con\0"])
+def test_a_prompt_never_leaves_the_folder(prompt: str) -> None:
+    assert slug(prompt).replace("-", "a").isalnum() and not slug(prompt).startswith("-")
+
+
+def test_format_follows_the_file_name(tmp_path: Path) -> None:
+    assert Destination.prepare(str(tmp_path / "a.jpg"), None, 1).format == "jpeg"
+    assert Destination.prepare(str(tmp_path / "a.JPEG"), "jpeg", 1).format == "jpeg"
+    assert named(tmp_path / "sub", "webp", ["a"]) == ["a-7.webp"]
+    with pytest.raises(InvalidParams, match="format: 'png'"):
+        Destination.prepare(str(tmp_path / "a.jpg"), "png", 1)
+
+
+def test_one_file_holds_one_image(tmp_path: Path) -> None:
+    assert named(tmp_path / "a.png", None, ["a"]) == ["a.png"]
+    with pytest.raises(InvalidParams, match="out: .*needed a folder for 2 images"):
+        named(tmp_path / "a.png", None, ["a", "b"])
+
+
+def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "v1.png").mkdir()
+    assert named(tmp_path / "v1.png", None, ["a", "b"]) == ["a-7.png", "b-7.png"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in ("file/sub", "file/a.png", "file"):
+        with pytest.raises(OutputError, match="out: "):
+            Destination.prepare(str(tmp_path / out), None, 1)

@@ -1,0 +1,278 @@
+"""`sdxl render` on a fake pipeline: flags, files, metadata, JSON lines and errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+
+import engines
+from sdxl import cli, images
+from sdxl.params import GenerationParams, Sizes
+from sdxl.pipeline import Result
+
+DEFAULTS = GenerationParams()
+
+
+class FakePipeline:
+    """A picture that depends on the seed alone; a prompt "broken" fails, "overflow" is NaN."""
+
+    sizes = Sizes(default=64, minimum=32, maximum=128)
+
+    def __init__(self) -> None:
+        self.asked: list[GenerationParams] = []
+
+    def resolve(self, params: GenerationParams) -> GenerationParams:
+        return params.resolve(self.sizes, lambda: 0)
+
+    def stream(
+        self, requests: list[GenerationParams], on_tick: Callable[[int], object]
+    ) -> Iterator[Result]:
+        self.asked = requests
+        for index, params in reversed(list(enumerate(requests))):
+            on_tick(params.steps)
+            yield self.result(index, params)
+
+    def result(self, index: int, params: GenerationParams) -> Result:
+        assert params.seed is not None and params.height and params.width
+        if params.prompt == "broken":
+            return Result(index, params, error=RuntimeError("the engine broke"))
+        source = images.NoiseSource(params.seed, (3, params.height, params.width))
+        picture = torch.full_like(source.start(), torch.nan if params.prompt == "overflow" else 0.5)
+        timings = {"encode_s": 0.1, "denoise_s": 1.0, "decode_s": 0.2}
+        image = picture * torch.rand(3, 1, 1, generator=torch.Generator().manual_seed(params.seed))
+        return Result(index, params, image, picture[:, ::8, ::8], None, timings, 10, 10)
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakePipeline:
+    fake = FakePipeline()
+    monkeypatch.setattr(engines, "load", lambda model, backend: fake)
+    monkeypatch.delenv(cli.TRACEBACK, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+def render_json(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]:
+    code = cli.main(["render", *argv, "--json"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_defaults_are_the_dataclass_s(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (facts,) = render_json(capsys, "a ring")
+    (asked,) = pipeline.asked
+    assert asked == GenerationParams("a ring", width=64, height=64, seed=asked.seed)
+    assert facts["file"] == f"out/a-ring-{asked.seed}.png" and Path(facts["file"]).exists()
+
+
+def test_json_says_everything(pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--steps 8 --guidance 2.5 --seed 3 --width 96 --height 40 --scheduler ddim"
+    (facts,) = render_json(
+        capsys,
+        "a ring",
+        *flags.split(),
+        *("--negative-prompt", "grey", "--cache-interval", "3", "--deep-steps", "0,5"),
+    )
+    assert facts == {
+        "file": "out/a-ring-3.png",
+        "index": 0,
+        "model": "mini",
+        "backend": "auto",
+        "prompt": "a ring",
+        "negative_prompt": "grey",
+        "width": 96,
+        "height": 40,
+        "steps": 8,
+        "guidance": 2.5,
+        "seed": 3,
+        "scheduler": "ddim",
+        "cache_interval": 3,
+        "deep_plan": [0, 5],
+        "encode_s": 0.1,
+        "denoise_s": 1.0,
+        "decode_s": 0.2,
+        "deep_steps": 10,
+        "shallow_steps": 10,
+    }
+
+
+def test_image_i_of_n_uses_seed_plus_i(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = render_json(capsys, "a", "b", "--n", "3", "--seed", "7")
+    told = {fact["index"]: (fact["prompt"], fact["seed"]) for fact in facts}
+    assert told == dict(enumerate((prompt, seed) for prompt in "ab" for seed in (7, 8, 9)))
+    assert len({fact["file"] for fact in facts}) == 6
+
+
+def test_a_seed_that_was_drawn_is_reported_and_shared_out(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["render", "a ring", "--n", "2"]) == 0
+    out = capsys.readouterr().out
+    first, second = (request.seed for request in pipeline.asked)
+    assert first is not None and second == first + 1
+    assert f"seed {first}" in out and f"seed {second}" in out
+
+
+def test_prompts_from_stdin(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO("première\r\n\n  second \n".encode()), "ascii")
+    monkeypatch.setattr(sys, "stdin", stdin)
+    render_json(capsys, "zeroth", "-")
+    assert [request.prompt for request in pipeline.asked] == ["zeroth", "première", "second"]
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("png", "png"), ("jpeg", "jpg"), ("webp", "webp")])
+def test_a_picture_can_be_made_again_from_itself(
+    format: str, suffix: str, pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    render_json(capsys, "étoile", "--format", format, "--deep-steps", "0,3", "--steps", "9")
+    first = pipeline.asked[0]
+    (facts,) = render_json(capsys, "--from", f"out/etoile-{first.seed}.{suffix}", "--out", "again")
+    assert pipeline.asked == [first]
+    assert facts["deep_plan"] == [0, 3] and facts["file"].startswith("again/")
+
+
+def test_a_flag_changes_what_the_picture_says(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    render_json(capsys, "a ring", "--seed", "5", "--steps", "9", "--out", "a.png")
+    render_json(capsys, "a star", "--from", "a.png", "--steps", "4", "--out", "b.png")
+    expected = GenerationParams("a star", width=64, height=64, seed=5, steps=4)
+    assert pipeline.asked == [expected]
+
+
+def test_one_file_and_a_sheet(pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    render_json(capsys, "a ring", "--out", "deep/er/a.webp", "--sheet", "sheets/all.png")
+    with Image.open("deep/er/a.webp") as image:
+        assert image.format == "WEBP" and image.size == (64, 64)
+    with Image.open("sheets/all.png") as sheet:
+        assert np.asarray(sheet).std() > 0
+    assert os.listdir("deep/er") == ["a.webp"] and os.listdir("sheets") == ["all.png"]
+
+
+def test_one_failed_image_does_not_cost_the_others(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["render", "a", "broken", "b", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["b", "a"]
+    assert err == "sdxl: 1 of 3 images failed: the engine broke\n"
+
+
+def test_an_overflow_is_an_error_and_no_file(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["render", "overflow"]) == 1
+    assert "not finite" in capsys.readouterr().err and os.listdir("out") == []
+
+
+def test_a_progress_bar_is_for_terminals(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert cli.main(["render", "a ring", "--json"]) == 0
+    assert "/20" in terminal.getvalue()
+    assert json.loads(capsys.readouterr().out)["steps"] == 20
+
+
+def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["render", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"denoising steps (default {DEFAULTS.steps})" in shown
+    assert f"(default {DEFAULTS.guidance})" in shown and "(default mini)" in shown
+
+
+BAD_REQUESTS = {
+    "steps 0": (["--steps", "0"], "steps: 0 is not allowed; needed a whole number from 1 to 1000"),
+    "steps 10000": (["--steps", "10000"], "steps: 10000 is not allowed"),
+    "steps x": (["--steps", "x"], "--steps: 'x' is not allowed; needed a whole number"),
+    "steps 1.5": (["--steps", "1.5"], "--steps: '1.5' is not allowed"),
+    "guidance nan": (["--guidance", "nan"], "guidance: nan is not allowed; needed a number from 0"),
+    "guidance inf": (["--guidance", "inf"], "guidance: inf is not allowed"),
+    "guidance -1": (["--guidance", "-1"], "guidance: -1.0 is not allowed"),
+    "width odd": (["--width", "65"], "width: 65 is not allowed; needed a multiple of 8 from 32 to"),
+    "width small": (["--width", "24"], "width: 24 is not allowed; needed a multiple of 8 from 32"),
+    "height large": (["--height", "136"], "height: 136 is not allowed; needed a multiple of 8"),
+    "scheduler": (["--scheduler", "magic"], "scheduler: 'magic' is not allowed; needed one of"),
+    "seed -1": (["--seed", "-1"], "seed: -1 is not allowed; needed a whole number from 0"),
+    "seed too far": (["--seed", str(2**63 - 1), "--n", "2"], f"seed: {2**63} is not allowed"),
+    "interval": (["--cache-interval", "0"], "cache_interval: 0 is not allowed"),
+    "plan": (["--deep-steps", "1,2"], "deep_steps: (1, 2) is not allowed"),
+    "plan x": (["--deep-steps", "a,b"], "--deep-steps: 'a,b' is not allowed; needed step numbers"),
+    "n 0": (["--n", "0"], "n: 0 is not allowed; needed 1 to"),
+    "n huge": (["--n", "9" * 30], "is not allowed; needed 1 to"),
+    "format": (["--format", "gif"], "format: 'gif' is not allowed; needed one of png, jpeg, webp"),
+    "sheet": (["--sheet", "sheet.txt"], "sheet: 'sheet.txt' is not allowed"),
+    "unknown flag": (["--stepz", "3"], "--stepz"),
+    "no value": (["--steps"], "--steps"),
+    "file for two": (
+        ["--n", "2", "--out", "a.png"],
+        "out: 'a.png' is not allowed; needed a folder",
+    ),
+    "from nowhere": (["--from", "none.png"], "from: 'none.png' is not allowed; needed a picture"),
+    "from a folder": (["--from", "."], "from: '.' is not allowed; needed a picture"),
+    "surrogate": (["--negative-prompt", "\udcff"], "negative_prompt: '\\udcff' is not allowed"),
+    "jpeg prompt": (["円" * 9000, "--format", "jpeg"], "prompt: '9000 characters' is not allowed"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_REQUESTS)
+def test_a_bad_request_is_one_line_and_no_file(
+    case: str, pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, message = BAD_REQUESTS[case]
+    assert cli.main(["render", "a ring", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert not out and message in err and err.count("\n") == 1 and "Traceback" not in err
+    assert not [name for _, _, files in os.walk(".") for name in files] and not pipeline.asked
+
+
+def test_no_prompt_is_a_bad_request(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["render"]) == 2
+    assert "needed at least one prompt" in capsys.readouterr().err
+
+
+def test_an_unwritable_place_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engines, "load", lambda model, backend: pytest.fail("loaded"))
+    (tmp_path / "file").write_text("")
+    for flag, name in (("--out", "file/sub"), ("--out", "file/a.png"), ("--sheet", "file/s.png")):
+        extra = ["--out", str(tmp_path)] if flag == "--sheet" else []
+        assert cli.main(["render", "a ring", flag, str(tmp_path / name), *extra]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("sdxl: out: ") and "can be written" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "stored", ['{"model": 5}', '{"steps": 5, "spells": 1}', '{"steps": "5"}', "[1]", '"text"']
+)
+def test_a_picture_that_says_nonsense_is_refused(
+    stored: str, pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = PngImagePlugin.PngInfo()
+    info.add_text("sdxl", stored)
+    Image.new("RGB", (8, 8)).save("made.png", pnginfo=info)
+    assert cli.main(["render", "--from", "made.png"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,180 @@
+"""`sdxl render` as a user runs it: the true pipeline on the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from sdxl import cli
+from sdxl.checkpoint import MINI
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "sdxl.cli", "render"]
+QUICK = ["--steps", "4", "--seed", "7"]
+
+pytestmark = pytest.mark.skipif(
+    not (MINI / "model_index.json").exists(), reason="the embedded model is not trained yet"
+)
+
+
+def run(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *argv], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120
+    )
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != cli.TRACEBACK}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def pixels(path: str | Path) -> NDArray[np.uint8]:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_a_fresh_process_renders(tmp_path: Path) -> None:
+    done = run(tmp_path, "a red circle on a blue background", *QUICK, "--json", "--out", "pictures")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    (facts,) = map(json.loads, done.stdout.splitlines())
+    assert files(tmp_path) == [facts["file"]]
+    assert pixels(tmp_path / facts["file"]).shape == (128, 128, 3)
+    assert (facts["seed"], facts["steps"], facts["model"]) == (7, 4, "mini")
+    assert (facts["deep_steps"], facts["shallow_steps"]) == (2, 2)
+    assert all(facts[name] > 0 for name in ("encode_s", "denoise_s", "decode_s"))
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "euler_a"])
+def test_a_picture_makes_itself_again(
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = [*QUICK, "--scheduler", scheduler, "--width", "136", "--height", "120"]
+    assert cli.main(["render", "a green star", *flags, "--out", "a.png"]) == 0
+    assert cli.main(["render", "--from", "a.png", "--out", "b.png"]) == 0
+    assert pixels("a.png").shape == (120, 136, 3)
+    assert np.array_equal(pixels("a.png"), pixels("b.png"))
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+
+
+def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
+    argv = [*COMMAND, "a ring", "--n", "5000", "--steps", "2"]
+    process = subprocess.Popen(
+        argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/*.png")):
+        assert time.monotonic() < deadline, "no picture after 120 s"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and err == b""
+    for name in files(tmp_path):
+        pixels(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--width", "130"], "width: 130 is not allowed; needed a multiple of 8"),
+        (["--height", "8"], "height: 8 is not allowed; needed a multiple of 8"),
+        (["--width", "65536"], "width: 65536 is not allowed; needed a multiple of 8"),
+        (["--backend", "abacus"], "backend: 'abacus' is not allowed; needed one of"),
+    ],
+)
+def test_what_the_model_does_not_allow_is_a_bad_request(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["render", "a ring", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert not out and message in err and err.count("\n") == 1 and not files(tmp_path)
+
+
+def weights(model: Path, part: str) -> Path:
+    (found,) = (model / part).glob("*.safetensors")
+    return found
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def turn_into_pickle(model: Path) -> None:
+    path = weights(model, "unet")
+    path.rename(path.with_suffix(".bin"))
+
+
+BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "model"),
+    "empty folder": (empty, "model_index.json"),
+    "no unet": (lambda m: shutil.rmtree(m / "unet"), "unet"),
+    "no tokenizer": (lambda m: shutil.rmtree(m / "tokenizer_2"), "tokenizer_2"),
+    "no weights": (lambda m: weights(m, "vae").unlink(), "vae"),
+    "truncated weights": (lambda m: truncate(weights(m, "unet")), "unet"),
+    "truncated header": (lambda m: weights(m, "vae").write_bytes(b"\x10\0\0"), "vae"),
+    "another network's weights": (
+        lambda m: shutil.copy(weights(m, "vae"), weights(m, "unet")),
+        "unet",
+    ),
+    "broken config": (lambda m: (m / "unet" / "config.json").write_text("{"), "config.json"),
+    "config of another kind": (
+        lambda m: (m / "unet" / "config.json").write_text('{"sample_size": 16}'),
+        "config.json",
+    ),
+    "pickle": (turn_into_pickle, "refused"),
+}
+
+
+@pytest.mark.parametrize("case", BREAKAGES)
+def test_a_broken_model_is_one_line_that_names_it(
+    case: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(cli.TRACEBACK, raising=False)
+    breakage, named = BREAKAGES[case]
+    model = tmp_path / "model"
+    shutil.copytree(MINI, model)
+    breakage(model)
+    before = files(tmp_path)
+    assert cli.main(["render", "a ring", *QUICK, "--model", str(model)]) in (1, 2)
+    out, err = capfd.readouterr()
+    assert not out and err.count("\n") == 1 and "unexpected" not in err, err
+    assert named in err and model.name in err
+    assert files(tmp_path) == before
+
+
+def test_a_fresh_process_says_one_line_too(tmp_path: Path) -> None:
+    shutil.copytree(MINI, tmp_path / "model")
+    truncate(weights(tmp_path / "model", "unet"))
+    done = run(tmp_path, "a ring", *QUICK, "--model", "model")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "unet" in done.stderr, done.stderr

@@ -1,0 +1,115 @@
+"""The shape of the code itself: who may import whom, what names mean, how fast it starts."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {
+    "sdxl": set[str](),
+    "engines": {"sdxl"},
+    "onnx_export": {"sdxl", "engines"},
+    "serve": {"sdxl", "engines", "onnx_export"},
+    "eval": {"sdxl", "engines", "onnx_export"},
+}
+FRONT_DOOR = ROOT / "sdxl" / "cli.py"
+VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
+SHADOWING_NAMES = {"torch", "tensorrt", "onnx", "onnxruntime", "ray", "diffusers"}
+MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a file imports, at any depth, by statement or by name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, level=level, names=names):
+                parts = path.relative_to(ROOT).parts[:-level] if level else ()
+                origin = ".".join((*parts, *([module] if module else [])))
+                yield from ((node.lineno, f"{origin}.{alias.name}") for alias in names)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__")
+                | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+
+
+def test_packages_import_only_what_is_below_them() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in MODULES
+        for line, name in imports(path)
+        if (top := name.partition(".")[0]) in MAY_IMPORT
+        and top != (own := path.relative_to(ROOT).parts[0])
+        and top not in MAY_IMPORT[own]
+    ]
+    assert not wrong, "serve, eval → onnx_export → engines → sdxl:\n" + "\n".join(wrong)
+
+
+def test_nothing_imports_the_front_door() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in MODULES
+        for line, name in imports(path)
+        if f"{name}.".startswith("sdxl.cli.")
+    ]
+    assert not wrong, f"sdxl/cli.py is only ever run: {wrong}"
+
+
+def test_the_front_door_imports_only_what_errors_need() -> None:
+    names = {name for _, name in imports(FRONT_DOOR) if name.startswith("sdxl")}
+    assert names <= {"sdxl", "sdxl.params.InvalidParams"}
+
+
+def test_names_say_something() -> None:
+    parts = {path: set(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES}
+    vague = [str(path) for path, names in parts.items() if names & VAGUE_NAMES]
+    shadowing = [str(path) for path in MODULES if path.stem in SHADOWING_NAMES]
+    assert not vague + shadowing
+
+
+def test_every_module_says_its_job() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in MODULES
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not silent, f"needed a first docstring: {silent}"
+
+
+def fastest(command: list[str], runs: int = 7) -> float:
+    """The best of several: a busy machine can only make it slower."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_importing_sdxl_is_quick() -> None:
+    took = fastest([sys.executable, "-c", "import sdxl"]) - fastest([sys.executable, "-c", ""])
+    assert took < 0.1, f"import sdxl took {took:.3f} s, allowed 0.1 s"
+
+
+def test_help_is_quick() -> None:
+    took = fastest([sys.executable, "-m", "sdxl.cli", "--help"])
+    assert took < 0.5, f"sdxl --help took {took:.3f} s, allowed 0.5 s"
+
+
+@pytest.mark.parametrize("module", ["sdxl", "sdxl.params", "sdxl.specs", "sdxl.cli", "engines"])
+def test_light_modules_load_nothing_heavy(module: str) -> None:
+    heavy = ["torch", "numpy", "PIL", "diffusers", "transformers", "onnxruntime", "ray"]
+    code = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    assert not loaded.split()
