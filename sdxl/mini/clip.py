@@ -100,7 +100,7 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
     write_tokenizer(work / "tokenizer", EOS)
     tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
 
-    def loss_of(rng: np.random.Generator) -> Tensor:
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         scenes = [scene for _ in range(groups) for scene in _group(rng)]
         images = np.stack([draw(scene, int(rng.integers(2**31))) for scene in scenes])
         texts = [caption(scene, rng) for scene in scenes]

@@ -69,6 +69,15 @@ def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def _write_scheduler(folder: Path) -> None:
+    """With the entries that SDXL's own file has for other solvers: without them diffusers' DDIM
+    would clip latents as if they were pixels."""
+    new_scheduler().save_pretrained(folder)
+    path = folder / "scheduler_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    _write_json(path, {**config, "clip_sample": False, "set_alpha_to_one": False})
+
+
 def export(trained: Trained, out: Path) -> None:
     """Write beside `out`, then swap, so that a reader never meets half a model."""
     fresh = out.with_name(out.name + ".new")
@@ -86,7 +95,7 @@ def export(trained: Trained, out: Path) -> None:
     write_tokenizer(fresh / "tokenizer", EOS)
     write_tokenizer(fresh / "tokenizer_2", "!")
     write_tokenizer(fresh / "clip", EOS)
-    new_scheduler().save_pretrained(fresh / "scheduler")
+    _write_scheduler(fresh / "scheduler")
     _write_json(fresh / "model_index.json", _INDEX)
     _write_json(fresh / "clip" / "preprocessor_config.json", _PICTURES)
     _write_json(fresh / "preview.json", trained.preview)

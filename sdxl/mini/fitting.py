@@ -30,7 +30,7 @@ class Schedule:
     average: float = 0.999
 
 
-Loss = Callable[[np.random.Generator], Tensor]
+Loss = Callable[[np.random.Generator, int], Tensor]
 
 
 def rate_at(schedule: Schedule, step: int) -> float:
@@ -64,7 +64,7 @@ def fit(module: nn.Module, loss_of: Loss, schedule: Schedule, checkpoint: Path) 
         torch.manual_seed(int(rng.integers(2**31)))
         for group in optimiser.param_groups:
             group["lr"] = rate_at(schedule, step)
-        loss = loss_of(rng)
+        loss = loss_of(rng, step)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)

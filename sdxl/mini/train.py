@@ -46,7 +46,8 @@ class Plan:
     scorer: Schedule = _SCORER
     pictures: int = 30_000
     pictures_seed: int = 4
-    vae_batch: int = 16
+    vae_batch: int = 16  # crops; a whole picture takes the place of four
+    vae_whole_from: int = 1600
     unet_batch: int = 32
     scorer_groups: int = 32  # of a scene and three that differ from it in one attribute
 
@@ -56,22 +57,27 @@ def as_tensor(images: np.ndarray) -> Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def _crops(rng: np.random.Generator, count: int) -> np.ndarray:
+def _crops(rng: np.random.Generator, count: int, side: int) -> np.ndarray:
     crops = []
     for _ in range(count):
         image = draw(sample_scene(rng), int(rng.integers(2**31)))
-        x, y = rng.integers(0, SIDE - CROP + 1, 2)
-        crops.append(image[y : y + CROP, x : x + CROP])
+        x, y = rng.integers(0, SIDE - side + 1, 2)
+        crops.append(image[y : y + side, x : x + side])
     return np.stack(crops)
 
 
 def train_vae(plan: Plan, work: Path, device: str) -> None:
-    """On crops, through the mean and a little noise: a sampled posterior drowns at the start."""
+    """Through the mean and a little noise, as a sampled posterior drowns at the start.
+
+    Crops teach it quickly; whole pictures, mixed in later, teach it wide plain backgrounds.
+    """
     torch.manual_seed(0)
     vae = topology.new_vae().to(device)
 
-    def loss_of(rng: np.random.Generator) -> Tensor:
-        images = as_tensor(_crops(rng, plan.vae_batch)).to(device)
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        is_whole = step >= plan.vae_whole_from and step % 2 == 1
+        side, count = (SIDE, plan.vae_batch // 4) if is_whole else (CROP, plan.vae_batch)
+        images = as_tensor(_crops(rng, count, side)).to(device)
         with torch.autocast(device, torch.bfloat16):
             posterior = vae.encode(images).latent_dist
             decoded = vae.decode(posterior.mean + 0.05 * torch.randn_like(posterior.mean)).sample
@@ -183,7 +189,7 @@ def train_unet(plan: Plan, work: Path, device: str) -> None:
     empty, empty_2 = (tokenize(t, [""]) for t in tokenizers(work))
     scale, batch = data.scale, plan.unet_batch
 
-    def loss_of(rng: np.random.Generator) -> Tensor:
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         rows = torch.from_numpy(rng.integers(0, len(data.latents), batch))
         draws = torch.from_numpy(rng.random(batch))
         kept = (draws >= EMPTY_ZEROED).float().to(device)

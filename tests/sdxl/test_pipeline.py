@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sdxl.checkpoint import find
 from sdxl.images import NoiseSource
 from sdxl.params import SCHEDULERS, GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
@@ -27,9 +28,11 @@ SIZES = [(128, 128), (96, 160), (136, 120)]
 def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
     import diffusers
 
-    name, _, is_karras = params.scheduler.partition("_karras")
-    options = {"use_karras_sigmas": True} if is_karras or params.scheduler.endswith("s") else {}
-    pipe.scheduler = getattr(diffusers, CLASSES[name]).from_config(pipe.scheduler.config, **options)
+    name, is_karras, _ = params.scheduler.partition("_karras")
+    config = find("mini").folder / "scheduler"
+    scheduler = getattr(diffusers, CLASSES[name]).from_pretrained(str(config))
+    options = {"use_karras_sigmas": True} if is_karras else {}
+    pipe.scheduler = scheduler.from_config(scheduler.config, **options)
     assert params.seed is not None
     image: Tensor = pipe(
         params.prompt,
