@@ -36,7 +36,7 @@ format: $(INSTALLED) ## rewrite the files as `check` wants them
 	$(PYTHON_OF_VENV) -m ruff check --fix .
 
 bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' own pipeline
-	$(PYTHON_OF_VENV) -m eval.bench
+	$(PYTHON_OF_VENV) -m eval.peers
 
 clean: ## remove what these commands made
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -60,11 +60,13 @@ class Checkpoint:
 
     @cached_property
     def arch(self) -> Architecture:
-        configs = [self.config(p) for p in ("unet", "vae", "text_encoder", "text_encoder_2")]
+        parts = ("unet", "vae", "text_encoder", "text_encoder_2")
         try:
-            return Architecture.from_configs(*configs)
+            return Architecture.from_configs(*(self.config(part) for part in parts))
         except KeyError as error:
-            raise CheckpointError(f"model {self.name}: a config.json lacks {error}") from error
+            raise CheckpointError(
+                f"{self.folder}: the config.json of {', '.join(parts)} lack {error}"
+            ) from error
 
     @cached_property
     def sizes(self) -> Sizes:

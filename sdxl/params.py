@@ -99,6 +99,8 @@ class GenerationParams:
             if key not in known:
                 raise InvalidParams(key, values[key], f"needed one of {', '.join(known)}")
         plan = values.get("deep_steps")
+        if plan is not None and not isinstance(plan, list | tuple):
+            raise InvalidParams("deep_steps", plan, "needed a list of step numbers")
         return cls(**{**values, "deep_steps": None if plan is None else tuple(plan)})
 
 
@@ -125,8 +127,9 @@ def _check_text(field: str, value: object) -> None:
 
 
 def _check_deep_steps(plan: tuple[int, ...], steps: int) -> None:
-    ordered = all(a < b for a, b in itertools.pairwise(plan))
-    if not plan or plan[0] != 0 or not ordered or plan[-1] >= steps:
+    is_numbers = bool(plan) and all(_is_int(step) for step in plan)
+    is_rising = is_numbers and all(a < b for a, b in itertools.pairwise(plan))
+    if not is_rising or plan[0] != 0 or plan[-1] >= steps:
         raise InvalidParams(
             "deep_steps", plan, f"needed rising step numbers from 0 to {steps - 1}, 0 the first"
         )

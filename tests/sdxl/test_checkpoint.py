@@ -1,0 +1,119 @@
+"""Reading checkpoints: what loads, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sdxl.checkpoint import MINI, Checkpoint, CheckpointError, find
+
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    copy = tmp_path / "model"
+    shutil.copytree(MINI, copy)
+    return copy
+
+
+def test_the_embedded_model_is_an_sdxl_at_another_size() -> None:
+    found = find("mini")
+    assert (found.arch.vae_scale, found.arch.default_side) == (8, 128)
+    assert found.sizes.default == 128 and found.sizes.multiple == 8
+    assert found.force_zeros
+
+
+def test_configs_and_tokenizers_need_no_model_library() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from sdxl.checkpoint import find; c = find('mini');"
+        "c.arch, c.sizes, c.scheduler, c.tokenizers;"
+        "assert not {'diffusers', 'transformers'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_variant_and_sharded_weights_load_unchanged(folder: Path) -> None:
+    expected = load_file(MINI / UNET)
+    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.fp16.safetensors")
+    for found in (find(str(folder), "fp16"), find(str(folder))):
+        assert _same(found, expected)
+
+    tensors = sorted(expected)
+    (folder / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
+    names = [f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    parts = dict(zip(names, (tensors[::2], tensors[1::2]), strict=True))
+    for name, keys in parts.items():
+        save_file({k: expected[k] for k in keys}, folder / "unet" / name, {"format": "pt"})
+    weight_map = {key: name for name, keys in parts.items() for key in keys}
+    index = {"metadata": {}, "weight_map": weight_map}
+    path = folder / "unet/diffusion_pytorch_model.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    assert _same(find(str(folder)), expected)
+
+
+def _same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:
+    state = found.unet().state_dict()
+    return all(torch.equal(state[key], value.float()) for key, value in expected.items())
+
+
+def refusal(model: Path | str, part: str = "unet") -> str:
+    with pytest.raises(CheckpointError) as error:
+        find(str(model)).network(part)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_pickle_is_refused_by_name(folder: Path) -> None:
+    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.bin")
+    assert "diffusion_pytorch_model.bin: pickle weights can run code" in refusal(folder)
+
+
+def test_missing_and_truncated_weights(folder: Path) -> None:
+    data = (folder / UNET).read_bytes()
+    (folder / UNET).write_bytes(data[: len(data) // 2])
+    assert f"{UNET}: not a whole safetensors file" in refusal(folder)
+    (folder / UNET).unlink()
+    assert "needed diffusion_pytorch_model.safetensors" in refusal(folder)
+    shutil.rmtree(folder / "unet")
+    assert "unet: not there; needed a folder in diffusers layout" in refusal(folder)
+
+
+def test_a_network_with_a_tensor_too_few(folder: Path) -> None:
+    tensors = load_file(folder / UNET)
+    del tensors["conv_out.weight"]
+    save_file(tensors, folder / UNET, {"format": "pt"})
+    assert "1 tensors of the network are missing, 'conv_out.weight' the first" in refusal(folder)
+
+
+def test_a_unet_that_is_no_sdxl(folder: Path) -> None:
+    path = folder / "unet/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "addition_embed_type": "text"}))
+    with pytest.raises(CheckpointError, match="addition_embed_type is 'text', an SDXL has"):
+        find(str(folder)).unet()
+
+
+def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no model_index.json there" in refusal(tmp_path)
+    assert "needed 'mini', a folder" in refusal("no such model")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "'some/model' is neither a folder here nor could be fetched" in refusal("some/model")
+
+
+def test_the_digest_is_that_of_the_weights(folder: Path) -> None:
+    first = find(str(folder)).digest
+    assert first == find("mini").digest
+    (folder / "README.md").write_text("unrelated")
+    assert find(str(folder)).digest == first
+    tensors = load_file(folder / UNET)
+    tensors["conv_out.bias"] += 1
+    save_file(tensors, folder / UNET, {"format": "pt"})
+    assert find(str(folder)).digest != first

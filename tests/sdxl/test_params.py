@@ -1,0 +1,74 @@
+"""Every field of a request is checked once; the error names field, value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+
+SIZES = Sizes(default=128, minimum=64, maximum=512)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("steps", 10_000),
+        ("steps", 2.5),
+        ("steps", True),
+        ("guidance", math.nan),
+        ("guidance", -1.0),
+        ("guidance", "5"),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("scheduler", "magic"),
+        ("cache_interval", 0),
+        ("deep_steps", [1, 2]),
+        ("deep_steps", [0, 20]),
+        ("deep_steps", [0, 0]),
+        ("deep_steps", 3),
+        ("deep_steps", ["a"]),
+        ("prompt", None),
+        ("prompt", "x" * 10_001),
+        ("prompt", "\ud800"),
+        ("negative_prompt", 7),
+        ("colour", "red"),
+    ],
+)
+def test_a_bad_field_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidParams) as error:
+        GenerationParams.from_dict({field: value})
+    assert error.value.field == field
+    assert error.value.allowed
+
+
+@pytest.mark.parametrize("side", ["width", "height"])
+@pytest.mark.parametrize("value", [0, 100, 56, 520, 12.0, True])
+def test_sizes_are_the_models(side: str, value: Any) -> None:
+    asked = GenerationParams.from_dict({side: value})
+    with pytest.raises(InvalidParams, match=rf"{side}: .*multiple of 8 from 64 to 512"):
+        asked.resolve(SIZES, lambda: 0)
+
+
+def test_what_is_left_open_is_filled() -> None:
+    found = GenerationParams("a", width=64).resolve(SIZES, lambda: 42)
+    assert (found.width, found.height, found.seed) == (64, 128, 42)
+
+
+@given(
+    st.builds(
+        GenerationParams,
+        prompt=st.text(max_size=50),
+        steps=st.integers(5, 1000),
+        guidance=st.floats(0, 100),
+        seed=st.integers(0, 2**63 - 1),
+        deep_steps=st.one_of(st.none(), st.just((0, 3))),
+    )
+)
+def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:
+    assert GenerationParams.from_dict(params.as_dict()) == params
