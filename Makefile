@@ -8,12 +8,15 @@ INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cks
 CAPTIONS := docs/demo_captions.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long check format bench clean
+.PHONY: help setup serve load demo test test-long check format bench clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(INSTALLED) ## make .venv; seconds when nothing changed
+
+serve: $(INSTALLED) ## the whole service on http://127.0.0.1:8000; Ctrl-C ends it
+	$(VENV)/bin/sdxl serve
 
 demo: $(INSTALLED) ## render a contact sheet with the embedded model into out/
 	$(VENV)/bin/sdxl render - --seed 7 --out out/demo --sheet out/contact_sheet.png < $(CAPTIONS)
@@ -37,6 +40,9 @@ format: $(INSTALLED) ## rewrite the files as `check` wants them
 
 bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' own pipeline
 	$(PYTHON_OF_VENV) -m eval.peers
+
+load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload
+	$(PYTHON_OF_VENV) -m eval.load
 
 clean: ## remove what these commands made
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engines.flavours import FLAVOURS
+
 if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline
 
-BACKENDS = ("auto", "torch")
+BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
 
 
 def load(
@@ -18,8 +20,9 @@ def load(
     precision: str | None = None,
     is_deterministic: bool = False,
 ) -> Pipeline:
-    """A pipeline on the best engines this machine has for the model."""
-    from engines.torch_engine import load_torch
+    """A pipeline on the backend asked for, or on the best one this machine has for the model;
+    its engines' description says which it is and, under `passed_over`, why not a faster one."""
+    from engines.choice import Wish, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
@@ -27,5 +30,5 @@ def load(
     if backend not in BACKENDS:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
-    engines = load_torch(checkpoint, device=device, precision=precision)
+    engines = choose_engines(Wish(model, checkpoint, device, precision), backend)
     return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)

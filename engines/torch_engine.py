@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from engines.gpus import cuda_fence
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.params import InvalidParams
@@ -55,7 +56,7 @@ def load_torch(
         engines,
         device=chosen,
         cut=cut,
-        fence=_cuda_fence if is_cuda else Engines.fence,
+        fence=cuda_fence if is_cuda else Engines.fence,
         depth=1 if is_cuda else 0,
         description={"backend": "torch", "precision": precision, "device": str(chosen)},
     )
@@ -64,9 +65,3 @@ def load_torch(
 def _place(module: nn.Module, spec: ModelSpec, device: torch.device) -> nn.Module:
     dtype = getattr(torch, spec.outputs[0].dtype)
     return module.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _cuda_fence() -> Callable[[], None]:
-    event = torch.cuda.Event()
-    event.record()
-    return event.synchronize

@@ -97,12 +97,20 @@ class Checkpoint:
     def digest(self) -> str:
         """Identity of the weights and configs: what an engine built from them is tied to."""
         total = hashlib.sha256()
+        for name, digest in self.file_digests.items():
+            total.update(f"{name}\0".encode() + bytes.fromhex(digest))
+        return total.hexdigest()
+
+    @cached_property
+    def file_digests(self) -> dict[str, str]:
+        """sha256 of every config and weight file, by its path in the folder."""
+        digests = {}
         for part in NETWORK_FOLDERS:
             for path in (self.folder / part / "config.json", *self.weight_files(part)):
-                total.update(f"{part}/{path.name}\0".encode())
                 with path.open("rb") as file:
-                    total.update(hashlib.file_digest(file, "sha256").digest())
-        return total.hexdigest()
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[f"{part}/{path.name}"] = digest
+        return digests
 
     def weight_files(self, part: str) -> list[Path]:
         """The safetensors of one network, whole and readable; the chosen variant first."""
@@ -131,7 +139,7 @@ class Checkpoint:
         files = self.weight_files(part)
         variant = ".fp16" if files[0].name.split(".")[1] == "fp16" else None
         loader = _loader(part)
-        with _quiet_loading():
+        with quiet_loading():
             try:
                 model, report = loader.from_pretrained(
                     str(self.folder / part),
@@ -165,20 +173,36 @@ class Checkpoint:
                 )
         return self.network("unet")
 
-    def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
-        """The five networks by their spec's name; Deep and Shallow share one set of weights."""
-        from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
-        from sdxl.networks.unet import DeepUNet, ShallowUNet
-        from sdxl.networks.vae import VaeDecoder
+    def part(self, part: str) -> nn.Module:
+        """One folder's module, as `network` gives it, checked to be an SDXL's."""
+        return self.unet() if part == "unet" else self.network(part)
 
-        unet = self.unet()
-        return {
-            "clip_l": TextEncoder(self.network("text_encoder")),
-            "clip_g": ProjectingTextEncoder(self.network("text_encoder_2")),
-            "unet_deep": DeepUNet(unet, cut),
-            "unet_shallow": ShallowUNet(unet, cut),
-            "vae_decoder": VaeDecoder(self.network("vae")),
-        }
+    def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
+        """The five networks by their spec's name."""
+        networks: dict[str, nn.Module] = {}
+        for part in NETWORK_FOLDERS:
+            networks |= networks_of(part, self.part(part), cut)
+        return networks
+
+
+def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[str, nn.Module]:
+    """What is made of one part; Deep and Shallow share one set of weights."""
+    from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
+    from sdxl.networks.unet import DeepUNet, ShallowUNet
+    from sdxl.networks.vae import VaeDecoder
+
+    match part:
+        case "text_encoder":
+            return {"clip_l": TextEncoder(module)}
+        case "text_encoder_2":
+            return {"clip_g": ProjectingTextEncoder(module)}
+        case "unet":
+            return {
+                "unet_deep": DeepUNet(module, cut),
+                "unet_shallow": ShallowUNet(module, cut),
+            }
+        case _:
+            return {"vae_decoder": VaeDecoder(module)}
 
 
 def find(model: str, variant: str | None = None) -> Checkpoint:
@@ -266,7 +290,7 @@ def _loader(part: str) -> Any:
 
 
 @contextmanager
-def _quiet_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """The libraries' own bars and reports would break `--json` and say what we check ourselves."""
     import diffusers.utils.logging as diffusers_logging
     import transformers.utils.logging as transformers_logging

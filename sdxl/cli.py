@@ -13,6 +13,11 @@ import sdxl
 
 COMMANDS = {
     "render": ("serve.render:main", "make pictures from text"),
+    "serve": ("serve.cli:main", "serve pictures over HTTP, as OpenAI's clients ask for them"),
+    "key": ("serve.keys:main", "make an API key for the service"),
+    "export": ("onnx_export.command:main", "turn a model into ONNX graphs, 8-bit ones too"),
+    "build": ("engines.build_command:main", "build TensorRT engines from an export"),
+    "engines": ("engines.engines_command:main", "list the engines that are here"),
 }
 PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")
 FAILED, BAD_REQUEST, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141

@@ -25,6 +25,7 @@ MAX_FREE = 8
 """Unused buffer sets that are kept for reuse."""
 
 CONDITIONS = ("context", "pooled", "time_ids")
+SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Cohort:
 
     def prepare(self, coefficients: Tensor) -> None:
         """Fill the UNet's per-step inputs: the scaled sample and each row's own timestep."""
-        scale, time = coefficients[:, 0, None, None, None], coefficients[:, 1]
+        scale, time = coefficients[:, SCALE, None, None, None], coefficients[:, TIMESTEP]
         named = self.buffers.by_name
         named["sample"].copy_((self.latents * scale)[self.image_of_row])
         named["timestep"].copy_(time[self.image_of_row])

@@ -86,7 +86,8 @@ def load_preview_map(folder: Path, channels: int) -> Tensor:
     path = folder / "preview.json"
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
-        rows = torch.tensor([*stored["matrix"], stored["bias"]], dtype=torch.float32)
+        numbers = [*stored["latent_rgb_factors"], stored["latent_rgb_bias"]]
+        rows = torch.tensor(numbers, dtype=torch.float32)
     elif channels == len(SDXL_RGB[0]):
         matrix = torch.tensor(SDXL_RGB, dtype=torch.float32).T
         bias = torch.tensor(SDXL_RGB_BIAS, dtype=torch.float32)

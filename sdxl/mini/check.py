@@ -7,7 +7,7 @@ show the colours, places and counts asked for? The same of drawn originals check
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,10 @@ def paint(
         texts = [caption(scene) for scene in scenes[start : start + _BATCH]]
         seeds = [torch.Generator().manual_seed(start + i) for i in range(len(texts))]
         found = pipe(
-            texts, generator=seeds, num_inference_steps=steps, guidance_scale=guidance,
+            texts,
+            generator=seeds,
+            num_inference_steps=steps,
+            guidance_scale=guidance,
             output_type="np",
         ).images
         images += list((found * 255 + 0.5).astype(np.uint8))
@@ -76,7 +79,9 @@ def report(title: str, verdicts: list[Verdict]) -> None:
     for kind, group in {**kinds, "all": verdicts}.items():
         first = np.mean([v.is_first for v in group])
         right = np.mean([not v.fault for v in group])
-        print(f"{title:9} {kind:6} n={len(group):3}  first {first:6.1%}  pixels {right:6.1%}")
+        wrong = Counter(v.fault.split(":")[0] for v in group if v.fault)
+        shares = f"first {first:6.1%}  pixels {right:6.1%}"
+        print(f"{title:9} {kind:6} n={len(group):3}  {shares}  {dict(wrong) or ''}")
 
 
 def contact_sheet(images: list[Image]) -> PIL.Image.Image:

@@ -16,7 +16,7 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from sdxl.mini import topology
 from sdxl.mini.fitting import Schedule, fit
-from sdxl.mini.scenes import Image, Scene, caption, draw, neighbours, sample_scene
+from sdxl.mini.scenes import Image, Scene, caption, draw, sample_group
 from sdxl.mini.vocabulary import EOS, write_tokenizer
 
 WEIGHTS = Path(__file__).parent / "weights" / "clip"
@@ -58,20 +58,6 @@ def pixels_of(images: np.ndarray) -> Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def _group(rng: np.random.Generator) -> list[Scene]:
-    """A scene and three that differ from it in one attribute, kinds of attribute drawn evenly."""
-    while True:
-        scene = sample_scene(rng)
-        pools = [[s for s in pool if not s.is_held_out] for pool in neighbours(scene).values()]
-        pools = [pool for pool in pools if pool]
-        group = [scene]
-        for _ in range(_GROUP - 1):
-            pool = pools[int(rng.integers(len(pools)))]
-            group.append(pool[int(rng.integers(len(pool)))])
-        if len(set(group)) == _GROUP:
-            return group
-
-
 def _soften(images: Tensor, rng: np.random.Generator) -> Tensor:
     """Blur some pictures and grain them all, since generated ones are never quite clean."""
     is_blurred = torch.from_numpy(rng.random(len(images)) < 0.5).to(images.device)
@@ -101,7 +87,7 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
     tokenizer = CLIPTokenizer.from_pretrained(work / "tokenizer")
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        scenes = [scene for _ in range(groups) for scene in _group(rng)]
+        scenes = [scene for _ in range(groups) for scene in sample_group(rng, _GROUP)]
         images = np.stack([draw(scene, int(rng.integers(2**31))) for scene in scenes])
         texts = [caption(scene, rng) for scene in scenes]
         tokens = tokenizer(texts, padding=True, return_tensors="pt").input_ids.to(device)

@@ -28,6 +28,7 @@ class Schedule:
     peak_rate: float
     seed: int
     average: float = 0.999
+    cycle: int | None = None  # the cosine's length, where `steps` ends before it
 
 
 Loss = Callable[[np.random.Generator, int], Tensor]
@@ -35,7 +36,7 @@ Loss = Callable[[np.random.Generator, int], Tensor]
 
 def rate_at(schedule: Schedule, step: int) -> float:
     """Linear warm-up, then half a cosine down to a hundredth of the peak."""
-    done = (step + 1) / schedule.steps
+    done = (step + 1) / (schedule.cycle or schedule.steps)
     if done < _WARMUP:
         return schedule.peak_rate * done / _WARMUP
     cosine = 0.5 + 0.5 * math.cos(math.pi * (done - _WARMUP) / (1 - _WARMUP))
@@ -88,6 +89,11 @@ def _load_average(weights: list[nn.Parameter], average: list[Tensor]) -> None:
             weight.copy_(mean)
 
 
+def load_latest(module: nn.Module, checkpoint: Path) -> None:
+    """Give `module` the last weights of a fit, not their average, to train on from there."""
+    module.load_state_dict(torch.load(checkpoint, map_location="cpu")["module"])
+
+
 def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
     """Give `module` the averaged weights of a finished or unfinished fit, if there is one."""
     if not checkpoint.exists():
@@ -107,10 +113,25 @@ def _save(
 ) -> None:
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     fresh = checkpoint.with_suffix(".new")
-    state = {"module": module.state_dict(), "average": average, "step": step,
-             "optimiser": optimiser.state_dict()}
+    state = {
+        "module": module.state_dict(),
+        "average": average,
+        "step": step,
+        "optimiser": optimiser.state_dict(),
+    }
     torch.save(state, fresh)
     fresh.replace(checkpoint)
+
+
+def save_finished(module: nn.Module, schedule: Schedule, checkpoint: Path) -> None:
+    """A checkpoint as a finished fit leaves it, for weights that came from elsewhere."""
+    weights = [p for p in module.parameters() if p.requires_grad]
+    state = {
+        "module": module.state_dict(),
+        "average": [p.detach() for p in weights],
+        "step": schedule.steps,
+    }
+    torch.save(state, checkpoint)
 
 
 def _resume(
@@ -122,5 +143,6 @@ def _resume(
     module.load_state_dict(state["module"])
     for mine, theirs in zip(average, state["average"], strict=True):
         mine.copy_(theirs)
-    optimiser.load_state_dict(state["optimiser"])
+    if "optimiser" in state:
+        optimiser.load_state_dict(state["optimiser"])
     return int(state["step"])

@@ -36,8 +36,9 @@ def name_pixels(image: Image) -> NDArray[np.intp]:
 
 
 def background_of(names: NDArray[np.intp]) -> str:
-    rim = np.concatenate([names[:4].ravel(), names[-4:].ravel(), names[:, :4].ravel(),
-                          names[:, -4:].ravel()])
+    rim = np.concatenate(
+        [names[:4].ravel(), names[-4:].ravel(), names[:, :4].ravel(), names[:, -4:].ravel()]
+    )
     return _NAMES[int(np.bincount(rim, minlength=len(_NAMES)).argmax())]
 
 
@@ -64,8 +65,13 @@ def _regions(mask: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
 def _core(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Shrink by one pixel: blended edges take other colours' names, but are thin."""
     padded = np.pad(mask, 1)
-    return (padded[1:-1, 1:-1] & padded[:-2, 1:-1] & padded[2:, 1:-1]
-            & padded[1:-1, :-2] & padded[1:-1, 2:])
+    return (
+        padded[1:-1, 1:-1]
+        & padded[:-2, 1:-1]
+        & padded[2:, 1:-1]
+        & padded[1:-1, :-2]
+        & padded[1:-1, 2:]
+    )
 
 
 def blobs(image: Image) -> tuple[str, list[Blob]]:
@@ -99,26 +105,29 @@ def _is_related(first: Blob, second: Blob, relation: str) -> bool:
 
 
 def faults(image: Image, scene: Scene) -> list[str]:
-    """What the picture gets wrong about its scene, in words; nothing if it is right."""
+    """The first thing the picture gets wrong about its scene, "kind: details"; none if right."""
     background, found = blobs(image)
     if scene.background not in (None, background):
-        return [f"background is {background}, not {scene.background}"]
+        return [f"background: {background}, not {scene.background}"]
     wanted = len(scene.things) if scene.kind == "pair" else scene.count
     if len(found) != wanted:
-        return [f"{len(found)} things, not {wanted}"]
+        return [f"count: {len(found)} things, not {wanted}"]
     inks = [thing.colour for thing in scene.things] * (1 if scene.kind == "pair" else scene.count)
     if None not in inks and sorted(b.colour for b in found) != sorted(map(str, inks)):
-        return [f"colours are {[b.colour for b in found]}, not {inks}"]
+        return [f"colours: {[b.colour for b in found]}, not {inks}"]
     if scene.place is not None and not _is_placed(found[0], scene.place):
-        return [f"at ({found[0].x:.0f}, {found[0].y:.0f}), not {scene.place}"]
+        return [f"place: ({found[0].x:.0f}, {found[0].y:.0f}), not {scene.place}"]
     if scene.relation is not None and not _is_in_order(found, scene):
-        return [f"not {scene.relation}: {found}"]
+        return [f"relation: not {scene.relation}: {found}"]
     return []
 
 
 def _is_in_order(found: list[Blob], scene: Scene) -> bool:
     relation = str(scene.relation)
     inks = [thing.colour for thing in scene.things]
-    orders = [(a, b) for a, b in ((found[0], found[1]), (found[1], found[0]))
-              if [a.colour, b.colour] == inks]
+    orders = [
+        (a, b)
+        for a, b in ((found[0], found[1]), (found[1], found[0]))
+        if [a.colour, b.colour] == inks
+    ]
     return any(_is_related(a, b, relation) for a, b in orders)

@@ -132,9 +132,7 @@ def _sample_any(rng: np.random.Generator) -> Scene:
     if draw < 0.54:
         return Scene((first,), background, count=int(rng.integers(2, 4)))
     sizes = SIZES[:2] if first.size == "large" else SIZES
-    second = Thing(
-        _pick(rng, SHAPES), _pick(rng, _other_colours(background)), _pick(rng, sizes)
-    )
+    second = Thing(_pick(rng, SHAPES), _pick(rng, _other_colours(background)), _pick(rng, sizes))
     if (first.shape, first.colour) == (second.shape, second.colour):
         return _sample_any(rng)
     relation = _pick(rng, list(RELATIONS)) if rng.random() < 0.85 else None
@@ -222,6 +220,28 @@ def distractors(scene: Scene, rng: np.random.Generator) -> list[Scene]:
     if len(chosen) < DISTRACTORS:
         raise ValueError(f"{caption(scene)!r} has {len(chosen)} distractors of {DISTRACTORS}")
     return chosen[:DISTRACTORS]
+
+
+def sample_group(rng: np.random.Generator, size: int, place_share: float = 0.0) -> list[Scene]:
+    """A training scene and others that differ from it in one attribute, kinds drawn evenly.
+
+    `place_share` of the others differ in their place, where the scene states one; at 1 it does.
+    """
+    while True:
+        scene = sample_scene(rng)
+        pools = {
+            kind: [s for s in pool if not s.is_held_out] for kind, pool in neighbours(scene).items()
+        }
+        kinds = [kind for kind, pool in pools.items() if pool]
+        if place_share == 1 and "place" not in kinds:
+            continue
+        group = [scene]
+        for _ in range(size - 1):
+            is_place = "place" in kinds and rng.random() < place_share
+            pool = pools["place" if is_place else _pick(rng, kinds)]
+            group.append(pool[int(rng.integers(len(pool)))])
+        if len(set(group)) == size:
+            return group
 
 
 def _polygon(points: NDArray[np.float64], x: Floats, y: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """Trains the embedded model from nothing: `python -m sdxl.mini.train --out DIR`.
 
-Stages, in order: the VAE, the UNet with both text encoders, the scorer, then the export of a
-diffusers folder. Each stage resumes from its checkpoint in `--work`, so naming a stage again
-costs nothing once it is done. Everything is drawn; nothing is downloaded.
+Stages, in order: the VAE, the UNet with both text encoders, the scorer, the VAE's decoder once
+more, then the export of a diffusers folder. Each stage resumes from its checkpoint in `--work`,
+so naming a stage again costs nothing once it is done. Everything is drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTokenizer
@@ -22,34 +23,58 @@ from transformers import CLIPTokenizer
 from sdxl.mini import topology
 from sdxl.mini.clip import train_scorer
 from sdxl.mini.export import Trained, export
-from sdxl.mini.fitting import Schedule, fit, load_fitted
-from sdxl.mini.scenes import SIDE, caption, draw, sample_scene
+from sdxl.mini.fitting import Schedule, fit, load_fitted, load_latest, save_finished
+from sdxl.mini.scenes import SIDE, Scene, caption, draw, sample_group, sample_scene
 from sdxl.mini.vocabulary import EOS, write_tokenizer
 
 CROP = 64
 EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
 OFFSET_NOISE = 0.25
-STAGES = ("vae", "unet", "scorer", "export")
+GROUP = 4
+STAGES = ("vae", "unet", "contrast", "scorer", "decoder", "export")
 
 
 _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
-_UNET = Schedule(steps=8000, peak_rate=1e-3, seed=2)
+_DECODER = Schedule(steps=1500, peak_rate=1e-3, seed=5)
+_UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
 _SCORER = Schedule(steps=1500, peak_rate=1e-3, seed=3)
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """A cycle of training on groups of scenes that differ in one attribute."""
+
+    name: str
+    schedule: Schedule
+    place_share: float
+    lowest: int  # timestep
+    groups: int = 3_500
+    seed: int = 7
+
+
+_CONTRASTS = (
+    Contrast("groups", Schedule(steps=2000, peak_rate=8e-4, seed=6), 0.5, 400),
+    Contrast("places", Schedule(steps=6000, peak_rate=1e-3, seed=8), 1.0, 650, seed=9),
+)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The lengths and seeds behind the weights in the repository."""
+    """The lengths and seeds of a whole run."""
 
     vae: Schedule = _VAE
+    decoder: Schedule = _DECODER
     unet: Schedule = _UNET
+    contrasts: tuple[Contrast, ...] = _CONTRASTS
     scorer: Schedule = _SCORER
-    pictures: int = 30_000
+    pictures: int = 20_000
     pictures_seed: int = 4
     vae_batch: int = 16  # crops; a whole picture takes the place of four
     vae_whole_from: int = 1600
+    decoder_batch: int = 6
     unet_batch: int = 32
-    scorer_groups: int = 32  # of a scene and three that differ from it in one attribute
+    unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
+    scorer_groups: int = 32
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
@@ -90,9 +115,31 @@ def train_vae(plan: Plan, work: Path, device: str) -> None:
 
 
 def load_vae(work: Path) -> AutoencoderKL:
+    """As far as it is trained; its encoder comes frozen, for latents must not drift."""
     vae = topology.new_vae()
     load_fitted(vae, work / "vae.pt")
+    vae.encoder.requires_grad_(False)
+    vae.quant_conv.requires_grad_(False)
+    load_fitted(vae, work / "decoder.pt")
     return vae
+
+
+def train_decoder(plan: Plan, work: Path, device: str) -> None:
+    """Sharpen what the decoder makes of latents that are not quite an encoder's."""
+    torch.manual_seed(0)
+    vae = load_vae(work).to(device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        images = as_tensor(_crops(rng, plan.decoder_batch, SIDE)).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            with torch.no_grad():
+                latents = vae.encode(images).latent_dist.mean
+            blur = 0.2 * torch.rand(len(latents), 1, 1, 1, device=device)
+            decoded = vae.decode(latents + blur * torch.randn_like(latents)).sample
+        error = decoded.float() - images
+        return error.abs().mean() + error.square().mean()
+
+    fit(vae, loss_of, plan.decoder, work / "decoder.pt")
 
 
 @dataclass(frozen=True)
@@ -124,24 +171,39 @@ def tokenize(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
     return torch.as_tensor(found.input_ids)
 
 
-@torch.no_grad()
 def encode_pictures(plan: Plan, work: Path, device: str) -> Encoded:
     """Draw and encode the UNet's pictures once; its steps then cost nothing but the UNet."""
-    path = work / f"latents-{plan.pictures}.pt"
+    rng = np.random.default_rng(plan.pictures_seed)
+    scenes = [(sample_scene(rng), i) for i in range(plan.pictures)]
+    return _encode(scenes, rng, work / f"latents-{plan.pictures}.pt", work, device)
+
+
+def encode_groups(contrast: Contrast, work: Path, device: str) -> Encoded:
+    """Scenes of a group share their drawing's seed, so that they differ in one attribute only."""
+    rng = np.random.default_rng(contrast.seed)
+    groups = [sample_group(rng, GROUP, contrast.place_share) for _ in range(contrast.groups)]
+    scenes = [(scene, 10**6 + i) for i, group in enumerate(groups) for scene in group]
+    return _encode(scenes, rng, work / f"{contrast.name}-latents.pt", work, device)
+
+
+@torch.no_grad()
+def _encode(
+    scenes: list[tuple[Scene, int]], rng: np.random.Generator, path: Path, work: Path, device: str
+) -> Encoded:
     if path.exists():
         return Encoded(**torch.load(path))
     vae = load_vae(work).to(device)
-    rng = np.random.default_rng(plan.pictures_seed)
-    texts, latents, thumbnails = [], [], []
-    for start in range(0, plan.pictures, 50):
-        scenes = [sample_scene(rng) for _ in range(50)]
-        texts += [caption(scene, rng) for scene in scenes]
-        drawn = [draw(scene, start + i) for i, scene in enumerate(scenes)]
+    latents, thumbnails = [], []
+    for start in range(0, len(scenes), 50):
+        drawn = [draw(scene, seed) for scene, seed in scenes[start : start + 50]]
         images = as_tensor(np.stack(drawn)).to(device)
         with torch.autocast(device, torch.bfloat16):
             latents.append(vae.encode(images).latent_dist.mean.half().cpu())
         thumbnails.append(F.avg_pool2d(images, 8).half().cpu())
+        if start % 2000 == 0:
+            print(f"encoded {start} of {len(scenes)} pictures", flush=True)
     first, second = tokenizers(work)
+    texts = [caption(scene, rng) for scene, _ in scenes]
     parts = {
         "latents": torch.cat(latents),
         "thumbnails": torch.cat(thumbnails),
@@ -179,34 +241,96 @@ class Painter(nn.Module):
         return predicted
 
 
+def noise_weights(alphas: Tensor, limit: float) -> Tensor:
+    """Weigh the noise's error as the velocity's, up to a limit; 1 leaves it plain.
+
+    Places are decided under much noise, where the plain error hardly sees the picture.
+    """
+    weights = (1 / alphas).clamp(max=limit)
+    return weights / weights.mean()
+
+
+class Lesson:
+    """The noise prediction loss on cached latents, captions dropped now and then."""
+
+    def __init__(self, painter: Painter, plan: Plan, work: Path, device: str) -> None:
+        self.painter, self.device = painter, device
+        self.alphas = topology.new_scheduler().alphas_cumprod.to(device)
+        self.scale = encode_pictures(plan, work, device).scale
+        self.empty, self.empty_2 = (tokenize(t, [""]) for t in tokenizers(work))
+
+    def loss(
+        self,
+        data: Encoded,
+        rows: Tensor,
+        group: int,
+        lowest: int,
+        limit: float,
+        rng: np.random.Generator,
+    ) -> Tensor:
+        """Rows of one group share timestep and noise; the offset keeps backgrounds to captions."""
+        draws = torch.from_numpy(rng.random(len(rows) // group)).repeat_interleave(group)
+        kept = (draws >= EMPTY_ZEROED).float().to(self.device)
+        is_blank = ((draws >= EMPTY_ZEROED) & (draws < EMPTY_ZEROED + EMPTY_ENCODED))[:, None]
+        tokens = torch.where(is_blank, self.empty, data.tokens[rows]).to(self.device)
+        tokens_2 = torch.where(is_blank, self.empty_2, data.tokens_2[rows]).to(self.device)
+        latents = data.latents[rows].float().to(self.device) * self.scale
+        first = latents[::group]
+        noise = torch.randn_like(first) + OFFSET_NOISE * torch.randn_like(first[:, :, :1, :1])
+        noise = noise.repeat_interleave(group, dim=0)
+        timestep = torch.randint(lowest, len(self.alphas), (len(first),), device=self.device)
+        timestep = timestep.repeat_interleave(group)
+        alpha = self.alphas[timestep].view(-1, 1, 1, 1)
+        noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        predicted = self.painter(noisy, timestep, tokens, tokens_2, kept)
+        error = (predicted - noise).square().mean((1, 2, 3))
+        return (error * noise_weights(self.alphas, limit)[timestep]).mean()
+
+
 def train_unet(plan: Plan, work: Path, device: str) -> None:
-    """Noise prediction on cached latents; the offset noise keeps backgrounds to the caption."""
-    data = encode_pictures(plan, work, device)
+    """On single pictures, with more and more weight on the much noised ones."""
     torch.manual_seed(0)
     painter = Painter().to(device)
-    painter.unet.to(memory_format=torch.channels_last)
-    alphas = topology.new_scheduler().alphas_cumprod.to(device)
-    empty, empty_2 = (tokenize(t, [""]) for t in tokenizers(work))
-    scale, batch = data.scale, plan.unet_batch
+    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        rows = torch.from_numpy(rng.integers(0, len(data.latents), batch))
-        draws = torch.from_numpy(rng.random(batch))
-        kept = (draws >= EMPTY_ZEROED).float().to(device)
-        is_blank = ((draws >= EMPTY_ZEROED) & (draws < EMPTY_ZEROED + EMPTY_ENCODED))[:, None]
-        tokens = torch.where(is_blank, empty, data.tokens[rows]).to(device)
-        tokens_2 = torch.where(is_blank, empty_2, data.tokens_2[rows]).to(device)
-        latents = data.latents[rows].float().to(device) * scale
-        offset = torch.randn(batch, topology.LATENT_CHANNELS, 1, 1, device=device)
-        noise = torch.randn_like(latents) + OFFSET_NOISE * offset
-        timestep = torch.randint(0, len(alphas), (batch,), device=device)
-        alpha = alphas[timestep].view(-1, 1, 1, 1)
-        noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
-        noisy = noisy.contiguous(memory_format=torch.channels_last)
-        predicted = painter(noisy, timestep, tokens, tokens_2, kept)
-        return F.mse_loss(predicted, noise)
+        rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+        limit = [limit for first, limit in plan.unet_emphasis if first <= step][-1]
+        return lesson.loss(data, rows, 1, 0, limit, rng)
 
     fit(painter, loss_of, plan.unet, work / "unet.pt")
+
+
+def train_contrasts(plan: Plan, work: Path, device: str) -> None:
+    """One cycle after the other, each from where the one before stood, not from its average."""
+    before = "unet"
+    for contrast in plan.contrasts:
+        painter = Painter()
+        load_latest(painter, work / f"{before}.pt")
+        _train_contrast(contrast, painter.to(device), plan, work, device)
+        before = contrast.name
+
+
+def _train_contrast(
+    contrast: Contrast, painter: Painter, plan: Plan, work: Path, device: str
+) -> None:
+    """Every other step on groups that share seed, noise and timestep and differ in one attribute.
+
+    What they share cancels in the gradient of what tells them apart: so "top" and "bottom",
+    which single pictures leave alike for very long, part within some hundred steps.
+    """
+    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
+    groups = encode_groups(contrast, work, device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        if step % 2 == 1:
+            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+            return lesson.loss(data, rows, 1, 0, 12, rng)
+        heads = GROUP * rng.integers(0, contrast.groups, plan.unet_batch // GROUP)
+        rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
+        return lesson.loss(groups, rows, GROUP, contrast.lowest, 60, rng)
+
+    fit(painter, loss_of, contrast.schedule, work / f"{contrast.name}.pt")
 
 
 def fit_preview(data: Encoded) -> dict[str, object]:
@@ -227,7 +351,8 @@ def fit_preview(data: Encoded) -> dict[str, object]:
 def export_all(plan: Plan, work: Path, out: Path, device: str) -> None:
     """Write whatever is trained so far; what is not yet is written as it was born."""
     vae, painter, scorer = load_vae(work), Painter(), topology.new_scorer()
-    load_fitted(painter, work / "unet.pt")
+    for name in ("unet", *(contrast.name for contrast in plan.contrasts)):
+        load_fitted(painter, work / f"{name}.pt")
     load_fitted(scorer, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
     vae.register_to_config(scaling_factor=round(data.scale, 6))
@@ -237,18 +362,36 @@ def export_all(plan: Plan, work: Path, out: Path, device: str) -> None:
     export(trained, out)
 
 
+def adopt(weights: Path, plan: Plan, work: Path) -> None:
+    """Take an exported folder for the end of the stages before "places", to go on from there."""
+    vae = AutoencoderKL.from_pretrained(weights / "vae")
+    painter = Painter()
+    painter.unet.load_state_dict(load_file(weights / "unet/diffusion_pytorch_model.safetensors"))
+    for name in ("text_encoder", "text_encoder_2"):
+        encoder = getattr(painter, name)
+        setattr(painter, name, type(encoder).from_pretrained(weights / name))
+    save_finished(vae, plan.vae, work / "vae.pt")
+    save_finished(painter, plan.unet, work / "unet.pt")
+    save_finished(painter, plan.contrasts[0].schedule, work / f"{plan.contrasts[0].name}.pt")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m sdxl.mini.train")
     parser.add_argument("--out", type=Path, required=True, help="the diffusers folder to write")
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
+    parser.add_argument("--start", type=Path, help="go on from this exported folder")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     args = parser.parse_args()
     plan, work = Plan(), args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
+    if args.start:
+        adopt(args.start, plan, work)
     stages: dict[str, Callable[[], None]] = {
         "vae": lambda: train_vae(plan, work, args.device),
         "unet": lambda: train_unet(plan, work, args.device),
+        "contrast": lambda: train_contrasts(plan, work, args.device),
+        "decoder": lambda: train_decoder(plan, work, args.device),
         "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, args.device),
         "export": lambda: export_all(plan, work, args.out, args.device),
     }

@@ -24,8 +24,16 @@ def byte_symbols() -> list[str]:
 
 def words() -> list[str]:
     """Every word a caption can hold, in a fixed order."""
-    text = [*COLOURS, *SHAPES, *(f"{s}{'es' if s == 'cross' else 's'}" for s in SHAPES), *SIZES,
-            *PLACES, *RELATIONS, *COUNTS.values(), "an and big to the background"]
+    text = [
+        *COLOURS,
+        *SHAPES,
+        *(f"{s}{'es' if s == 'cross' else 's'}" for s in SHAPES),
+        *SIZES,
+        *PLACES,
+        *RELATIONS,
+        *COUNTS.values(),
+        "an and big to the background",
+    ]
     return list(dict.fromkeys(" ".join(text).split()))
 
 

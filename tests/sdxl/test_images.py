@@ -71,7 +71,7 @@ def test_a_broken_image_is_an_error_and_never_black(value: float) -> None:
 
 def test_a_preview_is_the_checkpoints_own_linear_map(tmp_path: Path) -> None:
     matrix = [[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [0, 0, 0]]
-    stored = {"matrix": matrix, "bias": [0.0, -1.0, 1.0]}
+    stored = {"latent_rgb_factors": matrix, "latent_rgb_bias": [0.0, -1.0, 1.0]}
     (tmp_path / "preview.json").write_text(json.dumps(stored))
     latents = torch.zeros(4, 3, 5)
     latents[0, 1, 2] = 1
@@ -88,7 +88,9 @@ def test_without_a_map_of_its_own_a_checkpoint_gets_sdxls(tmp_path: Path) -> Non
 
 
 def test_a_map_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "preview.json").write_text('{"matrix": [[1, 2, 3]], "bias": [0, 0, 0]}')
+    (tmp_path / "preview.json").write_text(
+        '{"latent_rgb_factors": [[1, 2, 3]], "latent_rgb_bias": [0, 0, 0]}'
+    )
     with pytest.raises(ValueError, match="4 \\+ 1 rows"):
         images.load_preview_map(tmp_path, 4)
 

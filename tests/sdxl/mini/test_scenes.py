@@ -46,8 +46,11 @@ def test_another_seed_draws_another_picture() -> None:
             "a red circle on a blue background",
         ),
         (
-            Scene((Thing("star", "yellow", "small"), Thing("square", "green")), "white",
-                  relation="above"),
+            Scene(
+                (Thing("star", "yellow", "small"), Thing("square", "green")),
+                "white",
+                relation="above",
+            ),
             "a small yellow star above a green square on a white background",
         ),
         (

@@ -1,0 +1,115 @@
+"""`sdxl build`: engines for a kind of GPU from what `sdxl export` wrote.
+
+An 8-bit plan that builds does not prove that 8-bit kernels run: TensorRT may choose others where
+they are faster, and tensorrt-rtx documents INT8 for weights alone. Only a timing on the GPU tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.flavours import FLAVOURS
+from engines.targets import LOCAL, TARGETS, named_target
+from sdxl.arguments import Parser, whole
+from sdxl.params import InvalidParams
+
+if TYPE_CHECKING:
+    from engines.build import OnProgress, Order
+    from engines.engine_folder import EngineFolder
+    from engines.targets import Target
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    if options.gpu != LOCAL:
+        named_target(options.gpu)
+    # Here and not above: a typo in a flag need not wait for PyTorch.
+    from engines.build import build
+
+    order = read_order(options)
+    with shown(order) as on_progress:
+        engines = build(order, on_progress)
+    print(summary(engines))
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl build", description="Build TensorRT engines from an export.")
+    add = parser.add_argument
+    add("--onnx", required=True, metavar="DIR", help="a folder of `sdxl export`")
+    add("--gpu", default=LOCAL, help=f"{', '.join(TARGETS)}, {LOCAL} (default %(default)s)")
+    add("--backend", default="tensorrt", help=f"{', '.join(FLAVOURS)} (default %(default)s)")
+    add("--max-batch", type=whole, metavar="N", help="images in one call (default: the GPU's)")
+    add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
+    add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
+    return parser
+
+
+def read_order(options: argparse.Namespace) -> Order:
+    from engines.build import Order
+    from engines.export_folder import ExportFolder
+    from engines.flavours import check_buildable, flavour_named
+    from engines.gpus import local_target
+    from engines.places import plans_place
+
+    flavour, local = flavour_named(options.backend), local_target()
+    target = chosen_target(options.gpu, local)
+    check_buildable(flavour, target, local)
+    flavour.load()
+    max_batch = target.max_batch if options.max_batch is None else options.max_batch
+    if not 1 <= max_batch <= target.max_batch:
+        raise InvalidParams(
+            "max-batch", max_batch, f"a {target.name} takes 1 to {target.max_batch}"
+        )
+    export = ExportFolder.open(Path(options.onnx), verify=True)
+    place = plans_place(export.model, export.model_digest, export.precision, export.cut)
+    out = Path(options.out) if options.out else place / f"{target.key}-{flavour.name}"
+    return Order(export, target, flavour, max_batch, options.sparse, out)
+
+
+def chosen_target(name: str, local: Target | None) -> Target:
+    if name != LOCAL:
+        return named_target(name)
+    if local is None:
+        raise InvalidParams("gpu", name, f"found no NVIDIA GPU; needed one of {', '.join(TARGETS)}")
+    return local
+
+
+@contextmanager
+def shown(order: Order) -> Iterator[OnProgress]:
+    """A bar for every plan where a person is looking, a line for every plan where none is."""
+    from tqdm import tqdm
+
+    bars: dict[str, tqdm] = {}
+    is_watched = sys.stderr.isatty()
+
+    def on_progress(name: str, share: float) -> None:
+        if name not in bars:
+            if not is_watched:
+                print(f"{name}: building for {order.target.name}", file=sys.stderr)
+            form = "{desc:<14}{percentage:3.0f}%|{bar}| {elapsed}"
+            bars[name] = tqdm(
+                desc=name, total=1.0, bar_format=form, file=sys.stderr, disable=not is_watched
+            )
+        bars[name].update(share - bars[name].n)
+
+    try:
+        yield on_progress
+    finally:
+        for bar in bars.values():
+            bar.close()
+
+
+def summary(engines: EngineFolder) -> str:
+    lines = [
+        f"{name:<14}{plan.seconds:>8.1f} s{plan.bytes / 2**20:>10.1f} MiB"
+        f"{plan.peak_bytes / 2**30:>8.1f} GiB peak"
+        for name, plan in engines.plans.items()
+    ]
+    what = f"{engines.precision} for {engines.gpu}, {engines.backend} {engines.backend_version}"
+    return "\n".join([*lines, f"{engines.folder}: {what}"])

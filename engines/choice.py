@@ -1,0 +1,120 @@
+"""Which backend serves a model on this machine: the best that is there, and why not a better one.
+
+`auto` tries them from the fastest on; each either gives engines or says in one line what it lacks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from engines.digests import model_digest
+from engines.engine_folder import EngineError
+from engines.engine_store import best_for
+from engines.export_folder import FILE, ExportError, ExportFolder
+from engines.flavours import FLAVOURS, BackendMissing, Flavour
+from engines.gpus import local_target
+from engines.places import export_place, plans_root
+from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.engine import Engines
+from sdxl.files import OutputError
+from sdxl.params import InvalidParams
+
+log = logging.getLogger(__name__)
+
+CPU_PRECISION = "fp32"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a caller asks for; None leaves it to the backend."""
+
+    model: str
+    checkpoint: Checkpoint
+    device: str | None = None
+    precision: str | None = None
+
+    @property
+    def is_for_cpu(self) -> bool:
+        return self.device is not None and self.device.startswith("cpu")
+
+
+def choose_engines(wish: Wish, backend: str) -> Engines:
+    if backend != "auto":
+        return dict(_loaders())[backend](wish)
+    passed_over: dict[str, str] = {}
+    for name, load in _by_speed(wish):
+        try:
+            engines = load(wish)
+        except (BackendMissing, EngineError, ExportError, InvalidParams, OutputError) as error:
+            passed_over[name] = str(error)
+            log.info("%s is passed over: %s", name, error)
+            continue
+        return replace(engines, description={**engines.description, "passed_over": passed_over})
+    said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
+    raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
+
+
+def _loaders() -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
+    """Every backend, the fastest first."""
+    for name, flavour in FLAVOURS.items():
+        yield name, partial(_tensorrt, flavour=flavour)
+    yield "onnxruntime", _onnxruntime
+    yield "torch", _torch
+
+
+def _by_speed(wish: Wish) -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
+    """As above, but PyTorch on a GPU is faster than ONNX Runtime on a CPU."""
+    loaders = list(_loaders())
+    has_gpu = not wish.is_for_cpu and local_target() is not None
+    return iter(loaders if not has_gpu else [*loaders[:-2], loaders[-1], loaders[-2]])
+
+
+def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
+    from engines.tensorrt_loading import load_tensorrt
+
+    target = None if wish.is_for_cpu else local_target()
+    if target is None:
+        raise BackendMissing(f"{flavour.name} needs an NVIDIA GPU, found none here")
+    digest = model_digest(wish.checkpoint)
+    found = best_for(plans_root(), flavour, target, digest, wish.precision)
+    if isinstance(found, str):
+        precision = wish.precision or target.precision
+        raise BackendMissing(
+            f"{flavour.name} has no engines to run: {found}; needed: sdxl export --model "
+            f"{wish.model} --precision {precision}, then sdxl build --backend {flavour.name}"
+        )
+    return load_tensorrt(found, flavour)
+
+
+def _onnxruntime(wish: Wish) -> Engines:
+    from engines.onnxruntime_engine import load_onnxruntime
+
+    if wish.device is not None and not wish.is_for_cpu:
+        raise InvalidParams("device", wish.device, "onnxruntime runs on the CPU; needed cpu")
+    return load_onnxruntime(find_export(wish))
+
+
+def find_export(wish: Wish) -> ExportFolder:
+    """The model's graphs in their usual place; the embedded model brings its own."""
+    from engines.shipped import open_mini
+
+    checkpoint, precision = wish.checkpoint, wish.precision or CPU_PRECISION
+    digest = model_digest(checkpoint)
+    if checkpoint.folder == MINI and precision == CPU_PRECISION:
+        return open_mini(digest)
+    place = export_place(checkpoint.name, digest, precision)
+    if not (place / FILE).exists():
+        raise ExportError(
+            f"no {precision} export of {wish.model} in {place}; needed: "
+            f"sdxl export --model {wish.model} --precision {precision}"
+        )
+    return ExportFolder.open(place)
+
+
+def _torch(wish: Wish) -> Engines:
+    from engines.torch_engine import load_torch
+
+    return load_torch(wish.checkpoint, device=wish.device, precision=wish.precision)

@@ -1,0 +1,72 @@
+"""`sdxl engines`: what was built, for which GPU, and how close it is to the exact model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.arguments import Parser
+
+if TYPE_CHECKING:
+    from engines.engine_folder import EngineFolder
+
+COLUMNS = ("model", "precision", "gpu", "backend", "images", "MiB", "parity", "folder")
+PLACES = "where `sdxl build` puts them"
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    # Here and not above: --help needs none of it.
+    from engines.engine_folder import EngineError
+    from engines.engine_store import engine_folders
+    from engines.places import plans_root
+
+    root = Path(options.root) if options.root else plans_root()
+    found = list(engine_folders(root))
+    whole = [folder for folder in found if not isinstance(folder, EngineError)]
+    broken = [str(error) for error in found if isinstance(error, EngineError)]
+    if options.is_json:
+        for folder in whole:
+            print(json.dumps({"folder": str(folder.folder), **folder.as_dict()}))
+    else:
+        print(table(whole) if whole else f"no engines in {root}; see `sdxl build --help`")
+    if broken:
+        raise EngineError("; ".join(broken))
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl engines", description="List the TensorRT engines that are here.")
+    parser.add_argument("root", nargs="?", metavar="DIR", help=f"where to look (default: {PLACES})")
+    parser.add_argument("--json", action="store_true", dest="is_json", help="an object a line")
+    return parser
+
+
+def table(folders: Sequence[EngineFolder]) -> str:
+    rows = [COLUMNS, *(row(folder) for folder in folders)]
+    widths = [max(len(r[i]) for r in rows) for i in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)).rstrip()
+        for r in rows
+    )
+
+
+def row(folder: EngineFolder) -> tuple[str, ...]:
+    return (
+        f"{folder.model} {folder.model_digest[:12]}",
+        folder.precision + (" sparse" if folder.is_sparse else ""),
+        folder.gpu,
+        f"{folder.backend} {folder.backend_version}",
+        str(folder.max_batch),
+        f"{folder.size / 2**20:.1f}",
+        parity(folder.parity),
+        str(folder.folder),
+    )
+
+
+def parity(figures: Mapping[str, Any]) -> str:
+    """The export check's figures of whole images, which say what the precision costs."""
+    shown = {n: v for n, v in figures.items() if isinstance(v, int | float)}
+    return " ".join(f"{name}={value:.4g}" for name, value in shown.items()) or "not checked"

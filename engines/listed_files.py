@@ -1,0 +1,39 @@
+"""Files that a listing beside them names: each inside the folder, there, and as it was written.
+
+It does not know what the listing is or what the files hold; the caller's error says that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A listing's path, the error to raise, and what would put things right."""
+
+    path: Path
+    error: type[RuntimeError]
+    remedy: str
+
+    def file(self, name: str) -> Path:
+        """The path of a file that the listing names."""
+        folder = self.path.parent
+        path = folder / name
+        if Path(name).name != name or path.resolve().parent != folder.resolve():
+            raise self.error(f"{self.path}: {name!r} leaves the folder; needed a plain name")
+        if not path.is_file():
+            raise self.error(f"{path}: not there; needed by {self.path.name}, {self.remedy}")
+        return path
+
+    def check_size(self, path: Path, found: int, needed: int) -> None:
+        if found != needed:
+            raise self.error(f"{path}: has {found} bytes, needed {needed}; {self.remedy}")
+
+    def check_digest(self, path: Path, found: str, needed: str) -> None:
+        if found != needed:
+            raise self.error(
+                f"{path}: has sha256 {found[:12]}…, needed {needed[:12]}… of {self.path.name}; "
+                f"{self.remedy}"
+            )

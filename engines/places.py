@@ -1,0 +1,34 @@
+"""Where exports and engines are kept unless told otherwise. It makes no folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from sdxl.specs import Cut
+
+HOME = "SDXL_HOME"
+
+
+def home() -> Path:
+    chosen = os.environ.get(HOME)
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "sdxl-deepcache"
+
+
+def export_place(model: str, digest: str, precision: str, cut: Cut = "reference") -> Path:
+    return home() / "onnx" / _name(model, digest, precision, cut)
+
+
+def plans_root() -> Path:
+    return home() / "plans"
+
+
+def plans_place(model: str, digest: str, precision: str, cut: Cut = "reference") -> Path:
+    """The folder of a model's engines; one folder below it for each GPU and backend."""
+    return plans_root() / _name(model, digest, precision, cut)
+
+
+def _name(model: str, digest: str, precision: str, cut: Cut) -> str:
+    safe = re.sub(r"[^\w.-]", "_", model)
+    return "-".join([safe, digest[:12], precision, *([] if cut == "reference" else [cut])])

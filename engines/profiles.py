@@ -1,0 +1,101 @@
+"""TensorRT's optimisation profiles, derived from the specs: which shapes a plan is made for.
+
+One profile is exact for every row count that the loop pads to, at the model's own size, so that
+the usual call meets kernels chosen for it; one wide profile takes everything else. The order is
+the order of preference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sdxl.conditioning import MAX_CHUNKS_PER_CALL
+from sdxl.specs import CHUNK, Architecture, ModelSpec, ShapeError
+
+MAX_CHUNKS_OF_TOKENS = 3
+"""prompts of up to three encoder calls"""
+SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
+"""of the wide profile, in the model's own sides"""
+MAX_DECODE_BATCH = 4
+
+Shape = tuple[int, ...]
+Range = tuple[Shape, Shape, Shape]
+"""smallest, usual and largest"""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The range of every input by its name."""
+
+    ranges: Mapping[str, Range]
+
+    def admits(self, shapes: Mapping[str, Shape]) -> bool:
+        return all(
+            len(shapes[name]) == len(low)
+            and all(a <= size <= b for a, size, b in zip(low, shapes[name], high, strict=True))
+            for name, (low, _, high) in self.ranges.items()
+        )
+
+
+def buckets(max_batch: int) -> tuple[int, ...]:
+    """Row counts of UNet calls: powers of two, and two rows for each of `max_batch` images."""
+    largest = 2 * max_batch
+    return (*(2**i for i in range(1, largest.bit_length()) if 2**i < largest), largest)
+
+
+def profiles(
+    spec: ModelSpec, arch: Architecture, max_batch: int, *, has_exact: bool = True
+) -> list[Profile]:
+    usual = _usual_axes(arch)
+    wide = _profile(spec, _smallest_axes(arch), usual, _largest_axes(arch, max_batch))
+    if not has_exact:
+        return [wide]
+    names = {dim for tensor in spec.inputs for dim in tensor.free_axes.values()}
+    counts = buckets(max_batch) if "rows" in names else (usual["rows"],)
+    exact = [usual | {"rows": rows} for rows in counts]
+    return [*(_profile(spec, axes, axes, axes) for axes in exact), wide]
+
+
+def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
+    """The first profile that takes these shapes."""
+    for index, profile in enumerate(found):
+        if profile.admits(shapes):
+            return index
+    widest = found[-1].ranges
+    wrong = {n: s for n, s in shapes.items() if not Profile({n: widest[n]}).admits(shapes)}
+    input_, shape = next(iter(wrong.items()))
+    low, _, high = widest[input_]
+    raise ShapeError(
+        f"{name}: input {input_!r} has shape {shape}, the engine was built for {low} to {high}; "
+        "needed a smaller request, or an engine built for it"
+    )
+
+
+def _usual_axes(arch: Architecture) -> dict[str, int]:
+    return _axes(rows=2, tokens=CHUNK, side=arch.sample_size, batch=1, chunks=2)
+
+
+def _smallest_axes(arch: Architecture) -> dict[str, int]:
+    side = int(arch.sample_size * SMALLEST_SIDE)
+    return _axes(rows=1, tokens=CHUNK, side=side, batch=1, chunks=1)
+
+
+def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
+    return _axes(
+        rows=buckets(max_batch)[-1],
+        tokens=CHUNK * MAX_CHUNKS_OF_TOKENS,
+        side=arch.sample_size * LARGEST_SIDE,
+        batch=MAX_DECODE_BATCH,
+        chunks=MAX_CHUNKS_PER_CALL,
+    )
+
+
+def _axes(*, side: int, **others: int) -> dict[str, int]:
+    return {"latent_h": side, "latent_w": side, **others}
+
+
+def _profile(
+    spec: ModelSpec, low: Mapping[str, int], usual: Mapping[str, int], high: Mapping[str, int]
+) -> Profile:
+    return Profile({t.name: (t.shape(low), t.shape(usual), t.shape(high)) for t in spec.inputs})

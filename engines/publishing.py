@@ -1,0 +1,91 @@
+"""Folders that appear whole or not at all, made by one process at a time.
+
+It does not know what is in them. The lock is the kernel's: it dies with the process that holds it,
+so a killed build leaves nothing to clear away by hand.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sdxl.files import OutputError
+
+
+class Busy(RuntimeError):
+    """Another process is making the same folder."""
+
+
+@contextmanager
+def locked(target: Path, *, waits: bool) -> Iterator[None]:
+    """Hold the right to make `target`. Where another holds it: wait for it, or raise Busy."""
+    path = target.with_name(f".{target.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(target, error, "a folder that can be written") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise Busy(
+                f"{target}: being made by {holder}; needed: wait until that has ended, or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield
+
+
+def publish(finished: Path, target: Path) -> None:
+    """Put a finished folder in its place, where an older one gives way. Call under `locked`."""
+    old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+    try:
+        sync_folder(finished)
+        if target.exists():
+            os.rename(target, old)
+        os.rename(finished, target)
+        _sync(target.parent)
+    except OSError as error:
+        if old.exists() and not target.exists():
+            os.rename(old, target)
+        raise OutputError(target, error) from error
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what is in it reach the disk, before a name promises that it is there."""
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same bytes under another name; a second copy only between file systems."""
+    real = source.resolve()
+    try:
+        os.link(real, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise OutputError(target, error) from error
+        try:
+            shutil.copyfile(real, target)
+        except OSError as cause:
+            raise OutputError(target, cause) from cause
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

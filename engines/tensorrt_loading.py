@@ -1,0 +1,92 @@
+"""From a folder of plans to engines: digests first, then TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engines.cuda_device import CudaDevice
+from engines.engine_folder import EngineError, EngineFolder
+from engines.flavours import Flavour
+from engines.gpus import cuda_fence
+from engines.profiles import buckets
+from engines.tensorrt_engine import Device, Scratch, TensorRTEngine
+from sdxl.engine import Engine, Engines
+
+TURNS = {
+    "clip_l": "encode",
+    "clip_g": "encode",
+    "unet_deep": "denoise",
+    "unet_shallow": "denoise",
+    "vae_decoder": "decode",
+}
+"""Engines of one turn follow each other and share their working memory; encoding and decoding
+may overlap with denoising."""
+
+CAPTURED = ("unet_deep", "unet_shallow")
+"""Called again and again with the loop's own buffers."""
+
+
+def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
+    """For engines that run here: ask `EngineFolder.mismatch` first."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    return Engines(
+        folder.arch,
+        open_plans(folder, flavour, flavour.load(), CudaDevice(device)),
+        device=device,
+        cut=folder.cut,
+        buckets=buckets(folder.max_batch),
+        fence=cuda_fence,
+        depth=1,
+        description={
+            "backend": folder.backend,
+            "precision": folder.precision,
+            "device": folder.gpu,
+            "version": folder.backend_version,
+        },
+    )
+
+
+def open_plans(
+    folder: EngineFolder, flavour: Flavour, library: Any, device: Device
+) -> dict[str, Engine]:
+    runtime = library.Runtime(library.Logger(library.Logger.WARNING))
+    scratch = {turn: Scratch(device) for turn in set(TURNS.values())}
+    new_context = _new_context(flavour, library)
+    engines: dict[str, Engine] = {}
+    for name, plan in folder.plans.items():
+        deserialized = runtime.deserialize_cuda_engine(folder.plan_bytes(name))
+        if deserialized is None:
+            raise EngineError(
+                f"{folder.folder / plan.file}: {flavour.name} {folder.backend_version} cannot load "
+                "it, and has said why above; build again"
+            )
+        engines[name] = TensorRTEngine(
+            plan.spec,
+            deserialized,
+            plan.profiles,
+            new_context,
+            device,
+            scratch[TURNS[name]],
+            captures=name in CAPTURED,
+        )
+    return engines
+
+
+def _new_context(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
+    """Contexts without memory of their own."""
+    strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
+    if flavour.has_exact_profiles:
+        return lambda plan: plan.create_execution_context(strategy)
+
+    def specialised(plan: Any) -> Any:
+        config = plan.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        # At the first call and not some time later: a graph would keep the provisional kernels.
+        kernels = library.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.dynamic_shapes_kernel_specialization_strategy = kernels
+        return plan.create_execution_context(config)
+
+    return specialised

@@ -1,0 +1,201 @@
+"""In-flight against static batching on the same engines: mean and p99 latency by load.
+
+python -m eval.batching [--model mini] [--costs costs.json]
+
+The engines' calls are measured, every bucket, deep and shallow. Then each discipline serves the
+same Poisson arrivals in simulated time, where a call takes what was measured: in flight by the
+service's own policy; static by a greedy batcher with the batch and the wait that are best for it at
+that very load; and one by one. Encoding and decoding overlap with all three alike and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sdxl import deepcache
+from sdxl.cost import Costs
+from sdxl.params import GenerationParams
+from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
+
+USUAL = GenerationParams()
+PLAN = deepcache.plan(USUAL.steps, USUAL.cache_interval)
+ROWS = 2
+IMAGES, WARM_SHARE = 2000, 0.1
+LOADS = (0.5, 0.8, 0.95)
+WAITS = (0.0, 0.25, 0.5, 1.0)
+"""shares of one image's time"""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Measured calls at one shape, and the limits under which the service runs it."""
+
+    costs: Costs
+    limits: Limits
+    shape: Shape
+
+    def batch_s(self, images: int) -> float:
+        """All steps of a static batch."""
+        bucket = self.limits.bucket(images * ROWS)
+        return sum(self.call_s("unet_deep" if deep else "unet_shallow", bucket) for deep in PLAN)
+
+    def call_s(self, network: Network, bucket: int) -> float:
+        return self.costs.tick_s(Group(network, self.shape, (), bucket))
+
+    @property
+    def batches(self) -> list[int]:
+        return [bucket // ROWS for bucket in self.limits.buckets if bucket >= ROWS]
+
+    @property
+    def capacity(self) -> float:
+        """Images a second of the best static batch, always full."""
+        return max(images / self.batch_s(images) for images in self.batches)
+
+
+def measure(model: str, backend: str) -> Device:
+    import engines
+
+    pipeline = engines.load(model, backend)
+    costs = Costs()
+    for bucket in pipeline.limits().buckets:
+        guidance = USUAL.guidance if bucket >= ROWS else 1.0
+        asked = replace(USUAL, prompt="a ring", seed=0, steps=6, guidance=guidance)
+        params = [pipeline.resolve(asked)] * max(bucket // ROWS, 1)
+        conditionings = pipeline.encode(params)
+        for _ in range(2):
+            loop = pipeline.in_flight()
+            for each, conditioning in zip(params, conditionings, strict=True):
+                loop.submit(pipeline.request(each, conditioning))
+            loop.drain()
+        costs.ticks |= loop.costs.ticks
+    return device_of(costs, pipeline.limits())
+
+
+def device_of(costs: Costs, limits: Limits) -> Device:
+    shape = next(iter(costs.ticks)).shape
+    rows = max(costs.knee(shape, limits.buckets), ROWS)
+    return Device(costs, replace(limits, rows=rows), shape)
+
+
+def stored(path: Path) -> Device:
+    costs = Costs.from_dict(json.loads(path.read_text()))
+    buckets = tuple(sorted({key.bucket for key in costs.ticks}))
+    return device_of(costs, Limits(buckets, buckets[-1]))
+
+
+def arrivals_at(rate: float, count: int = IMAGES) -> list[float]:
+    chance, now, found = random.Random(1), 0.0, []
+    for _ in range(count):
+        now += chance.expovariate(rate)
+        found.append(now)
+    return found
+
+
+def in_flight(device: Device, arrivals: Sequence[float]) -> list[float]:
+    latencies = [0.0] * len(arrivals)
+    flights: dict[int, Flight] = {}
+    now, coming = 0.0, 0
+    while coming < len(arrivals) or flights:
+        if not flights:
+            now = max(now, arrivals[coming])
+        while coming < len(arrivals) and arrivals[coming] <= now:
+            flights[coming] = Flight(coming, device.shape, ROWS, PLAN)
+            coming += 1
+        plan = plan_tick(list(flights.values()), device.limits, now)
+        for id_ in plan.admitted:
+            flights[id_] = replace(flights[id_], state=State.RUNNING)
+        now += sum(device.costs.tick_s(group) for group in plan.groups)
+        for id_ in (id_ for group in plan.groups for id_ in group.ids):
+            flights[id_] = flights[id_].advanced()
+            if flights[id_].is_done:
+                latencies[id_] = now - arrivals[id_]
+                del flights[id_]
+    return latencies
+
+
+def static(
+    device: Device, arrivals: Sequence[float], most: int, wait_s: float = 0.0
+) -> list[float]:
+    """Starts with what is queued once it is full, or the first has waited long enough."""
+    latencies, now, first = [], 0.0, 0
+    while first < len(arrivals):
+        full = arrivals[min(first + most, len(arrivals)) - 1]
+        now = max(now, min(full, arrivals[first] + wait_s))
+        taken = first
+        while taken < len(arrivals) and taken - first < most and arrivals[taken] <= now:
+            taken += 1
+        now += device.batch_s(taken - first)
+        latencies += [now - arrival for arrival in arrivals[first:taken]]
+        first = taken
+    return latencies
+
+
+def best_static(device: Device, arrivals: Sequence[float]) -> tuple[list[float], str]:
+    alone_s = device.batch_s(1)
+    tried = {
+        f"batch {most}, wait {wait * alone_s:.3f} s": static(device, arrivals, most, wait * alone_s)
+        for most in device.batches
+        for wait in WAITS
+    }
+    name = min(tried, key=lambda n: p99(tried[n]))
+    return tried[name], name
+
+
+def settled(latencies: Sequence[float]) -> Sequence[float]:
+    return latencies[int(len(latencies) * WARM_SHARE) :]
+
+
+def p99(latencies: Sequence[float]) -> float:
+    ordered = sorted(settled(latencies))
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+
+def table(device: Device) -> str:
+    lines = [
+        f"{device.limits.rows} rows in flight; best static batch {device.capacity:.2f} images/s; "
+        f"one image alone {device.batch_s(1):.3f} s",
+        f"{'load':<6}{'discipline':<12}{'mean s':>9}{'p99 s':>9}{'p99, in flight over it':>24}",
+    ]
+    for load in LOADS:
+        arrivals = arrivals_at(load * device.capacity)
+        ours = in_flight(device, arrivals)
+        greedy, name = best_static(device, arrivals)
+        disciplines = {
+            "in flight": (ours, ""),
+            "static": (greedy, name),
+            "one by one": (static(device, arrivals, 1), ""),
+        }
+        for title, (latencies, note) in disciplines.items():
+            mean = statistics.fmean(settled(latencies))
+            ratio = p99(ours) / p99(latencies)
+            lines.append(
+                f"{load:<6.0%}{title:<12}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>24.2f}  {note}"
+            )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="sdxl bench batching", description=__doc__)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--costs", type=Path, help="measured before, as --save wrote them")
+    parser.add_argument("--save", type=Path, help="where to keep what was measured")
+    options = parser.parse_args(argv)
+
+    device = stored(options.costs) if options.costs else measure(options.model, options.backend)
+    if options.save:
+        options.save.write_text(json.dumps(device.costs.as_dict()))
+    print(table(device))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

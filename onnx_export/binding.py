@@ -1,0 +1,119 @@
+"""Points a traced graph's weights at the bytes of safetensors files.
+
+What is stored in another type than the graph computes in is converted in the graph, a Cast for
+floats and Q/DQ for what is quantised; runtimes do a weight's part of that once, as they load.
+Every scale is stored, none is written into a graph. It does not know how scales were found.
+
+Q/DQ goes into the graph here, and not into the torch module before the export: one exporter and
+one graph then serve every precision, unquantised weights stay where the checkpoint has them, and
+Deep and Shallow share the quantised ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_export.stored import Stored
+
+WEIGHT, SCALE = ".weight", ".weight_scale"
+INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
+"""What a quantised layer has in the file of changed tensors, under its name. `weight_scale`: one
+number for each output channel; `input_scale`: one number; `input_smoothing`: one for each input
+channel, where SmoothQuant moved part of the input's range into the weight."""
+
+
+def bind(model: ir.Model, keys: Mapping[str, str], places: Mapping[str, Stored]) -> None:
+    """`keys` says by which name an initialiser without a value is stored."""
+    binder = _Binder(model.graph, places)
+    for value in [v for v in model.graph.initializers.values() if v.const_value is None]:
+        assert value.name is not None
+        binder.bind(value, keys[value.name])
+
+
+@dataclass
+class _Binder:
+    graph: ir.Graph
+    places: Mapping[str, Stored]
+    quantised: dict[tuple[ir.Value, Stored, Stored | None], ir.Value] = field(default_factory=dict)
+    """inputs that already have Q/DQ, by input, scale and smoothing: several layers may read one"""
+
+    def __post_init__(self) -> None:
+        self.first = self.graph[0]
+
+    def bind(self, value: ir.Value, key: str) -> None:
+        """Put what is stored as `key` in the place of an initialiser without a value."""
+        del self.graph.initializers[value.name]
+        assert value.dtype is not None
+        stored = self.places[key]
+        weight = self.initialiser(key)
+        layer = key.removesuffix(WEIGHT)
+        if layer + SCALE in self.places:
+            weight = self.dequantised(weight, layer)
+            for node in list(_readers(value)):
+                self.quantise_input(node, layer, stored.dtype)
+        elif stored.dtype != value.dtype:
+            weight = self.added(self.first, "Cast", [weight], f"{key}.cast", to=value.dtype)
+        value.replace_all_uses_with(weight)
+
+    def dequantised(self, weight: ir.Value, layer: str) -> ir.Value:
+        scale = self.initialiser(layer + SCALE)
+        name = f"{layer}.weight_dequantised"
+        return self.added(self.first, "DequantizeLinear", [weight, scale], name, axis=0)
+
+    def quantise_input(self, node: ir.Node, layer: str, dtype: ir.DataType) -> None:
+        value = node.inputs[0]
+        assert value is not None
+        smoothing = self.places.get(layer + SMOOTHING)
+        known = (value, self.places[layer + INPUT_SCALE], smoothing)
+        if known not in self.quantised:
+            self.quantised[known] = self.quantised_input(node, value, layer, dtype)
+        node.replace_input_with(0, self.quantised[known])
+
+    def quantised_input(
+        self, node: ir.Node, value: ir.Value, layer: str, dtype: ir.DataType
+    ) -> ir.Value:
+        if layer + SMOOTHING in self.places:
+            factors = self.initialiser(layer + SMOOTHING)
+            value = self.added(node, "Mul", [value, factors], f"{layer}.input_smoothed")
+        scale, zero = self.initialiser(layer + INPUT_SCALE), self.zero(dtype)
+        inputs = [value, scale, zero]
+        q = self.added(node, "QuantizeLinear", inputs, f"{layer}.input_quantised")
+        return self.added(node, "DequantizeLinear", [q, scale, zero], f"{layer}.input_dequantised")
+
+    def initialiser(self, key: str) -> ir.Value:
+        if key not in self.graph.initializers:
+            self.graph.register_initializer(self.places[key].as_initialiser(key))
+        return self.graph.initializers[key]
+
+    def zero(self, dtype: ir.DataType) -> ir.Value:
+        """The zero point, which tells QuantizeLinear its output type."""
+        name = f"zero_{dtype.name.lower()}"
+        if name not in self.graph.initializers:
+            tensor = ir.tensor(np.zeros((), dtype.numpy()), dtype=dtype, name=name)
+            self.graph.register_initializer(
+                ir.Value(
+                    name=name, type=ir.TensorType(dtype), shape=ir.Shape(()), const_value=tensor
+                )
+            )
+        return self.graph.initializers[name]
+
+    def added(
+        self, before: ir.Node, operator: str, inputs: list[ir.Value], name: str, **attributes: int
+    ) -> ir.Value:
+        output = ir.Value(name=name)
+        node = ir.node(operator, inputs, attributes, outputs=[output], name=f"{name}.node")
+        self.graph.insert_before(before, node)
+        return output
+
+
+def _readers(weight: ir.Value) -> Iterator[ir.Node]:
+    """The products that a weight is in, behind the transposes of it."""
+    for node in weight.consumers():
+        if node.op_type == "Transpose":
+            yield from _readers(node.outputs[0])
+        else:
+            yield node

@@ -1,0 +1,207 @@
+"""Is an export the model? Every graph against torch, then pictures; measured beside required.
+
+It runs the graphs in ONNX Runtime on the CPU, and says what of a graph's arithmetic that covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.export_folder import ExportFolder
+from engines.onnxruntime_engine import load_onnxruntime
+from onnx_export.coverage import half_coverage
+from onnx_export.exporter import Order, Say, changed_file, load_parts
+from onnx_export.pictures import Subject, clip_score, paint, psnr, subject_of
+from onnx_export.recipes import RECIPES
+from onnx_export.reference import fake_quantise, torch_engines
+from sdxl.checkpoint import NETWORK_FOLDERS
+from sdxl.engine import Engines, call, torch_dtype
+from sdxl.specs import Architecture, ModelSpec
+
+AXES = (
+    {"rows": 2, "batch": 2, "chunks": 2, "latent_h": 16, "latent_w": 16, "tokens": 77},
+    {"rows": 3, "batch": 1, "chunks": 5, "latent_h": 17, "latent_w": 22, "tokens": 154},
+    {"rows": 1, "batch": 1, "chunks": 1, "latent_h": 8, "latent_w": 12, "tokens": 77},
+)
+"""Two shapes, one of them not square and odd, and one row."""
+
+GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.15, "fp8": 0.15}
+"""fp32: the largest difference, over the largest value where that is above 1. Else: the
+difference's norm over the value's; of the 8-bit UNets to the same rounding in torch, where a value
+near the middle of two steps may go the other way, and then all behind it."""
+PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0}
+"""PSNR in dB, least; 8-bit pictures are held to their CLIP score"""
+SCORE_BOUND = 0.005
+
+
+class CheckFailed(RuntimeError):
+    """An export that is not the model it was made from."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One figure, and the bound that it must hold, if there is one."""
+
+    what: str
+    measured: float
+    required: float | None = None
+    is_least: bool = False
+
+    @property
+    def holds(self) -> bool:
+        if self.required is None:
+            return True
+        sign = 1 if self.is_least else -1
+        return sign * self.measured >= sign * self.required
+
+    def __str__(self) -> str:
+        measured = f"{self.what:<34} measured {self.measured:.3g}"
+        if self.required is None:
+            return measured
+        return f"{measured}, required at {'least' if self.is_least else 'most'} {self.required:.3g}"
+
+
+def check(
+    export: ExportFolder, order: Order, say: Say = print, subject: Subject | None = None
+) -> dict[str, Any]:
+    """All findings, for export.json; raises where one does not hold."""
+    run = _Run(export, order, subject or subject_of(order.checkpoint))
+    findings = []
+    for finding in run.findings():
+        say(f"{finding}{'' if finding.holds else '   <-- does not hold'}")
+        findings.append(finding)
+    if run.note:
+        say(run.note)
+    broken = [str(finding) for finding in findings if not finding.holds]
+    if broken:
+        raise CheckFailed(f"{order.out}: {'; '.join(broken)}")
+    return {"findings": [asdict(finding) for finding in findings], "note": run.note}
+
+
+@dataclass
+class _Run:
+    """One check. Torch comes first and is let go before the graphs are loaded: a full-size model
+    is not in memory twice."""
+
+    export: ExportFolder
+    order: Order
+    subject: Subject
+    note: str = ""
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.export.precision in RECIPES
+
+    @property
+    def painted(self) -> int:
+        scored = self.subject.scored if self.is_quantised else 0
+        return max(self.subject.compared, scored)
+
+    def findings(self) -> Iterator[Finding]:
+        whole = self.torch(*NETWORK_FOLDERS)
+        expected, pictures = self.outputs(whole), self.paint(whole)
+        del whole
+        if self.is_quantised:
+            expected |= self.outputs(self.torch("unet"))
+        graphs = self.graphs()
+        found = self.outputs(graphs)
+        for name in self.export.graphs:
+            yield self.compared(name, found[name], expected[name])
+        yield from self.compared_pictures(self.paint(graphs), pictures)
+
+    def torch(self, *names: str) -> Engines:
+        checkpoint = self.order.checkpoint
+        parts = load_parts(checkpoint, self.order.loras, *names)
+        if self.is_quantised and names == ("unet",):
+            fake_quantise(parts["unet"], self.export.folder / changed_file("unet"))
+        return torch_engines(checkpoint, parts, self.export.cut)
+
+    def graphs(self) -> Engines:
+        if self.export.precision != "fp32":
+            self.note = half_coverage(self.export)
+        return load_onnxruntime(self.export)
+
+    def outputs(self, engines: Engines) -> dict[str, list[dict[str, Tensor]]]:
+        """Of each network, at all AXES."""
+        vocabulary = min(
+            self.order.checkpoint.config(part)["vocab_size"]
+            for part in ("text_encoder", "text_encoder_2")
+        )
+        results: dict[str, list[dict[str, Tensor]]] = {}
+        for name, engine in engines.by_name.items():
+            spec = self.export.graphs[name].spec
+            results[name] = []
+            for axes in AXES:
+                inputs = example_inputs(spec, axes, self.export.arch, vocabulary)
+                dtypes = {t.name: torch_dtype(t) for t in engine.spec.inputs}
+                cast = {n: value.to(dtypes[n]) for n, value in inputs.items()}
+                results[name].append(call(engine, self.export.arch, cast))
+        return results
+
+    def paint(self, engines: Engines) -> Tensor:
+        return paint(self.order.checkpoint, engines, self.subject, self.painted)
+
+    def compared(
+        self, name: str, found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]
+    ) -> Finding:
+        spec = self.export.graphs[name].spec
+        is_eight_bit = self.is_quantised and name.startswith("unet")
+        is_whole = spec.outputs[0].dtype == "float32"
+        precision = self.export.precision if is_eight_bit else "fp32" if is_whole else "fp16"
+        measure = largest_difference if precision == "fp32" else relative_norm
+        worst = max(
+            measure(ours[t.name].float(), theirs[t.name])
+            for ours, theirs in zip(found, expected, strict=True)
+            for t in spec.outputs
+        )
+        return Finding(f"{name}, {precision}", worst, GRAPH_BOUNDS[precision])
+
+    def compared_pictures(self, found: Tensor, expected: Tensor) -> Iterator[Finding]:
+        count = self.subject.compared
+        size = "×".join(map(str, found.shape[:1:-1]))
+        yield Finding(
+            f"{count} pictures of {size}, PSNR in dB",
+            psnr(found[:count], expected[:count]),
+            PICTURE_BOUNDS.get(self.export.precision),
+            is_least=True,
+        )
+        if self.is_quantised and (scored := self.subject.scored):
+            prompts = self.subject.prompts[:scored]
+            scores = [clip_score(images[:scored], prompts) for images in (found, expected)]
+            what = f"CLIP score of {scored} pictures, change"
+            yield Finding(what, abs(scores[0] / scores[1] - 1), SCORE_BOUND)
+
+
+def example_inputs(
+    spec: ModelSpec, axes: Mapping[str, int], arch: Architecture, vocabulary: int
+) -> dict[str, Tensor]:
+    """Seeded values like those that a request has."""
+    generator = torch.Generator().manual_seed(sum(axes.values()))
+    inputs = {}
+    for tensor in spec.inputs:
+        shape, dtype = tensor.shape(axes), torch_dtype(tensor)
+        if not dtype.is_floating_point:
+            value = torch.randint(vocabulary, shape, generator=generator)
+        elif tensor.name == "timestep":
+            value = torch.linspace(999.0, 1.5, *shape)
+        elif tensor.name == "time_ids":
+            side = arch.default_side
+            value = torch.tensor([side, side, 0, 0, side, side]).expand(shape)
+        else:
+            value = torch.randn(shape, generator=generator)
+        inputs[tensor.name] = value.to(dtype)
+    return inputs
+
+
+def largest_difference(found: Tensor, expected: Tensor) -> float:
+    """Over the largest value, where that is above 1."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def relative_norm(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())

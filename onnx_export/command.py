@@ -1,0 +1,129 @@
+"""`sdxl export`: a checkpoint to a folder of ONNX graphs, or a check of one that is there."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.export_folder import PRECISIONS, ExportFolder
+from engines.places import export_place
+from onnx_export.recipes import RECIPES
+from sdxl.arguments import Parser
+from sdxl.files import prepare_folder
+from sdxl.params import InvalidParams
+from sdxl.specs import CUTS
+
+if TYPE_CHECKING:
+    from onnx_export.exporter import Order
+
+
+class PackageMissing(RuntimeError):
+    """What only an export needs is not installed."""
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    check_choices(options)
+    check_packages(options)
+    if options.check is not None:
+        return check_folder(options)
+    order = read_order(options)
+    # Here and not above: a typo in a flag need not wait for PyTorch.
+    from onnx_export.check import check
+    from onnx_export.exporter import export, unchecked
+
+    folder = export(order, unchecked if options.unchecked else check)
+    print(f"{folder.folder}: {folder.precision} of {folder.model}, {folder.cut} cut")
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl export", description="Export a model to ONNX graphs.")
+    add = parser.add_argument
+    add("--model", default="mini", help="mini, a folder in diffusers layout, or a hub id")
+    add("--precision", default="fp32", help=f"{', '.join(PRECISIONS)} (default %(default)s)")
+    add("--cut", default=CUTS[0], help=f"what is cached: {', '.join(CUTS)} (default %(default)s)")
+    add("--out", metavar="DIR", help="where to put it (default: where engines look for it)")
+    add(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[:SCALE]",
+        help="fuse this LoRA into the weights first; may be given again",
+    )
+    add("--calibration", metavar="FILE", help="a prompt a line, for int8 and fp8")
+    add("--force", action="store_true", help="export what has not changed too")
+    add("--unchecked", action="store_true", help="publish without the check: it takes memory")
+    add("--check", metavar="DIR", help="export nothing; check this export of the model again")
+    return parser
+
+
+def check_choices(options: argparse.Namespace) -> None:
+    for field, allowed in (("precision", PRECISIONS), ("cut", CUTS)):
+        value = getattr(options, field)
+        if value not in allowed:
+            raise InvalidParams(field, value, f"needed one of {', '.join(allowed)}")
+    if options.calibration and options.precision not in RECIPES:
+        raise InvalidParams(
+            "calibration", options.calibration, f"{options.precision} is not calibrated"
+        )
+    if options.lora and not (options.out or options.check):
+        raise InvalidParams("out", None, "a LoRA's export needs a place of its own")
+
+
+def check_packages(options: argparse.Namespace) -> None:
+    needed = {"onnxscript": True, "peft": options.lora, "modelopt": options.precision in RECIPES}
+    missing = [name for name, is_used in needed.items() if is_used and not find_spec(name)]
+    if missing:
+        raise PackageMissing(
+            f"no {', '.join(missing)} here; needed: pip install 'sdxl-deepcache[export]'"
+        )
+
+
+def read_order(options: argparse.Namespace) -> Order:
+    from onnx_export.calibration import calibration_prompts
+    from onnx_export.exporter import Order
+    from onnx_export.lora import Lora
+    from sdxl.checkpoint import find
+
+    loras = tuple(Lora.parse(text) for text in options.lora)
+    checkpoint = find(options.model)
+    prompts: list[str] = []
+    if options.precision in RECIPES:
+        file = Path(options.calibration) if options.calibration else None
+        prompts = calibration_prompts(checkpoint, file, RECIPES[options.precision])
+    if options.out:
+        out = Path(options.out)
+    else:
+        out = export_place(checkpoint.name, checkpoint.digest, options.precision, options.cut)
+    prepare_folder(out.absolute().parent)
+    return Order(
+        checkpoint, options.precision, out, options.cut, loras, tuple(prompts), options.force
+    )
+
+
+def check_folder(options: argparse.Namespace) -> int:
+    """Measure an export anew, against the model it says it was made from."""
+    from engines.export_folder import ExportError
+    from onnx_export.check import check
+    from onnx_export.exporter import Order
+    from onnx_export.lora import Lora
+    from sdxl.checkpoint import find
+
+    export = ExportFolder.open(Path(options.check), verify=True)
+    checkpoint = find(options.model)
+    loras = tuple(Lora.parse(text) for text in options.lora)
+    if export.model_digest != checkpoint.digest:
+        raise ExportError(
+            f"{export.folder}: an export of {export.model} {export.model_digest[:12]}…; "
+            f"found --model {checkpoint.name} {checkpoint.digest[:12]}…"
+        )
+    if [lora.as_dict() for lora in loras] != list(export.loras):
+        raise ExportError(f"{export.folder}: has the LoRAs {list(export.loras)}; needed them named")
+    order = Order(checkpoint, export.precision, export.folder, export.cut, loras)
+    replace(export, parity=check(export, order)).write()
+    return 0

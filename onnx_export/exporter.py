@@ -1,0 +1,256 @@
+"""A checkpoint → an export folder: five ONNX graphs, and the weights they point into.
+
+Parts that did not change since the last export are taken over from it; what is new is made beside
+the old folder and takes its place when all of it is there and has passed the check. It does not
+know command lines.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from engines.digests import sha256_of
+from engines.export_folder import DataFile, ExportError, ExportFolder, Graph
+from engines.publishing import link_or_copy, locked, publish
+from onnx_export import calibration, fingerprint, quantisation
+from onnx_export.binding import bind
+from onnx_export.lora import Lora, fuse
+from onnx_export.quantisation import Quantised
+from onnx_export.recipes import RECIPES
+from onnx_export.stored import Stored, unchanged_places, write_tensors
+from onnx_export.tracing import trace
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
+from sdxl.engine import torch_dtype
+from sdxl.files import OutputError, write_atomic
+from sdxl.specs import Cut, ModelSpec, network_specs
+
+REPORT = "quantisation.json"
+ADAPTED = ("text_encoder", "text_encoder_2", "unet")
+"""the parts that a LoRA may change, and those that a calibration runs"""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is exported, to where."""
+
+    checkpoint: Checkpoint
+    precision: str
+    out: Path
+    cut: Cut = "reference"
+    loras: tuple[Lora, ...] = ()
+    prompts: tuple[str, ...] = ()
+    """for calibration"""
+    is_forced: bool = False
+
+    @property
+    def specs(self) -> dict[str, ModelSpec]:
+        """8-bit UNets compute in halves where they are not quantised. The VAE stays float32:
+        SDXL's overflows in half precision."""
+        dtype = "float32" if self.precision == "fp32" else "float16"
+        specs = network_specs(self.checkpoint.arch, dtype, self.cut)
+        whole = network_specs(self.checkpoint.arch, "float32", self.cut)
+        return {**specs, "vae_decoder": whole["vae_decoder"]}
+
+
+Check = Callable[[ExportFolder, Order, Say], Mapping[str, Any]]
+
+
+def unchecked(export: ExportFolder, order: Order, say: Say) -> Mapping[str, Any]:
+    say("published without a check")
+    return {}
+
+
+def export(order: Order, check: Check, say: Say = print) -> ExportFolder:
+    """`check` measures the new folder before it is published, and raises where it is not good."""
+    keys = fingerprint.of_parts(order)
+    old = None if order.is_forced else _open(order.out)
+    if old is not None and old.versions.get("parts") == keys and _is_same(old, order):
+        say(f"{order.out}: nothing has changed")
+        return old
+    with locked(order.out, waits=False):
+        making = order.out.with_name(f".{order.out.name}.making")
+        shutil.rmtree(making, ignore_errors=True)
+        try:
+            making.mkdir(parents=True)
+            folder = _Builder(order, making, say).build(old, keys)
+            folder = replace(folder, parity=check(folder, order, say))
+            folder.write()
+            publish(making, order.out)
+        except OSError as error:
+            raise error if isinstance(error, OutputError) else OutputError(making, error) from error
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return replace(folder, folder=order.out)
+
+
+def load_parts(checkpoint: Checkpoint, loras: tuple[Lora, ...], *names: str) -> dict[str, Any]:
+    """The named parts in float32, LoRAs fused in."""
+    needed = {*names, *(ADAPTED if loras and {*names} & {*ADAPTED} else ())}
+    parts = {name: checkpoint.part(name) for name in NETWORK_FOLDERS if name in needed}
+    if needed & {*ADAPTED}:
+        fuse(loras, parts)
+    return {name: parts[name] for name in names}
+
+
+@dataclass
+class _Builder:
+    """One folder in the making."""
+
+    order: Order
+    folder: Path
+    say: Say
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    data: dict[str, DataFile] = field(default_factory=dict)
+
+    def build(self, old: ExportFolder | None, keys: Mapping[str, str]) -> ExportFolder:
+        known = old.versions.get("parts", {}) if old else {}
+        for part in NETWORK_FOLDERS:
+            if old is not None and known.get(part) == keys[part]:
+                self.take_over(old, part)
+            else:
+                self.export_part(part)
+        order = self.order
+        folder = ExportFolder(
+            self.folder,
+            order.checkpoint.name,
+            order.checkpoint.digest,
+            order.precision,
+            order.cut,
+            order.checkpoint.arch,
+            {name: self.graphs[name] for name in order.specs},
+            self.data,
+            loras=tuple(lora.as_dict() for lora in order.loras),
+            versions={**fingerprint.versions(), "parts": dict(keys)},
+        )
+        folder.write()
+        return folder
+
+    def take_over(self, old: ExportFolder, part: str) -> None:
+        for name in _graphs_of(old, part):
+            graph = old.graphs[name]
+            link_or_copy(old.folder / graph.file, self.folder / graph.file)
+            self.graphs[name] = graph
+            for data in graph.data:
+                if data not in self.data:
+                    link_or_copy(old.folder / data, self.folder / data)
+                    self.data[data] = old.data[data]
+            self.say(f"{name:<13} unchanged")
+        report = old.folder / REPORT
+        if part == "unet" and report.exists():
+            link_or_copy(report, self.folder / REPORT)
+
+    def export_part(self, part: str) -> None:
+        order, specs = self.order, self.order.specs
+        module = load_parts(order.checkpoint, order.loras, part)[part]
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        places: dict[str, Stored] = {}
+        for file, path in checkpoint_files(order.checkpoint, part).items():
+            link_or_copy(path, self.folder / file)
+            source = f"{part}/{path.name}"
+            digest = order.checkpoint.file_digests[source]
+            self.data[file] = DataFile(digest, path.stat().st_size, source)
+            places |= unchanged_places(parameters, path, file)
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        networks = networks_of(part, module, order.cut)
+        dtype = torch_dtype(specs[next(iter(networks))].outputs[0])
+        changed = {n: p.to(dtype) for n, p in parameters.items() if n not in places}
+        # Not module.to: diffusers' own warns of layers that its other models keep whole.
+        nn.Module.to(module, dtype)
+        models = {name: self.trace(name, network) for name, network in networks.items()}
+        if part == "unet" and order.precision in RECIPES:
+            changed |= self.quantise(nn.Module.float(module)).tensors
+        if changed:
+            file = changed_file(part)
+            places |= write_tensors(changed, self.folder / file)
+            size = (self.folder / file).stat().st_size
+            self.data[file] = DataFile(sha256_of(self.folder / file), size)
+        for name, network in networks.items():
+            parameter_names = network.named_parameters(remove_duplicate=False)
+            bind(models[name], {n: names[id(p)] for n, p in parameter_names}, places)
+            self.write_graph(models[name], specs[name])
+
+    def trace(self, name: str, network: nn.Module) -> ir.Model:
+        start = time.perf_counter()
+        model = trace(self.order.specs[name], network)
+        took = time.perf_counter() - start
+        self.say(f"{name:<13} {len(model.graph)} nodes, {took:.1f} s")
+        return model
+
+    def quantise(self, unet: nn.Module) -> Quantised:
+        order, recipe = self.order, RECIPES[self.order.precision]
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        encoders = load_parts(order.checkpoint, order.loras, *calibration.ENCODERS)
+        parts = {name: part.to(device) for name, part in {**encoders, "unet": unet}.items()}
+        start = time.perf_counter()
+        quantised = quantisation.quantise(
+            parts["unet"],
+            recipe,
+            lambda: calibration.first_steps(order.checkpoint, parts, order.prompts, recipe),
+            torch_dtype(order.specs["unet_deep"].outputs[0]),
+        )
+        took = time.perf_counter() - start
+        self.say(f"calibrated on {len(order.prompts)} prompts, {took:.1f} s; layers:")
+        self.say(quantisation.summary(quantised.report))
+        text = json.dumps(quantised.as_list(), indent=1)
+        write_atomic(self.folder / REPORT, text.encode())
+        return quantised
+
+    def write_graph(self, model: ir.Model, spec: ModelSpec) -> None:
+        path = self.folder / f"{spec.name}.onnx"
+        write_atomic(path, ir.to_proto(model).SerializeToString(deterministic=True))
+        files = {
+            value.const_value.location
+            for value in model.graph.initializers.values()
+            if isinstance(value.const_value, ir.ExternalTensor)
+        }
+        data = tuple(sorted(map(str, files)))
+        self.graphs[spec.name] = Graph(path.name, sha256_of(path), data, spec)
+
+
+def changed_file(part: str) -> str:
+    """The file beside the graphs with the tensors that the checkpoint's files do not hold so."""
+    return f"{part}.changed.safetensors"
+
+
+def checkpoint_files(checkpoint: Checkpoint, part: str) -> dict[str, Path]:
+    """A part's weight files by the names they have beside the graphs."""
+    files = checkpoint.weight_files(part)
+    if len(files) == 1:
+        return {f"{part}.safetensors": files[0]}
+    return {f"{part}.{i}.safetensors": path for i, path in enumerate(files)}
+
+
+def _graphs_of(export: ExportFolder, part: str) -> list[str]:
+    """Those that point into the part's files."""
+    return [
+        name
+        for name, graph in export.graphs.items()
+        if any(data.partition(".")[0] == part for data in graph.data)
+    ]
+
+
+def _open(folder: Path) -> ExportFolder | None:
+    try:
+        return ExportFolder.open(folder)
+    except ExportError:
+        return None
+
+
+def _is_same(old: ExportFolder, order: Order) -> bool:
+    return (old.model_digest, old.precision, old.cut) == (
+        order.checkpoint.digest,
+        order.precision,
+        order.cut,
+    )

@@ -1,0 +1,70 @@
+"""What an exported part depends on, as one digest: as long as it stays, nothing is exported again.
+
+It reads sources and files, and loads no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx_export.recipes import RECIPES
+from sdxl.checkpoint import NETWORK_FOLDERS
+
+if TYPE_CHECKING:
+    from onnx_export.exporter import Order
+
+LIBRARIES = ("torch", "onnxscript", "onnx_ir", "diffusers", "transformers")
+SOURCES = (
+    "onnx_export/binding.py",
+    "onnx_export/calibration.py",
+    "onnx_export/lora.py",
+    "onnx_export/mean_calibrator.py",
+    "onnx_export/quantisation.py",
+    "onnx_export/sdpa.py",
+    "onnx_export/stored.py",
+    "onnx_export/tracing.py",
+    "sdxl/networks/text_encoder.py",
+    "sdxl/networks/unet.py",
+    "sdxl/networks/vae.py",
+)
+"""the code that decides what is in a graph; specs and recipes count by their values"""
+
+
+def versions() -> dict[str, str]:
+    """Without the suffix that tells a CPU's build from a GPU's: both give the same graphs."""
+    return {name: version(name).partition("+")[0] for name in LIBRARIES}
+
+
+def of_parts(order: Order) -> dict[str, str]:
+    """By part: the digest of all that decides what its graphs and their data are."""
+    common = [order.cut, versions(), _sources()]
+    return {part: _digest([*common, *_of_part(order, part)]) for part in NETWORK_FOLDERS}
+
+
+def _of_part(order: Order, part: str) -> list[Any]:
+    is_quantised = part == "unet" and order.precision in RECIPES
+    files = order.checkpoint.file_digests
+    # A calibration runs the text encoders too.
+    parts = (part, "text_encoder", "text_encoder_2") if is_quantised else (part,)
+    facts: list[Any] = [
+        {name: digest for name, digest in files.items() if name.partition("/")[0] in parts},
+        # A part's place in the specs is not stated here: a changed tensor changes them all.
+        repr(order.specs),
+        [lora.as_dict() for lora in order.loras],
+    ]
+    if is_quantised:
+        facts += [repr(RECIPES[order.precision]), order.prompts, version("nvidia-modelopt")]
+    return facts
+
+
+def _sources() -> str:
+    root = Path(__file__).parent.parent
+    return _digest([hashlib.sha256((root / name).read_bytes()).hexdigest() for name in SOURCES])
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

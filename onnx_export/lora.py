@@ -1,0 +1,147 @@
+"""LoRA files, in kohya's or diffusers' format, fused into a checkpoint's modules before export.
+
+diffusers and peft read and apply them. They pass over what they do not recognise; here that is an
+error, so that a file is used wholly or not at all. It does not know what is exported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from sdxl.checkpoint import quiet_loading
+from sdxl.params import InvalidParams
+
+SUFFIX = ".safetensors"
+ADAPTED = ("unet", "text_encoder", "text_encoder_2")
+OTHER_KINDS = ("dora_scale", "hada_", "lokr_", "oft_")
+
+
+class LoraError(RuntimeError):
+    """A LoRA file that cannot be applied to the model: which, and why."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A file, and how strongly it is applied."""
+
+    path: Path
+    scale: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Lora:
+        """`FILE` or `FILE:SCALE`."""
+        name, _, end = text.rpartition(":")
+        try:
+            lora = cls(Path(name), float(end)) if name else cls(Path(text))
+        except ValueError:
+            lora = cls(Path(text))
+        if not math.isfinite(lora.scale):
+            raise InvalidParams("lora", text, "needed FILE or FILE:SCALE, a finite number")
+        if lora.path.suffix != SUFFIX:
+            raise InvalidParams("lora", text, f"needed a file whose name ends in {SUFFIX}")
+        if not lora.path.is_file():
+            raise InvalidParams("lora", text, "needed a file that is there")
+        return lora
+
+    def as_dict(self) -> dict[str, Any]:
+        with self.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"file": self.path.name, "sha256": digest, "scale": self.scale}
+
+
+def fuse(loras: Sequence[Lora], parts: Mapping[str, nn.Module]) -> None:
+    """Add them to the weights, in place and in order."""
+    for lora in loras:
+        with _one_error(lora), quiet_loading(), _no_logging():
+            _apply(lora, parts)
+
+
+def _apply(lora: Lora, parts: Mapping[str, nn.Module]) -> None:
+    from diffusers.loaders import StableDiffusionXLLoraLoaderMixin as Loader
+    from diffusers.utils.peft_utils import recurse_remove_peft_layers
+    from safetensors import safe_open
+
+    with safe_open(lora.path, framework="pt") as file:
+        foreign = [key for key in file.keys() if any(kind in key for kind in OTHER_KINDS)]  # noqa: SIM118
+    if foreign:
+        raise LoraError(f"{foreign[0]!r} is of another kind of adapter; needed plain LoRA")
+    state, alphas, metadata = Loader.lora_state_dict(
+        str(lora.path), unet_config=parts["unet"].config, return_lora_metadata=True
+    )
+    state, alphas = _renamed(state), alphas and _renamed(alphas)
+    for name in ADAPTED:
+        layers = {key.removeprefix(f"{name}.") for key in state if key.startswith(f"{name}.")}
+        if not layers:
+            continue
+        module: Any = parts[name]
+        if name == "unet":
+            Loader.load_lora_into_unet(state, alphas, module, metadata=metadata)
+        else:
+            Loader.load_lora_into_text_encoder(
+                state, alphas, module, prefix=name, metadata=metadata
+            )
+        _merge(module, {_layer(key) for key in layers}, lora.scale)
+        recurse_remove_peft_layers(module)
+        del module.peft_config
+        module._hf_peft_config_loaded = None
+    strange = [key for key in state if key.partition(".")[0] not in ADAPTED]
+    if strange or not state:
+        found = f"{strange[0]!r}" if strange else "nothing"
+        raise LoraError(f"found {found}; needed LoRA weights of a UNet or text encoder")
+
+
+def _merge(module: nn.Module, expected: set[str], scale: float) -> None:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = {n: m for n, m in module.named_modules() if isinstance(m, BaseTunerLayer)}
+    missed = expected - {_layer(name) for name in adapted}
+    if missed:
+        raise LoraError(f"{len(missed)} of its layers are not in the model, {min(missed)!r} one")
+    for layer in adapted.values():
+        layer.scale_layer(scale)
+        layer.merge()
+
+
+def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Text encoders' attention as diffusers names it today. Its own conversion knows the older
+    names only in files that adapt `out_proj` too, and would drop them from others."""
+    return {
+        re.sub(r"(?<=self_attn)\.to_(q|k|v|out)_lora\.", r".\1_proj.lora_linear_layer.", key): value
+        for key, value in state.items()
+    }
+
+
+def _layer(key: str) -> str:
+    """The adapted layer that a key, or a module's name, speaks of, without what only some versions
+    put into names."""
+    layer = re.split(r"[._]lora|\.alpha", key)[0].replace(".processor.", ".")
+    return layer.removeprefix("text_model.").removesuffix(".0")
+
+
+@contextmanager
+def _no_logging() -> Iterator[None]:
+    """What diffusers logs as an error it raises too."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _one_error(lora: Lora) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        line = " ".join(str(error).split())[:300]
+        raise LoraError(f"lora {str(lora.path)!r}: {line}") from error

@@ -1,0 +1,145 @@
+"""A checkpoint of Stable Diffusion XL's shape with random weights, for measuring what size costs.
+
+The same configurations give the same bytes. Tensors are drawn and written one at a time, so that
+memory stays small. It knows nothing of exports.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sdxl.checkpoint import MINI, WEIGHT_NAMES
+from sdxl.files import OutputError
+
+Configs = Mapping[str, Mapping[str, Any]]
+
+SDXL_1_0: Configs = {
+    "text_encoder": {
+        "architectures": ["CLIPTextModel"],
+        "vocab_size": 49408,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "projection_dim": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "hidden_act": "quick_gelu",
+    },
+    "text_encoder_2": {
+        "architectures": ["CLIPTextModelWithProjection"],
+        "vocab_size": 49408,
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "projection_dim": 1280,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 20,
+        "hidden_act": "gelu",
+    },
+    "unet": {
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "in_channels": 4,
+        "out_channels": 4,
+        "block_out_channels": [320, 640, 1280],
+        "layers_per_block": 2,
+        "transformer_layers_per_block": [1, 2, 10],
+        "attention_head_dim": [5, 10, 20],
+        "cross_attention_dim": 2048,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
+        "projection_class_embeddings_input_dim": 2816,
+        "sample_size": 128,
+    },
+    "vae": {
+        "down_block_types": ["DownEncoderBlock2D"] * 4,
+        "up_block_types": ["UpDecoderBlock2D"] * 4,
+        "in_channels": 3,
+        "out_channels": 3,
+        "block_out_channels": [128, 256, 512, 512],
+        "layers_per_block": 2,
+        "latent_channels": 4,
+        "scaling_factor": 0.13025,
+        "sample_size": 1024,
+    },
+}
+SHARED_WITH_MINI = ("scheduler", "tokenizer", "tokenizer_2")
+END_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0) -> None:
+    """In diffusers layout, whole or not at all. Scheduler and tokenizers are the mini's."""
+    making = folder.with_name(f".{folder.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        making.mkdir(parents=True)
+        for name in SHARED_WITH_MINI:
+            shutil.copytree(MINI / name, making / name)
+        shutil.copyfile(MINI / "model_index.json", making / "model_index.json")
+        for part, config in configs.items():
+            (making / part).mkdir()
+            whole = {**config, **_end_tokens(part)}
+            (making / part / "config.json").write_text(json.dumps(whole, indent=1))
+            path = making / part / f"{WEIGHT_NAMES[part]}.safetensors"
+            _write_weights(_empty_module(part, whole), path)
+        making.rename(folder)
+    except OSError as error:
+        raise OutputError(folder, error) from error
+
+
+def _end_tokens(part: str) -> dict[str, Any]:
+    """The ids that go with the embedded model's vocabulary."""
+    if not part.startswith("text_encoder"):
+        return {}
+    config = json.loads((MINI / part / "config.json").read_text(encoding="utf-8"))
+    return {name: config[name] for name in END_TOKENS}
+
+
+def _empty_module(part: str, config: Mapping[str, Any]) -> nn.Module:
+    """Names and shapes, without memory for weights."""
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    with torch.device("meta"):
+        if part == "unet":
+            return UNet2DConditionModel(**config)
+        if part == "vae":
+            return AutoencoderKL(**config)
+        kind = CLIPTextModel if part == "text_encoder" else CLIPTextModelWithProjection
+        module: nn.Module = kind(CLIPTextConfig(**config))
+        return module
+
+
+def _write_weights(module: nn.Module, path: Path) -> None:
+    """A safetensors file of halves."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parameters = dict(sorted(module.named_parameters()))
+    end = 0
+    for name, parameter in parameters.items():
+        start, end = end, end + 2 * parameter.numel()
+        shape = list(parameter.shape)
+        header[name] = {"dtype": "F16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, parameter in parameters.items():
+            file.write(_draw(name, tuple(parameter.shape)).numpy().tobytes())
+
+
+def _draw(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Activations keep their size: weights by their fan-in, norms 1, biases 0."""
+    if len(shape) < 2:
+        return torch.full(shape, 1.0 if name.endswith("weight") else 0.0, dtype=torch.float16)
+    bound = math.sqrt(3 / math.prod(shape[1:]))
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator).half()

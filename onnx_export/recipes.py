@@ -1,0 +1,89 @@
+"""Which layer of the UNet is quantised to what, and why: data, and the only place that says so.
+
+The reference submission's recipe (MLPerf Inference v4.0, Stable Diffusion XL, open division). It
+knows layers by their names in diffusers' UNet2DConditionModel, and no library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Number = Literal["int8", "fp8"]
+Statistic = Literal["max", "min-mean"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The layers whose whole name matches, and what becomes of them."""
+
+    pattern: str
+    is_quantised: bool
+    why: str
+    statistic: Statistic = "max"
+    """of an input's absolute maxima: the largest, or of the means over the calls of each step the
+    smallest"""
+    smoothing: float | None = None
+    """SmoothQuant's alpha: how much of the input's range moves into the weight"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    number: Number
+    rules: tuple[Rule, ...]
+    """The first that matches decides; what none matches is kept."""
+    steps: int = 20
+    calibrated_steps: int = 8
+    """Maxima are collected over the first so many of `steps`: later ones have outliers that would
+    coarsen the scale for all."""
+    prompts: int = 32
+    batch: int = 2
+    """prompts that are calibrated together"""
+
+    def rule_for(self, layer: str) -> Rule:
+        return next((rule for rule in self.rules if re.fullmatch(rule.pattern, layer)), OTHER)
+
+
+OTHER = Rule(".*", False, "not in the recipe: small, or too sensitive to gain from 8 bits")
+
+EDGES = (
+    Rule(r"conv_in|conv_out|conv_norm_out", False, "latents and noise: read and written raw"),
+    Rule(r".*\.conv_shortcut", False, "carries the signal around the block unfiltered"),
+    Rule(r"(time|add)_embedding\..*|.*\.time_emb_proj", False, "one vector a row: nothing to gain"),
+    Rule(r".*\.attn\d\.to_out\.0", False, "sums what attention found: the reference keeps it"),
+)
+RESBLOCK_CONVS = r".*\.resnets\.\d+\.conv[12]"
+PROJECTIONS = r".*\.attn[12]\.to_[qkv]"
+FEED_FORWARD = r".*\.ff\.net\.(0\.proj|2)"
+
+INT8 = Recipe(
+    "int8",
+    (
+        *EDGES,
+        Rule(RESBLOCK_CONVS, True, "most of the arithmetic", statistic="min-mean"),
+        Rule(PROJECTIONS, True, "query, key, value", smoothing=0.8),
+        Rule(FEED_FORWARD, True, "feed-forward", smoothing=0.8),
+    ),
+)
+FP8 = Recipe(
+    "fp8",
+    (
+        *EDGES,
+        Rule(
+            r"up_blocks\.2\.resnets\.2\.conv[12]",
+            False,
+            "the last ResBlock: its outliers cost E4M3 most",
+        ),
+        Rule(RESBLOCK_CONVS, True, "most of the arithmetic"),
+        Rule(PROJECTIONS, True, "query, key, value"),
+        Rule(FEED_FORWARD, True, "feed-forward"),
+    ),
+)
+RECIPES: dict[str, Recipe] = {recipe.number: recipe for recipe in (INT8, FP8)}
+
+
+def matching(recipe: Recipe, layers: Iterable[str]) -> dict[str, Rule]:
+    """The rule of each layer."""
+    return {layer: recipe.rule_for(layer) for layer in layers}

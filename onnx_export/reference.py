@@ -1,0 +1,61 @@
+"""What an export is held against: the same networks in torch, in float32.
+
+Where a graph is quantised, so is its reference, by the numbers that are stored for the graph and
+by code of its own: a graph that computes something else shows. It knows neither ONNX nor bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from engines.torch_engine import TorchEngine
+from onnx_export.binding import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from sdxl.checkpoint import Checkpoint, networks_of
+from sdxl.engine import Engine, Engines
+from sdxl.specs import Cut, network_specs
+
+
+def torch_engines(
+    checkpoint: Checkpoint, parts: Mapping[str, nn.Module], cut: Cut = "reference"
+) -> Engines:
+    """Engines for what these parts make: five, or fewer."""
+    specs = network_specs(checkpoint.arch, cut=cut)
+    engines: dict[str, Engine] = {
+        name: TorchEngine(specs[name], network)
+        for part, module in parts.items()
+        for name, network in networks_of(part, module, cut).items()
+    }
+    device = next(next(iter(parts.values())).parameters()).device
+    return Engines(checkpoint.arch, engines, device=device, cut=cut)
+
+
+def fake_quantise(unet: nn.Module, file: Path) -> None:
+    """Give its layers the weights and the rounded inputs that the file's numbers stand for."""
+    tensors = load_file(file)
+    for name in [key.removesuffix(INPUT_SCALE) for key in tensors if key.endswith(INPUT_SCALE)]:
+        layer: Any = unet.get_submodule(name)
+        stored, scale = tensors[name + WEIGHT], tensors[name + SCALE].float()
+        layer.weight.data = stored.float() * scale.view(-1, *[1] * (stored.dim() - 1))
+        factors = tensors.get(name + SMOOTHING)
+        rounded = _rounding(tensors[name + INPUT_SCALE].float(), stored.dtype, factors)
+        layer.register_forward_pre_hook(rounded)
+
+
+def _rounding(
+    scale: Tensor, dtype: torch.dtype, factors: Tensor | None
+) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
+    def apply(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        value = inputs[0] if factors is None else inputs[0] * factors.float()
+        steps = value / scale
+        if dtype == torch.int8:
+            return (steps.round().clamp(-128, 127) * scale,)
+        largest = torch.finfo(dtype).max
+        return (steps.clamp(-largest, largest).to(dtype).float() * scale,)
+
+    return apply

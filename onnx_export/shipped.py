@@ -1,0 +1,41 @@
+"""The embedded model's graphs as the repository ships them: `python -m onnx_export.shipped`.
+
+Run it when the weights, the networks or the exporter change. The weights themselves stay where
+they are: export.json says which of the checkpoint's files the graphs point into.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from engines.export_folder import ExportError, ExportFolder
+from engines.publishing import publish
+from engines.shipped import GRAPHS
+from onnx_export.check import check
+from onnx_export.exporter import Order, export
+from sdxl.checkpoint import find
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir=GRAPHS.parent, prefix=".onnx-") as work:
+        order = Order(find("mini"), "fp32", Path(work) / "export")
+        ship(export(order, check), Path(work) / "graphs")
+        publish(Path(work) / "graphs", GRAPHS)
+    print(f"{GRAPHS}: {sum(path.stat().st_size for path in GRAPHS.iterdir())} bytes")
+
+
+def ship(folder: ExportFolder, target: Path) -> None:
+    """The folder without its weights, which must all be the checkpoint's own."""
+    target.mkdir()
+    for name, data in folder.data.items():
+        if data.source is None:
+            raise ExportError(f"{folder.folder / name}: not in the checkpoint; cannot be shipped")
+    for graph in folder.graphs.values():
+        shutil.copyfile(folder.folder / graph.file, target / graph.file)
+    folder.write(target)
+
+
+if __name__ == "__main__":
+    main()

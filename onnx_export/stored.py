@@ -1,0 +1,98 @@
+"""Tensors where they lie in safetensors files: which file, which bytes.
+
+ONNX graphs point at them there, so weights are stored once. It does not know what they mean.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sdxl.files import OutputError
+
+DTYPES = {
+    "F64": ir.DataType.DOUBLE,
+    "F32": ir.DataType.FLOAT,
+    "F16": ir.DataType.FLOAT16,
+    "BF16": ir.DataType.BFLOAT16,
+    "F8_E4M3": ir.DataType.FLOAT8E4M3FN,
+    "I8": ir.DataType.INT8,
+}
+MAYBE_PREFIX = "text_model."
+"""In a CLIP's tensor names: some versions of transformers write it, some read without it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor's place. `file` is the name it has, or will have, beside the graph."""
+
+    file: str
+    dtype: ir.DataType
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+    def as_initialiser(self, name: str) -> ir.Value:
+        shape = ir.Shape(self.shape)
+        tensor = ir.ExternalTensor(
+            self.file, self.offset, self.length, self.dtype, shape=shape, name=name
+        )
+        type_ = ir.TensorType(self.dtype)
+        return ir.Value(name=name, type=type_, shape=shape, const_value=tensor)
+
+
+def read_places(path: Path, file: str) -> dict[str, Stored]:
+    """Every tensor of a safetensors file that goes by the name `file` beside the graph."""
+    with path.open("rb") as opened:
+        (header_length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(header_length))
+    start = 8 + header_length
+    places = {}
+    for name, entry in header.items():
+        if entry.get("dtype") in DTYPES:
+            first, last = entry["data_offsets"]
+            shape = tuple(entry["shape"])
+            places[name] = Stored(file, DTYPES[entry["dtype"]], shape, start + first, last - first)
+    return places
+
+
+def unchanged_places(parameters: Mapping[str, Tensor], path: Path, file: str) -> dict[str, Stored]:
+    """The places of the parameters that still are what the file holds, by the parameters' names."""
+    found = {}
+    places = read_places(path, file)
+    with safe_open(path, framework="pt") as opened:
+        for key, stored in places.items():
+            bare = key.removeprefix(MAYBE_PREFIX)
+            name = next((n for n in (key, bare, MAYBE_PREFIX + key) if n in parameters), None)
+            if name is not None and _is_equal(parameters[name], opened.get_tensor(key)):
+                found[name] = stored
+    return found
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Stored]:
+    """A new file of them; the same tensors give the same bytes. Numbers that are equal share a
+    place, so that layers of one input with one scale can be told."""
+    contiguous = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    try:
+        save_file(contiguous, path)
+    except OSError as error:
+        raise OutputError(path, error) from error
+    places = read_places(path, path.name)
+    first: dict[tuple[torch.dtype, float], Stored] = {}
+    for name, tensor in contiguous.items():
+        if tensor.dim() == 0:
+            places[name] = first.setdefault((tensor.dtype, tensor.item()), places[name])
+    return places
+
+
+def _is_equal(tensor: Tensor, stored: Tensor) -> bool:
+    return tensor.shape == stored.shape and torch.equal(tensor.cpu(), stored.to(tensor.dtype))

@@ -1,0 +1,148 @@
+"""A torch network and its spec → an ONNX graph without weights' values.
+
+Names, dims, dynamic axes and example inputs all come from the ModelSpec. The graph depends on the
+network's shape alone: parameters are set aside while constants are folded, so that another set of
+weights gives the same graph. It does not know where weights are stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+from onnxscript import optimizer, rewriter
+from torch import Tensor, nn
+
+from onnx_export.sdpa import attention
+from sdxl.engine import torch_dtype
+from sdxl.specs import ModelSpec
+
+OPSET = 20
+PREFIX = "network."
+ONNX_NAMES = {"float32": "float", "float16": "float16", "int64": "int64"}
+
+
+class TraceError(RuntimeError):
+    """A network whose graph is not what its spec says."""
+
+
+class Traced(nn.Module):
+    """Takes a spec's inputs in order, whatever the network calls them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.network(*tensors)
+
+
+def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
+    """The initialisers that are the network's parameters have its names for them, and no value."""
+    axes = example_axes(spec)
+    inputs = tuple(torch.ones(t.shape(axes), dtype=torch_dtype(t)) for t in spec.inputs)
+    dims = {name: torch.export.Dim(name) for name in axes}
+    free = tuple({i: dims[name] for i, name in t.free_axes.items()} for t in spec.inputs)
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            Traced(network),
+            inputs,
+            dynamo=True,
+            optimize=False,
+            opset_version=OPSET,
+            dynamic_shapes=(free,),
+            input_names=[t.name for t in spec.inputs],
+            output_names=[t.name for t in spec.outputs],
+            custom_translation_table={
+                torch.ops.aten.scaled_dot_product_attention.default: attention
+            },
+            verbose=False,
+        )
+        assert program is not None
+        model: ir.Model = program.model
+        _strip_values(model, network)
+        _fold(model)
+    _name(model, spec)
+    return model
+
+
+def example_axes(spec: ModelSpec) -> dict[str, int]:
+    """A size for each free axis: all different, so that none is taken for another."""
+    names = dict.fromkeys(name for t in spec.inputs for name in t.free_axes.values())
+    return {name: 8 * (i + 2) for i, name in enumerate(names)}
+
+
+def _strip_values(model: ir.Model, network: nn.Module) -> None:
+    parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    for value in list(model.graph.initializers.values()):
+        name = (value.name or "").removeprefix(PREFIX)
+        if name in parameters:
+            value.const_value = None
+            value.name = name
+
+
+def _fold(model: ir.Model) -> None:
+    """Compute what does not depend on inputs or weights. Weights keep their transposes: runtimes
+    compute those once, as they load."""
+    for _ in range(2):
+        optimizer.fold_constants_ir(model, onnx_shape_inference=True)
+        rewriter.rewrite(model)
+        passes.RemoveUnusedNodesPass()(model)
+    ir.passes.Sequential(
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.RemoveUnusedNodesPass(),
+        passes.RemoveUnusedOpsetsPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+    )(model)
+
+
+def _name(model: ir.Model, spec: ModelSpec) -> None:
+    """Say what the spec says of inputs and outputs, and nothing of files, lines and versions."""
+    graph = model.graph
+    for values, tensors in ((graph.inputs, spec.inputs), (graph.outputs, spec.outputs)):
+        for value, tensor in zip(values, tensors, strict=True):
+            found = str(value.dtype).lower(), len(value.shape or ())
+            if (value.name, *found) != (tensor.name, ONNX_NAMES[tensor.dtype], len(tensor.dims)):
+                raise TraceError(
+                    f"{spec.name}: {value.name!r} came out as {found[0]} with {found[1]} dims, "
+                    f"needed {tensor.name!r}, {tensor.dtype}{tensor.dims}"
+                )
+            value.shape = ir.Shape(tensor.dims)
+    model.producer_name, model.producer_version = "sdxl-deepcache", None
+    graph.name = spec.name
+    kept = {*graph.inputs, *graph.outputs}
+    model.metadata_props.clear()
+    graph.metadata_props.clear()
+    for node in graph.all_nodes():
+        node.doc_string = None
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if value not in kept:
+                value.shape = value.type = None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The libraries warn of what is done on purpose: axes that several inputs share, weights
+    without values. And of packages that SDXL does not need."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,165 @@
+"""The REST application over any ImageBackend: routes, and the layers around them.
+
+It knows neither Ray nor how a picture is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import sdxl
+from serve import errors, front_metrics
+from serve.conversation import Conversation
+from serve.envelope import Envelope, response
+from serve.errors import Problem
+from serve.front import Front
+from serve.gate import Gate
+from serve.generations import Generations
+from serve.keys import Keyring, RateLimiter
+from serve.openai_images import ErrorBody, ImageRequest, ImagesResponse, Model, ModelList
+from serve.orders import ImageBackend, ModelCard
+from serve.results import ResultStore
+from serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "what was wrong with the request"},
+    "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
+}
+MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+GENERATED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": ImagesResponse,
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "the pictures; as events with `stream`",
+    }
+}
+
+
+def create_app(
+    backend: ImageBackend, settings: ServeSettings, front: Front | None = None
+) -> FastAPI:
+    """A `front` that is given is its owner's to report; else /metrics shows a new one."""
+    shown, front = (front is None), front or Front()
+    app = FastAPI(
+        title="Stable Diffusion XL with DeepCache",
+        version=sdxl.__version__,
+        redirect_slashes=False,
+        responses=ERRORS,
+        redoc_url=None,
+    )
+    store = open_store(settings)
+    generations = Generations(backend, settings, store, RateLimiter())
+    add_generation_routes(app, backend, generations)
+    add_result_route(app, store)
+    add_state_routes(app, backend, front if shown else None)
+    keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
+    # The last one added is the outermost.
+    app.add_middleware(Conversation, settings=settings)
+    app.add_middleware(Gate, keyring=keyring)
+    app.add_middleware(Envelope, front=front)
+    app.add_exception_handler(Problem, answer_problem)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(HTTPException, answer_status)
+    return app
+
+
+def open_store(settings: ServeSettings) -> ResultStore:
+    folder = settings.results_dir or str(Path(tempfile.gettempdir()) / "sdxl-results")
+    return ResultStore(Path(folder), settings.results_ttl_s, settings.results_max_bytes)
+
+
+def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Generations) -> None:
+    @app.post("/v1/images/generations", responses=GENERATED, response_model=ImagesResponse)
+    async def generate_images(body: ImageRequest, request: Request) -> Response:
+        """Make pictures from text. Compatible with OpenAI's Images API."""
+        if generations.settings.log_prompts:
+            log.info("%s asks for %r", request.state.request_id, body.prompt)
+        return await generations.answer(body, request)
+
+    @app.get("/v1/models")
+    async def list_models() -> ModelList:
+        return ModelList(data=[model_of(await backend.card())])
+
+    @app.get("/v1/models/{model_id}")
+    async def retrieve_model(model_id: str) -> Model:
+        card = await backend.card()
+        if model_id != card.id:
+            name = model_id[:100]
+            raise Problem(404, f"The model {name!r} does not exist.", "model", "model_not_found")
+        return model_of(card)
+
+
+def add_result_route(app: FastAPI, store: ResultStore) -> None:
+    content = {"content": {kind: {} for kind in MEDIA.values()}, "description": "the picture"}
+
+    @app.get("/v1/results/{name}", response_class=Response, responses={200: content})
+    async def fetch_result(name: str) -> Response:
+        """A picture that was asked for as a `url`."""
+        file = await asyncio.to_thread(store.get, name)
+        if file is None:
+            raise Problem(404, "There is no such result, or no longer.", None, "not_found")
+        headers = {
+            "cache-control": f"private, max-age={int(store.ttl_s)}, immutable",
+            "x-content-type-options": "nosniff",
+        }
+        return Response(file, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
+
+
+def add_state_routes(app: FastAPI, backend: ImageBackend, front: Front | None) -> None:
+    @app.get("/healthz")
+    async def is_alive() -> dict[str, str]:
+        """This process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def is_ready() -> dict[str, str]:
+        """A real picture was made, and more can be."""
+        card = await backend.card()
+        return {"status": "ready", "model": card.id}
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "for Prometheus"}},
+    )
+    async def show_metrics() -> Response:
+        own = front.metrics.collect() if front else []
+        page = front_metrics.page([*await backend.metrics(), *own])
+        return Response(page, media_type="text/plain; version=0.0.4")
+
+
+def model_of(card: ModelCard) -> Model:
+    return Model(id=card.id, created=card.created)
+
+
+async def answer_problem(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, Problem)
+    return response(problem)
+
+
+async def answer_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    param = place[0] if place and first["type"] != "json_invalid" else None
+    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
+    named = f"{param[:100]}: " if param else ""
+    return response(errors.invalid(param and param[:100], f"{named}{first['msg']}.", code))
+
+
+async def answer_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = response(errors.of_status(error.status_code))
+    answer.headers.update(error.headers or {})
+    return answer

@@ -1,0 +1,80 @@
+"""Settings to a Ray Serve application. `serve deploy` names it `serve.app:build`.
+
+It says how many processes there are, what each may use, and how Ray watches them; what they do is
+in replica.py and ingress.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from serve.ingress import ImageIngress
+from serve.replica import ImageReplica
+from serve.settings import ServeSettings, read
+
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+MOST_IN_FLIGHT = 64
+"""Images that one replica may ever have in flight, whatever its engines' largest call."""
+MAX_HTTP_REQUESTS = 10_000
+"""Per HTTP front. Admission is the replicas' work, and theirs alone is honest."""
+LOAD_ATTEMPTS = 2
+ROUTING: dict[str, Any] = {
+    "request_router_class": "serve.router:EarliestFinishRouter",
+    "request_routing_stats_period_s": 0.5,
+}
+
+
+def build(arguments: Mapping[str, Any]) -> Application:
+    """From a Serve config's `args`: settings by name, and `settings`, a TOML file."""
+    flags = dict(arguments)
+    file = flags.pop("settings", None)
+    return application(read(Path(file) if file else None, flags=flags))
+
+
+def application(settings: ServeSettings) -> Application:
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    count = settings.replicas or max(gpus, 1)
+    replicas = ray_serve.deployment(name="ImageReplica")(ImageReplica).options(
+        num_replicas=count,
+        max_ongoing_requests=settings.queue + MOST_IN_FLIGHT,
+        graceful_shutdown_timeout_s=settings.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        max_constructor_retry_count=LOAD_ATTEMPTS,
+        ray_actor_options=actor_options(gpus, count),
+        request_router_config=RequestRouterConfig(**ROUTING),
+    )
+    front = ray_serve.ingress()(ImageIngress)
+    ingress = ray_serve.deployment(name="ImageIngress")(front).options(
+        num_replicas=settings.ingresses,
+        max_ongoing_requests=MAX_HTTP_REQUESTS,
+        graceful_shutdown_timeout_s=settings.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return ingress.bind(settings, replicas.bind(settings))
+
+
+def actor_options(gpus: int, replicas: int) -> dict[str, Any]:
+    """A whole GPU each where there are any; else an even share of the cores, which Ray does not
+    hand out: it would refuse a second replica on a small machine."""
+    if gpus:
+        return {"num_gpus": 1, "num_cpus": 1}
+    share = max((os.cpu_count() or 1) // replicas, 1)
+    threads = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
+        # A thread that spins while it waits takes its core from the other replicas.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    return {"num_cpus": 0, "runtime_env": {"env_vars": threads}}

@@ -1,0 +1,150 @@
+"""`sdxl serve`: the whole service on this machine, from nothing to a printed URL and back.
+
+It starts Ray, waits until a picture came through the front door, and on Ctrl-C or SIGTERM lets what
+is in flight finish. On a cluster, `serve deploy` takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sdxl.arguments import Parser
+from serve import settings as settings_
+from serve.settings import ServeSettings
+
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would run its workers at the lowest priority.
+    "RAY_worker_niceness": "0",
+    # A killed proxy is replaced in 4 s instead of 30.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+}
+QUIET = {"log_level": "WARNING", "enable_access_log": False}
+"""Ray's part of the log; our own is serve/logs.py's."""
+WATCH_S = 1.0
+READY_TIMEOUT_S = 60.0
+"""From loaded replicas to an answer through the front door."""
+FLUSH_S = 0.3
+"""After the last answer has left a front, the proxy still passes it on."""
+
+
+class ServeFailed(RuntimeError):
+    """The service could not be started."""
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = read_settings(argv)
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    handle = None
+    try:
+        handle = start(settings)
+        url = until_ready(settings)
+        say(f"ready: {url}  (OpenAI's API below {url}/v1, its documentation at {url}/docs)")
+        while True:
+            time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        stop(handle, settings)
+
+
+def read_settings(argv: Sequence[str]) -> ServeSettings:
+    parser = Parser(prog="sdxl serve", description="Serve pictures over HTTP.")
+    parser.add_argument("--settings", metavar="FILE", help="a TOML file of the settings below")
+    settings_.add_flags(parser)
+    options = parser.parse_args(argv)
+    file = Path(options.settings) if options.settings else None
+    return settings_.read(file, flags=settings_.given(options))
+
+
+def start(settings: ServeSettings) -> Any:
+    """The handle of the HTTP front, once every replica has made a picture."""
+    import ray
+    from ray import serve as ray_serve
+
+    from serve.app import application
+
+    say(f"starting Ray, then loading {settings.model}")
+    ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
+    # Ray has a handler of its own, which would leave its processes behind.
+    signal.signal(signal.SIGTERM, interrupt)
+    ray_serve.start(
+        proxy_location="HeadOnly",
+        http_options={"host": settings.host, "port": settings.port},
+        logging_config=QUIET,
+    )
+    try:
+        return ray_serve.run(application(settings), logging_config=QUIET)
+    except RuntimeError as error:
+        raise ServeFailed(cause_of(error)) from error
+
+
+def interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def cause_of(error: RuntimeError) -> str:
+    """Ray tells a replica's whole traceback; its last line says what is wrong."""
+    from ray import serve as ray_serve
+
+    applications = ray_serve.status().applications.values()
+    told = [d.message for a in applications for d in a.deployments.values() if d.message]
+    lines = [line.strip() for text in (*told, str(error)) for line in text.splitlines()]
+    causes = [line for line in lines if "Error: " in line or "InvalidParams: " in line]
+    return causes[-1] if causes else lines[-1]
+
+
+def until_ready(settings: ServeSettings) -> str:
+    """The URL, after a picture came from it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    until_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+                model = json.load(answer)["model"]
+            say(f"{model} is loaded")
+            return url
+        except (OSError, urllib.error.URLError) as error:
+            if time.monotonic() > until_s:
+                raise ServeFailed(f"{url}/readyz: {error}") from error
+            time.sleep(0.1)
+
+
+def stop(handle: Any, settings: ServeSettings) -> None:
+    """Answer what was asked, refuse what comes, end every process."""
+    import ray
+    from ray import serve as ray_serve
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not ray.is_initialized():
+        return
+    if handle is not None:
+        drain(handle, settings.shutdown_s)
+        ray_serve.shutdown()
+    ray.shutdown()
+
+
+def drain(handle: Any, timeout_s: float) -> None:
+    say("finishing what is in flight")
+    try:
+        handle.broadcast("drain", timeout_s).results(timeout_s=timeout_s + 1)
+    except Exception as error:
+        say(f"not everything could be finished: {type(error).__name__}")
+    time.sleep(FLUSH_S)
+
+
+def say(text: str) -> None:
+    print(f"sdxl serve: {text}", file=sys.stderr, flush=True)

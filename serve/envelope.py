@@ -1,0 +1,83 @@
+"""Around every request, as ASGI middleware: an id, an answer whatever happens, a count, a log line.
+
+Nothing that the code below it raises reaches the client but as a Problem. It knows no routes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve import errors
+from serve.errors import Problem
+from serve.front import Front
+
+log = logging.getLogger(__name__)
+
+ALIVE = "/healthz"
+"""answered to the very end"""
+ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Envelope:
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        self.app, self.front = app, front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        id_ = request_id(scope)
+        state: MutableMapping[str, Any] = scope.setdefault("state", {})
+        state["request_id"] = id_
+        began, status = time.perf_counter(), 0
+
+        async def sign(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self.front.is_signed:
+                    signed = [*message["headers"], (b"x-request-id", id_.encode())]
+                    message = {**message, "headers": signed}
+            await send(message)
+
+        self.front.open_requests += 1
+        try:
+            if self.front.is_draining and scope["path"] != ALIVE:
+                raise errors.draining()
+            await self.app(scope, receive, sign)
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else errors.unexpected()
+            if not isinstance(error, Problem):
+                log.exception("%s failed", id_)
+            if status:
+                # The answer has begun: it can only be broken off.
+                raise
+            await response(problem)(scope, receive, sign)
+        finally:
+            self.front.open_requests -= 1
+            seconds = time.perf_counter() - began
+            self.front.metrics.answered(scope, status, seconds)
+            path = json.dumps(scope["path"][:200])
+            who = state.get("key_name", "-")
+            log.info("%s %s %s %d %.3fs %s", id_, scope["method"], path, status, seconds, who)
+
+
+def response(problem: Problem) -> Response:
+    # ASCII alone: a message may quote what no encoding can carry.
+    text = json.dumps(problem.body())
+    return Response(text, problem.status, problem.headers(), "application/json")
+
+
+def request_id(scope: Scope) -> str:
+    """The client's, if it is harmless; else a new one."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    return given if ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"

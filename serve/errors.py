@@ -1,0 +1,93 @@
+"""The one error that a client sees, in OpenAI's envelope; every exception becomes one.
+
+It never repeats what an unforeseen exception says: that may hold a path. It knows no HTTP server.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from sdxl.params import InvalidParams
+
+INVALID, SERVER, RATE = "invalid_request_error", "server_error", "rate_limit_error"
+TYPES = {401: "authentication_error", 403: "permission_error", 429: RATE}
+CLIENT_NAMES = {
+    "guidance": "guidance_scale",
+    "width": "size",
+    "height": "size",
+    "deep_steps": "cache_interval",
+}
+"""What a field of GenerationParams is called over REST, where it isn't the same."""
+
+
+@dataclass
+class Problem(Exception):
+    """Every field has a default, so that it survives pickling between processes."""
+
+    status: int = 500
+    message: str = ""
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.status, SERVER if self.status >= 500 else INVALID)
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        found = {}
+        if self.retry_after_s is not None:
+            found["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
+        return found
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> Problem:
+    return Problem(400, message, param, code)
+
+
+def of_params(error: InvalidParams) -> Problem:
+    param = CLIENT_NAMES.get(error.field, error.field)
+    value = repr(error.value)
+    shown = value if len(value) <= 100 else value[:100] + "…"
+    return invalid(param, f"{param}: {shown} is not allowed; {error.allowed}")
+
+
+def of_status(status: int) -> Problem:
+    """An error that the HTTP layer found by itself: 404, 405 and the like."""
+    phrase = HTTPStatus(status).phrase
+    return Problem(status, f"{phrase}.", None, phrase.lower().replace(" ", "_"))
+
+
+def unexpected() -> Problem:
+    return Problem(500, "The server failed; its log says why.", None, "internal_error")
+
+
+def starting() -> Problem:
+    return Problem(503, "The model is still loading.", None, "starting", 5.0)
+
+
+def late() -> Problem:
+    message = "Given up: the deadline passed."
+    return Problem(408, message, "deadline_s", "deadline_exceeded")
+
+
+def draining() -> Problem:
+    return Problem(503, "The server is shutting down.", None, "shutting_down", 5.0)

@@ -1,0 +1,176 @@
+"""`POST /v1/images/generations`: from a checked request to its answer, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from serve import errors, events
+from serve.errors import Problem
+from serve.fan_out import fan_out
+from serve.keys import Key, RateLimiter
+from serve.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
+from serve.orders import Done, ImageBackend, Order, Preview, Progress, Queued, Update
+from serve.results import ResultStore
+from serve.settings import ServeSettings
+
+DRAWN_SEEDS = 2**32
+DEADLINE_HEADER = "x-deadline-s"
+GRACE_S = 5.0
+"""How long after a deadline the backend is believed to be about to say so itself."""
+SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+Stream = AsyncGenerator[tuple[int, Update]]
+
+
+@dataclass
+class Generations:
+    backend: ImageBackend
+    settings: ServeSettings
+    store: ResultStore
+    limiter: RateLimiter
+
+    async def answer(self, asked: ImageRequest, request: Request) -> Response:
+        card = await self.backend.card()
+        deadline_s = self._deadline(asked, request)
+        seed = secrets.randbelow(DRAWN_SEEDS)
+        orders = orders_of(asked, card, self.settings, seed, deadline_s)
+        self._take_rate(request, len(orders))
+        if asked.stream:
+            return await self._streamed(asked, orders)
+        done = await collect(self.backend, orders)
+        data = [await self._data(asked, picture, request) for picture in done]
+        reply = ImagesResponse(
+            created=int(time.time()),
+            data=data,
+            output_format=asked.format,
+            size=size(orders[0]),
+            quality=asked.effective_quality,
+            model=card.id,
+            usage=Usage.of(done),
+        )
+        body = reply.model_dump_json(exclude_unset=True, exclude_none=True)
+        return Response(body, media_type="application/json")
+
+    def _deadline(self, asked: ImageRequest, request: Request) -> float:
+        seconds = asked.deadline_s
+        text = request.headers.get(DEADLINE_HEADER)
+        if seconds is None and text is not None:
+            try:
+                seconds = float(text)
+            except ValueError:
+                seconds = -1.0
+            if not 0 < seconds < float("inf"):
+                raise errors.invalid(DEADLINE_HEADER, f"{DEADLINE_HEADER}: needed seconds above 0")
+        return min(seconds or self.settings.deadline_s, self.settings.max_deadline_s)
+
+    def _take_rate(self, request: Request, images: int) -> None:
+        key: Key | None = getattr(request.state, "key", None)
+        wait_s = self.limiter.take(key, images) if key else 0.0
+        if wait_s > 0:
+            message = f"The key's limit is {key.images_a_minute if key else 0} images a minute."
+            raise Problem(429, message, None, "rate_limit_exceeded", wait_s)
+
+    async def _data(self, asked: ImageRequest, done: Done, request: Request) -> ImageData:
+        facts: dict[str, Any] = {
+            "seed": done.params.seed or 0,
+            "timings": {name: round(seconds, 6) for name, seconds in done.timings.items()},
+            "deep_steps": done.deep_steps,
+            "shallow_steps": done.shallow_steps,
+        }
+        if asked.response_format != "url":
+            encoded = await asyncio.to_thread(events.b64, done.image)
+            return ImageData(b64_json=encoded, **facts)
+        name = await asyncio.to_thread(self.store.put, done.image, asked.format)
+        origin = self.settings.public_url or str(request.base_url)
+        return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
+
+    async def _streamed(self, asked: ImageRequest, orders: Sequence[Order]) -> Response:
+        """A refusal is an answer of its own: the stream begins once every image is taken on."""
+        updates = within(fan_out(self.backend, orders), orders)
+        early: list[tuple[int, Update]] = []
+        admitted: set[int] = set()
+        try:
+            while len(admitted) < len(orders):
+                index, update = await anext(updates)
+                if isinstance(update, Queued):
+                    admitted.add(index)
+                else:
+                    early.append((index, update))
+        except BaseException:
+            await updates.aclose()
+            raise
+        text = narrate(asked, orders, early, updates)
+        return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
+
+
+async def collect(backend: ImageBackend, orders: Sequence[Order]) -> list[Done]:
+    """The pictures, in the order asked for."""
+    done: dict[int, Done] = {}
+    async with aclosing(within(fan_out(backend, orders), orders)) as updates:
+        async for index, update in updates:
+            if isinstance(update, Done):
+                done[index] = update
+    return [done[index] for index in sorted(done)]
+
+
+async def within(updates: Stream, orders: Sequence[Order]) -> Stream:
+    """The backend keeps deadlines; should it hang, they hold all the same."""
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + orders[0].deadline_s + GRACE_S
+    async with aclosing(updates):
+        while True:
+            try:
+                async with asyncio.timeout_at(until_s):
+                    news = await anext(updates)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise errors.late() from None
+            yield news
+
+
+async def narrate(
+    asked: ImageRequest,
+    orders: Sequence[Order],
+    early: list[tuple[int, Update]],
+    updates: Stream,
+) -> AsyncIterator[str]:
+    previews = [0] * len(orders)
+
+    def tell(index: int, update: Update) -> str | None:
+        match update:
+            case Progress():
+                return events.progress(index, update)
+            case Preview():
+                previews[index] += 1
+                return events.partial(
+                    asked, size(orders[index]), index, previews[index] - 1, update
+                )
+            case Done():
+                return events.completed(asked, size(orders[index]), index, update)
+            case Queued():
+                return None
+
+    try:
+        async with aclosing(updates):
+            for index, update in early:
+                if text := tell(index, update):
+                    yield text
+            async for index, update in updates:
+                if text := tell(index, update):
+                    yield text
+    except Problem as problem:
+        yield events.failure(problem)
+
+
+def size(order: Order) -> str:
+    return f"{order.params.width}x{order.params.height}"

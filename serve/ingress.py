@@ -1,0 +1,42 @@
+"""The HTTP front as a Ray Serve deployment: the REST application over the replicas' handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+
+from serve import logs
+from serve.api import create_app
+from serve.front import Front
+from serve.front_metrics import labelled
+from serve.replicas import Replicas, gather, replica_name
+from serve.settings import ServeSettings
+
+
+class ImageIngress:
+    def __init__(self, settings: ServeSettings, replicas: Any) -> None:
+        logs.configure()
+        self.settings, self.handle, self.front = settings, replicas, Front(is_signed=False)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Ray calls it once per process."""
+        return create_app(Fronted(self.handle), self.settings, self.front)
+
+    async def metrics_of_front(self) -> Sequence[Any]:
+        return labelled(self.front.metrics.collect(), ingress=replica_name())
+
+    async def drain(self, timeout_s: float) -> None:
+        await self.front.drain(timeout_s)
+
+
+class Fronted(Replicas):
+    """Reports what all HTTP fronts answered, too: whichever is asked, the page is the same."""
+
+    async def metrics(self) -> Sequence[Any]:
+        from ray import serve as ray_serve
+
+        context = ray_serve.get_replica_context()
+        fronts = ray_serve.get_deployment_handle(context.deployment, context.app_name)
+        return [*await super().metrics(), *await gather(fronts, "metrics_of_front")]

@@ -1,0 +1,92 @@
+"""One ordered picture inside a worker, between the asyncio task that waits and the threads that
+make it. It carries news one way and a cancellation the other; it computes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from sdxl.params import GenerationParams
+from sdxl.policy import Flight
+from serve.orders import Done, Order, Progress, Queued, Update
+
+News = Update | Exception
+
+
+@dataclass(eq=False)
+class Job:
+    """A Watcher of the denoiser. Call from any thread but `updates`, which is for the task."""
+
+    order: Order
+    params: GenerationParams
+    clock: Callable[[], float]
+    on_latents: Callable[[Job, Tensor], None]
+    on_preview: Callable[[Job, int, Tensor], None]
+    is_cancelled: bool = False
+    prompt_tokens: int = 0
+    deep_steps: int = 0
+    timings: dict[str, float] = field(default_factory=dict)
+    """seconds by stage, as far as they have passed"""
+
+    def __post_init__(self) -> None:
+        self.began_s = self.stage_s = self.clock()
+        self.deadline_s = self.began_s + self.order.deadline_s
+        self._tasks_loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[News] = asyncio.Queue()
+
+    async def updates(self) -> AsyncGenerator[Update]:
+        while True:
+            news = await self._news.get()
+            if isinstance(news, Exception):
+                raise news
+            yield news
+            if isinstance(news, Done):
+                return
+
+    def tell(self, news: News) -> None:
+        try:
+            self._tasks_loop.call_soon_threadsafe(self._news.put_nowait, news)
+        except RuntimeError:
+            # The event loop was closed: nobody waits any more.
+            self.is_cancelled = True
+
+    def stage(self, name: str, now: float | None = None) -> float:
+        """End a stage of the work, and say how long it took."""
+        now = self.clock() if now is None else now
+        self.timings[name] = max(now - self.stage_s, 0.0)
+        self.stage_s = now
+        return self.timings[name]
+
+    # -- Watcher ----------------------------------------------------------------------------
+
+    @property
+    def wants_progress(self) -> bool:
+        return self.order.wants_progress
+
+    @property
+    def preview_steps(self) -> tuple[int, ...]:
+        return self.order.preview_steps
+
+    def admitted(self, position: int) -> None:
+        self.tell(Queued(position))
+
+    def started(self, at_s: float) -> None:
+        self.stage("queue_s", at_s)
+
+    def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
+        eta_s = max(ready_s - self.clock(), 0.0)
+        self.tell(Progress(flight.step, len(flight.plan), position, eta_s))
+
+    def previewed(self, step: int, latents: Tensor) -> None:
+        self.on_preview(self, step, latents)
+
+    def finished(self, latents: Tensor) -> None:
+        self.stage("denoise_s")
+        self.on_latents(self, latents)
+
+    def failed(self, cause: Exception) -> None:
+        self.tell(cause)

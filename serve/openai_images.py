@@ -1,0 +1,240 @@
+"""OpenAI's Images API as data: what a client may ask, what it means here, and what it hears.
+
+Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends them. It knows no
+HTTP server and makes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sdxl.params import MAX_SEED, SCHEDULERS, GenerationParams, InvalidParams
+from sdxl.policy import Priority
+from serve.errors import Problem, invalid, of_params
+from serve.orders import Done, ModelCard, Order
+from serve.settings import ServeSettings
+
+SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
+Quality = Literal["auto", "low", "medium", "high", "standard", "hd"]
+Format = Literal["png", "jpeg", "webp"]
+QUALITIES: dict[str, tuple[int, int]] = {
+    "low": (12, 3),
+    "medium": (20, 2),
+    "high": (30, 1),
+}
+"""steps and cache interval; an explicit field of the request wins"""
+SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
+
+
+class ImageRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    prompt: Annotated[str, Field(min_length=1, description="what to draw; (word:1.3) weighs it")]
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=10)] | None = None
+    size: Annotated[str, Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT")] | None = None
+    quality: Annotated[Quality | None, Field(description="stands for steps and cache_interval")] = (
+        None
+    )
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: Format | None = None
+    output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
+    background: Literal["opaque", "auto", "transparent"] | None = None
+    moderation: Annotated[
+        Literal["low", "auto"] | None, Field(description="accepted; nothing is moderated here")
+    ] = None
+    style: Annotated[
+        Literal["vivid", "natural"] | None, Field(description="accepted; has no effect")
+    ] = None
+    user: Annotated[str | None, Field(description="accepted; not stored")] = None
+    stream: bool | None = None
+    partial_images: Annotated[
+        int | None, Field(ge=0, le=3, description="previews while streaming")
+    ] = None
+    # Beyond OpenAI's own.
+    seed: Annotated[int | None, Field(ge=0, le=MAX_SEED, description="image i uses seed + i")] = (
+        None
+    )
+    negative_prompt: str | None = None
+    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
+    scheduler: Literal[SCHEDULERS] | None = None  # type: ignore[valid-type]
+    cache_interval: Annotated[
+        int | None, Field(ge=1, le=1000, description="the whole UNet in one step of so many")
+    ] = None
+    deadline_s: Annotated[
+        float | None, Field(gt=0, description="seconds; what cannot make it is refused at once")
+    ] = None
+    priority: Literal["interactive", "batch"] | None = None
+    progress: Annotated[
+        bool | None, Field(description="progress events while streaming: step, eta, queue")
+    ] = None
+
+    @property
+    def format(self) -> Format:
+        return self.output_format or "png"
+
+    @property
+    def effective_quality(self) -> str:
+        asked = self.quality or "auto"
+        return SAME_QUALITY.get(asked, asked)
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class TokensDetails(Reply):
+    text_tokens: int
+    image_tokens: int = 0
+
+
+class Usage(Reply):
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int = 0
+    input_tokens_details: TokensDetails
+
+    @classmethod
+    def of(cls, pictures: Sequence[Done]) -> Usage:
+        text = sum(done.prompt_tokens for done in pictures)
+        details = TokensDetails(text_tokens=text)
+        return cls(total_tokens=text, input_tokens=text, input_tokens_details=details)
+
+
+class ImageData(Reply):
+    b64_json: str | None = None
+    url: str | None = None
+    seed: int
+    timings: dict[str, float]
+    deep_steps: int
+    shallow_steps: int
+
+
+class ImagesResponse(Reply):
+    created: int
+    data: list[ImageData]
+    background: Literal["opaque"] = "opaque"
+    output_format: Format
+    size: str
+    quality: str
+    model: str
+    usage: Usage
+
+
+class ErrorDetail(Reply):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Reply):
+    error: ErrorDetail
+
+
+class Model(Reply):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "sdxl-deepcache"
+
+
+class ModelList(Reply):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+def orders_of(
+    request: ImageRequest,
+    card: ModelCard,
+    settings: ServeSettings,
+    first_seed: int,
+    deadline_s: float,
+) -> list[Order]:
+    """One order an image. Raises Problem for what this server or its model does not allow."""
+    check_limits(request, card, settings)
+    seed = first_seed if request.seed is None else request.seed
+    count = request.n or 1
+    is_streamed = bool(request.stream)
+    try:
+        params = params_of(request, card, settings)
+        each = [replace(params, seed=seed + i) for i in range(count)]
+    except InvalidParams as error:
+        raise of_params(error) from None
+    previews = preview_steps(params.steps, request.partial_images or 0) if is_streamed else ()
+    return [
+        Order(
+            one,
+            request.format,
+            request.output_compression,
+            deadline_s,
+            previews,
+            is_streamed and bool(request.progress),
+            Priority.BATCH if request.priority == "batch" else Priority.INTERACTIVE,
+        )
+        for one in each
+    ]
+
+
+def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> None:
+    if request.model is not None and request.model != card.id:
+        name = request.model[:100]
+        message = f"The model {name!r} does not exist; here is {card.id!r}."
+        raise Problem(404, message, "model", "model_not_found")
+    if request.background == "transparent":
+        raise invalid("background", "background: 'transparent' is not possible; needed 'opaque'")
+    if request.stream and request.response_format == "url":
+        raise invalid("response_format", "response_format: a stream carries b64_json alone")
+    for field, most in (("n", settings.max_n), ("steps", settings.max_steps)):
+        value = getattr(request, field)
+        if value is not None and value > most:
+            raise invalid(field, f"{field}: {value} is not allowed; at most {most}")
+    for field in ("prompt", "negative_prompt"):
+        length, most = len(getattr(request, field) or ""), settings.max_prompt_chars
+        if length > most:
+            raise invalid(field, f"{field}: {length} characters are not allowed; at most {most}")
+
+
+def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> GenerationParams:
+    width, height = size_of(request.size, card, settings)
+    steps, interval = QUALITIES[request.effective_quality]
+    given: dict[str, Any] = {
+        "guidance": request.guidance_scale,
+        "scheduler": request.scheduler,
+    }
+    return GenerationParams(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        width=width,
+        height=height,
+        steps=request.steps or min(steps, settings.max_steps),
+        cache_interval=request.cache_interval or interval,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tuple[int, int]:
+    sizes = card.sizes
+    if asked is None or asked == "auto":
+        return sizes.default, sizes.default
+    most = min(sizes.maximum, settings.max_side or sizes.maximum)
+    width, height = (int(side) for side in asked.split("x"))
+    for side in (width, height):
+        if not sizes.minimum <= side <= most or side % sizes.multiple:
+            raise invalid(
+                "size",
+                f"size: {asked!r} is not allowed; needed 'auto', or WIDTHxHEIGHT with each side "
+                f"a multiple of {sizes.multiple} from {sizes.minimum} to {most}",
+            )
+    return width, height
+
+
+def preview_steps(steps: int, count: int) -> tuple[int, ...]:
+    """Evenly between the first step and the last; fewer where there are few steps."""
+    wanted = {round(steps * (i + 1) / (count + 1)) for i in range(count)}
+    return tuple(sorted(step for step in wanted if 0 < step < steps))

@@ -1,0 +1,95 @@
+"""What the REST front asks of whatever makes pictures, and what it hears back.
+
+Plain data that any process can send to any other, and the one protocol between the two. It imports
+no tensor library: a front restarts in a moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sdxl.params import GenerationParams, Sizes
+from sdxl.policy import Priority
+
+
+@dataclass(frozen=True)
+class Order:
+    """One picture. Its seed is fixed, so that it can be made again elsewhere."""
+
+    params: GenerationParams
+    format: str = "png"
+    compression: int | None = None
+    deadline_s: float = math.inf
+    """seconds from when it is handed over, picture included"""
+    preview_steps: tuple[int, ...] = ()
+    """after which steps to show how the picture forms"""
+    wants_progress: bool = False
+    priority: Priority = Priority.INTERACTIVE
+
+
+@dataclass(frozen=True)
+class Queued:
+    """Taken on: it will be made, and in time. The first update of every order."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`position` is the place in the queue; 0 is being made."""
+
+    step: int
+    steps: int
+    position: int
+    eta_s: float
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The picture as it is expected to become, after `step` steps."""
+
+    image: bytes
+    step: int
+
+
+@dataclass(frozen=True)
+class Done:
+    image: bytes
+    params: GenerationParams
+    """with its size and seed filled"""
+    timings: dict[str, float]
+    deep_steps: int
+    shallow_steps: int
+    prompt_tokens: int
+
+
+Update = Queued | Progress | Preview | Done
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a client may know of a model before it asks."""
+
+    id: str
+    sizes: Sizes
+    created: int = 0
+    engines: dict[str, Any] = field(default_factory=dict)
+
+
+class ImageBackend(Protocol):
+    """Whatever makes pictures: a worker in this process, or replicas behind a handle."""
+
+    async def card(self) -> ModelCard:
+        """Raises Problem, 503, until a real image was made."""
+        ...
+
+    def generate(self, order: Order) -> AsyncGenerator[Update]:
+        """Ends with Done, or raises Problem. Closing it cancels the image."""
+        ...
+
+    async def metrics(self) -> Sequence[Any]:
+        """prometheus_client's Metric objects."""
+        ...

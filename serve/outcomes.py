@@ -1,0 +1,36 @@
+"""What an exception inside a worker means to a client. It decides no policy: it translates."""
+
+from __future__ import annotations
+
+import logging
+
+from sdxl.images import BrokenImage
+from sdxl.inflight import DeadlineExceeded, Refused
+from sdxl.params import InvalidParams
+from serve import errors
+from serve.denoiser import Unhealthy
+from serve.errors import Problem
+
+log = logging.getLogger(__name__)
+
+
+def as_problem(error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case InvalidParams():
+            return errors.of_params(error)
+        case Refused():
+            return Problem(
+                429, f"Refused: {error}.", "deadline_s", "overloaded", error.retry_after_s
+            )
+        case DeadlineExceeded():
+            return errors.late()
+        case Unhealthy():
+            return Problem(503, "The engines stopped working.", None, "unhealthy", 5.0)
+        case BrokenImage():
+            log.error("a broken image: %s", error)
+            return Problem(500, "The decoder gave no picture.", None, "broken_image")
+        case _:
+            log.error("an engine failed", exc_info=error)
+            return Problem(500, "The engine failed; the server's log says why.", None, "engine")

@@ -1,0 +1,75 @@
+"""A worker as a Ray Serve replica: one per device.
+
+What it says travels as plain data, Problems included: Ray would wrap what is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, replace
+from typing import Any
+
+from serve import logs
+from serve.errors import Problem
+from serve.front_metrics import labelled
+from serve.orders import ModelCard, Order, Update
+from serve.replicas import replica_name
+from serve.settings import ServeSettings
+
+
+class ImageReplica:
+    """The constructor returns when a real picture was made."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        logs.configure()
+        # Here and not above: whoever deploys a replica need not load PyTorch.
+        import engines
+        from serve.worker import Worker
+
+        pipeline = engines.load(
+            settings.model,
+            settings.backend,
+            precision=settings.precision or None,
+            is_deterministic=settings.deterministic,
+        )
+        self.worker = Worker(
+            pipeline, queue=settings.queue, max_prompt_tokens=settings.max_prompt_tokens
+        )
+        self.worker.start()
+
+    async def generate(self, order: Order) -> AsyncGenerator[Update | Problem]:
+        try:
+            async with aclosing(self.worker.generate(order)) as updates:
+                async for update in updates:
+                    yield update
+        except Problem as problem:
+            yield problem
+
+    async def card(self) -> ModelCard:
+        card = await self.worker.card()
+        return replace(card, engines={**card.engines, "devices": devices()})
+
+    async def metrics(self) -> Sequence[Any]:
+        return labelled(await self.worker.metrics(), replica=replica_name())
+
+    async def check_health(self) -> None:
+        """Ray asks, and replaces the replica when this raises."""
+        self.worker.check_health()
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """Ray asks, and gives it to every router."""
+        outlook = await asyncio.to_thread(self.worker.outlook)
+        return {"at_s": time.time(), **asdict(outlook)}
+
+    def __del__(self) -> None:
+        """Ray calls it after the last order has left."""
+        if hasattr(self, "worker"):
+            self.worker.close()
+
+
+def devices() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -1,0 +1,124 @@
+"""Replicas behind a Ray Serve handle, as one ImageBackend.
+
+A replica that dies in the middle is no error: the order, its seed fixed, goes to another one. It
+knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+)
+
+from serve import errors
+from serve.errors import Problem
+from serve.orders import Done, ModelCard, Order, Queued, Update
+
+log = logging.getLogger(__name__)
+
+LOST = (RayActorError, ReplicaUnavailableError)
+ATTEMPTS = 4
+CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 3.0
+METRICS_TIMEOUT_S = 3.0
+ELSEWHERE = ("shutting_down", "unhealthy", "starting")
+"""Problems of one replica that another need not have."""
+
+
+class Replicas:
+    """Implements ImageBackend over a Ray Serve DeploymentHandle."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._stream = handle.options(stream=True)
+        self._card: ModelCard | None = None
+        self._card_s = 0.0
+
+    async def card(self) -> ModelCard:
+        now = time.monotonic()
+        if self._card is None or now - self._card_s > CARD_AGE_S:
+            self._card, self._card_s = await self._ask_card(), now
+        return self._card
+
+    async def _ask_card(self) -> ModelCard:
+        """Of any replica that is alive; the router may not know yet that one isn't."""
+        for _ in range(ATTEMPTS):
+            try:
+                found: ModelCard = await asyncio.wait_for(
+                    self._handle.card.remote(), CARD_TIMEOUT_S
+                )
+                return found
+            except LOST:
+                continue
+            except (TimeoutError, DeploymentUnavailableError, BackPressureError):
+                break
+        raise errors.starting()
+
+    async def generate(self, order: Order) -> AsyncGenerator[Update]:
+        clock = asyncio.get_running_loop().time
+        until_s, is_queued = clock() + order.deadline_s, False
+        for attempt in range(1, ATTEMPTS + 1):
+            left_s = until_s - clock()
+            if left_s <= 0:
+                raise errors.late()
+            try:
+                async with aclosing(self._attempt(replace(order, deadline_s=left_s))) as updates:
+                    async for update in updates:
+                        if not (is_queued and isinstance(update, Queued)):
+                            yield update
+                        is_queued = True
+                return
+            except (*LOST, Problem) as error:
+                if isinstance(error, Problem) and error.code not in ELSEWHERE:
+                    raise
+                log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, type(error).__name__)
+            except DeploymentUnavailableError:
+                raise errors.draining() from None
+            except BackPressureError:
+                raise Problem(429, "Too many wait.", None, "overloaded", 1.0) from None
+        raise Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
+
+    async def _attempt(self, order: Order) -> AsyncGenerator[Update]:
+        updates = self._stream.generate.remote(order)
+        is_over = False
+        try:
+            async for update in updates:
+                if isinstance(update, Problem):
+                    is_over = True
+                    raise update
+                is_over = isinstance(update, Done)
+                yield update
+        finally:
+            if not is_over:
+                updates.cancel()
+
+    async def metrics(self) -> Sequence[Any]:
+        return await gather(self._handle, "metrics")
+
+
+async def gather(handle: Any, method: str) -> list[Any]:
+    """What every replica of a deployment says, of those that answer."""
+    try:
+        answers = await handle.broadcast(method).results_async(
+            timeout_s=METRICS_TIMEOUT_S, return_exceptions=True
+        )
+    except (TimeoutError, *LOST, DeploymentUnavailableError):
+        return []
+    return [item for answer in answers if isinstance(answer, Sequence) for item in answer]
+
+
+def replica_name() -> str:
+    """Of the replica that this process is."""
+    from ray import serve as ray_serve
+
+    return str(ray_serve.get_replica_context().replica_id.unique_id)

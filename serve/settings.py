@@ -1,0 +1,166 @@
+"""How the service runs: one frozen dataclass, from a TOML file, the environment and flags.
+
+Names, types and defaults are stated here once; SDXL_PORT and --port follow from `port`. A key that
+is not known, or a value that does not fit, is an error that names it. It knows no Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from sdxl.params import InvalidParams
+
+PREFIX = "SDXL_"
+OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
+"""Variables of the same prefix that are not the service's."""
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def setting(default: Any, text: str, low: float | None = None) -> Any:
+    return field(default=default, metadata={"text": text, "low": low})
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on", 1)
+    replicas: int = setting(0, "copies of the model; 0 for one per GPU, or one on a CPU", 0)
+    ingresses: int = setting(1, "HTTP front ends; with several, one may die unnoticed", 1)
+    model: str = setting("mini", "a folder in diffusers layout or a hub id")
+    backend: str = setting("auto", "what computes the networks")
+    precision: str = setting("", "the backend's own choice unless given")
+    deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
+    llm: str = setting("none", "a language model to serve as well; only `none` exists so far")
+
+    keys: str = setting("", "file of API keys; `sdxl key` makes one")
+    insecure: bool = setting(False, "listen on a public address without keys")
+    log_prompts: bool = setting(False, "write prompts into the log")
+    public_url: str = setting("", "what `url` results begin with; as the client asked unless given")
+
+    queue: int = setting(64, "images that may wait at each replica", 0)
+    deadline_s: float = setting(20.0, "deadline of a request that names none", 0)
+    max_deadline_s: float = setting(120.0, "the longest deadline a request may name", 0)
+    body_timeout_s: float = setting(10.0, "how long a request's body may take to arrive", 0)
+    shutdown_s: float = setting(25.0, "how long requests in flight may take at shutdown", 0)
+    max_body_bytes: int = setting(256 * 1024, "the largest request body", 1)
+    max_json_depth: int = setting(8, "how deep a body may nest", 1)
+    max_prompt_chars: int = setting(4000, "the longest prompt", 1)
+    max_prompt_tokens: int = setting(225, "the longest prompt in tokens; 75 fit one pass", 1)
+    max_n: int = setting(10, "images a request", 1)
+    max_steps: int = setting(100, "denoising steps an image", 1)
+    max_side: int = setting(0, "the longest side in pixels; 0 for the model's own limit", 0)
+
+    results_dir: str = setting("", "where `url` results lie; shared, if there are several nodes")
+    results_ttl_s: float = setting(3600.0, "how long `url` results live", 1)
+    results_max_bytes: int = setting(1 << 30, "the most that `url` results may take", 1)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata["low"])
+        if self.llm != "none":
+            raise InvalidParams("llm", self.llm, "needed none: no language model is served yet")
+        if self.deadline_s > self.max_deadline_s:
+            raise InvalidParams("deadline_s", self.deadline_s, f"at most {self.max_deadline_s}")
+        if not (self.keys or self.insecure or is_loopback(self.host)):
+            raise InvalidParams(
+                "host", self.host, "needed a loopback address, --keys FILE, or --insecure"
+            )
+
+
+TYPES: Mapping[str, type] = get_type_hints(ServeSettings)
+
+
+def check(name: str, value: object, kind: type, low: float | None) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_kind = number if kind is float else isinstance(value, kind)
+    if not is_kind or (kind is int and isinstance(value, bool)):
+        raise InvalidParams(name, value, f"needed {describe(kind)}")
+    if low is not None and not (isinstance(value, int | float) and low <= value < float("inf")):
+        raise InvalidParams(name, value, f"needed at least {low}")
+
+
+def describe(kind: type) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names[kind]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> ServeSettings:
+    """What is said in several places holds as the last of them says."""
+    environment = os.environ if environment is None else environment
+    values = from_file(file) if file else {}
+    values |= from_environment(environment)
+    values |= flags or {}
+    return ServeSettings(**values)
+
+
+def from_file(path: Path) -> dict[str, Any]:
+    try:
+        stored = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise InvalidParams("settings", str(path), f"needed a TOML file ({cause})") from error
+    for key in stored:
+        known(key, stored[key])
+    return stored
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name, text in environment.items():
+        if name.startswith(PREFIX) and name not in OTHERS:
+            key = known(name.removeprefix(PREFIX).lower(), text, name)
+            found[key] = parse(key, text)
+    return found
+
+
+def known(key: str, value: object, name: str = "") -> str:
+    if key not in TYPES:
+        raise InvalidParams(name or key, value, f"needed one of {', '.join(TYPES)}")
+    return key
+
+
+def parse(key: str, text: str) -> Any:
+    kind = TYPES[key]
+    if kind is bool:
+        lowered = text.lower()
+        if lowered not in TRUE + FALSE:
+            raise InvalidParams(key, text, "needed true or false")
+        return lowered in TRUE
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidParams(key, text, f"needed {describe(kind)}") from None
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag per setting. One that isn't given isn't set."""
+    for each in fields(ServeSettings):
+        shown = f"{each.metadata['text']} (default {each.default or 'none'})"
+        options: dict[str, Any] = {"help": shown, "default": argparse.SUPPRESS, "dest": each.name}
+        if TYPES[each.name] is bool:
+            options |= {"action": argparse.BooleanOptionalAction, "help": each.metadata["text"]}
+        parser.add_argument("--" + each.name.replace("_", "-"), **options)
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were on the command line."""
+    found = {name: getattr(options, name) for name in TYPES if hasattr(options, name)}
+    return {k: parse(k, v) if isinstance(v, str) else v for k, v in found.items()}

@@ -1,0 +1,48 @@
+"""Work beside the denoising loop: on a GPU a stream of its own, on a CPU nothing at all.
+
+It knows only when tensors are ready and who still reads them, not what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+Mark = torch.cuda.Event | None
+"""What was enqueued on the loop's stream up to a moment."""
+
+
+def mark(device: torch.device) -> Mark:
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.default_stream(device))
+    return event
+
+
+class SideStream:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def after(self, ready: Mark = None, *read: Tensor) -> Iterator[None]:
+        """Run beside the loop, once `ready` was computed; `read` is read here. Leaving waits."""
+        if self._stream is None:
+            yield
+            return
+        if ready is not None:
+            self._stream.wait_event(ready)
+        for tensor in read:
+            tensor.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+    def give(self, *made: Tensor) -> None:
+        """Tensors made here that the loop will read."""
+        for tensor in made:
+            if self._stream is not None and tensor.is_cuda:
+                tensor.record_stream(torch.cuda.default_stream(tensor.device))

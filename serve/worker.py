@@ -1,0 +1,194 @@
+"""One device's worth of the service: orders in, pictures out, many at a time.
+
+One thread denoises; prompts of new orders, finished latents and image files are the work of other
+threads beside it. It knows no Ray and no HTTP. Whatever goes wrong is a Problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from sdxl import deepcache, images
+from sdxl.cost import project
+from sdxl.inflight import InFlight, Refused
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from sdxl.policy import Flight, Shape
+from sdxl.specs import CHUNK
+from serve import errors, warmup
+from serve.denoiser import Denoiser
+from serve.job import Job
+from serve.orders import Done, ModelCard, Order, Update
+from serve.outcomes import as_problem
+from serve.painter import Painter
+from serve.prompt_encoder import PromptEncoder
+from serve.worker_metrics import MeteredCosts, WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    ready_in_s: float
+    alone_s: float
+    """how long it takes with nothing else to do"""
+    image_s: float
+    """how much later each further image makes the next one"""
+
+
+@dataclass(frozen=True)
+class _Threads:
+    denoiser: Denoiser
+    encoder: PromptEncoder
+    painter: Painter
+
+
+class Worker:
+    """Implements ImageBackend. `start` before the first order, `close` after the last."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        queue: int = 64,
+        max_prompt_tokens: int = 225,
+        stall_s: float = 60.0,
+    ) -> None:
+        self.pipeline, self.queue = pipeline, queue
+        self.max_prompt_tokens, self.stall_s = max_prompt_tokens, stall_s
+        self.meters = WorkerMetrics()
+        self._jobs: set[Job] = set()
+        self._is_draining = False
+        self._threads: _Threads | None = None
+
+    def start(self) -> None:
+        """Measure, then take orders. Blocks until a real picture was made."""
+        costs = MeteredCosts()
+        warmup.measure(self.pipeline, costs)
+        limits = warmup.knee(self.pipeline, costs, self.queue)
+        log.info("%d rows in flight, %d images may wait", limits.rows, limits.queue)
+        costs.on_call = self.meters.observe
+        loop = InFlight(self.pipeline.engines, self.pipeline.clock, limits, costs)
+        denoiser = Denoiser(loop, self.stall_s)
+        encoder = PromptEncoder(self.pipeline, denoiser, self.max_prompt_tokens)
+        denoiser.start()
+        self._threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs))
+
+    # -- ImageBackend -----------------------------------------------------------------------
+
+    async def card(self) -> ModelCard:
+        self._started()
+        engines = dict(self.pipeline.engines.description)
+        return ModelCard(self.pipeline.model_id, self.pipeline.sizes, engines=engines)
+
+    async def generate(self, order: Order) -> AsyncGenerator[Update]:
+        threads = self._started()
+        outcome, job = "cancelled", None
+        try:
+            job = self._accept(order, threads)
+            self._jobs.add(job)
+            threads.encoder.submit(job)
+            async with aclosing(job.updates()) as updates:
+                async for update in updates:
+                    if isinstance(update, Done):
+                        outcome = "done"
+                    yield update
+        except Exception as error:
+            problem = as_problem(error)
+            outcome = problem.code or "failed"
+            raise problem from None
+        finally:
+            if job is not None:
+                self._leave(job, threads)
+            self.meters.ended(outcome, job.timings if job else {})
+
+    async def metrics(self) -> Sequence[Any]:
+        denoiser = self._started().denoiser
+        queued = denoiser.waiting
+        return self.meters.collect(queued=queued, running=len(denoiser.flights) - queued)
+
+    # -- what its owner asks ----------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Images that may be here at once, in flight and waiting."""
+        limits = self._started().denoiser.loop.limits
+        return limits.rows + limits.queue
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    def check_health(self) -> None:
+        """Raises Unhealthy."""
+        if self._threads is not None:
+            self._threads.denoiser.check()
+
+    def outlook(self) -> Outlook:
+        """For a picture as most people ask for it, if it came now."""
+        denoiser, encoder = self._started().denoiser, self._started().encoder
+        loop = denoiser.loop
+        flight = self._usual_flight()
+        ready_s = denoiser.foresee(flight) - loop.clock()
+        alone_s = project([flight], loop.limits, loop.costs, 0.0)[flight.id]
+        images = max(loop.limits.rows // flight.rows, 1)
+        waiting_s = encoder.waiting * loop.costs.encode_s
+        before_s = loop.costs.encode_s + waiting_s
+        return Outlook(ready_s + before_s, alone_s, alone_s / images)
+
+    def _usual_flight(self) -> Flight:
+        side = self.pipeline.sizes.default // self.pipeline.engines.arch.vae_scale
+        usual = GenerationParams()
+        plan = deepcache.plan(usual.steps, usual.cache_interval)
+        return Flight(-1, Shape(side, side, CHUNK), 2, plan)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, and let what is here finish."""
+        self._is_draining = True
+        until_s = self.pipeline.clock() + timeout_s
+        while self._jobs and self.pipeline.clock() < until_s:
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        """End the threads. What is still here ends with a Problem."""
+        self._is_draining = True
+        if self._threads is None:
+            return
+        for job in list(self._jobs):
+            job.tell(errors.draining())
+            self._leave(job, self._threads)
+        self._threads.encoder.close()
+        self._threads.denoiser.stop(timeout_s=5.0)
+        self._threads.painter.close()
+
+    # -- one order --------------------------------------------------------------------------
+
+    def _started(self) -> _Threads:
+        if self._threads is None:
+            raise errors.starting()
+        return self._threads
+
+    def _accept(self, order: Order, threads: _Threads) -> Job:
+        """Refuse before any work what cannot be served."""
+        if self._is_draining:
+            raise errors.draining()
+        params = self.pipeline.resolve(order.params)
+        images.check_metadata({**params.as_dict(), "model": self.pipeline.model_id}, order.format)
+        denoiser = threads.denoiser
+        waiting = threads.encoder.waiting + denoiser.waiting
+        if waiting >= self.queue:
+            free_in_s = denoiser.first_end_s() - self.pipeline.clock()
+            raise Refused(f"the queue is full ({waiting} images wait)", max(free_in_s, 0.0))
+        painter = threads.painter
+        return Job(order, params, self.pipeline.clock, painter.finish, painter.preview)
+
+    def _leave(self, job: Job, threads: _Threads) -> None:
+        job.is_cancelled = True
+        threads.encoder.cancel(job)
+        threads.denoiser.cancel(job)
+        self._jobs.discard(job)

@@ -1,0 +1,77 @@
+"""What a worker counts, for Prometheus. It knows nothing of who scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from sdxl.cost import Costs
+from sdxl.policy import Group
+from serve.gpu_meter import GpuMeter
+
+TICK_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+STAGE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0)
+
+
+class WorkerMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        call = ("network", "bucket")
+        self.ticks = Histogram(
+            "sdxl_tick_seconds", "UNet calls", call, buckets=TICK_BUCKETS, registry=registry
+        )
+        self.images_in_ticks = Counter(
+            "sdxl_tick_images",
+            "images in UNet calls; over the count of calls: occupancy",
+            call,
+            registry=registry,
+        )
+        self.steps = Counter("sdxl_steps", "denoising steps, by kind", ("kind",), registry=registry)
+        self.images = Counter(
+            "sdxl_images", "orders, by how they ended", ("outcome",), registry=registry
+        )
+        self.stages = Histogram(
+            "sdxl_stage_seconds",
+            "stages of an image",
+            ("stage",),
+            buckets=STAGE_BUCKETS,
+            registry=registry,
+        )
+        self.queued = Gauge("sdxl_images_queued", "images that wait", registry=registry)
+        self.running = Gauge("sdxl_images_running", "images in flight", registry=registry)
+        GpuMeter(self.registry)
+
+    def observe(self, group: Group, seconds: float) -> None:
+        labels = group.network, str(group.bucket)
+        self.ticks.labels(*labels).observe(seconds)
+        self.images_in_ticks.labels(*labels).inc(len(group.ids))
+        self.steps.labels(group.network.removeprefix("unet_")).inc(len(group.ids))
+
+    def ended(self, outcome: str, timings: Mapping[str, float]) -> None:
+        self.images.labels(outcome).inc()
+        for name, seconds in dict(timings).items():
+            self.stages.labels(name.removesuffix("_s")).observe(seconds)
+
+    def collect(self, queued: int, running: int) -> list[Any]:
+        self.queued.set(queued)
+        self.running.set(running)
+        return list(self.registry.collect())
+
+
+def ignore(group: Group, seconds: float) -> None:
+    pass
+
+
+@dataclass
+class MeteredCosts(Costs):
+    """Costs that also tell a meter of every call."""
+
+    on_call: Callable[[Group, float], None] = field(default=ignore)
+
+    def observe(self, group: Group, seconds: float) -> None:
+        super().observe(group, seconds)
+        self.on_call(group, seconds)

@@ -1,0 +1,42 @@
+"""Builds without TensorRT: the worker's double writes plans that the runtime's double can load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engines.build import Order
+from engines.engine_folder import Plan
+from engines.export_folder import ExportFolder
+from engines.flavours import TENSORRT_RTX
+from engines.plan_worker import Job
+from engines.targets import TARGETS
+from tests.engines.trt_double import plan_bytes
+
+L40S = TARGETS["l40s"]
+
+
+@dataclass
+class FakeWorker:
+    """Takes run_worker's place. `fails_at` names the network whose build raises `fault`."""
+
+    built: list[str] = field(default_factory=list)
+    fails_at: str | None = None
+    fault: BaseException = field(default_factory=lambda: RuntimeError("killed"))
+
+    def __call__(self, job: Job, log: Path, on_share: Callable[[float], None]) -> dict[str, Any]:
+        if job.name == self.fails_at:
+            raise self.fault
+        self.built.append(job.name)
+        on_share(0.5)
+        entry = {"file": "", "sha256": "", "bytes": 0, "recipe": "", "profiles": job.profiles}
+        plan = Plan.from_dict(job.name, {**entry, **job.spec})
+        Path(job.plan).write_bytes(plan_bytes(plan.spec, list(plan.profiles)))
+        return {"seconds": 1.0, "peak_bytes": 2**30}
+
+
+def order_of(export: ExportFolder, out: Path, **changes: Any) -> Order:
+    facts = {"target": L40S, "flavour": TENSORRT_RTX, "max_batch": 4, "is_sparse": False}
+    return Order(export=export, out=out, **{**facts, **changes})

@@ -1,0 +1,208 @@
+"""A build publishes everything or nothing, repeats nothing, and says what went wrong."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines import build as build_module
+from engines.build import build
+from engines.engine_folder import EngineFolder
+from engines.export_folder import ExportFolder
+from engines.publishing import Busy
+from engines.targets import TARGETS
+from sdxl.files import OutputError
+from tests.engines.fake_builds import FakeWorker, order_of
+from tests.engines.tiny_export import write_export
+
+NETWORKS = ["clip_g", "clip_l", "unet_deep", "unet_shallow", "vae_decoder"]
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    worker = FakeWorker()
+    monkeypatch.setattr(build_module, "run_worker", worker)
+    return worker
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_a_build_leaves_five_plans_and_a_manifest(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "plans" / "l40s"
+    engines = build(order_of(tiny, out))
+    assert sorted(worker.built) == NETWORKS
+    assert files(out) == sorted(["manifest.json", *(f"{n}.plan" for n in NETWORKS)])
+    assert files(out.parent) == [".l40s.lock", "l40s"]
+    assert engines == EngineFolder.read(out)
+    assert (engines.model_digest, engines.gpu, engines.precision) == ("d" * 64, "L40S", "fp32")
+    assert engines.parity == {"image_psnr_db": 51.25}
+
+
+def test_nothing_unchanged_is_built_again(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    build(order_of(tiny, out))
+    before = {name: (out / name).stat().st_mtime_ns for name in files(out)}
+    build(order_of(tiny, out))
+    assert sorted(worker.built) == NETWORKS
+    assert {name: (out / name).stat().st_mtime_ns for name in files(out)} == before
+
+
+def test_a_changed_graph_alone_is_built_again(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    build(order_of(tiny, out))
+    worker.built.clear()
+    changed = replace(tiny.graphs["vae_decoder"], sha256="e" * 64)
+    export = replace(tiny, graphs={**tiny.graphs, "vae_decoder": changed})
+    build(order_of(export, out))
+    assert worker.built == ["vae_decoder"]
+    assert files(tmp_path) == [".l40s.lock", "l40s", "tiny"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_batch": 2}, {"is_sparse": True}, {"target": TARGETS["h100"]}]
+)
+def test_another_recipe_is_another_plan(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker, change: dict[str, object]
+) -> None:
+    out = tmp_path / "l40s"
+    build(order_of(tiny, out))
+    worker.built.clear()
+    build(order_of(tiny, out, **change))
+    assert "unet_deep" in worker.built
+
+
+def test_a_killed_build_goes_on_where_it_was(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    worker.fails_at, worker.fault = "unet_shallow", KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        build(order_of(tiny, out))
+    assert not out.exists(), "nothing half-built may have the engines' name"
+    finished = list(worker.built)
+    assert finished
+    worker.built.clear()
+    worker.fails_at = None
+    build(order_of(tiny, out))
+    assert not set(worker.built) & set(finished), "what was finished is built again"
+    assert files(tmp_path) == [".l40s.lock", "l40s", "tiny"]
+
+
+def test_a_plan_damaged_while_the_build_was_stopped_is_built_again(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    worker.fails_at = "vae_decoder"
+    with pytest.raises(RuntimeError):
+        build(order_of(tiny, out))
+    (tmp_path / ".l40s.making" / "unet_deep.plan").write_bytes(b"cut off")
+    worker.built.clear()
+    worker.fails_at = None
+    build(order_of(tiny, out))
+    assert sorted(worker.built) == ["unet_deep", "vae_decoder"]
+
+
+def test_a_damaged_published_plan_is_built_again(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    build(order_of(tiny, out))
+    content = (out / "clip_l.plan").read_bytes()
+    (out / "clip_l.plan").unlink()
+    (out / "clip_l.plan").write_bytes(bytes(len(content)))
+    worker.built.clear()
+    build(order_of(tiny, out))
+    assert worker.built == ["clip_l"] and (out / "clip_l.plan").read_bytes() == content
+
+
+def test_a_failed_rebuild_leaves_the_old_engines_as_they_were(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    build(order_of(tiny, out))
+    before = {name: (out / name).read_bytes() for name in files(out)}
+    worker.fails_at = "unet_deep"
+    with pytest.raises(RuntimeError):
+        build(order_of(tiny, out, max_batch=2))
+    assert {name: (out / name).read_bytes() for name in files(out)} == before
+
+
+def test_a_second_build_of_the_same_engines_is_refused(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    with (tmp_path / ".l40s.lock").open("w") as other:
+        other.write("process 4711")
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match="l40s: being made by process 4711; needed: wait"):
+            build(order_of(tiny, out))
+    assert not worker.built
+    build(order_of(tiny, out))
+
+
+def test_a_full_disk_is_found_before_anything_is_built(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 100, 0))
+    out = tmp_path / "l40s"
+    with pytest.raises(OutputError, match="needed space on the disk .0.0 MB free") as caught:
+        build(order_of(tiny, out))
+    assert str(out) in str(caught.value) and not worker.built and not out.exists()
+
+
+def test_a_disk_that_fills_up_during_a_build_leaves_nothing_published(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    worker.fails_at = "unet_deep"
+    worker.fault = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OutputError, match="No space left on device") as caught:
+        build(order_of(tiny, out))
+    assert str(out) in str(caught.value) and not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="file/l40s"):
+        build(order_of(tiny, tmp_path / "file" / "l40s"))
+
+
+def test_progress_is_told_of_every_plan_that_is_built(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    told: list[tuple[str, float]] = []
+    build(order_of(tiny, tmp_path / "l40s"), lambda name, share: told.append((name, share)))
+    assert [t for t in told if t[0] == "unet_deep"] == [("unet_deep", 0.5), ("unet_deep", 1.0)]
+    told.clear()
+    build(order_of(tiny, tmp_path / "l40s"), lambda name, share: told.append((name, share)))
+    assert not told
+
+
+def test_a_model_exported_again_from_other_weights_replaces_the_engines(
+    tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    build(order_of(write_export(tmp_path / "a", digest="a" * 64), out))
+    engines = build(order_of(write_export(tmp_path / "b", digest="b" * 64), out))
+    assert engines.model_digest == "b" * 64
+    assert json.loads((out / "manifest.json").read_text())["model_digest"] == "b" * 64

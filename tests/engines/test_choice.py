@@ -1,0 +1,208 @@
+"""`auto` takes the best that is there, and says why not a better one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines import BACKENDS, choice
+from engines import build as build_module
+from engines.build import build
+from engines.choice import Wish, choose_engines
+from engines.export_folder import ExportError
+from engines.flavours import TENSORRT, BackendMissing, Flavour
+from engines.places import export_place, plans_place
+from engines.targets import TARGETS, Target
+from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engines
+from sdxl.params import InvalidParams
+from tests.engines.fake_builds import L40S, FakeWorker, order_of
+from tests.engines.tiny_export import write_export
+from tests.fakes import fake_engines
+
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+    monkeypatch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
+    return Wish("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was opened, instead of PyTorch and TensorRT."""
+    from engines import tensorrt_loading, torch_engine
+
+    names: list[str] = []
+
+    def pretend(name: str) -> Callable[..., Engines]:
+        def load(*args: object, **kwargs: object) -> Engines:
+            names.append(name)
+            return fake_engines()
+
+        return load
+
+    monkeypatch.setattr(torch_engine, "load_torch", pretend("torch"))
+    monkeypatch.setattr(tensorrt_loading, "load_tensorrt", pretend("tensorrt"))
+    return names
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, target: Target | None) -> None:
+    monkeypatch.setattr(choice, "local_target", lambda: target)
+
+
+def with_plans(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    digest: str = DIGEST,
+    precision: str = "int8",
+) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(build_module, "run_worker", FakeWorker())
+    export = write_export(tmp_path / f"export-{precision}-{digest[0]}", digest=digest)
+    export = replace(export, precision=precision)
+    build(order_of(export, plans_place("tiny", digest, precision) / "l40s-tensorrt-rtx"))
+
+
+def passed_over(engines: Engines) -> dict[str, str]:
+    found = engines.description["passed_over"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
+    wish: Wish, loaded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engines = choose_engines(wish, "auto")
+    assert loaded == ["torch"]
+    reasons = passed_over(engines)
+    assert list(reasons) == ["tensorrt", "tensorrt-rtx", "onnxruntime"]
+    assert "found none here" in reasons["tensorrt"]
+    assert "sdxl export --model some/model --precision fp32" in reasons["onnxruntime"]
+    assert len(caplog.messages) == 3
+
+
+def test_with_an_export_it_is_onnxruntime(wish: Wish, loaded: list[str]) -> None:
+    write_export(export_place("tiny", DIGEST, "fp32"))
+    engines = choose_engines(wish, "auto")
+    assert engines.description["backend"] == "onnxruntime" and not loaded
+    assert list(passed_over(engines)) == ["tensorrt", "tensorrt-rtx"]
+
+
+def test_on_a_gpu_pytorch_comes_before_onnxruntime(
+    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_export(export_place("tiny", DIGEST, "fp32"))
+    with_gpu(monkeypatch, L40S)
+    reasons = passed_over(choose_engines(wish, "auto"))
+    assert loaded == ["torch"]
+    assert list(reasons) == ["tensorrt", "tensorrt-rtx"]
+
+
+def test_plans_that_fit_come_first(
+    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_gpu(monkeypatch, L40S)
+    with_plans(monkeypatch, tmp_path)
+    assert list(passed_over(choose_engines(wish, "auto"))) == ["tensorrt"]
+    assert loaded == ["tensorrt"]
+
+
+def test_of_several_the_gpus_own_precision_is_taken(
+    wish: Wish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from engines.engine_folder import EngineFolder
+    from engines.engine_store import best_for
+    from engines.flavours import TENSORRT_RTX
+    from engines.places import plans_root
+
+    for precision in ("fp32", "int8", "fp16"):
+        with_plans(monkeypatch, tmp_path, precision=precision)
+    for asked, expected in ((None, "int8"), ("fp16", "fp16")):
+        found = best_for(plans_root(), TENSORRT_RTX, L40S, DIGEST, asked)
+        assert isinstance(found, EngineFolder) and found.precision == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "digest", "precision", "reason"),
+    [
+        ("h100", DIGEST, None, "built for a L40S, found a H100 here"),
+        ("l40s", "e" * 64, None, "none were built for this model"),
+        ("l40s", DIGEST, "fp8", "is int8, needed fp8"),
+    ],
+)
+def test_plans_for_something_else_are_passed_over_with_the_reason(
+    wish: Wish,
+    loaded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    gpu: str,
+    digest: str,
+    precision: str | None,
+    reason: str,
+) -> None:
+    with_gpu(monkeypatch, TARGETS[gpu])
+    with_plans(monkeypatch, tmp_path, digest=digest)
+    asked = Wish(wish.model, wish.checkpoint, precision=precision)
+    with pytest.raises(BackendMissing, match=reason):
+        choose_engines(asked, "tensorrt-rtx")
+    assert reason in passed_over(choose_engines(asked, "auto"))["tensorrt-rtx"]
+    assert loaded == ["torch"]
+
+
+def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
+    wish: Wish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(build_module, "run_worker", FakeWorker())
+    with_gpu(monkeypatch, L40S)
+    export = replace(write_export(tmp_path / "export"), loras=(["style.safetensors", 0.8],))
+    build(order_of(export, plans_place("tiny", DIGEST, "fp32") / "l40s-tensorrt-rtx"))
+    with pytest.raises(BackendMissing, match="none were built for this model"):
+        choose_engines(wish, "tensorrt-rtx")
+
+
+def test_a_cpu_asked_for_is_a_cpu(
+    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_gpu(monkeypatch, L40S)
+    with_plans(monkeypatch, tmp_path)
+    write_export(export_place("tiny", DIGEST, "fp32"))
+    engines = choose_engines(Wish(wish.model, wish.checkpoint, device="cpu"), "auto")
+    assert engines.description["backend"] == "onnxruntime" and not loaded
+
+
+def test_a_backend_asked_for_is_not_replaced(wish: Wish, loaded: list[str]) -> None:
+    with pytest.raises(BackendMissing, match="tensorrt needs an NVIDIA GPU, found none here"):
+        choose_engines(wish, "tensorrt")
+    with pytest.raises(
+        ExportError, match="no fp32 export of some/model in .*; needed: sdxl export"
+    ):
+        choose_engines(wish, "onnxruntime")
+    assert not loaded
+
+
+def test_a_library_that_is_not_installed_is_named() -> None:
+    absent = Flavour("tensorrt-x", "tensorrt_x", True, True, True, None)
+    with pytest.raises(BackendMissing, match="tensorrt-x is not installed; needed: pip install"):
+        absent.load()
+
+
+def test_every_backend_has_a_loader() -> None:
+    assert set(BACKENDS) == {"auto", *dict(choice._loaders())}
+    assert TENSORRT.name == BACKENDS[1]
+
+
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    import engines
+
+    with pytest.raises(InvalidParams, match="backend: 'cuda' is not allowed; needed one of auto, "):
+        engines.load("mini", "cuda")

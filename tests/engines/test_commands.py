@@ -1,0 +1,125 @@
+"""`sdxl build` and `sdxl engines`, as a user meets them: exit codes and one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engines import build as build_module
+from engines import gpus
+from engines.build import build
+from engines.export_folder import ExportFolder
+from engines.places import plans_root
+from sdxl.cli import main
+from tests.engines.fake_builds import L40S, FakeWorker, order_of
+from tests.engines.tiny_export import write_export
+
+RTX = ("--backend", "tensorrt-rtx", "--gpu", "l40s")
+
+
+@pytest.fixture(autouse=True)
+def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    worker = FakeWorker()
+    monkeypatch.setattr(build_module, "run_worker", worker)
+    return worker
+
+
+def test_a_build_is_listed_where_auto_looks(
+    tiny: ExportFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", "--onnx", str(tiny.folder), *RTX]) == 0
+    out = capsys.readouterr().out
+    assert "unet_deep" in out and "fp32 for L40S, tensorrt-rtx" in out
+    assert main(["engines"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["model", "precision", "gpu", "backend"]
+    assert "tiny dddddddddddd" in row and "image_psnr_db=51.25" in row
+    assert str(plans_root()) in row
+
+
+def test_engines_as_json_are_an_object_a_line(
+    tiny: ExportFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(order_of(tiny, tmp_path / "store" / "tiny" / "l40s"))
+    assert main(["engines", str(tmp_path / "store"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu"] == "L40S" and found["folder"].endswith("l40s")
+
+
+def test_a_broken_manifest_is_told_and_the_others_are_listed(
+    tiny: ExportFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+    for name in ("good", "bad"):
+        build(order_of(tiny, store / "tiny" / name))
+    (store / "tiny" / "bad" / "manifest.json").write_text("{}")
+    assert main(["engines", str(store)]) == 1
+    captured = capsys.readouterr()
+    assert "good" in captured.out and "bad/manifest.json: not a manifest" in captured.err
+
+
+def test_where_there_are_none_it_says_how_to_make_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["engines"]) == 0
+    assert "no engines in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "--onnx"),
+        (("--onnx", "X", "--gpu", "a100"), 2, "gpu: 'a100' is not allowed; needed one of h100"),
+        (("--onnx", "X", *RTX, "--backend", "trt"), 2, "backend: 'trt' is not allowed; needed"),
+        (("--onnx", "X", *RTX, "--max-batch", "9"), 2, "max-batch: 9 is not allowed; a L40S takes"),
+        (("--onnx", "X", *RTX, "--max-batch", "0"), 2, "max-batch: 0 is not allowed"),
+        (("--onnx", "X", "--gpu", "h100"), 1, "found no NVIDIA GPU here, needed a H100"),
+        (("--onnx", "X", "--gpu", "local"), 2, "gpu: 'local' is not allowed; found no NVIDIA GPU"),
+        (("--onnx", "X", "--backend", "tensorrt-rtx", "--gpu", "h200"), 1, "H200 is SM90"),
+        (("--onnx", "X", *RTX), 1, "X: no export.json there; needed a folder of `sdxl export`"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "local_target", lambda: None)
+    assert main(["build", *arguments]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and message in lines[0], lines
+
+
+def test_weights_that_changed_since_the_export_are_found_before_a_build(
+    tmp_path: Path, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.engines.tiny_export import DATA
+
+    folder = write_export(tmp_path / "export").folder
+    content = bytearray((folder / DATA).read_bytes())
+    content[-1] ^= 1
+    (folder / DATA).write_bytes(bytes(content))
+    assert main(["build", "--onnx", str(folder), *RTX]) == 1
+    assert f"{DATA}: has sha256" in capsys.readouterr().err
+    assert not worker.built and not plans_root().exists()
+
+
+def test_out_names_the_place(tiny: ExportFolder, tmp_path: Path) -> None:
+    out = tmp_path / "elsewhere"
+    assert main(["build", "--onnx", str(tiny.folder), *RTX, "--out", str(out)]) == 0
+    assert (out / "manifest.json").exists() and not plans_root().exists()
+
+
+def test_a_smaller_batch_and_sparse_weights_are_recorded(
+    tiny: ExportFolder, tmp_path: Path
+) -> None:
+    out = tmp_path / "small"
+    flags = ("--max-batch", "2", "--sparse", "--out", str(out))
+    assert main(["build", "--onnx", str(tiny.folder), *RTX, *flags]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["max_batch"], manifest["is_sparse"]) == (2, True)
+    assert L40S.max_batch == 4

@@ -1,0 +1,99 @@
+"""On a real GPU: engines are built for it, run on it, and give the pictures of the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import engines
+from engines.build import Order, build
+from engines.cuda_device import CudaDevice
+from engines.flavours import FLAVOURS, Flavour
+from engines.gpus import local_target
+from engines.shipped import open_mini
+from engines.tensorrt_engine import TensorRTEngine
+from engines.tensorrt_loading import load_tensorrt
+from sdxl.checkpoint import find
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from tests.conftest import psnr
+
+pytestmark = pytest.mark.gpu
+LEAST_PSNR_DB = 40.0
+REQUESTS = [
+    GenerationParams(prompt, seed=i, steps=8, cache_interval=interval)
+    for i, prompt in enumerate(["a red circle on a blue background", "a green star"])
+    for interval in (1, 2)
+]
+
+
+def assert_like_the_cpu(pipeline: Pipeline, mini: Pipeline) -> None:
+    found, expected = pipeline.generate(REQUESTS), mini.generate(REQUESTS)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.image is not None and theirs.image is not None, ours.error
+        measured = psnr(ours.image, theirs.image)
+        assert measured >= LEAST_PSNR_DB, f"{measured:.1f} dB, needed {LEAST_PSNR_DB}"
+
+
+@pytest.fixture(params=list(FLAVOURS.values()), ids=list(FLAVOURS))
+def built(request: pytest.FixtureRequest, tmp_path: Path) -> Pipeline:
+    flavour: Flavour = request.param
+    target = local_target()
+    if not flavour.is_installed:
+        pytest.skip(f"{flavour.name} is not installed")
+    assert target is not None
+    order = Order(open_mini(), target, flavour, 4, False, tmp_path / "plans")
+    return Pipeline(find("mini"), load_tensorrt(build(order), flavour))
+
+
+def test_pytorch_on_the_gpu_gives_the_pictures_of_the_cpu(mini: Pipeline) -> None:
+    assert_like_the_cpu(engines.load("mini", "torch", device="cuda", precision="fp32"), mini)
+
+
+def test_half_precision_gives_no_black_pictures() -> None:
+    for result in engines.load("mini", "torch", device="cuda", precision="fp16").generate(REQUESTS):
+        assert result.image is not None and float(result.image.std()) > 0.05
+
+
+@pytest.mark.timeout(1200)
+def test_tensorrt_gives_the_pictures_of_the_cpu_from_captured_graphs(
+    built: Pipeline, mini: Pipeline
+) -> None:
+    assert_like_the_cpu(built, mini)
+    deep = built.engines["unet_deep"]
+    assert isinstance(deep, TensorRTEngine)
+    assert any(lane.replay for lane in deep._lanes.values())
+
+
+@pytest.mark.timeout(1200)
+def test_a_steady_call_does_not_wait_for_the_gpu(built: Pipeline) -> None:
+    built.generate(REQUESTS)
+    deep = built.engines["unet_deep"]
+    axes = {"rows": 2, "tokens": 77, "latent_h": 16, "latent_w": 16}
+    inputs = {t.name: torch.zeros(t.shape(axes), device="cuda") for t in deep.spec.inputs}
+    outputs = {t.name: torch.zeros(t.shape(axes), device="cuda") for t in deep.spec.outputs}
+    for _ in range(2):
+        deep(inputs, outputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        deep(inputs, outputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_is_captured_is_repeated_on_the_same_tensors() -> None:
+    device = CudaDevice(torch.device("cuda"))
+    counter = torch.zeros(1, device="cuda")
+    counter.add_(0)
+
+    def add(stream: int) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+            counter.add_(1)
+
+    replay = device.capture(add)
+    assert counter.item() == 0, "a capture must not run what it records"
+    for _ in range(3):
+        replay()
+    assert counter.item() == 3

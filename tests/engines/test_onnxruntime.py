@@ -1,0 +1,186 @@
+"""ONNX Runtime computes what PyTorch computes, in the tensors it is handed, and starts light."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import engines
+from engines.onnxruntime_engine import OnnxRuntimeEngine, OnnxRuntimeError, load_onnxruntime
+from sdxl.engine import Engines, allocate, call, torch_dtype
+from sdxl.params import SCHEDULERS, GenerationParams
+from sdxl.pipeline import Pipeline, Result
+from sdxl.specs import ModelSpec, ShapeError, image_axes
+from tests.conftest import psnr
+from tests.engines.tiny_export import VOCABULARY, write_export
+from tests.fakes import ARCH
+
+LEAST_PSNR_DB = 45.0
+SHORT = "a red circle on a blue background"
+LONG = ", ".join([SHORT] * 12)
+"""more than 77 tokens"""
+AXES = {"rows": 2, "tokens": 77, "latent_h": 8, "latent_w": 6, "chunks": 2, "batch": 1}
+SHAPES = (((128, 128), SHORT), ((160, 96), LONG), ((128, 128), LONG), ((160, 96), SHORT))
+REQUESTS = [
+    GenerationParams(
+        prompt, width=width, height=height, steps=6, seed=i, scheduler=name, cache_interval=interval
+    )
+    for i, ((name, interval), ((width, height), prompt)) in enumerate(
+        zip(itertools.product(SCHEDULERS, (1, 2, 1, 2)), itertools.cycle(SHAPES), strict=False)
+    )
+]
+"""Every scheduler at intervals 1 and 2, each in a square and a wide picture."""
+
+
+@pytest.fixture(scope="module")
+def onnx_mini(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDXL_HOME", str(tmp_path_factory.mktemp("home")))
+        return engines.load("mini", "onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def reference(mini: Pipeline) -> list[Result]:
+    return mini.generate(REQUESTS)
+
+
+@pytest.fixture
+def tiny_engines(tmp_path: Path) -> Engines:
+    return load_onnxruntime(write_export(tmp_path / "tiny"))
+
+
+def random_inputs(spec: ModelSpec) -> dict[str, Tensor]:
+    def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if dtype == torch.int64:
+            return torch.randint(0, VOCABULARY, shape)
+        return torch.randn(shape).to(dtype)
+
+    return {t.name: tensor(t.shape(AXES), torch_dtype(t)) for t in spec.inputs}
+
+
+def assert_same_images(found: list[Result], expected: list[Result]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.error is None and theirs.error is None, ours.error or theirs.error
+        assert ours.image is not None and theirs.image is not None
+        measured = psnr(ours.image, theirs.image)
+        assert measured >= LEAST_PSNR_DB, (
+            f"{ours.params}: {measured:.1f} dB, needed {LEAST_PSNR_DB}"
+        )
+
+
+def test_images_in_flight_together_are_those_of_pytorch(
+    onnx_mini: Pipeline, reference: list[Result]
+) -> None:
+    assert len(REQUESTS) == 24
+    assert_same_images(onnx_mini.generate(REQUESTS), reference)
+
+
+def test_images_alone_are_those_of_pytorch(onnx_mini: Pipeline, reference: list[Result]) -> None:
+    chosen = range(0, len(REQUESTS), 3)
+    alone = [onnx_mini.generate([REQUESTS[i]])[0] for i in chosen]
+    assert_same_images(alone, [reference[i] for i in chosen])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_outputs_land_in_the_tensors_that_were_handed_over(tmp_path: Path, dtype: str) -> None:
+    found = load_onnxruntime(write_export(tmp_path / dtype, dtype=dtype))
+    axes = AXES | image_axes(ARCH, AXES["latent_h"], AXES["latent_w"])
+    for engine in found.by_name.values():
+        assert isinstance(engine, OnnxRuntimeEngine)
+        inputs = random_inputs(engine.spec)
+        outputs = {t.name: allocate(t, axes) for t in engine.spec.outputs}
+        addresses = {name: t.data_ptr() for name, t in outputs.items()}
+        engine(inputs, outputs)
+        copied = engine.session.run(None, {name: t.numpy() for name, t in inputs.items()})
+        for spec, expected in zip(engine.spec.outputs, copied, strict=True):
+            assert torch.equal(outputs[spec.name], torch.from_numpy(expected)), spec.name
+        assert {name: t.data_ptr() for name, t in outputs.items()} == addresses
+
+
+def test_a_row_does_not_depend_on_the_others(tiny_engines: Engines) -> None:
+    deep = tiny_engines["unet_deep"]
+    inputs = random_inputs(deep.spec)
+    both = call(deep, ARCH, inputs)
+    for row in range(2):
+        alone = call(deep, ARCH, {n: t[row : row + 1].contiguous() for n, t in inputs.items()})
+        for name, tensor in alone.items():
+            torch.testing.assert_close(tensor[0], both[name][row], atol=1e-6, rtol=1e-6)
+
+
+def test_what_does_not_fit_is_refused_before_anything_runs(tiny_engines: Engines) -> None:
+    deep = tiny_engines["unet_deep"]
+    inputs = random_inputs(deep.spec)
+    outputs = {t.name: allocate(t, AXES).fill_(7) for t in deep.spec.outputs}
+
+    def refused(message: str, **changes: Tensor) -> None:
+        with pytest.raises(ShapeError, match=message):
+            deep({**inputs, **changes}, outputs)
+        assert all(bool((t == 7).all()) for t in outputs.values())
+
+    refused("'sample' is torch.float16, needed float32", sample=inputs["sample"].half())
+    refused("'context' has shape", context=inputs["context"][:1].contiguous())
+    gaps = inputs["sample"].to(memory_format=torch.channels_last)
+    refused("'sample' is on cpu with strides", sample=gaps)
+    with pytest.raises(ShapeError, match="'pooled' is missing"):
+        deep({n: t for n, t in inputs.items() if n != "pooled"}, outputs)
+
+
+def test_an_output_of_another_shape_is_an_error(tiny_engines: Engines) -> None:
+    deep = tiny_engines["unet_deep"]
+    outputs = {t.name: allocate(t, AXES | {"latent_w": 7}) for t in deep.spec.outputs}
+    with pytest.raises(OnnxRuntimeError, match="unet_deep: .*shape"):
+        deep(random_inputs(deep.spec), outputs)
+
+
+def run_python(code: str, home: Path, **environment: str) -> list[str]:
+    env = {**os.environ, "SDXL_HOME": str(home), **environment}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_all_sessions_share_one_pool_of_threads(tmp_path: Path) -> None:
+    """Its workers beside the calling thread, once for five networks."""
+    folder = write_export(tmp_path / "tiny").folder
+    code = f"""
+import os, torch
+from pathlib import Path
+from engines.export_folder import ExportFolder
+from engines.onnxruntime_engine import load_onnxruntime, start_threads
+before = len(os.listdir("/proc/self/task"))
+found = load_onnxruntime(ExportFolder.open(Path({str(folder)!r})))
+print(len(os.listdir("/proc/self/task")) - before, start_threads() - 1)
+"""
+    begun, needed = run_python(code, tmp_path)
+    assert begun == needed, f"{begun} threads were begun, needed {needed}"
+
+
+def test_a_picture_needs_neither_diffusers_nor_transformers(tmp_path: Path) -> None:
+    code = """
+import sys, engines
+from sdxl.params import GenerationParams
+pipeline = engines.load("mini", "onnxruntime")
+(result,) = pipeline.generate([GenerationParams("a red circle", steps=2, seed=0)])
+assert result.image is not None, result.error
+print(*[name for name in ("diffusers", "transformers", "onnx") if name in sys.modules])
+"""
+    assert run_python(code, tmp_path / "home") == []
+
+
+def test_the_description_says_what_runs(tiny_engines: Engines) -> None:
+    facts = tiny_engines.description
+    assert (facts["backend"], facts["precision"], facts["device"]) == ("onnxruntime", "fp32", "cpu")
+
+
+def test_padding_wastes_at_most_one_row(tiny_engines: Engines) -> None:
+    buckets = replace(tiny_engines).buckets
+    for rows in range(2, buckets[-1] + 1):
+        assert min(b for b in buckets if b >= rows) - rows <= 1

@@ -1,0 +1,73 @@
+"""Profiles cover what the loop asks for, and follow from the specs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.profiles import buckets, choose, profiles
+from engines.targets import TARGETS
+from sdxl.conditioning import MAX_CHUNKS_PER_CALL
+from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, network_specs
+from tests.fakes import ARCH
+
+BATCHES = sorted({target.max_batch for target in TARGETS.values()})
+SPECS = network_specs(SDXL_1_0, "float16")
+
+
+def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
+    usual = {"rows": 2, "tokens": 77, "latent_h": 128, "latent_w": 128, "chunks": 2, "batch": 1}
+    return {t.name: t.shape(usual | axes) for t in spec.inputs}
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, *BATCHES])
+def test_buckets_rise_to_two_rows_an_image(max_batch: int) -> None:
+    found = buckets(max_batch)
+    assert list(found) == sorted(set(found))
+    assert found[0] == 2 and found[-1] == 2 * max_batch
+
+
+@pytest.mark.parametrize("max_batch", BATCHES)
+@pytest.mark.parametrize("name", ["unet_deep", "unet_shallow"])
+def test_every_bucket_has_its_exact_profile(name: str, max_batch: int) -> None:
+    found = profiles(SPECS[name], SDXL_1_0, max_batch)
+    chosen = [choose(name, found, shapes(SPECS[name], rows=rows)) for rows in buckets(max_batch)]
+    assert chosen == list(range(len(buckets(max_batch))))
+    for index in chosen:
+        assert all(low == usual == high for low, usual, high in found[index].ranges.values())
+
+
+@pytest.mark.parametrize("has_exact", [True, False])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"rows": 1},
+        {"rows": 32, "tokens": 231},
+        {"latent_h": 96, "latent_w": 168},
+        {"latent_h": 64, "latent_w": 256},
+        {"chunks": 1},
+        {"chunks": MAX_CHUNKS_PER_CALL},
+        {"batch": 4},
+    ],
+)
+def test_the_wide_profile_takes_the_rest(axes: dict[str, int], has_exact: bool) -> None:
+    for name, spec in SPECS.items():
+        found = profiles(spec, SDXL_1_0, 16, has_exact=has_exact)
+        chosen = choose(name, found, shapes(spec, **axes))
+        assert found[chosen].admits(shapes(spec, **axes))
+
+
+def test_without_exact_profiles_there_is_one() -> None:
+    assert all(len(profiles(s, SDXL_1_0, 16, has_exact=False)) == 1 for s in SPECS.values())
+
+
+@pytest.mark.parametrize("arch", [SDXL_1_0, ARCH])
+def test_a_profile_names_the_inputs_of_its_network(arch: Architecture) -> None:
+    for spec in network_specs(arch).values():
+        for profile in profiles(spec, arch, 4):
+            assert list(profile.ranges) == [t.name for t in spec.inputs]
+
+
+def test_what_no_profile_takes_is_refused_with_what_one_would() -> None:
+    spec = SPECS["unet_deep"]
+    with pytest.raises(ShapeError, match=r"'context' has shape .2, 308, 2048., the engine was"):
+        choose(spec.name, profiles(spec, SDXL_1_0, 4), shapes(spec, tokens=308))

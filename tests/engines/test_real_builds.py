@@ -1,0 +1,121 @@
+"""The real TensorRT-RTX, without a GPU: parses, builds and complains as the code expects.
+
+A plan that builds doesn't prove that 8-bit kernels run: that takes a GPU and a clock.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines import build as build_module
+from engines.build import build
+from engines.export_folder import ExportFolder
+from engines.plan_process import BuildError
+from engines.publishing import Busy
+from sdxl.files import OutputError
+from tests.engines.fake_builds import FakeWorker, order_of
+from tests.engines.tiny_export import rewrite_locations, sign, write_export
+
+pytest.importorskip("tensorrt_rtx")
+pytest.importorskip("polygraphy")
+PLAN_MAGIC = b"vtrt"
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> ExportFolder:
+    return write_export(tmp_path_factory.mktemp("exports") / "half", dtype="float16")
+
+
+def test_all_five_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) -> None:
+    shares: dict[str, list[float]] = {}
+    engines = build(
+        order_of(export, tmp_path / "l40s"),
+        lambda name, share: shares.setdefault(name, []).append(share),
+    )
+    assert set(engines.plans) == set(export.graphs)
+    for name, plan in engines.plans.items():
+        content = engines.plan_bytes(name)
+        assert content[:4] == PLAN_MAGIC and plan.seconds > 0 and plan.peak_bytes > 1 << 20
+        told = shares[name]
+        assert told == sorted(told) and len(told) > 2 and told[-1] == 1.0, f"{name}: {told}"
+
+
+def test_a_graph_that_tensorrt_cannot_read_is_named(tmp_path: Path) -> None:
+    export = write_export(tmp_path / "export")
+    graph = tmp_path / "export" / "clip_g.onnx"
+    graph.write_bytes(graph.read_bytes()[:200])
+    with pytest.raises(BuildError, match=r"clip_g.onnx: .*parse"):
+        build(order_of(export, tmp_path / "l40s"))
+    assert not (tmp_path / "l40s").exists()
+
+
+@pytest.mark.parametrize("location", ["../weights.safetensors", "gone.safetensors"])
+def test_weights_outside_the_folder_or_missing_fail_the_build(
+    tmp_path: Path, location: str
+) -> None:
+    export = write_export(tmp_path / "export")
+    (tmp_path / "weights.safetensors").write_bytes(b"secret")
+    rewrite_locations(tmp_path / "export" / "clip_g.onnx", location)
+    sign(tmp_path / "export", "clip_g")
+    with pytest.raises(BuildError, match=r"clip_g.onnx: "):
+        build(order_of(export, tmp_path / "l40s"))
+
+
+def test_a_plan_that_does_not_fit_on_the_disk_is_a_full_disk(
+    export: ExportFolder, tmp_path: Path
+) -> None:
+    making = tmp_path / ".l40s.making"
+    making.mkdir()
+    (making / "clip_g.unfinished").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match="No space left on device"):
+        build(order_of(export, tmp_path / "l40s"))
+    assert not (tmp_path / "l40s").exists()
+
+
+def test_a_killed_build_stops_at_once_and_goes_on_later(
+    export: ExportFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, making = tmp_path / "l40s", tmp_path / ".l40s.making"
+    flags = ["--onnx", str(export.folder), "--gpu", "l40s", "--backend", "tensorrt-rtx"]
+    command = [sys.executable, "-m", "sdxl.cli", "build", *flags, "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
+        try:
+            wait_until(lambda: any(making.glob("*.json")))
+            with pytest.raises(Busy, match=f"being made by process {builder.pid}; needed: wait"):
+                build(order_of(export, out))
+            wait_until(lambda: bool(children(builder.pid)))
+            workers = children(builder.pid)
+        finally:
+            builder.kill()
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
+    finished = {path.stem for path in making.glob("*.json")}
+    assert finished and not out.exists()
+    rest = FakeWorker()
+    monkeypatch.setattr(build_module, "run_worker", rest)
+    build(order_of(export, out))
+    assert set(rest.built) == set(export.graphs) - finished
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 200) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -1,0 +1,76 @@
+"""The double of TensorRT has nothing that the real library lacks. As the runtime is exercised on
+the double alone where there is no GPU, this is what ties it to the installed version."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+from tests.engines import trt_double
+
+CLASSES = ("ICudaEngine", "IExecutionContext", "IRuntimeConfig", "Runtime")
+ENUMS = ("ExecutionContextAllocationStrategy", "DynamicShapesKernelSpecializationStrategy")
+
+
+@pytest.fixture(scope="module")
+def real() -> Any:
+    return pytest.importorskip("tensorrt_rtx")
+
+
+def public(what: object) -> list[str]:
+    return [name for name in vars(what) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_attribute_is_tensorrts(real: Any, name: str) -> None:
+    double = getattr(trt_double, name)
+    missing = [a for a in public(double) if not hasattr(getattr(real, name), a)]
+    assert not missing, f"{name} of tensorrt_rtx {real.__version__} lacks {missing}"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_argument_is_tensorrts(real: Any, name: str) -> None:
+    """By name and in order, in at least one of the real method's overloads."""
+    double = getattr(trt_double, name)
+    for method in public(double):
+        function = inspect.getattr_static(double, method)
+        if not inspect.isfunction(function) or method == "create_execution_context":
+            continue
+        ours = [p for p in inspect.signature(function).parameters if p != "self"]
+        overloads = re.findall(
+            rf"{method}\(self: [\w.]+,? ?(.*?)\) ->", getattr(real, name).__dict__[method].__doc__
+        )
+        theirs = [re.findall(r"(\w+): [a-z]", arguments) for arguments in overloads]
+        assert ours in theirs, f"{name}.{method} takes {theirs}, the double {ours}"
+
+
+def test_contexts_are_made_from_a_strategy_or_a_configuration(real: Any) -> None:
+    text = real.ICudaEngine.create_execution_context.__doc__
+    assert "strategy: " in text and "runtime_config: " in text
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_every_choice_is_tensorrts(real: Any, name: str) -> None:
+    choices = vars(getattr(trt_double.TensorRTDouble, name))
+    missing = [c for c in choices if not hasattr(getattr(real, name), c)]
+    assert not missing, f"{name} of tensorrt_rtx {real.__version__} lacks {missing}"
+
+
+def test_the_logger_is_made_from_a_severity(real: Any) -> None:
+    real.Logger(real.Logger.WARNING)
+
+
+def test_what_the_worker_builds_with_is_tensorrts(real: Any) -> None:
+    from engines.flavours import TENSORRT_RTX
+    from engines.plan_worker import DTYPES
+
+    assert TENSORRT_RTX.architectures is not None
+    architectures = {n for n in dir(real.ComputeCapability) if n.startswith("SM")}
+    assert set(TENSORRT_RTX.architectures) == architectures
+    assert all(hasattr(real.DataType, name) for name in DTYPES.values())
+    methods = ("phase_start", "step_complete", "phase_finish")
+    assert all(hasattr(real.IProgressMonitor, name) for name in methods)
+    assert hasattr(real.BuilderFlag, "REQUIRE_USER_ALLOCATION")

@@ -1,0 +1,195 @@
+"""An export folder of graphs that cost nothing: real ONNX with real external weights, made at once.
+
+Every output depends on every input of its network, so that a swapped or stale tensor shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from safetensors.numpy import save_file
+
+from engines.export_folder import DataFile, ExportFolder, Graph
+from sdxl.specs import Architecture, ModelSpec, TensorSpec, network_specs
+from tests.fakes import ARCH
+
+VOCABULARY = 50
+DATA = "weights.safetensors"
+ELEMENTS = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int64": TensorProto.INT64,
+}
+Weights = dict[str, NDArray[Any]]
+
+
+def write_export(
+    folder: Path, *, arch: Architecture = ARCH, digest: str = "d" * 64, dtype: str = "float32"
+) -> ExportFolder:
+    folder.mkdir(parents=True, exist_ok=True)
+    specs = network_specs(arch, dtype)
+    weights = {name: w for spec in specs.values() for name, w in _weights(spec, arch).items()}
+    save_file(weights, folder / DATA)
+    offsets = _offsets(folder / DATA)
+    graphs = {}
+    for name, spec in specs.items():
+        content = _graph(spec, arch, weights, offsets).SerializeToString()
+        (folder / f"{name}.onnx").write_bytes(content)
+        graphs[name] = Graph(f"{name}.onnx", _sha256(content), (DATA,), spec)
+    data = (folder / DATA).read_bytes()
+    export = ExportFolder(
+        folder,
+        "tiny",
+        digest,
+        "fp16" if dtype == "float16" else "fp32",
+        "reference",
+        arch,
+        graphs,
+        {DATA: DataFile(_sha256(data), len(data))},
+        parity={"image_psnr_db": 51.25},
+    )
+    export.write()
+    return export
+
+
+def rewrite_locations(path: Path, location: str) -> None:
+    """Make a graph point into another file."""
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = location
+    path.write_bytes(model.SerializeToString())
+
+
+def sign(folder: Path, name: str) -> None:
+    """Let export.json say of a graph what the file now holds."""
+    path = folder / "export.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    described["graphs"][name]["sha256"] = _sha256((folder / f"{name}.onnx").read_bytes())
+    path.write_text(json.dumps(described), encoding="utf-8")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _weights(spec: ModelSpec, arch: Architecture) -> Weights:
+    """One matrix for every output, from what the first input has to what it has."""
+    generator = np.random.default_rng(len(spec.name))
+
+    def drawn(*dims: int) -> NDArray[Any]:
+        return (generator.standard_normal(dims) / 4).astype(np.dtype(spec.outputs[0].dtype))
+
+    scale = arch.vae_scale
+    named = {}
+    for tensor in spec.outputs:
+        width = [d for d in tensor.dims[1:] if isinstance(d, int)][-1]
+        match spec.name:
+            case "clip_l" | "clip_g":
+                dims: tuple[int, ...] = (VOCABULARY, width)
+            case "vae_decoder":
+                dims = (arch.latent_channels, width, scale, scale)
+            case _:
+                dims = (width, arch.latent_channels, 1, 1)
+        named[f"{spec.name}.{tensor.name}"] = drawn(*dims)
+    return named
+
+
+def _offsets(path: Path) -> dict[str, tuple[int, int]]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return {
+        name: (8 + length + entry["data_offsets"][0], 8 + length + entry["data_offsets"][1])
+        for name, entry in header.items()
+    }
+
+
+def _graph(
+    spec: ModelSpec, arch: Architecture, weights: Weights, offsets: dict[str, tuple[int, int]]
+) -> onnx.ModelProto:
+    nodes = list(_nodes(spec, arch))
+    used = {name for node in nodes for name in node.input}
+    external = [
+        _external(name, weights[name], *offsets[name]) for name in sorted(used & set(weights))
+    ]
+    constants = [
+        helper.make_tensor("column", TensorProto.INT64, [4], [-1, 1, 1, 1]),
+        helper.make_tensor("tokens", TensorProto.INT64, [1], [1]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        spec.name,
+        [_value(t) for t in spec.inputs],
+        [_value(t) for t in spec.outputs],
+        [*external, *(c for c in constants if c.name in used)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def _nodes(spec: ModelSpec, arch: Architecture) -> Iterable[onnx.NodeProto]:
+    if spec.name.startswith("clip"):
+        yield from _text_nodes(spec)
+    elif spec.name == "vae_decoder":
+        weight = f"{spec.name}.image"
+        yield helper.make_node(
+            "ConvTranspose", ["latents", weight], ["image"], strides=[arch.vae_scale] * 2
+        )
+    else:
+        yield from _unet_nodes(spec)
+
+
+def _text_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
+    hidden = spec.outputs[0].name
+    yield helper.make_node("Gather", [f"{spec.name}.{hidden}", "token_ids"], [hidden])
+    for pooled in spec.outputs[1:]:
+        gathered = f"{pooled.name}.all"
+        yield helper.make_node("Gather", [f"{spec.name}.{pooled.name}", "token_ids"], [gathered])
+        yield helper.make_node("ReduceMean", [gathered, "tokens"], [pooled.name], keepdims=0)
+
+
+def _unet_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
+    element = ELEMENTS[spec.outputs[0].dtype]
+    means = []
+    for i, tensor in enumerate(spec.inputs[1:]):
+        flat, cast = f"{tensor.name}.flat", f"{tensor.name}.cast"
+        yield helper.make_node("Flatten", [tensor.name], [flat], axis=1)
+        yield helper.make_node("Cast", [flat], [cast], to=element)
+        yield helper.make_node("ReduceMean", [cast, "tokens"], [f"{tensor.name}.mean"], keepdims=1)
+        yield helper.make_node("Reshape", [f"{tensor.name}.mean", "column"], [f"mean{i}"])
+        means.append(f"mean{i}")
+    for tensor in spec.outputs:
+        last = f"{tensor.name}.conv"
+        yield helper.make_node("Conv", ["sample", f"{spec.name}.{tensor.name}"], [last])
+        for i, mean in enumerate(means):
+            result = tensor.name if mean == means[-1] else f"{tensor.name}.{i}"
+            # Sine: a timestep of 999 must not drown the rest.
+            yield helper.make_node("Sin", [mean], [f"{result}.sin"])
+            yield helper.make_node("Add", [last, f"{result}.sin"], [result])
+            last = result
+
+
+def _value(tensor: TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(tensor.name, ELEMENTS[tensor.dtype], tensor.dims)
+
+
+def _external(name: str, value: NDArray[Any], start: int, end: int) -> onnx.TensorProto:
+    tensor = TensorProto(
+        name=name,
+        data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
+        dims=value.shape,
+        data_location=TensorProto.EXTERNAL,
+    )
+    for key, entry in (("location", DATA), ("offset", start), ("length", end - start)):
+        tensor.external_data.add(key=key, value=str(entry))
+    return tensor

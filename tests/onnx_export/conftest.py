@@ -1,0 +1,65 @@
+"""Exports that many tests share, each made once in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from engines.export_folder import ExportFolder
+from onnx_export import exporter
+from onnx_export.calibration import calibration_prompts
+from onnx_export.check import check
+from onnx_export.exporter import Order, export
+from onnx_export.pictures import subject_of
+from onnx_export.recipes import RECIPES
+from sdxl.checkpoint import Checkpoint, find
+from tests.onnx_export.exports import Exports, OnceTraced, export_tiny, write_tiny
+
+PROMPTS = 4
+"""that 8-bit exports are calibrated on here: enough for numerics, not for quality"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def traced() -> Iterator[OnceTraced]:
+    with pytest.MonkeyPatch.context() as patch:
+        remembering = OnceTraced()
+        patch.setattr(exporter, "trace", remembering)
+        yield remembering
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return write_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_export(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportFolder:
+    """For reading; what changes a folder makes its own."""
+    return export_tiny(tiny, tmp_path_factory.mktemp("tiny") / "fp32")
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """The embedded model by precision, checked as `sdxl export` does, with fewer pictures."""
+    root = tmp_path_factory.mktemp("mini")
+
+    @cache
+    def exported(precision: str) -> ExportFolder:
+        checkpoint = find("mini")
+        prompts: tuple[str, ...] = ()
+        if precision in RECIPES:
+            recipe = RECIPES[precision]
+            prompts = tuple(calibration_prompts(checkpoint, None, recipe)[:PROMPTS])
+        order = Order(checkpoint, precision, root / precision, prompts=prompts)
+        subject = subject_of(checkpoint, compared=2, scored=8)
+        return export(order, lambda made, order, say: check(made, order, say, subject))
+
+    return exported
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "export"

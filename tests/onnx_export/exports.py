@@ -1,0 +1,101 @@
+"""Exports for tests: a tiny model of SDXL's shape, and traces that are made once in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx_ir as ir
+from torch import nn
+
+from engines.export_folder import ExportFolder
+from onnx_export.exporter import Order, export, unchecked
+from onnx_export.random_weights import Configs, write_checkpoint
+from onnx_export.tracing import trace
+from sdxl.checkpoint import Checkpoint
+from sdxl.specs import ModelSpec
+
+_TEXT = {
+    "vocab_size": 646,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "projection_dim": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+TINY: Configs = {
+    "text_encoder": {**_TEXT, "architectures": ["CLIPTextModel"], "hidden_act": "quick_gelu"},
+    "text_encoder_2": {
+        **_TEXT,
+        "architectures": ["CLIPTextModelWithProjection"],
+        "hidden_act": "gelu",
+    },
+    "unet": {
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "in_channels": 4,
+        "out_channels": 4,
+        "block_out_channels": [16, 32, 32],
+        "layers_per_block": 1,
+        "transformer_layers_per_block": [1, 1, 1],
+        "attention_head_dim": [1, 2, 2],
+        "cross_attention_dim": 64,
+        "norm_num_groups": 8,
+        "use_linear_projection": True,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 32 + 6 * 8,
+        "sample_size": 16,
+    },
+    "vae": {
+        "down_block_types": ["DownEncoderBlock2D"] * 2,
+        "up_block_types": ["UpDecoderBlock2D"] * 2,
+        "in_channels": 3,
+        "out_channels": 3,
+        "block_out_channels": [8, 8],
+        "layers_per_block": 1,
+        "latent_channels": 4,
+        "norm_num_groups": 4,
+        "scaling_factor": 0.5,
+        "sample_size": 32,
+    },
+}
+"""One layer a block, and a VAE of two levels: seconds to trace."""
+
+
+class OnceTraced:
+    """`trace`, which remembers: a graph depends on the network's shape alone, a test shows."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, ir.Model] = {}
+        self.count = 0
+
+    def __call__(self, spec: ModelSpec, network: nn.Module) -> ir.Model:
+        parameters = tuple((n, p.shape, p.dtype) for n, p in network.named_parameters())
+        key = (spec, type(network), parameters)
+        if key not in self._known:
+            self._known[key] = trace(spec, network)
+            self.count += 1
+        return self._known[key].clone()
+
+
+Said = list[str]
+
+
+def export_tiny(
+    checkpoint: Checkpoint,
+    out: Path,
+    precision: str = "fp32",
+    said: Said | None = None,
+    **more: object,
+) -> ExportFolder:
+    order = Order(checkpoint, precision, out, **more)  # type: ignore[arg-type]
+    return export(order, unchecked, (said if said is not None else []).append)
+
+
+def write_tiny(folder: Path) -> Checkpoint:
+    write_checkpoint(folder, TINY)
+    return Checkpoint(folder.name, folder)
+
+
+Exports = Callable[[str], ExportFolder]

@@ -1,0 +1,81 @@
+"""The check passes the model, catches another, and says what it measured beside what it needed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.export_folder import ExportFolder
+from onnx_export.check import CheckFailed, Finding, check
+from onnx_export.exporter import Order, export
+from onnx_export.pictures import psnr, subject_of
+from sdxl.checkpoint import Checkpoint
+from tests.onnx_export.exports import Exports, Said
+
+FEW = {"steps": 2, "compared": 1}
+
+
+def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) -> object:
+    order = Order(checkpoint, folder.precision, folder.folder, folder.cut)
+    say = (said if said is not None else []).append
+    return check(folder, order, say, replace(subject_of(checkpoint), **FEW))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "fp8"])
+def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
+    """The fixture's own check raises where they are not; its findings are kept."""
+    findings = exports(precision).parity["findings"]
+    assert len(findings) == 6 + (precision in ("int8", "fp8"))
+    for finding in findings:
+        assert Finding(**finding).holds, finding
+
+
+def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoint) -> None:
+    said: Said = []
+    run(tiny_export, tiny, said)
+    lines = [line for line in said if "measured" in line]
+    assert len(lines) == 6 and all("required at" in line for line in lines), lines
+
+
+def test_another_models_weights_are_found_out(
+    tiny_export: ExportFolder, tiny: Checkpoint, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_export.folder, other)
+    path = other / "unet.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-4000:] = bytes(4000)
+    path.unlink()
+    path.write_bytes(content)
+    with pytest.raises(CheckFailed, match=r"unet_\w+, fp32 +measured .*, required at most 0.0001"):
+        run(replace(tiny_export, folder=other), tiny)
+
+
+def test_a_graph_that_fails_is_not_published(
+    tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnx_export.check.GRAPH_BOUNDS", {"fp32": 0.0})
+    subject = replace(subject_of(tiny), steps=2, compared=1)
+    with pytest.raises(CheckFailed, match="required at most 0"):
+        export(
+            Order(tiny, "fp32", tmp_path / "export"),
+            lambda made, order, say: check(made, order, say, subject),
+            lambda _: None,
+        )
+    assert not (tmp_path / "export").exists()
+
+
+def test_nan_holds_no_bound() -> None:
+    assert not Finding("x", float("nan"), 1.0).holds
+    assert not Finding("x", float("nan"), 1.0, is_least=True).holds
+
+
+def test_psnr_of_known_pictures() -> None:
+    black, white = torch.full((1, 3, 4, 4), -1.0), torch.full((1, 3, 4, 4), 1.0)
+    assert psnr(black, white) == pytest.approx(0.0)
+    assert psnr(black + 0.02, black) == pytest.approx(40.0, abs=1e-3)
+    assert psnr(black, black) == 120.0

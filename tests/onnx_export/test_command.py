@@ -1,0 +1,135 @@
+"""`sdxl export` from the command line: what it refuses, in one line, before and after loading."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from engines.export_folder import ExportFolder
+from onnx_export.command import main
+from sdxl import cli
+from sdxl.checkpoint import Checkpoint
+from sdxl.files import OutputError
+from tests.onnx_export.exports import export_tiny
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--precision", "int4"], "precision: 'int4' is not allowed; needed one of fp32, fp16"),
+        (["--cut", "deep"], "cut: 'deep' is not allowed; needed one of reference, fresh_skips"),
+        (["--lora", "gone.safetensors", "--out", "x"], "lora: 'gone.safetensors' is not allowed"),
+        (["--lora", "gone.safetensors"], "out: None is not allowed; a LoRA's export needs a place"),
+        (["--calibration", "a.txt"], "calibration: 'a.txt' is not allowed; fp32 is not calibrated"),
+        (["--precision", "int8", "--calibration", "gone.txt"], "calibration: 'gone.txt'"),
+    ],
+)
+def test_a_bad_request_is_one_line(
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", *flags]) == cli.BAD_REQUEST
+    out, err = capsys.readouterr()
+    assert not out and message in err and err.count("\n") == 1, err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_place_that_cannot_be_written_is_found_out_first(
+    tiny: Checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="out: .*file"):
+        main(["--model", str(tiny.folder), "--out", str(tmp_path / "file" / "export")])
+
+
+def test_an_export_says_where_it_is(
+    tiny: Checkpoint, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model", str(tiny.folder), "--out", str(out), "--unchecked"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "nodes" in line] == [
+        *("clip_l", "clip_g", "unet_deep", "unet_shallow", "vae_decoder")
+    ]
+    assert lines[-1] == f"{out}: fp32 of tiny, reference cut"
+
+
+def test_its_usual_place_is_where_engines_look(
+    tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDXL_HOME", str(tmp_path))
+    assert main(["--model", str(tiny.folder), "--unchecked"]) == 0
+    (place,) = (tmp_path / "onnx").glob("[!.]*")
+    assert place.name == f"tiny-{tiny.digest[:12]}-fp32"
+
+
+def test_a_folder_is_checked_again(
+    tiny: Checkpoint, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_tiny(tiny, out)
+    assert main(["--model", str(tiny.folder), "--check", str(out)]) == 0
+    assert "unet_deep, fp32" in capsys.readouterr().out
+    assert len(ExportFolder.open(out).parity["findings"]) == 6
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def redirect(path: Path, location: str) -> None:
+    """Point the first external tensor elsewhere."""
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.external_data)
+    next(e for e in tensor.external_data if e.key == "location").value = location
+    path.write_bytes(model.SerializeToString())
+
+
+BREAKAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "no export.json there"),
+    "no graph": (lambda d: (d / "clip_l.onnx").unlink(), "clip_l.onnx: not there"),
+    "truncated graph": (lambda d: truncate(d / "clip_l.onnx"), "clip_l.onnx: has sha256"),
+    "swapped graphs": (
+        lambda d: shutil.copy(d / "clip_g.onnx", d / "clip_l.onnx"),
+        "clip_l.onnx: has sha256",
+    ),
+    "no weights": (lambda d: (d / "unet.safetensors").unlink(), "unet.safetensors: not there"),
+    "weights outside": (
+        lambda d: redirect(d / "clip_l.onnx", "../text_encoder.safetensors"),
+        "clip_l.onnx: has sha256",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BREAKAGES)
+def test_a_broken_export_is_one_line_that_names_it(
+    case: str,
+    tiny: Checkpoint,
+    tiny_export: ExportFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "export"
+    shutil.copytree(tiny_export.folder, folder)
+    breakage, message = BREAKAGES[case]
+    breakage(folder)
+    command = ["export", "--model", str(tiny.folder), "--check", str(folder)]
+    assert cli.main(command) == cli.FAILED
+    out, err = capsys.readouterr()
+    assert not out and message in err and err.count("\n") == 1, err
+
+
+def test_an_export_is_checked_against_its_own_model(
+    tiny_export: ExportFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from engines.export_folder import ExportError
+
+    with pytest.raises(ExportError, match=r"an export of tiny .*; found --model sdxl-mini"):
+        main(["--check", str(tiny_export.folder)])

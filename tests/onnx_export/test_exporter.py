@@ -1,0 +1,229 @@
+"""Folders appear whole or not at all, weights are stored once, and only what changed is made."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.export_folder import ExportFolder
+from engines.onnxruntime_engine import load_onnxruntime
+from engines.publishing import Busy, locked
+from onnx_export import exporter
+from onnx_export.check import AXES, GRAPH_BOUNDS, example_inputs, largest_difference
+from onnx_export.exporter import Order, export
+from onnx_export.reference import torch_engines
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
+from sdxl.engine import call, torch_dtype
+from sdxl.files import OutputError
+from sdxl.specs import Cut
+from tests.onnx_export.exports import Exports, Said, export_tiny
+
+VOCABULARY = 646
+
+
+def copy_of(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    shutil.copytree(checkpoint.folder, folder)
+    return Checkpoint(folder.name, folder)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def assert_same_as_torch(folder: ExportFolder, checkpoint: Checkpoint) -> None:
+    parts = {part: checkpoint.part(part) for part in NETWORK_FOLDERS}
+    reference = torch_engines(checkpoint, parts, folder.cut)
+    found = load_onnxruntime(folder)
+    for name, graph in folder.graphs.items():
+        for axes in AXES:
+            inputs = example_inputs(graph.spec, axes, folder.arch, VOCABULARY)
+            whole = {t.name: torch_dtype(t) for t in reference[name].spec.inputs}
+            ours = call(found[name], folder.arch, inputs)
+            theirs = call(
+                reference[name], folder.arch, {n: v.to(whole[n]) for n, v in inputs.items()}
+            )
+            for output, tensor in ours.items():
+                measured = largest_difference(tensor, theirs[output])
+                required = GRAPH_BOUNDS["fp32"]
+                assert measured <= required, f"{name} {axes}: {measured:.2e}, at most {required}"
+
+
+def test_graphs_compute_what_torch_does(tiny: Checkpoint, tiny_export: ExportFolder) -> None:
+    assert_same_as_torch(tiny_export, tiny)
+
+
+def test_the_other_cut_too(tiny: Checkpoint, out: Path) -> None:
+    cut: Cut = "fresh_skips"
+    assert_same_as_torch(export_tiny(tiny, out, cut=cut), tiny)
+
+
+def test_weights_stay_in_the_checkpoints_own_files(
+    tiny: Checkpoint, tiny_export: ExportFolder
+) -> None:
+    assert set(tiny_export.data) == {f"{part}.safetensors" for part in NETWORK_FOLDERS}
+    for name, data in tiny_export.data.items():
+        assert data.source is not None, f"{name} is not the checkpoint's"
+        assert (tiny_export.folder / name).samefile(tiny.folder / data.source)
+    deep, shallow = (tiny_export.graphs[name] for name in ("unet_deep", "unet_shallow"))
+    assert deep.data == shallow.data == ("unet.safetensors",)
+
+
+def test_a_graph_points_at_the_bytes_of_its_weights(tiny_export: ExportFolder) -> None:
+    path = tiny_export.folder / "unet.safetensors"
+    content, stored = path.read_bytes(), load_file(path)
+    model = ir.load(tiny_export.folder / "unet_shallow.onnx")
+    places = {
+        name: value.const_value
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    }
+    assert len(places) > 20
+    for name, place in places.items():
+        assert place.offset is not None and place.length is not None
+        found = content[place.offset : place.offset + place.length]
+        assert found == stored[name].numpy().tobytes(), name
+
+
+def test_graphs_hold_no_weights(tiny_export: ExportFolder) -> None:
+    for name, graph in tiny_export.graphs.items():
+        model = ir.load(tiny_export.folder / graph.file)
+        inside = sum(
+            value.const_value.nbytes
+            for value in model.graph.initializers.values()
+            if value.const_value is not None
+            and not isinstance(value.const_value, ir.ExternalTensor)
+        )
+        assert inside < 20_000, f"{name}: {inside} bytes of constants, at most 20000"
+
+
+def test_what_is_stored_as_float32_is_halved_in_the_graph(exports: Exports) -> None:
+    """The embedded model's text encoders are."""
+    folder = exports("fp16")
+    assert set(folder.data) == {f"{part}.safetensors" for part in NETWORK_FOLDERS}
+    graph = ir.load(folder.folder / "clip_l.onnx").graph
+    weight = next(v for n, v in graph.initializers.items() if n.endswith("q_proj.weight"))
+    assert weight.dtype == ir.DataType.FLOAT
+    assert [node.op_type for node in weight.consumers()] == ["Cast"]
+
+
+def test_an_unchanged_export_is_left_alone(tiny: Checkpoint, out: Path) -> None:
+    export_tiny(tiny, out)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    said: Said = []
+    export_tiny(tiny, out, said=said)
+    assert said == [f"{out}: nothing has changed"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_only_what_changed_is_exported_again(tiny: Checkpoint, tmp_path: Path) -> None:
+    trained = copy_of(tiny, tmp_path / "trained")
+    export_tiny(trained, tmp_path / "export")
+    path = trained.folder / "vae" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    tensors["decoder.conv_in.bias"] += 1
+    path.unlink()
+    save_file(tensors, path, {"format": "pt"})
+    said: Said = []
+    again = Checkpoint(trained.name, trained.folder)
+    folder = export_tiny(again, tmp_path / "export", said=said)
+    made = [line.split()[0] for line in said if "nodes" in line]
+    kept = [line.split()[0] for line in said if "unchanged" in line]
+    assert (made, kept) == (["vae_decoder"], ["clip_l", "clip_g", "unet_deep", "unet_shallow"])
+    assert folder.model_digest == again.digest
+    assert_same_as_torch(ExportFolder.open(tmp_path / "export", verify=True), again)
+
+
+def test_force_exports_all(tiny: Checkpoint, out: Path) -> None:
+    export_tiny(tiny, out)
+    said: Said = []
+    export_tiny(tiny, out, said=said, is_forced=True)
+    assert sum("nodes" in line for line in said) == 5
+
+
+def test_the_same_model_gives_the_same_bytes(
+    tiny: Checkpoint, tiny_export: ExportFolder, out: Path
+) -> None:
+    again = export_tiny(tiny, out)
+    assert again.as_dict() == tiny_export.as_dict()
+
+
+def test_a_failed_check_publishes_nothing(tiny: Checkpoint, tmp_path: Path) -> None:
+    def fail(*_: object) -> dict[str, Any]:
+        raise RuntimeError("not the model")
+
+    with pytest.raises(RuntimeError, match="not the model"):
+        export(Order(tiny, "fp32", tmp_path / "export"), fail, lambda _: None)
+    assert files(tmp_path) == [".export.lock"]
+
+
+def test_a_failed_export_leaves_the_old_one(
+    tiny: Checkpoint, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = export_tiny(tiny, out).as_dict()
+    monkeypatch.setattr(exporter, "write_atomic", full_disk)
+    with pytest.raises(OutputError, match="No space left on device"):
+        export_tiny(tiny, out, is_forced=True)
+    assert ExportFolder.open(out, verify=True).as_dict() == before
+
+
+def full_disk(path: Path, _: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def failing_save(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("target", "fault"),
+    [("onnx_export.exporter.write_atomic", full_disk), ("os.link", failing_save)],
+)
+def test_a_full_disk_leaves_nothing(
+    tiny: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    fault: Callable[..., None],
+) -> None:
+    monkeypatch.setattr(target, fault)
+    with pytest.raises(OutputError, match=r"out: .*No space left on device"):
+        export_tiny(tiny, tmp_path / "export")
+    assert files(tmp_path) == [".export.lock"]
+
+
+def test_two_exports_to_one_place_at_once_are_refused(tiny: Checkpoint, out: Path) -> None:
+    with locked(out, waits=False), pytest.raises(Busy, match="being made by process"):
+        export_tiny(tiny, out)
+
+
+def test_shards_are_taken_as_they_are(tiny: Checkpoint, tmp_path: Path) -> None:
+    import json
+
+    sharded = copy_of(tiny, tmp_path / "sharded")
+    folder, stem = sharded.folder / "unet", "diffusion_pytorch_model"
+    tensors = load_file(folder / f"{stem}.safetensors")
+    (folder / f"{stem}.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map: dict[str, str] = {}
+    for i, part in enumerate((names[::2], names[1::2]), 1):
+        shard = f"{stem}-{i:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / shard, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, shard)
+    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
+    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+    exported = export_tiny(sharded, tmp_path / "export")
+    assert exported.graphs["unet_deep"].data == ("unet.0.safetensors", "unet.1.safetensors")
+    found = load_onnxruntime(exported)["unet_shallow"]
+    inputs = example_inputs(found.spec, AXES[0], tiny.arch, VOCABULARY)
+    whole = torch_engines(tiny, {"unet": tiny.part("unet")})["unet_shallow"]
+    ours, theirs = (call(engine, tiny.arch, inputs)["noise"] for engine in (found, whole))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)

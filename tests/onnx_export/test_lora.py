@@ -1,0 +1,204 @@
+"""A LoRA file, in either format, gives the model diffusers makes of it; a bad one, one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from onnx_export.exporter import load_parts
+from onnx_export.lora import Lora, LoraError, fuse
+from sdxl.checkpoint import Checkpoint, find
+from sdxl.params import InvalidParams
+from tests.onnx_export.exports import export_tiny
+
+RANK, ALPHA, SCALE = 4, 2.0, 0.7
+ENCODERS = {"text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
+ADAPTED = (*ENCODERS, "unet")
+UNET_LAYERS = ("attn1.to_q", "attn2.to_v", "to_out.0", "ff.net.2", "proj_in")
+ENCODER_LAYERS = ("self_attn.q_proj", "mlp.fc1")
+Tensors = dict[str, Tensor]
+
+
+def modules(checkpoint: Checkpoint) -> dict[str, nn.Module]:
+    return {part: checkpoint.part(part) for part in ADAPTED}
+
+
+def adapters(parts: Mapping[str, nn.Module]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+    """Down and up by part and layer, seeded."""
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for part, module in parts.items():
+        wanted = UNET_LAYERS if part == "unet" else ENCODER_LAYERS
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.Linear) and name.endswith(wanted):
+                down = torch.randn(RANK, layer.in_features, generator=generator) / 8
+                up = torch.randn(layer.out_features, RANK, generator=generator) / 8
+                found[part, name] = down, up
+    return found
+
+
+def full_name(name: str) -> str:
+    return name if name.startswith("text_model.") else f"text_model.{name}"
+
+
+def in_diffusers_format(parts: Mapping[str, nn.Module]) -> Tensors:
+    """peft's names, and no alpha: its effect is in the weights."""
+    tensors = {}
+    for (part, name), (down, up) in adapters(parts).items():
+        layer = f"{part}.{name if part == 'unet' else full_name(name)}"
+        tensors[f"{layer}.lora_A.weight"] = down
+        tensors[f"{layer}.lora_B.weight"] = up * (ALPHA / RANK)
+    return tensors
+
+
+def in_kohya_format(parts: Mapping[str, nn.Module]) -> Tensors:
+    tensors = {}
+    for (part, name), (down, up) in adapters(parts).items():
+        bare = name if part == "unet" else full_name(name)
+        layer = ENCODERS.get(part, "lora_unet_") + bare.replace(".", "_")
+        tensors[f"{layer}.lora_down.weight"] = down
+        tensors[f"{layer}.lora_up.weight"] = up
+        tensors[f"{layer}.alpha"] = torch.tensor(ALPHA)
+    return tensors
+
+
+FORMATS = {"diffusers": in_diffusers_format, "kohya": in_kohya_format}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, parts = tmp_path_factory.mktemp("loras"), modules(find("mini"))
+    paths = {name: folder / f"{name}.safetensors" for name in FORMATS}
+    for name, path in paths.items():
+        save_file(FORMATS[name](parts), path)
+    return paths
+
+
+def differences(found: nn.Module, expected: nn.Module) -> float:
+    ours, theirs = found.state_dict(), expected.state_dict()
+    assert set(ours) == set(theirs), "the module has not the layers that it had"
+    return max(float((ours[n].float() - theirs[n].float()).abs().max()) for n in theirs)
+
+
+def test_fused_weights_are_those_of_diffusers(files: dict[str, Path]) -> None:
+    from diffusers import StableDiffusionXLPipeline
+
+    checkpoint = find("mini")
+    pipe: Any = StableDiffusionXLPipeline.from_pretrained(
+        str(checkpoint.folder), torch_dtype=torch.float32
+    )
+    pipe.load_lora_weights(str(files["diffusers"]))
+    pipe.fuse_lora(lora_scale=SCALE)
+    pipe.unload_lora_weights()
+    for name, path in files.items():
+        parts = modules(checkpoint)
+        fuse([Lora(path, SCALE)], parts)
+        for part in ADAPTED:
+            measured = differences(parts[part], getattr(pipe, part))
+            assert measured <= 1e-6, f"{name}, {part}: differ by {measured:.2e}, at most 1e-6"
+
+
+def test_every_adapted_layer_changed(files: dict[str, Path]) -> None:
+    before, after = modules(find("mini")), modules(find("mini"))
+    fuse([Lora(files["kohya"], SCALE)], after)
+    for part, name in adapters(before):
+        old, new = (parts[part].get_parameter(f"{name}.weight") for parts in (before, after))
+        assert not torch.equal(old, new), f"{part}.{name} is as it was"
+
+
+def test_loras_add_up(files: dict[str, Path]) -> None:
+    once, twice = modules(find("mini")), modules(find("mini"))
+    fuse([Lora(files["kohya"], 1.0)], once)
+    fuse([Lora(files["diffusers"], 0.25), Lora(files["kohya"], 0.75)], twice)
+    assert differences(twice["unet"], once["unet"]) <= 1e-6
+
+
+def test_only_changed_weights_are_written_beside_the_graphs(
+    tiny: Checkpoint, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.safetensors"
+    save_file(in_diffusers_format({"unet": tiny.part("unet")}), path)
+    lora = Lora(path, SCALE)
+    folder = export_tiny(tiny, tmp_path / "export", loras=(lora,))
+    assert folder.loras == (lora.as_dict(),)
+    assert folder.graphs["unet_deep"].data == ("unet.changed.safetensors", "unet.safetensors")
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "export" / "unet.changed.safetensors", "pt") as file:
+        written = set(file.keys())
+        fused = load_parts(tiny, (lora,), "unet")["unet"]
+        for name in written:
+            assert torch.equal(file.get_tensor(name), fused.get_parameter(name)), name
+    layers = {name for _, name in adapters({"unet": tiny.part("unet")})}
+    assert written == {f"{layer}.weight" for layer in layers}
+
+
+def bad_files() -> dict[str, tuple[Tensors, str]]:
+    layer = "unet.down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
+    good = in_diffusers_format({"unet": find("mini").part("unet")})
+    pair = {"lora_A.weight": torch.zeros(4, 8), "lora_B.weight": torch.zeros(8, 4)}
+    return {
+        "of nothing known": ({"a.b.weight": torch.zeros(3)}, "'a.b.weight'"),
+        "empty": ({}, "nothing"),
+        "of another model": ({f"unet.nope.{n}": t for n, t in pair.items()}, "nope"),
+        "partly of another": ({**good, **{f"unet.nope.{n}": t for n, t in pair.items()}}, "nope"),
+        "of another size": ({f"{layer}.{n}": t for n, t in pair.items()}, "size mismatch"),
+        "of another kind": ({"lora_unet_x.hada_w1_a": torch.zeros(3)}, "another kind of adapter"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_files())
+def test_a_bad_file_is_one_line_that_names_it(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.safetensors"
+    tensors, named = bad_files()[case]
+    save_file(tensors, path)
+    with pytest.raises(LoraError) as caught:
+        fuse([Lora(path)], modules(find("mini")))
+    message = str(caught.value)
+    assert named in message and str(path) in message and "\n" not in message, message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_truncated_file_too(files: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "half.safetensors"
+    path.write_bytes(files["kohya"].read_bytes()[:1000])
+    with pytest.raises(LoraError, match=r"half.safetensors"):
+        fuse([Lora(path)], modules(find("mini")))
+
+
+@pytest.mark.parametrize(
+    ("text", "scale"),
+    [("a.safetensors", 1.0), ("a.safetensors:0.5", 0.5), ("a.safetensors:-1", -1)],
+)
+def test_a_scale_may_follow_the_file(
+    text: str, scale: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.safetensors").touch()
+    assert Lora.parse(text) == Lora(Path("a.safetensors"), scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("gone.safetensors", "a file that is there"),
+        ("a.ckpt", "ends in .safetensors"),
+        ("a.safetensors:nan", "a finite number"),
+        ("a.safetensors:strong", "ends in .safetensors"),
+    ],
+)
+def test_what_is_not_a_file_and_a_scale_is_refused(
+    text: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.safetensors").touch()
+    with pytest.raises(InvalidParams, match=f"lora: .*{needed}"):
+        Lora.parse(text)

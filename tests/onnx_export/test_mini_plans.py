@@ -1,0 +1,51 @@
+"""The embedded model's own graphs through the real TensorRT-RTX, for an L40S, without a GPU.
+
+A plan that builds doesn't prove that 8-bit kernels run: TensorRT chooses, and tensorrt-rtx
+documents INT8 for weights alone. Only a timing on the GPU tells.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines.build import Order, build
+from engines.export_folder import ExportFolder
+from engines.flavours import TENSORRT_RTX
+from engines.plan_process import run_worker
+from engines.targets import TARGETS
+from tests.onnx_export.exports import Exports
+
+pytest.importorskip("tensorrt_rtx")
+pytest.importorskip("polygraphy")
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
+
+
+def order_for_l40s(export: ExportFolder, out: Path) -> Order:
+    target = TARGETS["l40s"]
+    return Order(export, target, TENSORRT_RTX, target.max_batch, False, out)
+
+
+def test_all_five_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:
+    export = exports("fp16")
+    engines = build(order_for_l40s(export, tmp_path / "fp16"))
+    assert set(engines.plans) == set(export.graphs)
+    for name in engines.plans:
+        engines.plan_bytes(name)
+
+
+@pytest.mark.parametrize("name", ["unet_deep", "unet_shallow"])
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_both_unets_in_eight_bits_build(
+    exports: Exports, tmp_path: Path, precision: str, name: str
+) -> None:
+    plan = tmp_path / f"{name}.plan"
+    job = order_for_l40s(exports(precision), tmp_path).job(name, plan)
+    run_worker(job, tmp_path / "log", lambda share: None)
+    assert plan.stat().st_size > 0

@@ -1,0 +1,227 @@
+"""Every layer becomes what the recipe says, by numbers from our own loop, in graphs that run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from engines.export_folder import ExportFolder
+from onnx_export.binding import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from onnx_export.calibration import calibration_prompts, first_steps
+from onnx_export.check import AXES, example_inputs, relative_norm
+from onnx_export.exporter import ADAPTED, REPORT, changed_file
+from onnx_export.mean_calibrator import mean_calibrator
+from onnx_export.quantisation import Quantised, quantise, summary
+from onnx_export.random_weights import SDXL_1_0
+from onnx_export.recipes import INT8, RECIPES, matching
+from onnx_export.reference import fake_quantise, torch_engines
+from sdxl.checkpoint import Checkpoint, find
+from sdxl.engine import call
+from sdxl.params import InvalidParams
+from tests.onnx_export.exports import export_tiny
+
+PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
+KEPT = "time_emb_proj|time_embedding|conv_in|conv_out|conv_shortcut|add_embedding|norm_out|to_out"
+"""what the reference submission keeps, by its own pattern"""
+NUMBERS = tuple(RECIPES)
+
+
+def layers_of(unet: nn.Module) -> list[str]:
+    return [n for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+
+
+@pytest.fixture(scope="module")
+def full_size_layers() -> list[str]:
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    with torch.device("meta"):
+        return layers_of(UNet2DConditionModel(**SDXL_1_0["unet"]))
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_reference_submissions_layers_are_quantised(
+    number: str, full_size_layers: list[str]
+) -> None:
+    rules = matching(RECIPES[number], full_size_layers)
+    quantised = {name for name, rule in rules.items() if rule.is_quantised}
+    wrong = [name for name in quantised if re.search(KEPT, name)]
+    assert not wrong, f"to be kept: {wrong}"
+    last = {f"up_blocks.2.resnets.2.conv{i}" for i in (1, 2)}
+    convs = {name for name in quantised if ".resnets." in name}
+    assert len(convs) == 2 * 17 - (2 if number == "fp8" else 0)
+    assert (convs & last) == (set() if number == "fp8" else last)
+    # 70 transformer blocks: two attentions with three projections, and two feed-forward linears.
+    assert len(quantised - convs) == 70 * (2 * 3 + 2)
+
+
+def test_only_the_linears_are_smoothed(full_size_layers: list[str]) -> None:
+    for name, rule in matching(INT8, full_size_layers).items():
+        expected = 0.8 if rule.is_quantised and ".resnets." not in name else None
+        assert rule.smoothing == expected, f"{name}: {rule.smoothing}, needed {expected}"
+
+
+def test_the_mean_calibrator_takes_the_least_of_the_steps_means() -> None:
+    constructor, arguments, named = mean_calibrator(2)
+    calibrator = constructor(*arguments, **named)
+    assert calibrator.compute_amax() is None
+    for value in (1.0, 5.0, -3.0, 9.0):  # steps 0, 1, 0, 1
+        calibrator.collect(torch.tensor([0.5, value]))
+    assert float(calibrator.compute_amax()) == 2.0, "steps' means are 2 and 7"
+    calibrator.reset()
+    assert calibrator.compute_amax() is None
+
+
+def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> None:
+    parts = {name: tiny.part(name) for name in ADAPTED}
+    seen: list[Tensor] = []
+    parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    first_steps(tiny, parts, PROMPTS, INT8)
+    from sdxl.schedulers import table
+
+    times = table("euler", INT8.steps, tiny.scheduler).rows[: INT8.calibrated_steps, 1]
+    batches = -(-len(PROMPTS) // INT8.batch)
+    assert [float(t[0]) for t in seen] == pytest.approx([*times] * batches)
+    rows = {int(t.shape[0]) for t in seen}
+    assert rows == {4, 2}, f"{rows}: two prompts with guidance, then the one left over"
+
+
+@pytest.fixture(scope="module", params=NUMBERS)
+def quantised(request: pytest.FixtureRequest, tiny: Checkpoint) -> tuple[str, nn.Module, Quantised]:
+    parts = {name: tiny.part(name) for name in ADAPTED}
+    recipe = RECIPES[request.param]
+    run: Callable[[], None] = lambda: first_steps(tiny, parts, PROMPTS, recipe)  # noqa: E731
+    return request.param, parts["unet"], quantise(parts["unet"], recipe, run, torch.float16)
+
+
+def test_stored_numbers_are_model_optimizers(
+    quantised: tuple[str, nn.Module, Quantised], tiny: Checkpoint, tmp_path: Path
+) -> None:
+    """Our own rounding, by the stored numbers alone, computes what its modules compute."""
+    _, theirs, found = quantised
+    save_file(dict(found.tensors), tmp_path / "tensors.safetensors")
+    ours = tiny.part("unet")
+    fake_quantise(ours, tmp_path / "tensors.safetensors")
+    engines = [torch_engines(tiny, {"unet": unet})["unet_deep"] for unet in (ours, theirs)]
+    inputs = example_inputs(engines[0].spec, AXES[0], tiny.arch, 646)
+    results = [call(engine, tiny.arch, inputs)["noise"] for engine in engines]
+    measured = relative_norm(*results)
+    assert measured <= 0.02, f"differ by {measured:.4f} of the norm, at most 0.02"
+
+
+def test_every_layer_is_reported(
+    quantised: tuple[str, nn.Module, Quantised], tiny: Checkpoint
+) -> None:
+    number, _, found = quantised
+    assert [row.layer for row in found.report] == layers_of(tiny.part("unet"))
+    for row in found.report:
+        is_stored = row.layer + INPUT_SCALE in found.tensors
+        assert (row.became == number) == is_stored and row.why
+        assert (row.range is not None) == is_stored
+    lines = summary(found.report).splitlines()
+    assert sum(int(line.split()[0]) for line in lines) == len(found.report)
+
+
+def test_smoothing_leaves_the_product(
+    quantised: tuple[str, nn.Module, Quantised], tiny: Checkpoint
+) -> None:
+    number, _, found = quantised
+    unet: Any = tiny.part("unet")
+    smoothed = [key.removesuffix(SMOOTHING) for key in found.tensors if key.endswith(SMOOTHING)]
+    assert bool(smoothed) == (number == "int8")
+    for name in smoothed:
+        factors, scale = (found.tensors[name + key].float() for key in (SMOOTHING, SCALE))
+        weight = found.tensors[name + WEIGHT].float() * scale[:, None] * factors
+        original = unet.get_submodule(name).weight
+        measured = relative_norm(weight, original)
+        assert measured <= 0.02, f"{name}: {measured:.4f} off, at most 0.02"
+
+
+@pytest.fixture(scope="module", params=NUMBERS)
+def folder(
+    request: pytest.FixtureRequest, tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> ExportFolder:
+    out = tmp_path_factory.mktemp("quantised") / request.param
+    return export_tiny(tiny, out, request.param, prompts=PROMPTS)
+
+
+def test_graphs_quantise_what_the_report_says(folder: ExportFolder) -> None:
+    rows = json.loads((folder.folder / REPORT).read_text())
+    expected = {row["layer"] for row in rows if row["became"] == folder.precision}
+    graph = ir.load(folder.folder / "unet_deep.onnx").graph
+    stored = "INT8" if folder.precision == "int8" else "FLOAT8E4M3FN"
+    weights = {
+        n.removesuffix(WEIGHT)
+        for n, v in graph.initializers.items()
+        if n.endswith(WEIGHT) and v.dtype is not None and v.dtype.name == stored
+    }
+    assert weights == expected
+    for name in expected:
+        (scaled,) = graph.initializers[name + WEIGHT].consumers()
+        assert scaled.op_type == "DequantizeLinear"
+        (product,) = behind(scaled.outputs[0])
+        before = product.inputs[0]
+        assert before is not None and before.producer() is not None
+        assert before.producer().op_type == "DequantizeLinear", f"{name} reads {before.name}"
+
+
+def behind(weight: ir.Value) -> list[ir.Node]:
+    nodes = list(weight.consumers())
+    return behind(nodes[0].outputs[0]) if nodes[0].op_type == "Transpose" else nodes
+
+
+def test_deep_and_shallow_share_the_quantised_weights(folder: ExportFolder) -> None:
+    places = []
+    for name in ("unet_deep", "unet_shallow"):
+        graph = ir.load(folder.folder / f"{name}.onnx").graph
+        places.append(
+            {
+                key: (value.const_value.location, value.const_value.offset)
+                for key, value in graph.initializers.items()
+                if isinstance(value.const_value, ir.ExternalTensor)
+            }
+        )
+    deep, shallow = places
+    shared = set(deep) & set(shallow)
+    assert any(file == changed_file("unet") for file, _ in shallow.values())
+    assert all(deep[key] == shallow[key] for key in shared)
+    assert set(shallow) <= set(deep)
+
+
+def test_what_is_not_quantised_stays_in_the_checkpoints_file(folder: ExportFolder) -> None:
+    written = load_file(folder.folder / changed_file("unet"))
+    layers = {key.removesuffix(INPUT_SCALE) for key in written if key.endswith(INPUT_SCALE)}
+    kinds = (WEIGHT, SCALE, INPUT_SCALE, SMOOTHING)
+    assert set(written) <= {layer + kind for layer in layers for kind in kinds}
+
+
+def test_the_embedded_model_is_calibrated_on_its_own_scenes() -> None:
+    prompts = calibration_prompts(find("mini"), None, INT8)
+    assert len(prompts) == INT8.prompts and len(set(prompts)) > INT8.prompts / 2
+
+
+def test_another_model_needs_prompts(tiny: Checkpoint) -> None:
+    with pytest.raises(InvalidParams, match="calibration: None .* a file of about 32 prompts"):
+        calibration_prompts(tiny, None, INT8)
+
+
+def test_prompts_are_lines(tiny: Checkpoint, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xef\xbb\xbf a cat \r\n\r\na dog\n")
+    assert calibration_prompts(tiny, path, INT8) == ["a cat", "a dog"]
+    for content, needed in ((b"\n\n", "a prompt on each line"), (b"\xff\xfe", "UTF-8")):
+        path.write_bytes(content)
+        with pytest.raises(InvalidParams, match=f"calibration: .*needed {needed}"):
+            calibration_prompts(tiny, path, INT8)
+    with pytest.raises(InvalidParams, match="calibration: .*No such file"):
+        calibration_prompts(tiny, tmp_path / "gone.txt", INT8)

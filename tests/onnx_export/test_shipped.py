@@ -1,0 +1,33 @@
+"""The graphs in the repository are those that the exporter makes of the embedded model today."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.export_folder import ExportFolder
+from engines.shipped import GRAPHS
+from tests.onnx_export.exports import Exports
+
+MAX_BYTES = 1_000_000
+
+
+def test_exporting_again_gives_the_same_bytes(exports: Exports) -> None:
+    """In another process, and maybe after another training."""
+    again, shipped = exports("fp32"), ExportFolder.read(GRAPHS)
+    for name, graph in again.graphs.items():
+        ours = (again.folder / graph.file).read_bytes()
+        assert (GRAPHS / graph.file).read_bytes() == ours, f"{name}; needed: make mini-onnx"
+    assert shipped.model_digest == again.model_digest, "needed: make mini-onnx"
+    assert shipped.data == again.data
+
+
+def test_what_is_shipped_is_small_and_has_passed_the_check() -> None:
+    size = sum(path.stat().st_size for path in GRAPHS.iterdir())
+    assert size <= MAX_BYTES, f"{size} bytes, at most {MAX_BYTES}"
+    findings = ExportFolder.read(GRAPHS).parity["findings"]
+    assert len(findings) == 6
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".data"])
+def test_no_weights_are_shipped_twice(suffix: str) -> None:
+    assert not list(GRAPHS.glob(f"*{suffix}"))

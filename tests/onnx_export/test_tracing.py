@@ -1,0 +1,90 @@
+"""A graph is what its spec says, and depends on the network's shape alone."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+from onnx_export.tracing import TraceError, example_axes, trace
+from sdxl.checkpoint import Checkpoint, networks_of
+from sdxl.specs import ModelSpec, network_specs
+from tests.onnx_export.exports import OnceTraced
+
+NETWORKS = {
+    "clip_l": "text_encoder",
+    "clip_g": "text_encoder_2",
+    "unet_deep": "unet",
+    "unet_shallow": "unet",
+    "vae_decoder": "vae",
+}
+
+
+@pytest.fixture(scope="module")
+def graphs(tiny: Checkpoint, traced: OnceTraced) -> dict[str, ir.Model]:
+    specs = network_specs(tiny.arch)
+    networks = tiny.networks()
+    return {name: traced(specs[name], networks[name]) for name in NETWORKS}
+
+
+def dims(value: ir.Value) -> tuple[object, ...]:
+    assert value.shape is not None
+    return tuple(d if isinstance(d, int) else d.value for d in value.shape)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_graph_has_its_specs_names_and_dims(
+    name: str, graphs: dict[str, ir.Model], tiny: Checkpoint
+) -> None:
+    spec, graph = network_specs(tiny.arch)[name], graphs[name].graph
+    assert [(v.name, dims(v)) for v in graph.inputs] == [(t.name, t.dims) for t in spec.inputs]
+    assert [(v.name, dims(v)) for v in graph.outputs] == [(t.name, t.dims) for t in spec.outputs]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_graph_says_nothing_of_where_it_was_made(name: str, graphs: dict[str, ir.Model]) -> None:
+    model = graphs[name]
+    assert not model.metadata_props and not model.graph.metadata_props
+    for node in model.graph:
+        assert not node.metadata_props and not node.doc_string, node.name
+
+
+def test_weights_have_no_part_in_a_graph(tiny: Checkpoint, graphs: dict[str, ir.Model]) -> None:
+    """Zeros would be folded away, and equal tensors made one, by an optimiser that sees them."""
+    network = networks_of("vae", tiny.part("vae"))["vae_decoder"]
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    again = trace(network_specs(tiny.arch)["vae_decoder"], network)
+    known = graphs["vae_decoder"]
+    assert [node.op_type for node in again.graph] == [node.op_type for node in known.graph]
+    assert list(again.graph.initializers) == list(known.graph.initializers)
+
+
+def test_every_parameter_is_a_weight_without_a_value(
+    tiny: Checkpoint, graphs: dict[str, ir.Model]
+) -> None:
+    network = tiny.networks()["unet_shallow"]
+    graph = graphs["unet_shallow"].graph
+    open_ = {name for name, v in graph.initializers.items() if v.const_value is None}
+    assert open_ == {name for name, _ in network.named_parameters()}
+
+
+def test_example_axes_all_differ() -> None:
+    from sdxl.specs import SDXL_1_0
+
+    for spec in network_specs(SDXL_1_0).values():
+        sizes = example_axes(spec)
+        assert len(set(sizes.values())) == len(sizes), f"{spec.name}: {sizes}"
+
+
+def test_an_output_that_is_not_the_specs_is_an_error(tiny: Checkpoint) -> None:
+    class Halving(nn.Module):
+        def forward(self, token_ids: torch.Tensor) -> tuple[torch.Tensor]:
+            return (token_ids.half(),)
+
+    spec = network_specs(tiny.arch)["clip_l"]
+    narrow = ModelSpec("clip_l", spec.inputs, spec.outputs)
+    with pytest.raises(TraceError, match=r"'hidden_l' came out as float16 with 2 dims, needed"):
+        trace(narrow, Halving())

@@ -1,0 +1,62 @@
+"""The REST application over a worker on fakes, called in process or over a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from sdxl.pipeline import Pipeline
+from serve.api import create_app
+from serve.settings import ServeSettings
+from serve.worker import Worker
+from tests.serve.workers import running
+
+GENERATE = "/v1/images/generations"
+
+
+@asynccontextmanager
+async def client(
+    worker: Worker, key: str | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """In process: no socket."""
+    app = create_app(worker, ServeSettings(**settings))
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://test", headers=headers, timeout=60
+    ) as found:
+        yield found
+
+
+def post(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with client(worker, **settings) as found:
+            return await found.post(GENERATE, json=body)
+
+    return asyncio.run(call())
+
+
+@contextmanager
+def listening(
+    pipeline: Pipeline | None = None, queue: int = 64, **settings: Any
+) -> Iterator[tuple[str, Worker]]:
+    """A true server on a free loopback port: its URL, and the worker behind it."""
+    with running(pipeline, queue=queue) as worker, socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        app = create_app(worker, ServeSettings(**settings))
+        config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", worker
+        finally:
+            server.should_exit = True
+            thread.join(20)

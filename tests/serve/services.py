@@ -1,0 +1,88 @@
+"""`sdxl serve` as a user runs it: a process of its own, on a free loopback port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+READY = re.compile(r"ready: (http://\S+)")
+START_S = 240.0
+
+
+@dataclass
+class Service:
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str = ""
+
+    def wait_until_ready(self) -> str:
+        until = time.monotonic() + START_S
+        while True:
+            found = READY.search(self.text)
+            if found:
+                return found[1]
+            assert self.process.poll() is None, f"it ended:\n{self.text}"
+            assert time.monotonic() < until, f"not ready after {START_S} s:\n{self.text}"
+            time.sleep(0.1)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if is_alive(p)]
+
+    def named(self, title: str) -> list[psutil.Process]:
+        return [p for p in self.processes() if title in " ".join(p.cmdline())]
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def service(folder: Path, *flags: str) -> Iterator[Service]:
+    log, port = folder / "serve.log", free_port()
+    argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *flags]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    with log.open("wb") as file:
+        process = subprocess.Popen(argv, cwd=folder, stdout=file, stderr=file, env=environment)
+    found = Service(process, log)
+    try:
+        found.url = found.wait_until_ready()
+        yield found
+    finally:
+        if process.poll() is None:
+            left = found.processes()
+            try:
+                found.stop()
+            except subprocess.TimeoutExpired:
+                for each in (psutil.Process(process.pid), *left):
+                    if is_alive(each):
+                        each.kill()

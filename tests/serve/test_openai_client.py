@@ -1,0 +1,163 @@
+"""The official `openai` package against a true server on loopback, unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from serve.keys import sha256
+from serve.worker import Worker
+from tests.serve.servers import GENERATE, listening
+from tests.serve.workers import fake_pipeline
+
+PROMPT = "a green star"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Worker]]:
+    folder = tmp_path_factory.mktemp("results")
+    with listening(fake_pipeline(tick_s=0.005), results_dir=str(folder)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: tuple[str, Worker]) -> Iterator[openai.OpenAI]:
+    with client_of(server[0]) as found:
+        yield found
+
+
+def client_of(url: str, key: str = "anything", **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, **options})
+
+
+def image_of(text: str | None) -> Image.Image:
+    assert text is not None
+    return Image.open(io.BytesIO(base64.b64decode(text)))
+
+
+def test_it_generates(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    assert "sdxl" in model and client.models.retrieve(model).id == model
+    answer = client.images.generate(prompt=PROMPT, model=model, n=2, size="128x128", quality="low")
+    assert answer.data is not None and answer.usage is not None
+    assert [image_of(d.b64_json).size for d in answer.data] == [(128, 128)] * 2
+    assert answer.output_format == "png" and answer.usage.input_tokens_details.text_tokens == 154
+
+
+def test_extensions_travel_in_extra_body(client: openai.OpenAI) -> None:
+    extra = {"seed": 5, "steps": 3, "negative_prompt": "red"}
+    answer = client.images.generate(prompt=PROMPT, extra_body=extra, output_format="webp")
+    assert answer.data is not None
+    assert answer.data[0].model_extra is not None and answer.data[0].model_extra["seed"] == 5
+    assert image_of(answer.data[0].b64_json).format == "WEBP"
+
+
+def test_it_fetches_urls(client: openai.OpenAI) -> None:
+    answer = client.images.generate(prompt=PROMPT, response_format="url", extra_body={"steps": 2})
+    assert answer.data is not None and answer.data[0].url is not None
+    assert httpx.get(answer.data[0].url).headers["content-type"] == "image/png"
+
+
+def test_it_streams_partial_images(client: openai.OpenAI) -> None:
+    extra = {"steps": 12, "seed": 2}
+    stream = client.images.generate(prompt=PROMPT, stream=True, partial_images=2, extra_body=extra)
+    events = list(stream)
+    assert [e.type for e in events] == ["image_generation.partial_image"] * 2 + [
+        "image_generation.completed"
+    ]
+    assert all(image_of(e.b64_json).size == (128, 128) for e in events)
+    last = events[-1]
+    assert last.type == "image_generation.completed" and last.usage.total_tokens == 77
+
+
+def test_the_asynchronous_client_works_too(server: tuple[str, Worker]) -> None:
+    async def scenario() -> None:
+        url = f"{server[0]}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+            calls = [
+                client.images.generate(prompt=PROMPT, extra_body={"steps": 4, "seed": i})
+                for i in range(8)
+            ]
+            seeds = [a.data[0].model_extra["seed"] for a in await asyncio.gather(*calls)]  # type: ignore[index]
+            assert seeds == list(range(8))
+
+    asyncio.run(scenario())
+
+
+ERRORS: dict[str, tuple[type[openai.APIStatusError], dict[str, Any]]] = {
+    "400": (openai.BadRequestError, {"size": "100x100"}),
+    "404": (openai.NotFoundError, {"model": "dall-e-2"}),
+    "429": (openai.RateLimitError, {"extra_body": {"deadline_s": 0.001}}),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_the_sdk_s_own_classes(client: openai.OpenAI, case: str) -> None:
+    kind, given = ERRORS[case]
+    with pytest.raises(kind) as caught:
+        client.images.generate(prompt=PROMPT, **given)
+    error = caught.value
+    assert error.request_id and error.status_code == int(case)
+    assert isinstance(error.body, dict) and set(error.body) == {"message", "type", "param", "code"}
+
+
+def test_a_wrong_key_is_an_authentication_error(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{sha256('right')} ann\n")
+    with listening(keys=str(tmp_path / "keys")) as (url, _):
+        with client_of(url, "right") as client:
+            assert client.models.list().data
+        with client_of(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+
+
+def test_a_failing_engine_is_an_internal_server_error(server: tuple[str, Worker]) -> None:
+    from tests.serve.workers import fake
+
+    fake(server[1].pipeline, "clip_l").fault = RuntimeError("broken")
+    with client_of(server[0]) as client, pytest.raises(openai.InternalServerError):
+        client.images.generate(prompt=PROMPT)
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_an_api_error(server: tuple[str, Worker]) -> None:
+    from tests.serve.workers import fake
+
+    fake(server[1].pipeline, "vae_decoder").fault = RuntimeError("broken")
+    with client_of(server[0]) as client, pytest.raises(openai.APIError, match="engine failed"):
+        list(client.images.generate(prompt=PROMPT, stream=True, extra_body={"steps": 2}))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_client_that_leaves_frees_its_slot(server: tuple[str, Worker], is_streamed: bool) -> None:
+    url, worker = server
+    body = {"prompt": PROMPT, "steps": 100, "deadline_s": 60, "stream": is_streamed}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}{GENERATE}", json={**body, "n": 4}, timeout=0.2)
+    until = time.monotonic() + 1.0
+    while not worker.is_idle and time.monotonic() < until:
+        time.sleep(0.01)
+    assert worker.is_idle, "still working 1 s after the client left"
+
+
+def test_overload_is_only_200_and_429() -> None:
+    async def call(http: httpx.AsyncClient, seed: int) -> int:
+        body = {"prompt": PROMPT, "seed": seed, "steps": 10, "deadline_s": 5}
+        return (await http.post(GENERATE, json=body)).status_code
+
+    async def scenario(url: str) -> list[int]:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            return await asyncio.gather(*(call(http, seed) for seed in range(60)))
+
+    with listening(fake_pipeline(tick_s=0.02), queue=8) as (url, _):
+        statuses = asyncio.run(scenario(url))
+    found = {status: statuses.count(status) for status in set(statuses)}
+    assert set(found) == {200, 429}, found

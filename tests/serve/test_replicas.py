@@ -1,0 +1,149 @@
+"""Orders to replicas that die: each ends with its picture or one Problem, and its seed stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.serve.exceptions import BackPressureError
+
+from sdxl.params import GenerationParams, Sizes
+from serve import errors
+from serve.errors import Problem
+from serve.orders import Done, ModelCard, Order, Progress, Queued
+from serve.replicas import ATTEMPTS, Replicas
+
+ORDER = Order(GenerationParams("a", seed=7), deadline_s=60)
+CARD = ModelCard("m", Sizes(128, 64, 512))
+DIED = ActorDiedError()
+
+
+def done(order: Order) -> Done:
+    return Done(b"x", order.params, {}, 1, 1, 77)
+
+
+class Answer:
+    """One call's updates: data is yielded, exceptions are raised."""
+
+    def __init__(self, script: Sequence[Any]) -> None:
+        self.script, self.is_cancelled = script, False
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for item in self.script:
+            if isinstance(item, Exception) and not isinstance(item, Problem):
+                raise item
+            yield item
+        if not isinstance(item, Done):
+            await asyncio.Event().wait()
+
+    def __await__(self) -> Any:
+        return self._only().__await__()
+
+    async def _only(self) -> Any:
+        async for item in self:
+            return item
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Handle:
+    """Stands for Ray's: the calls get the scripts in turn."""
+
+    def __init__(self, *scripts: Sequence[Any]) -> None:
+        self.scripts, self.asked, self.answers = list(scripts), list[Any](), list[Answer]()
+        self.generate = self.card = self
+
+    def options(self, **_: Any) -> Handle:
+        return self
+
+    def remote(self, *arguments: Any) -> Answer:
+        self.asked += arguments
+        self.answers.append(Answer(self.scripts.pop(0)))
+        return self.answers[-1]
+
+
+async def updates_of(handle: Handle) -> list[Any]:
+    async with aclosing(Replicas(handle).generate(ORDER)) as updates:
+        return [update async for update in updates]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [DIED, ActorUnavailableError("gone", None), errors.draining(), Problem(503, code="unhealthy")],
+)
+def test_what_a_lost_replica_was_making_is_made_elsewhere_with_the_same_seed(
+    loss: Exception,
+) -> None:
+    first = [Queued(0), Progress(3, 20, 0, 1.0), loss]
+    handle = Handle(first, [Queued(0), Progress(1, 20, 0, 1.0), done(ORDER)])
+    updates = asyncio.run(updates_of(handle))
+    assert [type(u) for u in updates] == [Queued, Progress, Progress, Done]
+    assert {order.params for order in handle.asked} == {ORDER.params}
+    assert handle.asked[1].deadline_s <= handle.asked[0].deadline_s <= 60
+
+
+def test_it_gives_up_after_a_few() -> None:
+    with pytest.raises(Problem) as caught:
+        asyncio.run(updates_of(Handle(*[[DIED]] * ATTEMPTS)))
+    assert caught.value.status == 503
+
+
+@pytest.mark.parametrize(
+    "problem", [Problem(429, code="overloaded"), Problem(400), Problem(500, code="engine")]
+)
+def test_a_refusal_is_not_tried_elsewhere(problem: Problem) -> None:
+    handle = Handle([problem])
+    with pytest.raises(Problem) as caught:
+        asyncio.run(updates_of(handle))
+    assert caught.value is problem and len(handle.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(BackPressureError(num_queued_requests=9, max_queued_requests=9), 429)],
+)
+def test_ray_s_own_errors_become_ours(error: Exception, status: int) -> None:
+    with pytest.raises(Problem) as caught:
+        asyncio.run(updates_of(Handle([error])))
+    assert caught.value.status == status
+
+
+def test_leaving_cancels_the_call() -> None:
+    handle = Handle([Queued(0)])
+
+    async def scenario() -> None:
+        async with aclosing(Replicas(handle).generate(ORDER)) as updates:
+            assert isinstance(await anext(updates), Queued)
+
+    asyncio.run(scenario())
+    assert handle.answers[0].is_cancelled
+
+
+def test_a_finished_call_is_not_cancelled() -> None:
+    handle = Handle([Queued(0), done(ORDER)])
+    asyncio.run(updates_of(handle))
+    assert not handle.answers[0].is_cancelled
+
+
+def test_the_card_is_that_of_any_replica_alive() -> None:
+    handle = Handle([DIED], [CARD])
+    assert asyncio.run(Replicas(handle).card()) == CARD
+    with pytest.raises(Problem) as caught:
+        asyncio.run(Replicas(Handle(*[[DIED]] * ATTEMPTS)).card())
+    assert caught.value.status == 503
+
+
+def test_an_order_whose_time_is_over_is_late_and_not_tried_again() -> None:
+    async def scenario() -> None:
+        late = Order(ORDER.params, deadline_s=0)
+        async for _ in Replicas(Handle()).generate(late):
+            pass
+
+    with pytest.raises(Problem) as caught:
+        asyncio.run(scenario())
+    assert caught.value.status == 408

@@ -1,0 +1,60 @@
+"""The store of `url` results: bounded, expiring, and nothing but its own files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from serve.results import ResultStore
+
+
+@dataclass
+class Wall:
+    shift_s: float = 0.0
+
+    def __call__(self) -> float:
+        import time
+
+        return time.time() + self.shift_s
+
+
+def test_what_was_put_is_got_until_its_time_is_over(tmp_path: Path) -> None:
+    wall = Wall()
+    store = ResultStore(tmp_path / "r", ttl_s=100, max_bytes=1000, clock=wall)
+    name = store.put(b"picture", "png")
+    assert store.get(name) == b"picture"
+    wall.shift_s = 101
+    assert store.get(name) is None
+    store.put(b"next", "png")
+    assert not (tmp_path / "r" / name).exists(), "expired, and still on disk"
+
+
+def test_it_never_takes_more_than_it_may_and_drops_the_oldest(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path, ttl_s=1000, max_bytes=100)
+    names = []
+    for age in range(8, 0, -1):
+        names.append(store.put(bytes(30), "png"))
+        path = tmp_path / names[-1]
+        os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
+        assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100
+    assert [store.get(name) is not None for name in names] == [False] * 5 + [True] * 3
+
+
+def test_names_cannot_be_guessed_or_repeat(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path, ttl_s=10, max_bytes=10**6)
+    names = {store.put(b"x", "webp") for _ in range(50)}
+    assert len(names) == 50 and all(len(name) == 43 + len(".webp") for name in names)
+
+
+@pytest.mark.parametrize("name", ["../keys.txt", "keys.txt", "", ".", "a" * 43 + ".png/../x"])
+def test_nothing_else_can_be_fetched(tmp_path: Path, name: str) -> None:
+    (tmp_path / "keys.txt").write_text("secret")
+    assert ResultStore(tmp_path, ttl_s=10, max_bytes=100).get(name) is None
+
+
+def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:
+    one, other = (ResultStore(tmp_path, ttl_s=10, max_bytes=10**6) for _ in range(2))
+    assert other.get(one.put(b"shared", "png")) == b"shared"

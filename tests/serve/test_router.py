@@ -1,0 +1,40 @@
+"""The router's arithmetic: who will finish first, given old news and what was sent since."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from serve.router import ready_in_s
+
+IDLE = {"at_s": 100.0, "ready_in_s": 2.0, "alone_s": 2.0, "image_s": 0.5}
+BUSY = {**IDLE, "ready_in_s": 8.0}
+
+
+def test_an_idle_replica_stays_as_quick_as_it_is() -> None:
+    assert ready_in_s(IDLE, deque(), 100) == ready_in_s(IDLE, deque(), 150) == 2
+
+
+def test_a_busy_one_works_off_what_it_has() -> None:
+    assert [ready_in_s(BUSY, deque(), now) for now in (100, 103, 200)] == [8, 5, 2]
+
+
+def test_what_was_sent_since_counts_and_what_was_sent_before_does_not() -> None:
+    sent = deque([98.0, 100.0, 100.1, 100.2])
+    assert ready_in_s(IDLE, sent, 101) == 2 + 2 * 0.5
+    assert list(sent) == [100.1, 100.2]
+
+
+def test_a_burst_spreads_in_the_ratio_of_what_is_left() -> None:
+    sent: list[deque[float]] = [deque(), deque()]
+    stats = (IDLE, {**IDLE, "ready_in_s": 4.0})
+    for i in range(10):
+        ready = [ready_in_s(s, q, 100) for s, q in zip(stats, sent, strict=True)]
+        sent[ready.index(min(ready))].append(101 + i)
+    assert [len(queue) for queue in sent] == [7, 3]
+
+
+def test_one_of_which_nothing_is_known_is_tried() -> None:
+    assert ready_in_s({}, deque(), 100) < ready_in_s(IDLE, deque(), 100)
+    assert ready_in_s({}, deque([1.0] * 5), 100) == pytest.approx(5)

@@ -1,0 +1,199 @@
+"""The whole service, as `sdxl serve` starts it: Ray, proxy, front, replica, and the way down."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from sdxl.images import read_parameters
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from tests.serve.servers import GENERATE
+from tests.serve.services import ROOT, Service, free_port, is_alive, service
+from tests.serve.test_api import error_of, events_of, picture
+
+PROMPT = "a red circle on a blue background"
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    with service(folder, "--results-dir", str(folder / "results")) as found:
+        yield found
+
+
+@pytest.fixture
+def http(running: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=60) as found:
+        yield found
+
+
+def test_the_openai_client_generates_and_streams(running: Service) -> None:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0) as client:
+        assert "sdxl" in client.models.list().data[0].id
+        answer = client.images.generate(prompt=PROMPT, n=2, extra_body={"seed": 4})
+        assert answer.data is not None and len(answer.data) == 2
+        stream = client.images.generate(prompt=PROMPT, stream=True, partial_images=3)
+        kinds = [event.type.rpartition(".")[2] for event in stream]
+        assert kinds == ["partial_image"] * 3 + ["completed"]
+        with pytest.raises(openai.BadRequestError):
+            client.images.generate(prompt=PROMPT, size="100x100")
+        with pytest.raises(openai.NotFoundError):
+            client.images.generate(prompt=PROMPT, model="dall-e-3")
+        with pytest.raises(openai.RateLimitError):
+            client.images.generate(prompt=PROMPT, extra_body={"deadline_s": 0.001})
+
+
+def test_a_picture_is_the_pipeline_s(http: httpx.Client, mini: Pipeline) -> None:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    from sdxl.images import to_pixels
+
+    body = {"prompt": PROMPT, "seed": 9, "steps": 6}
+    (data,) = http.post(GENERATE, json=body).json()["data"]
+    (expected,) = mini.generate([GenerationParams(PROMPT, seed=9, steps=6)])
+    assert expected.image is not None
+    found = np.asarray(Image.open(io.BytesIO(picture(data)))).astype(float)
+    error = float(((found - to_pixels(expected.image).astype(float)) ** 2).mean())
+    psnr = float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+    assert psnr >= 45, f"{psnr:.1f} dB from another backend's, needed 45"
+
+
+def test_progress_and_url_results_pass_the_proxy(http: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "stream": True, "progress": True, "partial_images": 1}
+    with http.stream("POST", GENERATE, json=body) as answer:
+        text = "".join(answer.iter_text())
+    kinds = [event["type"].rpartition(".")[2] for event in events_of(text)]
+    assert kinds[-1] == "completed" and "progress" in kinds and "partial_image" in kinds
+    (data,) = http.post(GENERATE, json={"prompt": PROMPT, "response_format": "url"}).json()["data"]
+    assert read_parameters(http.get(data["url"]).content)["prompt"] == PROMPT
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status"),
+    [
+        ("GET", "/nowhere", {}, 404),
+        ("GET", GENERATE, {}, 405),
+        ("POST", GENERATE, {"json": {}}, 400),
+        ("POST", GENERATE, {"content": b"{"}, 400),
+        ("POST", GENERATE, {"content": b" " * 300_000}, 413),
+        ("POST", GENERATE, {"json": {"prompt": "a", "deadline_s": 0.001}}, 429),
+    ],
+)
+def test_errors_keep_their_envelope_behind_the_proxy(
+    http: httpx.Client, method: str, path: str, options: dict[str, Any], status: int
+) -> None:
+    answer = http.request(method, path, **options)
+    assert answer.status_code == status and error_of(answer)
+    assert len(answer.headers.get_list("x-request-id")) == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"x-request-timeout-seconds": "inf"}, {"x-request-id": "<b>"}, {"x-request-id": "é" * 300}],
+)
+def test_headers_that_the_proxy_trusts_do_no_harm(
+    running: Service, http: httpx.Client, header: dict[str, str]
+) -> None:
+    """Its answer repeats an id as it came; the edge configuration strips it."""
+    coded = {name: value.encode() for name, value in header.items()}
+    answer = http.get("/healthz", headers=coded)  # type: ignore[arg-type]
+    assert answer.status_code == 200 and "<b>" not in running.text
+
+
+def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:
+    body = {"prompt": PROMPT, "n": 4, "steps": 100, "deadline_s": 100}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(GENERATE, json=body, timeout=0.5)
+    until = time.monotonic() + 5
+    while busy := value(http, "sdxl_images_running") + value(http, "sdxl_images_queued"):
+        assert time.monotonic() < until, f"{busy} images still there 5 s after the client left"
+        time.sleep(0.1)
+
+
+def value(http: httpx.Client, name: str) -> float:
+    lines = http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_metrics_are_of_every_process(http: httpx.Client) -> None:
+    http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
+    page = http.get("/metrics").text
+    for name in ("sdxl_steps_total", "sdxl_tick_seconds_bucket", "sdxl_http_requests_total"):
+        assert name in page
+    assert 'replica="' in page and 'ingress="' in page
+
+
+def test_schemathesis_finds_nothing(running: Service, http: httpx.Client) -> None:
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")),
+        *("run", f"{running.url}/openapi.json", "--max-examples", "15", "--no-color"),
+        *("--exclude-checks", "positive_data_acceptance"),
+        *("--request-timeout", "60", "--suppress-health-check", "all", "--seed", "1"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, cwd=running.log.parent
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask(url: str) -> None:
+        body = {"prompt": PROMPT, "steps": 60, "n": 2, "deadline_s": 60}
+        answers.append(httpx.post(f"{url}{GENERATE}", json=body, timeout=60))
+
+    with service(tmp_path) as found:
+        children = found.processes()
+        thread = threading.Thread(target=ask, args=(found.url,))
+        thread.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        found.process.send_signal(signal.SIGTERM)
+        time.sleep(0.7)
+        late = httpx.post(f"{found.url}{GENERATE}", json={"prompt": PROMPT}, timeout=30)
+        assert found.process.wait(40) == 0
+        took = time.monotonic() - began
+        thread.join(10)
+    assert late.status_code == 503, late.text
+    assert [answer.status_code for answer in answers] == [200], "what was in flight is lost"
+    assert took <= 30, f"took {took:.1f} s, allowed 30"
+    left = [p.name() for p in children if is_alive(p)]
+    assert len(children) > 3 and not left, f"left: {left}"
+
+
+def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(free_port())]
+    done = subprocess.run(
+        [*argv, "--model", str(tmp_path / "broken")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("sdxl: ") and "model_index.json" in last, done.stderr[-2000:]
+
+
+def test_a_public_address_without_keys_is_refused_before_anything_starts() -> None:
+    argv = [sys.executable, "-m", "sdxl.cli", "serve", "--host", "0.0.0.0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT)
+    assert done.returncode == 2 and "--insecure" in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,75 @@
+"""Settings: stated once, read from three places, and nothing unknown passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdxl.arguments import Parser
+from sdxl.params import InvalidParams
+from serve.settings import ServeSettings, add_flags, given, read
+
+
+def flags(*argv: str) -> dict[str, Any]:
+    parser = Parser(prog="test")
+    add_flags(parser)
+    return given(parser.parse_args(argv))
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('port = 1001\nqueue = 7\nmodel = "a"\ndeadline_s = 5\n')
+    environment = {"SDXL_PORT": "1002", "SDXL_QUEUE": "8", "SDXL_HOME": "/x", "HOME": "/y"}
+    found = read(file, environment, flags("--port", "1003"))
+    assert (found.port, found.queue, found.model, found.deadline_s) == (1003, 8, "a", 5)
+    assert read(None, {}) == ServeSettings()
+
+
+def test_booleans_read_in_every_place(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("log_prompts = true\n")
+    assert read(file, {}).log_prompts
+    assert not read(file, {"SDXL_LOG_PROMPTS": "off"}).log_prompts
+    assert read(None, {}, flags("--log-prompts")).log_prompts
+    assert not read(file, {}, flags("--no-log-prompts")).log_prompts
+
+
+@pytest.mark.parametrize(
+    ("stored", "environment", "argv", "named"),
+    [
+        ("prot = 1", {}, (), "prot"),
+        ("", {"SDXL_PROT": "1"}, (), "SDXL_PROT"),
+        ('port = "8000"', {}, (), "port"),
+        ("port = 1.5", {}, (), "port"),
+        ("port = true", {}, (), "port"),
+        ("port =", {}, (), "settings"),
+        ("", {"SDXL_PORT": "x"}, (), "port"),
+        ("", {"SDXL_INSECURE": "maybe"}, (), "insecure"),
+        ("", {}, ("--queue", "-1"), "queue"),
+        ("", {}, ("--deadline-s", "nan"), "deadline_s"),
+        ("", {}, ("--deadline-s", "500"), "deadline_s"),
+        ("", {}, ("--llm", "gpt"), "llm"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, stored: str, environment: dict[str, str], argv: tuple[str, ...], named: str
+) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(stored)
+    with pytest.raises(InvalidParams, match=named):
+        read(file, environment, flags(*argv))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org"])
+def test_a_public_address_needs_keys_or_insecure(host: str) -> None:
+    with pytest.raises(InvalidParams, match="host"):
+        ServeSettings(host=host)
+    ServeSettings(host=host, insecure=True)
+    ServeSettings(host=host, keys="keys.txt")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_needs_none(host: str) -> None:
+    ServeSettings(host=host)

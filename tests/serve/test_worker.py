@@ -1,0 +1,334 @@
+"""The worker on fake engines: every order has one outcome, and threads do not get in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdxl.images import read_parameters, to_pixels
+from sdxl.policy import Priority
+from serve.denoiser import Unhealthy
+from serve.errors import Problem
+from serve.orders import Done, Preview, Progress
+from serve.worker import Worker
+from tests.serve.workers import begun, fake, fake_pipeline, order, picture_of, running, updates_of
+
+
+def test_a_picture_is_what_the_pipeline_makes() -> None:
+    asked = order("a red ring", seed=5, steps=6)
+    with running() as worker:
+        done = asyncio.run(picture_of(worker, asked))
+        (expected,) = worker.pipeline.generate([asked.params])
+    assert expected.image is not None
+    with Image.open(io.BytesIO(done.image)) as image:
+        assert np.array_equal(np.asarray(image), to_pixels(expected.image))
+    told = read_parameters(done.image)
+    assert (told["seed"], told["width"], told["model"]) == (5, 128, "sdxl-mini")
+    assert (done.deep_steps, done.shallow_steps, done.prompt_tokens) == (3, 3, 77)
+    assert set(done.timings) == {"encode_s", "queue_s", "denoise_s", "decode_s", "total_s"}
+
+
+@pytest.mark.parametrize("format", ["png", "jpeg", "webp"])
+def test_files_are_of_the_format_asked_for(format: str) -> None:
+    with running() as worker:
+        done = asyncio.run(picture_of(worker, order(format=format, compression=60)))
+    with Image.open(io.BytesIO(done.image)) as image:
+        assert image.format == format.upper() and image.size == (128, 128)
+
+
+def test_progress_and_previews_come_in_order() -> None:
+    asked = order(steps=6, wants_progress=True, preview_steps=(2, 4))
+    with running(fake_pipeline(tick_s=0.02)) as worker:
+        updates = asyncio.run(updates_of(worker, asked))
+    steps = [u.step for u in updates if isinstance(u, Progress)]
+    assert steps == sorted(steps) and steps[-1] == 5
+    previews = [u for u in updates if isinstance(u, Preview)]
+    assert [p.step for p in previews] == [2, 4]
+    for preview in previews:
+        with Image.open(io.BytesIO(preview.image)) as image:
+            assert image.size == (128, 128)
+    etas = [u.eta_s for u in updates if isinstance(u, Progress) and u.step]
+    assert all(0 <= eta < 5 for eta in etas) and etas[-1] <= etas[0]
+
+
+def test_many_share_calls_and_each_gets_its_own_picture() -> None:
+    async def all_of(worker: Worker) -> list[Done]:
+        asked = [order(f"ring {i}", seed=i, steps=3 + i % 3) for i in range(12)]
+        return list(await asyncio.gather(*(picture_of(worker, o) for o in asked)))
+
+    with running(fake_pipeline(tick_s=0.005)) as worker:
+        done = asyncio.run(all_of(worker))
+        sizes = {call["sample"][0] for call in fake(worker.pipeline, "unet_deep").calls[20:]}
+    assert [d.params.seed for d in done] == list(range(12))
+    assert len({d.image for d in done}) == 12
+    assert 4 in sizes, f"calls of {sizes} rows, needed some of 4"
+
+
+def test_prompts_are_encoded_and_latents_decoded_off_the_loop_s_thread() -> None:
+    pipeline = fake_pipeline()
+    seen: dict[str, set[str]] = {}
+    with running(pipeline) as worker:
+        for name in pipeline.engines.by_name:
+            threads = seen.setdefault(name, set())
+            fake(pipeline, name).on_call = partial(note_thread, threads)
+        asyncio.run(picture_of(worker, order()))
+    found = {name: {t.partition("_")[0] for t in threads} for name, threads in seen.items()}
+    assert found == {
+        "clip_l": {"encode"},
+        "clip_g": {"encode"},
+        "unet_deep": {"denoiser"},
+        "unet_shallow": {"denoiser"},
+        "vae_decoder": {"decode"},
+    }
+
+
+def note_thread(names: set[str]) -> None:
+    names.add(threading.current_thread().name)
+
+
+def test_cancelling_frees_the_slot_within_a_tick() -> None:
+    async def scenario(worker: Worker) -> None:
+        async with begun(worker, order(steps=500, wants_progress=True)):
+            assert len(flights(worker)) == 1
+        await asyncio.sleep(0.1)
+        assert flights(worker) == () and worker.is_idle
+
+    with running(fake_pipeline(tick_s=0.02)) as worker:
+        asyncio.run(scenario(worker))
+
+
+def test_five_hundred_who_leave_take_nothing_with_them() -> None:
+    async def leave(worker: Worker, i: int) -> None:
+        task = asyncio.create_task(updates_of(worker, order(seed=i, steps=50)))
+        await asyncio.sleep(0.002 * (i % 7))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def scenario(worker: Worker) -> Done:
+        for start in range(0, 500, 50):
+            await asyncio.gather(*(leave(worker, i) for i in range(start, start + 50)))
+        return await picture_of(worker, order())
+
+    with running(fake_pipeline(tick_s=0.001)) as worker:
+        done = asyncio.run(scenario(worker))
+        assert done.image and worker.is_idle and flights(worker) == ()
+        denoiser = worker._started().denoiser
+        assert not denoiser._watched and not denoiser._ids and not denoiser.loop._images
+
+
+def flights(worker: Worker) -> tuple[object, ...]:
+    return worker._started().denoiser.flights
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
+    async def scenario(worker: Worker) -> Problem:
+        tasks = [asyncio.create_task(picture_of(worker, order(seed=i, steps=20))) for i in range(4)]
+        await asyncio.sleep(0.15)
+        began = time.perf_counter()
+        with pytest.raises(Problem) as caught:
+            await picture_of(worker, order(seed=9))
+        assert time.perf_counter() - began < 0.1
+        await asyncio.gather(*tasks)
+        return caught.value
+
+    with running(fake_pipeline(tick_s=0.02, buckets=(1, 2)), queue=3) as worker:
+        problem = asyncio.run(scenario(worker))
+    assert problem.status == 429 and problem.retry_after_s is not None
+    assert 0 < problem.retry_after_s <= 20 * 0.1, f"{problem.retry_after_s} s"
+
+
+def test_what_cannot_make_its_deadline_is_refused_before_it_is_encoded() -> None:
+    with running(fake_pipeline(tick_s=0.02)) as worker:
+        calls = len(fake(worker.pipeline, "clip_l").calls)
+        with pytest.raises(Problem) as caught:
+            asyncio.run(picture_of(worker, order(steps=100, deadline_s=0.5)))
+        assert len(fake(worker.pipeline, "clip_l").calls) == calls
+    problem = caught.value
+    assert problem.status == 429 and problem.retry_after_s is not None
+    assert 0.5 < problem.retry_after_s < 5, f"{problem.retry_after_s} s"
+
+
+def test_a_deadline_that_passes_on_the_way_is_a_408() -> None:
+    clock = ShiftedClock()
+
+    async def scenario(worker: Worker) -> None:
+        asked = order(steps=50, deadline_s=60, wants_progress=True)
+        async with begun(worker, asked) as updates:
+            clock.shift_s = 100
+            async for _ in updates:
+                pass
+
+    pipeline = replace(fake_pipeline(tick_s=0.01), clock=clock)
+    with running(pipeline, stall_s=1000) as worker, pytest.raises(Problem) as caught:
+        asyncio.run(scenario(worker))
+    assert caught.value.status == 408
+
+
+class ShiftedClock:
+    shift_s = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.shift_s
+
+
+@pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
+def test_an_engine_failure_is_one_problem_without_its_text(network: str) -> None:
+    async def scenario(worker: Worker) -> Done:
+        fake(worker.pipeline, network).fault = RuntimeError("/secret/path")
+        with pytest.raises(Problem) as caught:
+            await picture_of(worker, order())
+        assert caught.value.status == 500 and "secret" not in caught.value.message
+        return await picture_of(worker, order())
+
+    with running() as worker:
+        assert asyncio.run(scenario(worker)).image
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"width": 100}, "size"),
+        ({"prompt": "ring " * 400}, "prompt"),
+        ({"prompt": "(a:1.3.3)"}, "prompt"),
+        ({"negative_prompt": "(b:9e9)" + "(" * 99}, "negative_prompt"),
+    ],
+)
+def test_what_the_model_cannot_do_is_a_400_that_names_the_field(
+    given: dict[str, object], param: str
+) -> None:
+    with running() as worker, pytest.raises(Problem) as caught:
+        asyncio.run(picture_of(worker, order(**given)))  # type: ignore[arg-type]
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_health_is_that_the_loop_advances() -> None:
+    pipeline, stuck = fake_pipeline(), threading.Event()
+
+    async def scenario(worker: Worker) -> None:
+        task = asyncio.create_task(picture_of(worker, order()))
+        await asyncio.sleep(0.4)
+        with pytest.raises(Unhealthy, match="not advanced for"):
+            worker.check_health()
+        stuck.set()
+        await task
+        worker.check_health()
+
+    with running(pipeline, stall_s=0.3) as worker:
+        worker.check_health()
+        fake(pipeline, "unet_deep").on_call = lambda: (stuck.wait(), None)[1]
+        asyncio.run(scenario(worker))
+
+
+def test_an_idle_worker_stays_healthy() -> None:
+    with running(stall_s=1.0) as worker:
+        time.sleep(1.3)
+        worker.check_health()
+
+
+def test_engines_that_keep_failing_make_it_unhealthy_until_one_works() -> None:
+    async def fails(worker: Worker) -> None:
+        fake(worker.pipeline, "unet_deep").fault = RuntimeError("broken")
+        with pytest.raises(Problem):
+            await picture_of(worker, order())
+
+    with running() as worker:
+        for _ in range(3):
+            worker.check_health()
+            asyncio.run(fails(worker))
+        with pytest.raises(Unhealthy, match="3 times in a row"):
+            worker.check_health()
+        asyncio.run(picture_of(worker, order()))
+        worker.check_health()
+
+
+def test_draining_finishes_what_is_here_and_refuses_what_comes() -> None:
+    async def scenario(worker: Worker) -> None:
+        task = asyncio.create_task(picture_of(worker, order(steps=20)))
+        await asyncio.sleep(0.05)
+        drain = asyncio.create_task(worker.drain(10))
+        await asyncio.sleep(0)
+        with pytest.raises(Problem) as caught:
+            await picture_of(worker, order())
+        assert caught.value.status == 503
+        assert (await task).image
+        await drain
+
+    with running(fake_pipeline(tick_s=0.01)) as worker:
+        asyncio.run(scenario(worker))
+
+
+def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
+    async def scenario() -> None:
+        worker = Worker(fake_pipeline(tick_s=0.01))
+        worker.start()
+        task = asyncio.create_task(picture_of(worker, order(steps=1000)))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(worker.close)
+        with pytest.raises(Problem) as caught:
+            await task
+        assert caught.value.status == 503
+
+    asyncio.run(scenario())
+    names = ("denoiser", "encode", "decode", "file")
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(names)]
+
+
+def test_before_it_is_started_it_says_so() -> None:
+    with pytest.raises(Problem) as caught:
+        asyncio.run(picture_of(Worker(fake_pipeline()), order()))
+    assert caught.value.status == 503
+
+
+def test_promises_are_honest_from_the_first_request_on() -> None:
+    with running(fake_pipeline(tick_s=0.04)) as worker:
+        promised = worker.outlook().ready_in_s
+        began = time.perf_counter()
+        asyncio.run(picture_of(worker, order(steps=20)))
+        took = time.perf_counter() - began
+    assert took / 1.5 <= promised <= took * 1.5, f"promised {promised:.3f} s, took {took:.3f} s"
+
+
+def test_interactive_orders_go_before_batch_ones() -> None:
+    async def scenario(worker: Worker) -> tuple[float, float]:
+        async def ended(asked: object) -> float:
+            await picture_of(worker, asked)  # type: ignore[arg-type]
+            return time.perf_counter()
+
+        batch = asyncio.create_task(ended(order(seed=1, steps=30, priority=Priority.BATCH)))
+        await asyncio.sleep(0.05)
+        urgent = asyncio.create_task(ended(order(seed=2, steps=30)))
+        return await batch, await urgent
+
+    with running(fake_pipeline(tick_s=0.01)) as worker:
+        batch, urgent = asyncio.run(scenario(worker))
+    assert urgent < batch
+
+
+def test_it_counts_what_it_did() -> None:
+    async def scenario(worker: Worker) -> dict[str, float]:
+        await picture_of(worker, order(steps=4))
+        with pytest.raises(Problem):
+            await picture_of(worker, order(width=100))
+        found = {}
+        for metric in await worker.metrics():
+            for s in metric.samples:
+                found[s.name + "".join(f",{v}" for v in s.labels.values())] = s.value
+        return found
+
+    with running() as worker:
+        found = asyncio.run(scenario(worker))
+    assert found["sdxl_steps_total,deep"] == 2 and found["sdxl_steps_total,shallow"] == 2
+    assert found["sdxl_images_total,done"] == 1
+    assert found["sdxl_images_total,invalid_value"] == 1
+    assert found["sdxl_tick_seconds_count,unet_deep,2"] == 2
+    assert found["sdxl_images_queued"] == 0 and math.isfinite(found["sdxl_images_running"])

@@ -1,0 +1,67 @@
+"""Workers on fake engines: the true threads and queues, with nothing to compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Any
+
+from sdxl.checkpoint import find
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from serve.orders import Done, Order, Update
+from serve.worker import Worker
+from tests.fakes import FakeEngine, fake_engines
+
+
+def fake_pipeline(tick_s: float = 0.0, buckets: tuple[int, ...] = (1, 2, 4)) -> Pipeline:
+    engines = fake_engines(buckets)
+    pipeline = Pipeline(find("mini"), engines)
+    if tick_s:
+        for name in ("unet_deep", "unet_shallow"):
+            fake(pipeline, name).on_call = lambda: time.sleep(tick_s)
+    return pipeline
+
+
+def fake(pipeline: Pipeline, network: str) -> FakeEngine:
+    engine = pipeline.engines[network]
+    assert isinstance(engine, FakeEngine)
+    return engine
+
+
+@contextmanager
+def running(pipeline: Pipeline | None = None, **options: Any) -> Iterator[Worker]:
+    worker = Worker(pipeline or fake_pipeline(), **options)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> Order:
+    names = ("guidance", "width", "height", "negative_prompt", "scheduler", "cache_interval")
+    given = {name: rest.pop(name) for name in names if name in rest}
+    return Order(GenerationParams(prompt, seed=seed, steps=steps, **given), **rest)
+
+
+async def updates_of(worker: Worker, asked: Order) -> list[Update]:
+    async with aclosing(worker.generate(asked)) as updates:
+        return [update async for update in updates]
+
+
+async def picture_of(worker: Worker, asked: Order) -> Done:
+    done = (await updates_of(worker, asked))[-1]
+    assert isinstance(done, Done)
+    return done
+
+
+@asynccontextmanager
+async def begun(worker: Worker, asked: Order) -> AsyncIterator[AsyncIterator[Update]]:
+    """An order that is past its first step."""
+    async with aclosing(worker.generate(asked)) as updates:
+        async for update in updates:
+            if getattr(update, "step", 0) > 0:
+                break
+        yield updates
