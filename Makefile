@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cks
 CAPTIONS := docs/demo_captions.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-long check format bench clean
+.PHONY: help setup serve load demo test test-long check format bench mini-onnx full-size clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,12 @@ bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' o
 
 load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload
 	$(PYTHON_OF_VENV) -m eval.load
+
+mini-onnx: $(INSTALLED) ## export the embedded model's graphs again, after its weights changed
+	$(PYTHON_OF_VENV) -m onnx_export.shipped
+
+full-size: $(INSTALLED) ## what SDXL's real size costs here: random weights, export, plans for an L40S
+	$(PYTHON_OF_VENV) -m onnx_export.full_size
 
 clean: ## remove what these commands made
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

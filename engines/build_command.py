@@ -97,6 +97,8 @@ def shown(order: Order) -> Iterator[OnProgress]:
                 desc=name, total=1.0, bar_format=form, file=sys.stderr, disable=not is_watched
             )
         bars[name].update(share - bars[name].n)
+        if share >= 1:
+            bars[name].close()
 
     try:
         yield on_progress

@@ -75,6 +75,9 @@ def _by_speed(wish: Wish) -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
 def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
     from engines.tensorrt_loading import load_tensorrt
 
+    if wish.device not in (None, "cpu", "cuda", "cuda:0"):
+        needed = f"{flavour.name} runs on the first GPU it sees: set CUDA_VISIBLE_DEVICES"
+        raise InvalidParams("device", wish.device, needed)
     target = None if wish.is_for_cpu else local_target()
     if target is None:
         raise BackendMissing(f"{flavour.name} needs an NVIDIA GPU, found none here")

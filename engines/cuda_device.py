@@ -17,6 +17,11 @@ class CudaDevice:
         """The handle of PyTorch's current stream."""
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
+    @property
+    def capturing_stream(self) -> int:
+        """The handle of the stream that captures go through."""
+        return int(self._capturing.cuda_stream)
+
     def allocate(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
@@ -31,7 +36,7 @@ class CudaDevice:
             # thread_local: the other threads may go on allocating meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                enqueue(int(self._capturing.cuda_stream))
+                enqueue(self.capturing_stream)
             finally:
                 graph.capture_end()
         return graph.replay

@@ -32,6 +32,8 @@ class TensorRTError(RuntimeError):
 class Device(Protocol):
     """See cuda_device.py."""
 
+    @property
+    def capturing_stream(self) -> int: ...
     def stream(self) -> int: ...
     def allocate(self, size: int) -> Tensor: ...
     def synchronize(self) -> None: ...
@@ -166,7 +168,7 @@ class TensorRTEngine:
     def _is_capturable(self, lane: Lane) -> bool:
         """tensorrt-rtx says of some networks that they are not; tensorrt does not ask."""
         asks = getattr(lane.context, "is_stream_capturable", None)
-        return asks is None or bool(asks(self._device.stream()))
+        return asks is None or bool(asks(self._device.capturing_stream))
 
     def _must(self, is_done: bool, what: str, value: object) -> None:
         if not is_done:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime
 
 from engines.export_folder import ExportFolder
-from engines.onnxruntime_engine import ERRORS_ONLY
+from engines.onnxruntime_engine import session_options, start_threads
 
 SMALLEST = "unet_shallow"
 """Its optimised copy is written to be read: that of a full-size Deep would be gigabytes."""
@@ -29,9 +28,9 @@ def half_coverage(export: ExportFolder) -> str:
 
 def _inserted_casts(export: ExportFolder) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        options: Any = onnxruntime.SessionOptions()
-        options.log_severity_level = ERRORS_ONLY
-        options.intra_op_num_threads = 1
+        # A process has one thread pool for all sessions, or one for each: never both.
+        start_threads()
+        options = session_options()
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
         path = export.folder / export.graphs[SMALLEST].file
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -7,6 +7,7 @@ know command lines.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from engines.digests import sha256_of
-from engines.export_folder import DataFile, ExportError, ExportFolder, Graph
+from engines.export_folder import FILE, DataFile, ExportError, ExportFolder, Graph
 from engines.publishing import link_or_copy, locked, publish
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
@@ -76,23 +77,37 @@ def export(order: Order, check: Check, say: Say = print) -> ExportFolder:
     """`check` measures the new folder before it is published, and raises where it is not good."""
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
-    if old is not None and old.versions.get("parts") == keys and _is_same(old, order):
+    if old is None:
+        _refuse_strangers(order.out)
+    elif old.versions.get("parts") == keys and _is_same(old, order):
         say(f"{order.out}: nothing has changed")
-        return old
+        return old if old.parity else _checked(old, order, check, say)
     with locked(order.out, waits=False):
         making = order.out.with_name(f".{order.out.name}.making")
         shutil.rmtree(making, ignore_errors=True)
         try:
             making.mkdir(parents=True)
             folder = _Builder(order, making, say).build(old, keys)
-            folder = replace(folder, parity=check(folder, order, say))
-            folder.write()
+            folder = _checked(folder, order, check, say)
             publish(making, order.out)
         except OSError as error:
             raise error if isinstance(error, OutputError) else OutputError(making, error) from error
         finally:
             shutil.rmtree(making, ignore_errors=True)
     return replace(folder, folder=order.out)
+
+
+def _checked(folder: ExportFolder, order: Order, check: Check, say: Say) -> ExportFolder:
+    folder = replace(folder, parity=check(folder, order, say))
+    folder.write()
+    return folder
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Publishing replaces the folder: nothing that is not an export may be lost so."""
+    if folder.exists() and not (folder / FILE).exists() and any(folder.iterdir()):
+        cause = FileExistsError(errno.EEXIST, "there is something else in it")
+        raise OutputError(folder, cause, "a new or empty folder, or an export")
 
 
 def load_parts(checkpoint: Checkpoint, loras: tuple[Lora, ...], *names: str) -> dict[str, Any]:

@@ -45,13 +45,10 @@ def steps(out: Path, max_batch: int) -> list[tuple[str, list[str], Path]]:
     """What to run, and the folder that it makes."""
     model, onnx, plans = out / "model", out / f"onnx-{PRECISION}", out / f"plans-{GPU}"
     sdxl = ["-m", "sdxl.cli"]
-    write = (
-        "from onnx_export.random_weights import *; import sys; write_checkpoint(Path(sys.argv[1]))"
-    )
     exported = ["--model", str(model), "--precision", PRECISION, "--out", str(onnx)]
     built = ["--onnx", str(onnx), "--gpu", GPU, "--backend", BACKEND, "--out", str(plans)]
     return [
-        ("random weights", ["-c", write, str(model)], model),
+        ("random weights", ["-m", "onnx_export.random_weights", str(model)], model),
         # Unchecked: torch and ONNX Runtime each hold it in float32 on a CPU.
         ("export", [*sdxl, "export", *exported, "--unchecked"], onnx),
         ("build", [*sdxl, "build", *built, "--max-batch", str(max_batch)], plans),

@@ -88,20 +88,26 @@ def _calibrate(
     alphas = {rule.smoothing for rule in rules.values() if rule.smoothing is not None}
     assert len(alphas) <= 1, f"one smoothing for all layers, not {alphas}"
     method = {"method": "smoothquant", "alpha": alphas.pop()} if alphas else {"method": "max"}
+    with _quiet():
+        import modelopt.torch.quantization as mtq
+
+        config = {"quant_cfg": _entries(recipe, rules), "algorithm": method}
+        mtq.quantize(unet, config, lambda _: run())
+
+
+def _entries(recipe: Recipe, rules: Mapping[str, Rule]) -> list[dict[str, Any]]:
+    """Each quantised layer by name; weights have a scale for each output channel."""
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
+    bits = BITS[recipe.number]
     for name, rule in rules.items():
         if rule.is_quantised:
-            bits = BITS[recipe.number]
             inputs: dict[str, Any] = {"num_bits": bits, "axis": None}
             if rule.statistic == "min-mean":
                 inputs["calibrator"] = mean_calibrator(recipe.calibrated_steps)
             weight = {"num_bits": bits, "axis": 0}
             entries.append({"quantizer_name": f"{name}.weight_quantizer", "cfg": weight})
             entries.append({"quantizer_name": f"{name}.input_quantizer", "cfg": inputs})
-    with _quiet():
-        import modelopt.torch.quantization as mtq
-
-        mtq.quantize(unet, {"quant_cfg": entries, "algorithm": method}, lambda _: run())
+    return entries
 
 
 @torch.no_grad()

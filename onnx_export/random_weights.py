@@ -1,4 +1,5 @@
-"""A checkpoint of Stable Diffusion XL's shape with random weights, for measuring what size costs.
+"""A checkpoint of Stable Diffusion XL's shape with random weights, for measuring what size costs:
+`python -m onnx_export.random_weights FOLDER`.
 
 The same configurations give the same bytes. Tensors are drawn and written one at a time, so that
 memory stays small. It knows nothing of exports.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -143,3 +145,7 @@ def _draw(name: str, shape: tuple[int, ...]) -> Tensor:
     bound = math.sqrt(3 / math.prod(shape[1:]))
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return torch.empty(shape).uniform_(-bound, bound, generator=generator).half()
+
+
+if __name__ == "__main__":
+    write_checkpoint(Path(sys.argv[1]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -29,6 +30,8 @@ class Job:
     is_cancelled: bool = False
     prompt_tokens: int = 0
     deep_steps: int = 0
+    last_file: Future[None] | None = None
+    """the making of its latest picture or preview"""
     timings: dict[str, float] = field(default_factory=dict)
     """seconds by stage, as far as they have passed"""
 

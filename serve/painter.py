@@ -6,7 +6,10 @@ threads of its own.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,7 +19,7 @@ from sdxl import images
 from sdxl.cost import Costs, smoothed
 from sdxl.pipeline import Pipeline
 from serve.job import Job
-from serve.orders import Done, Preview
+from serve.orders import Done, Preview, Update
 from serve.side_stream import Mark, SideStream, mark
 
 FILE_THREADS = 2
@@ -36,11 +39,28 @@ class Painter:
         self._decoder.submit(self._decode, job, latents, mark(self.pipeline.engines.device))
 
     def preview(self, job: Job, step: int, latents: Tensor) -> None:
-        self._files.submit(self._preview, job, step, latents, mark(self.pipeline.engines.device))
+        ready = mark(self.pipeline.engines.device)
+        self._make(job, partial(self._preview, job, step, latents, ready))
 
     def close(self) -> None:
         self._decoder.shutdown(cancel_futures=True)
         self._files.shutdown(cancel_futures=True)
+
+    def _make(self, job: Job, make: Callable[[], Update]) -> None:
+        """Files of one job are made at the same time and told in order."""
+        job.last_file = self._files.submit(self._tell, job, make, job.last_file)
+
+    def _tell(self, job: Job, make: Callable[[], Update], before: Future[None] | None) -> None:
+        if job.is_cancelled:
+            return
+        try:
+            made: Update | Exception = make()
+        except Exception as error:
+            made = error
+        if before is not None:
+            # It was begun before this one, so it needs no thread that this one holds.
+            wait([before])
+        job.tell(made)
 
     def _decode(self, job: Job, latents: Tensor, ready: Mark) -> None:
         if job.is_cancelled:
@@ -48,37 +68,28 @@ class Painter:
         try:
             with self._stream.after(ready, latents):
                 image = self.pipeline.decode(latents)
-            self._files.submit(self._write, job, image)
-        except Exception as error:
-            job.failed(error)
-
-    def _write(self, job: Job, image: Tensor) -> None:
-        try:
-            metadata = {**job.params.as_dict(), "model": self.pipeline.model_id}
-            order = job.order
-            file = images.encode(images.to_pixels(image), order.format, metadata, order.compression)
         except Exception as error:
             job.failed(error)
             return
+        self._make(job, partial(self._picture, job, image))
+
+    def _picture(self, job: Job, image: Tensor) -> Done:
+        order, pixels = job.order, images.to_pixels(image)
+        file = images.encode(pixels, order.format, self._metadata(job), order.compression)
         self.costs.decode_s = smoothed(self.costs.decode_s, job.stage("decode_s"))
         job.timings["total_s"] = job.stage_s - job.began_s
         shallow = job.params.steps - job.deep_steps
-        job.tell(Done(file, job.params, job.timings, job.deep_steps, shallow, job.prompt_tokens))
+        return Done(file, job.params, job.timings, job.deep_steps, shallow, job.prompt_tokens)
 
-    def _preview(self, job: Job, step: int, latents: Tensor, ready: Mark) -> None:
-        if job.is_cancelled:
-            return
-        try:
-            if ready is not None:
-                ready.synchronize()
-            small = images.preview(latents, self._preview_map)
-            assert job.params.width and job.params.height
-            size = (job.params.width, job.params.height)
-            large = Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
-            metadata = {**job.params.as_dict(), "model": self.pipeline.model_id}
-            quality = None if job.order.format == "png" else PREVIEW_QUALITY
-            file = images.encode(np.asarray(large), job.order.format, metadata, quality)
-        except Exception as error:
-            job.failed(error)
-            return
-        job.tell(Preview(file, step))
+    def _preview(self, job: Job, step: int, latents: Tensor, ready: Mark) -> Preview:
+        if ready is not None:
+            ready.synchronize()
+        assert job.params.width and job.params.height
+        size = (job.params.width, job.params.height)
+        small = Image.fromarray(images.preview(latents, self._preview_map))
+        pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
+        quality = None if job.order.format == "png" else PREVIEW_QUALITY
+        return Preview(images.encode(pixels, job.order.format, self._metadata(job), quality), step)
+
+    def _metadata(self, job: Job) -> dict[str, Any]:
+        return {**job.params.as_dict(), "model": self.pipeline.model_id}

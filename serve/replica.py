@@ -51,7 +51,8 @@ class ImageReplica:
 
     async def card(self) -> ModelCard:
         card = await self.worker.card()
-        return replace(card, engines={**card.engines, "devices": devices()})
+        place = {"devices": devices(), "node": node()}
+        return replace(card, engines={**card.engines, **place})
 
     async def metrics(self) -> Sequence[Any]:
         return labelled(await self.worker.metrics(), replica=replica_name())
@@ -73,3 +74,9 @@ class ImageReplica:
 
 def devices() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def node() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())

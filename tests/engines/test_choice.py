@@ -180,6 +180,12 @@ def test_a_cpu_asked_for_is_a_cpu(
     assert engines.description["backend"] == "onnxruntime" and not loaded
 
 
+def test_another_than_the_first_gpu_is_refused_by_name(wish: Wish) -> None:
+    asked = Wish(wish.model, wish.checkpoint, device="cuda:1")
+    with pytest.raises(InvalidParams, match="device: 'cuda:1' is not allowed; .*CUDA_VISIBLE"):
+        choose_engines(asked, "tensorrt")
+
+
 def test_a_backend_asked_for_is_not_replaced(wish: Wish, loaded: list[str]) -> None:
     with pytest.raises(BackendMissing, match="tensorrt needs an NVIDIA GPU, found none here"):
         choose_engines(wish, "tensorrt")

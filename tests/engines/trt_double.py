@@ -44,6 +44,7 @@ class FakeDevice:
     captures: int = 0
     replays: int = 0
     recorded: list[Callable[[], None]] | None = None
+    capturing_stream: int = CAPTURING
 
     def stream(self) -> int:
         return STREAM
@@ -156,6 +157,7 @@ class IExecutionContext:
         return name in {t.name for t in self._spec.tensors}
 
     def is_stream_capturable(self, stream: int) -> bool:
+        assert stream == CAPTURING
         return self._library.is_capturable
 
     def execute_async_v3(self, stream_handle: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,14 @@ from tests.onnx_export.exports import Exports, OnceTraced, export_tiny, write_ti
 
 PROMPTS = 4
 """that 8-bit exports are calibrated on here: enough for numerics, not for quality"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_model_optimizer() -> None:
+    """It warns, as it is imported, of a transformers it has not met."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("modelopt.torch.quantization")
 
 
 @pytest.fixture(scope="session", autouse=True)

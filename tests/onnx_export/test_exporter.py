@@ -200,6 +200,20 @@ def test_a_full_disk_leaves_nothing(
     assert files(tmp_path) == [".export.lock"]
 
 
+def test_a_folder_of_other_things_is_not_replaced(tiny: Checkpoint, out: Path) -> None:
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    with pytest.raises(OutputError, match="needed a new or empty folder, or an export"):
+        export_tiny(tiny, out)
+    assert files(out.parent) == ["export", "export/thesis.txt"]
+
+
+def test_an_unchecked_export_is_checked_when_asked_again(tiny: Checkpoint, out: Path) -> None:
+    assert not export_tiny(tiny, out).parity
+    export(Order(tiny, "fp32", out), lambda *_: {"findings": []}, lambda _: None)
+    assert ExportFolder.open(out).parity == {"findings": []}
+
+
 def test_two_exports_to_one_place_at_once_are_refused(tiny: Checkpoint, out: Path) -> None:
     with locked(out, waits=False), pytest.raises(Busy, match="being made by process"):
         export_tiny(tiny, out)

@@ -118,3 +118,4 @@ def test_a_stream_goes_on_with_the_same_picture_when_its_replica_dies(running: S
     last = events_of(text)[-1]
     assert is_killed and last["type"] == "image_generation.completed"
     assert last["b64_json"] == expected["b64_json"]
+    assert "attempt 1 of" in running.text, "another replica was killed than the one at work"

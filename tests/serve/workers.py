@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sdxl.checkpoint import find
@@ -38,6 +39,12 @@ def running(pipeline: Pipeline | None = None, **options: Any) -> Iterator[Worker
         yield worker
     finally:
         worker.close()
+
+
+def widen(worker: Worker, rows: int) -> None:
+    """As many rows in flight, whatever a busy machine measured."""
+    loop = worker._started().denoiser.loop
+    loop.limits = replace(loop.limits, rows=rows)
 
 
 def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> Order:
