@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sdxl.arguments import Parser
 
@@ -61,12 +61,13 @@ def row(folder: EngineFolder) -> tuple[str, ...]:
         f"{folder.backend} {folder.backend_version}",
         str(folder.max_batch),
         f"{folder.size / 2**20:.1f}",
-        parity(folder.parity),
+        parity(folder),
         str(folder.folder),
     )
 
 
-def parity(figures: Mapping[str, Any]) -> str:
-    """The export check's figures of whole images, which say what the precision costs."""
-    shown = {n: v for n, v in figures.items() if isinstance(v, int | float)}
-    return " ".join(f"{name}={value:.4g}" for name, value in shown.items()) or "not checked"
+def parity(folder: EngineFolder) -> str:
+    """What the export's check found of whole pictures: what the precision costs."""
+    findings = folder.parity.get("findings", ())
+    whole = [f for f in findings if f["what"].partition(",")[0] not in folder.plans]
+    return "; ".join(f"{f['what']} {f['measured']:.4g}" for f in whole) or "not checked"

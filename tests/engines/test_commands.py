@@ -35,7 +35,9 @@ def test_a_build_is_listed_where_auto_looks(
     assert main(["engines"]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["model", "precision", "gpu", "backend"]
-    assert "tiny dddddddddddd" in row and "image_psnr_db=51.25" in row
+    assert (
+        "tiny dddddddddddd" in row and "8 pictures, PSNR in dB 51.25" in row and "clip_l" not in row
+    )
     assert str(plans_root()) in row
 
 
