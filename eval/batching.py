@@ -2,10 +2,12 @@
 
 python -m eval.batching [--model mini] [--costs costs.json]
 
-The engines' calls are measured, every bucket, deep and shallow. Then each discipline serves the
-same Poisson arrivals in simulated time, where a call takes what was measured: in flight by the
-service's own policy; static by a greedy batcher with the batch and the wait that are best for it at
-that very load; and one by one. Encoding and decoding overlap with all three alike and are left out.
+Once with equal requests, once with steps as people mix them (a static batch runs as long as its
+longest). The engines' calls are measured, every bucket, deep and shallow. Then each discipline
+serves the same Poisson arrivals in simulated time, where a call takes what was measured: in flight
+by the service's own policy; static by a greedy batcher with the batch and the wait that are best
+for it at that very load; and one by one. Encoding and decoding overlap with all three alike and are
+left out.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +28,22 @@ from sdxl.params import GenerationParams
 from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
 
 USUAL = GenerationParams()
-PLAN = deepcache.plan(USUAL.steps, USUAL.cache_interval)
+MIXES = {"20 steps each": (20,), "10, 20 or 40 steps": (10, 20, 40)}
 ROWS = 2
 IMAGES, WARM_SHARE = 2000, 0.1
 LOADS = (0.5, 0.8, 0.95)
 WAITS = (0.0, 0.25, 0.5, 1.0)
 """shares of one image's time"""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at_s: float
+    steps: int
+
+
+def plan_of(steps: int) -> deepcache.Plan:
+    return deepcache.plan(steps, USUAL.cache_interval)
 
 
 @dataclass(frozen=True)
@@ -42,10 +54,11 @@ class Device:
     limits: Limits
     shape: Shape
 
-    def batch_s(self, images: int) -> float:
+    def batch_s(self, images: int, steps: int) -> float:
         """All steps of a static batch."""
         bucket = self.limits.bucket(images * ROWS)
-        return sum(self.call_s("unet_deep" if deep else "unet_shallow", bucket) for deep in PLAN)
+        deep, shallow = self.call_s("unet_deep", bucket), self.call_s("unet_shallow", bucket)
+        return sum(deep if is_deep else shallow for is_deep in plan_of(steps))
 
     def call_s(self, network: Network, bucket: int) -> float:
         return self.costs.tick_s(Group(network, self.shape, (), bucket))
@@ -54,10 +67,10 @@ class Device:
     def batches(self) -> list[int]:
         return [bucket // ROWS for bucket in self.limits.buckets if bucket >= ROWS]
 
-    @property
-    def capacity(self) -> float:
-        """Images a second of the best static batch, always full."""
-        return max(images / self.batch_s(images) for images in self.batches)
+    def capacity(self, mix: Sequence[int]) -> float:
+        """Images a second of the best batch, always full, of equal images of the mean length."""
+        steps = round(statistics.fmean(mix))
+        return max(images / self.batch_s(images, steps) for images in self.batches)
 
 
 def measure(model: str, backend: str) -> Device:
@@ -91,23 +104,23 @@ def stored(path: Path) -> Device:
     return device_of(costs, Limits(buckets, buckets[-1]))
 
 
-def arrivals_at(rate: float, count: int = IMAGES) -> list[float]:
+def arrivals_at(rate: float, mix: Sequence[int], count: int = IMAGES) -> list[Arrival]:
     chance, now, found = random.Random(1), 0.0, []
     for _ in range(count):
         now += chance.expovariate(rate)
-        found.append(now)
+        found.append(Arrival(now, chance.choice(mix)))
     return found
 
 
-def in_flight(device: Device, arrivals: Sequence[float]) -> list[float]:
+def in_flight(device: Device, arrivals: Sequence[Arrival]) -> list[float]:
     latencies = [0.0] * len(arrivals)
     flights: dict[int, Flight] = {}
     now, coming = 0.0, 0
     while coming < len(arrivals) or flights:
         if not flights:
-            now = max(now, arrivals[coming])
-        while coming < len(arrivals) and arrivals[coming] <= now:
-            flights[coming] = Flight(coming, device.shape, ROWS, PLAN)
+            now = max(now, arrivals[coming].at_s)
+        while coming < len(arrivals) and arrivals[coming].at_s <= now:
+            flights[coming] = Flight(coming, device.shape, ROWS, plan_of(arrivals[coming].steps))
             coming += 1
         plan = plan_tick(list(flights.values()), device.limits, now)
         for id_ in plan.admitted:
@@ -116,30 +129,29 @@ def in_flight(device: Device, arrivals: Sequence[float]) -> list[float]:
         for id_ in (id_ for group in plan.groups for id_ in group.ids):
             flights[id_] = flights[id_].advanced()
             if flights[id_].is_done:
-                latencies[id_] = now - arrivals[id_]
+                latencies[id_] = now - arrivals[id_].at_s
                 del flights[id_]
     return latencies
 
 
 def static(
-    device: Device, arrivals: Sequence[float], most: int, wait_s: float = 0.0
+    device: Device, arrivals: Sequence[Arrival], most: int, wait_s: float = 0.0
 ) -> list[float]:
     """Starts with what is queued once it is full, or the first has waited long enough."""
-    latencies, now, first = [], 0.0, 0
+    latencies: list[float] = []
+    now, first = 0.0, 0
     while first < len(arrivals):
-        full = arrivals[min(first + most, len(arrivals)) - 1]
-        now = max(now, min(full, arrivals[first] + wait_s))
-        taken = first
-        while taken < len(arrivals) and taken - first < most and arrivals[taken] <= now:
-            taken += 1
-        now += device.batch_s(taken - first)
-        latencies += [now - arrival for arrival in arrivals[first:taken]]
-        first = taken
+        full_s = arrivals[min(first + most, len(arrivals)) - 1].at_s
+        now = max(now, min(full_s, arrivals[first].at_s + wait_s))
+        batch = [a for a in arrivals[first : first + most] if a.at_s <= now]
+        now += device.batch_s(len(batch), max(arrival.steps for arrival in batch))
+        latencies += [now - arrival.at_s for arrival in batch]
+        first += len(batch)
     return latencies
 
 
-def best_static(device: Device, arrivals: Sequence[float]) -> tuple[list[float], str]:
-    alone_s = device.batch_s(1)
+def best_static(device: Device, arrivals: Sequence[Arrival]) -> tuple[list[float], str]:
+    alone_s = device.batch_s(1, USUAL.steps)
     tried = {
         f"batch {most}, wait {wait * alone_s:.3f} s": static(device, arrivals, most, wait * alone_s)
         for most in device.batches
@@ -159,27 +171,29 @@ def p99(latencies: Sequence[float]) -> float:
 
 
 def table(device: Device) -> str:
-    lines = [
-        f"{device.limits.rows} rows in flight; best static batch {device.capacity:.2f} images/s; "
-        f"one image alone {device.batch_s(1):.3f} s",
-        f"{'load':<6}{'discipline':<12}{'mean s':>9}{'p99 s':>9}{'p99, in flight over it':>24}",
-    ]
-    for load in LOADS:
-        arrivals = arrivals_at(load * device.capacity)
-        ours = in_flight(device, arrivals)
-        greedy, name = best_static(device, arrivals)
-        disciplines = {
-            "in flight": (ours, ""),
-            "static": (greedy, name),
-            "one by one": (static(device, arrivals, 1), ""),
-        }
-        for title, (latencies, note) in disciplines.items():
-            mean = statistics.fmean(settled(latencies))
-            ratio = p99(ours) / p99(latencies)
-            lines.append(
-                f"{load:<6.0%}{title:<12}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>24.2f}  {note}"
-            )
+    lines = [f"{device.limits.rows} rows in flight"]
+    for name, mix in MIXES.items():
+        capacity = device.capacity(mix)
+        lines.append(f"\n{name}; 100% is {capacity:.2f} images/s")
+        lines.append(
+            f"{'load':<6}{'discipline':<12}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
+        )
+        for load in LOADS:
+            lines += rows(device, arrivals_at(load * capacity, mix), load)
     return "\n".join(lines)
+
+
+def rows(device: Device, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
+    ours = in_flight(device, arrivals)
+    greedy, name = best_static(device, arrivals)
+    disciplines = {
+        "in flight": (ours, ""),
+        "static": (greedy, name),
+        "one by one": (static(device, arrivals, 1), ""),
+    }
+    for title, (latencies, note) in disciplines.items():
+        mean, ratio = statistics.fmean(settled(latencies)), p99(ours) / p99(latencies)
+        yield f"{load:<6.0%}{title:<12}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
 
 SMOOTHING = 0.2
 """share of a new measurement in the running mean; an outlier counts at most twice the mean"""
-KNEE_TOLERANCE = 0.1
+KNEE_TOLERANCE = 0.03
 """a bucket is on the knee when its cost per row is within this of the best"""
 SHALLOW_SHARE = 0.048
 """a shallow step's arithmetic over a deep one's, until both are measured"""

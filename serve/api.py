@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def create_app(
 
 
 def open_store(settings: ServeSettings) -> ResultStore:
-    folder = settings.results_dir or str(Path(tempfile.gettempdir()) / "sdxl-results")
+    private = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
+    folder = settings.results_dir or str(private)
     return ResultStore(Path(folder), settings.results_ttl_s, settings.results_max_bytes)
 
 
