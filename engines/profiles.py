@@ -57,6 +57,14 @@ def profiles(
     return [*(_profile(spec, axes, axes, axes) for axes in exact), wide]
 
 
+def latent_sides(spec: ModelSpec, found: Sequence[Profile]) -> tuple[int, int]:
+    """The smallest and the largest side that the widest profile takes."""
+    tensor = next(t for t in spec.inputs if "latent_h" in t.dims)
+    low, _, high = found[-1].ranges[tensor.name]
+    axis = tensor.dims.index("latent_h")
+    return low[axis], high[axis]
+
+
 def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
     """The first profile that takes these shapes."""
     for index, profile in enumerate(found):

@@ -11,7 +11,7 @@ from engines.cuda_device import CudaDevice
 from engines.engine_folder import EngineError, EngineFolder
 from engines.flavours import Flavour
 from engines.gpus import cuda_fence
-from engines.profiles import buckets
+from engines.profiles import buckets, latent_sides
 from engines.tensorrt_engine import Device, Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
 
@@ -32,6 +32,7 @@ CAPTURED = ("unet_deep", "unet_shallow")
 def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
     """For engines that run here: ask `EngineFolder.mismatch` first."""
     device = torch.device("cuda", torch.cuda.current_device())
+    deep = folder.plans["unet_deep"]
     return Engines(
         folder.arch,
         open_plans(folder, flavour, flavour.load(), CudaDevice(device)),
@@ -40,6 +41,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
         buckets=buckets(folder.max_batch),
         fence=cuda_fence,
         depth=1,
+        latent_sides=latent_sides(deep.spec, deep.profiles),
         description={
             "backend": folder.backend,
             "precision": folder.precision,

@@ -5,7 +5,7 @@ It runs the graphs in ONNX Runtime on the CPU, and says what of a graph's arithm
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from onnx_export.pictures import Subject, clip_score, paint, psnr, subject_of
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS
-from sdxl.engine import Engines, call, torch_dtype
+from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.specs import Architecture, ModelSpec
 
 AXES = (
@@ -30,13 +30,16 @@ AXES = (
 )
 """Two shapes, one of them not square and odd, and one row."""
 
-GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.15, "fp8": 0.15}
+GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.05, "fp8": 0.08}
 """fp32: the largest difference, over the largest value where that is above 1. Else: the
 difference's norm over the value's; of the 8-bit UNets to the same rounding in torch, where a value
 near the middle of two steps may go the other way, and then all behind it."""
 PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0}
 """PSNR in dB, least; 8-bit pictures are held to their CLIP score"""
 SCORE_BOUND = 0.005
+
+
+Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 class CheckFailed(RuntimeError):
@@ -104,10 +107,10 @@ class _Run:
 
     def findings(self) -> Iterator[Finding]:
         whole = self.torch(*NETWORK_FOLDERS)
-        expected, pictures = self.outputs(whole), self.paint(whole)
+        expected, pictures = self.outputs(whole, row_by_row), self.paint(whole)
         del whole
         if self.is_quantised:
-            expected |= self.outputs(self.torch("unet"))
+            expected |= self.outputs(self.torch("unet"), row_by_row)
         graphs = self.graphs()
         found = self.outputs(graphs)
         for name in self.export.graphs:
@@ -126,7 +129,9 @@ class _Run:
             self.note = half_coverage(self.export)
         return load_onnxruntime(self.export)
 
-    def outputs(self, engines: Engines) -> dict[str, list[dict[str, Tensor]]]:
+    def outputs(
+        self, engines: Engines, caller: Caller = call
+    ) -> dict[str, list[dict[str, Tensor]]]:
         """Of each network, at all AXES."""
         vocabulary = min(
             self.order.checkpoint.config(part)["vocab_size"]
@@ -140,7 +145,7 @@ class _Run:
                 inputs = example_inputs(spec, axes, self.export.arch, vocabulary)
                 dtypes = {t.name: torch_dtype(t) for t in engine.spec.inputs}
                 cast = {n: value.to(dtypes[n]) for n, value in inputs.items()}
-                results[name].append(call(engine, self.export.arch, cast))
+                results[name].append(caller(engine, self.export.arch, cast))
         return results
 
     def paint(self, engines: Engines) -> Tensor:
@@ -175,6 +180,19 @@ class _Run:
             scores = [clip_score(images[:scored], prompts) for images in (found, expected)]
             what = f"CLIP score of {scored} pictures, change"
             yield Finding(what, abs(scores[0] / scores[1] - 1), SCORE_BOUND)
+
+
+def row_by_row(
+    engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """As a call with all rows. PyTorch's GroupNorm on a CPU loses two digits where it takes several
+    rows at once: 7e-5 of the embedded VAE's values, against 1e-6."""
+    rows = next(iter(inputs.values())).shape[0]
+    results = [
+        call(engine, arch, {name: value[i : i + 1] for name, value in inputs.items()})
+        for i in range(rows)
+    ]
+    return {name: torch.cat([result[name] for result in results]) for name in results[0]}
 
 
 def example_inputs(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.checkpoint import MINI, Checkpoint, quiet_loading
 from sdxl.engine import Engines
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -74,6 +74,7 @@ def clip_score(images: Tensor, prompts: Sequence[str]) -> float:
     from sdxl.images import to_pixels
     from sdxl.mini.clip import Scorer
 
-    scorer = Scorer()
+    with quiet_loading():
+        scorer = Scorer()
     pictures = scorer.image_features(to_pixels(images))
     return float(100 * (pictures * scorer.text_features(list(prompts))).sum(-1).mean())

@@ -58,6 +58,8 @@ RESBLOCK_CONVS = r".*\.resnets\.\d+\.conv[12]"
 PROJECTIONS = r".*\.attn[12]\.to_[qkv]"
 FEED_FORWARD = r".*\.ff\.net\.(0\.proj|2)"
 
+# "min-mean" is the reference's choice for SDXL, whose convolutions see rare outliers. The embedded
+# model has none: there plain maxima measured 36.1 dB against 30.1, and both keep its CLIP score.
 INT8 = Recipe(
     "int8",
     (

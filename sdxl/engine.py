@@ -46,6 +46,8 @@ class Engines:
     """Marks what was enqueued so far; calling the result waits until it is computed."""
     depth: int = 0
     """Calls that may be on their way while the host prepares the next: 0 where calls block."""
+    latent_sides: tuple[int, int] | None = None
+    """The smallest and the largest side that the engines were built for; None: any."""
     description: Mapping[str, Any] = field(default_factory=dict)
     """What runs behind them (backend, precision, …), for logs and metadata."""
 

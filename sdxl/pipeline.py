@@ -10,7 +10,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,7 +59,12 @@ class Pipeline:
 
     @property
     def sizes(self) -> Sizes:
-        return self.checkpoint.sizes
+        """What the model takes, as far as the engines were built for it."""
+        sizes = self.checkpoint.sizes
+        if self.engines.latent_sides is None:
+            return sizes
+        low, high = (side * self.engines.arch.vae_scale for side in self.engines.latent_sides)
+        return replace(sizes, minimum=max(sizes.minimum, low), maximum=min(sizes.maximum, high))
 
     def resolve(self, params: GenerationParams) -> GenerationParams:
         return params.resolve(self.sizes, lambda: secrets.randbelow(2**32))

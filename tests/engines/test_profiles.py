@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.profiles import buckets, choose, profiles
+from engines.profiles import buckets, choose, latent_sides, profiles
 from engines.targets import TARGETS
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
 from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, network_specs
@@ -71,3 +71,10 @@ def test_what_no_profile_takes_is_refused_with_what_one_would() -> None:
     spec = SPECS["unet_deep"]
     with pytest.raises(ShapeError, match=r"'context' has shape .2, 308, 2048., the engine was"):
         choose(spec.name, profiles(spec, SDXL_1_0, 4), shapes(spec, tokens=308))
+
+
+def test_the_sides_that_the_widest_profile_takes() -> None:
+    for spec in network_specs(SDXL_1_0, "float16").values():
+        if not spec.name.startswith("clip"):
+            found = profiles(spec, SDXL_1_0, 8)
+            assert latent_sides(spec, found) == (64, 256), spec.name

@@ -64,7 +64,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
             recipe = RECIPES[precision]
             prompts = tuple(calibration_prompts(checkpoint, None, recipe)[:PROMPTS])
         order = Order(checkpoint, precision, root / precision, prompts=prompts)
-        subject = subject_of(checkpoint, compared=2, scored=8)
+        subject = subject_of(checkpoint, compared=2, scored=16)
         return export(order, lambda made, order, say: check(made, order, say, subject))
 
     return exported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,3 +191,10 @@ def test_sizes_the_model_does_not_allow_are_refused(mini: Pipeline) -> None:
     ]:
         with pytest.raises(InvalidParams, match=field):
             mini.generate([params])
+
+
+def test_sizes_the_engines_were_not_built_for_are_refused_before_they_run(mini: Pipeline) -> None:
+    built = replace(mini, engines=replace(mini.engines, latent_sides=(8, 32)))
+    assert (built.sizes.minimum, built.sizes.maximum) == (64, 256)
+    with pytest.raises(InvalidParams, match="264"):
+        built.resolve(GenerationParams("a", width=264))
