@@ -16,9 +16,9 @@ from typing import Any
 
 from engines.digests import Digests, sha256_of
 from engines.listed_files import Listing
-from engines.spec_json import difference, spec_as_dict, spec_from_dict
+from engines.spec_json import outdated, spec_as_dict, spec_from_dict
 from sdxl.files import write_atomic
-from sdxl.specs import CUTS, Architecture, Cut, ModelSpec, network_specs
+from sdxl.specs import CUTS, Architecture, Cut, ModelSpec
 
 FORMAT = 1
 FILE = "export.json"
@@ -130,13 +130,8 @@ class ExportFolder:
 
     def check_specs(self) -> None:
         """The five graphs have today's tensors: names, dims and types."""
-        for name in network_specs(self.arch, cut=self.cut):
-            if name not in self.graphs:
-                raise ExportError(f"{self.folder / FILE}: graph {name!r} is missing; export again")
-            found = self.graphs[name].spec
-            needed = network_specs(self.arch, found.outputs[0].dtype, self.cut)[name]
-            if wrong := difference(found, needed):
-                raise ExportError(f"{self.folder / FILE}: {wrong}; export again")
+        if wrong := outdated(self.specs, self.arch, self.cut):
+            raise ExportError(f"{self.folder / FILE}: {wrong}; export again")
 
     @property
     def _listing(self) -> Listing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdxl.specs import ModelSpec, TensorSpec
+from sdxl.specs import Architecture, Cut, ModelSpec, TensorSpec, network_specs
 
 SIDES = ("inputs", "outputs")
 
@@ -28,6 +28,18 @@ def difference(found: ModelSpec, needed: ModelSpec) -> str | None:
         theirs, ours = getattr(found, side), getattr(needed, side)
         if theirs != ours:
             return f"{found.name} has the {side} {_shown(theirs)}; needed {_shown(ours)}"
+    return None
+
+
+def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
+    """What keeps these from being today's networks, in words: names, dims and types."""
+    for name in network_specs(arch, cut=cut):
+        if name not in specs:
+            return f"{name!r} is missing"
+        found = specs[name]
+        needed = network_specs(arch, found.outputs[0].dtype, cut)[name]
+        if wrong := difference(found, needed):
+            return wrong
     return None
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from engines.export_folder import ExportFolder
 from engines.onnxruntime_engine import load_onnxruntime
 from onnx_export.coverage import half_coverage
-from onnx_export.exporter import Order, Say, changed_file, load_parts
+from onnx_export.exporter import Say, changed_file, load_parts
+from onnx_export.order import Order
 from onnx_export.pictures import Subject, clip_score, paint, psnr, subject_of
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines

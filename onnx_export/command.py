@@ -18,7 +18,7 @@ from sdxl.params import InvalidParams
 from sdxl.specs import CUTS
 
 if TYPE_CHECKING:
-    from onnx_export.exporter import Order
+    from onnx_export.order import Order
 
 
 class PackageMissing(RuntimeError):
@@ -86,8 +86,8 @@ def check_packages(options: argparse.Namespace) -> None:
 
 def read_order(options: argparse.Namespace) -> Order:
     from onnx_export.calibration import calibration_prompts
-    from onnx_export.exporter import Order
     from onnx_export.lora import Lora
+    from onnx_export.order import Order
     from sdxl.checkpoint import find
 
     loras = tuple(Lora.parse(text) for text in options.lora)
@@ -110,8 +110,8 @@ def check_folder(options: argparse.Namespace) -> int:
     """Measure an export anew, against the model it says it was made from."""
     from engines.export_folder import ExportError
     from onnx_export.check import check
-    from onnx_export.exporter import Order
     from onnx_export.lora import Lora
+    from onnx_export.order import Order
     from sdxl.checkpoint import find
 
     export = ExportFolder.open(Path(options.check), verify=True)

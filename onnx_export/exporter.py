@@ -26,6 +26,7 @@ from engines.publishing import link_or_copy, locked, publish
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
 from onnx_export.lora import Lora, fuse
+from onnx_export.order import Order
 from onnx_export.quantisation import Quantised
 from onnx_export.recipes import RECIPES
 from onnx_export.stored import Stored, unchanged_places, write_tensors
@@ -33,36 +34,13 @@ from onnx_export.tracing import trace
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
 from sdxl.engine import torch_dtype
 from sdxl.files import OutputError, write_atomic
-from sdxl.specs import Cut, ModelSpec, network_specs
+from sdxl.specs import ModelSpec
 
 REPORT = "quantisation.json"
 ADAPTED = ("text_encoder", "text_encoder_2", "unet")
 """the parts that a LoRA may change, and those that a calibration runs"""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is exported, to where."""
-
-    checkpoint: Checkpoint
-    precision: str
-    out: Path
-    cut: Cut = "reference"
-    loras: tuple[Lora, ...] = ()
-    prompts: tuple[str, ...] = ()
-    """for calibration"""
-    is_forced: bool = False
-
-    @property
-    def specs(self) -> dict[str, ModelSpec]:
-        """8-bit UNets compute in halves where they are not quantised. The VAE stays float32:
-        SDXL's overflows in half precision."""
-        dtype = "float32" if self.precision == "fp32" else "float16"
-        specs = network_specs(self.checkpoint.arch, dtype, self.cut)
-        whole = network_specs(self.checkpoint.arch, "float32", self.cut)
-        return {**specs, "vae_decoder": whole["vae_decoder"]}
 
 
 Check = Callable[[ExportFolder, Order, Say], Mapping[str, Any]]

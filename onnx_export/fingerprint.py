@@ -9,13 +9,11 @@ import hashlib
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from onnx_export.order import Order
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import NETWORK_FOLDERS
-
-if TYPE_CHECKING:
-    from onnx_export.exporter import Order
 
 LIBRARIES = ("torch", "onnxscript", "onnx_ir", "diffusers", "transformers")
 SOURCES = (

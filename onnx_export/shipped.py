@@ -14,7 +14,8 @@ from engines.export_folder import ExportError, ExportFolder
 from engines.publishing import publish
 from engines.shipped import GRAPHS
 from onnx_export.check import check
-from onnx_export.exporter import Order, export
+from onnx_export.exporter import export
+from onnx_export.order import Order
 from sdxl.checkpoint import find
 
 

@@ -75,7 +75,7 @@ def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX)
         (lambda d: (d / "manifest.json").write_text("[]"), "not a manifest"),
         (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, needed 1"),
         (lambda d: edit(d, lambda v: v.pop("gpu")), "not a manifest .*gpu"),
-        (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "plan 'clip_l' is missing"),
+        (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: (d / "clip_l.plan").unlink(), "clip_l.plan: not there"),
         (lambda d: os.truncate(d / "clip_l.plan", 9), "clip_l.plan: has 9 bytes, needed"),
         (lambda d: flip_a_byte(d / "unet_deep.plan"), "unet_deep.plan: has sha256 .*, needed"),

@@ -62,7 +62,7 @@ def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:
             lambda d: edit(d, lambda v: v.update(precision="int4")),
             "precision 'int4', needed one of",
         ),
-        (lambda d: edit(d, lambda v: v["graphs"].pop("clip_l")), "graph 'clip_l' is missing"),
+        (lambda d: edit(d, lambda v: v["graphs"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: (d / "clip_g.onnx").unlink(), "clip_g.onnx: not there"),
         (lambda d: cut_off(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, needed"),
         (lambda d: flip_a_byte(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, needed"),

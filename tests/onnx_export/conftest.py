@@ -14,7 +14,8 @@ from engines.export_folder import ExportFolder
 from onnx_export import exporter
 from onnx_export.calibration import calibration_prompts
 from onnx_export.check import check
-from onnx_export.exporter import Order, export
+from onnx_export.exporter import export
+from onnx_export.order import Order
 from onnx_export.pictures import subject_of
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find

@@ -9,7 +9,8 @@ import onnx_ir as ir
 from torch import nn
 
 from engines.export_folder import ExportFolder
-from onnx_export.exporter import Order, export, unchecked
+from onnx_export.exporter import export, unchecked
+from onnx_export.order import Order
 from onnx_export.random_weights import Configs, write_checkpoint
 from onnx_export.tracing import trace
 from sdxl.checkpoint import Checkpoint

@@ -11,7 +11,8 @@ import torch
 
 from engines.export_folder import ExportFolder
 from onnx_export.check import CheckFailed, Finding, check
-from onnx_export.exporter import Order, export
+from onnx_export.exporter import export
+from onnx_export.order import Order
 from onnx_export.pictures import psnr, subject_of
 from sdxl.checkpoint import Checkpoint
 from tests.onnx_export.exports import Exports, Said

@@ -19,7 +19,8 @@ from engines.onnxruntime_engine import load_onnxruntime
 from engines.publishing import Busy, locked
 from onnx_export import exporter
 from onnx_export.check import AXES, GRAPH_BOUNDS, example_inputs, largest_difference, row_by_row
-from onnx_export.exporter import Order, export
+from onnx_export.exporter import export
+from onnx_export.order import Order
 from onnx_export.reference import torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import call, torch_dtype

@@ -1,0 +1,33 @@
+"""What one export is to make, and where. It makes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx_export.lora import Lora
+from sdxl.checkpoint import Checkpoint
+from sdxl.specs import Cut, ModelSpec, network_specs
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is exported, to where."""
+
+    checkpoint: Checkpoint
+    precision: str
+    out: Path
+    cut: Cut = "reference"
+    loras: tuple[Lora, ...] = ()
+    prompts: tuple[str, ...] = ()
+    """for calibration"""
+    is_forced: bool = False
+
+    @property
+    def specs(self) -> dict[str, ModelSpec]:
+        """8-bit UNets compute in halves where they are not quantised. The VAE stays float32:
+        SDXL's overflows in half precision."""
+        dtype = "float32" if self.precision == "fp32" else "float16"
+        specs = network_specs(self.checkpoint.arch, dtype, self.cut)
+        whole = network_specs(self.checkpoint.arch, "float32", self.cut)
+        return {**specs, "vae_decoder": whole["vae_decoder"]}
