@@ -6,6 +6,8 @@ PYTHON_OF_VENV := $(VENV)/bin/python
 # The stamp is named after what was installed: touching a file reinstalls nothing, changing it does.
 INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 CAPTIONS := docs/demo_captions.txt
+# What `setup` installs; the Dockerfile asks for a copy with other extras instead.
+PACKAGE := -e '.[dev]'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve load demo test test-long check format bench mini-onnx full-size clean
@@ -55,7 +57,7 @@ clean: ## remove what these commands made
 
 $(INSTALLED):
 	@$(call make_venv)
-	$(PYTHON_OF_VENV) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PYTHON_OF_VENV) -m pip install --quiet -c constraints.txt $(PACKAGE)
 	@rm -f $(VENV)/.installed-* && touch $@
 
 # The first interpreter that is new enough and can make an environment; a version manager's shim

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,10 @@ from serve.generations import Generations
 from serve.keys import Keyring, RateLimiter
 from serve.openai_images import ErrorBody, ImageRequest, ImagesResponse, Model, ModelList
 from serve.orders import ImageBackend, ModelCard
-from serve.results import ResultStore
+from serve.results import ResultStore, folder_of
 from serve.settings import ServeSettings
+from serve.traced import Traced
+from serve.tracing import tracer_to
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,9 @@ def create_app(
     # The last one added is the outermost.
     app.add_middleware(Conversation, settings=settings)
     app.add_middleware(Gate, keyring=keyring)
+    tracer = tracer_to(settings.trace_to)
+    if tracer is not None:
+        app.add_middleware(Traced, tracer=tracer)
     app.add_middleware(Envelope, front=front)
     app.add_exception_handler(Problem, answer_problem)
     app.add_exception_handler(RequestValidationError, answer_invalid)
@@ -76,9 +79,8 @@ def create_app(
 
 
 def open_store(settings: ServeSettings) -> ResultStore:
-    private = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
-    folder = settings.results_dir or str(private)
-    return ResultStore(Path(folder), settings.results_ttl_s, settings.results_max_bytes)
+    folder = folder_of(settings.results_dir)
+    return ResultStore(folder, settings.results_ttl_s, settings.results_max_bytes)
 
 
 def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Generations) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import ray
 from ray import serve as ray_serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from serve.ingress import ImageIngress
 from serve.replica import ImageReplica
+from serve.results import folder_of, mark
 from serve.settings import ServeSettings, read
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
@@ -26,6 +27,12 @@ MOST_IN_FLIGHT = 64
 MAX_HTTP_REQUESTS = 10_000
 """Per HTTP front. Admission is the replicas' work, and theirs alone is honest."""
 LOAD_ATTEMPTS = 2
+SCALING: dict[str, Any] = {
+    "look_back_period_s": 20.0,
+    "upscale_delay_s": 10.0,
+    # A replica takes a while to load: one that was needed lately stays.
+    "downscale_delay_s": 300.0,
+}
 ROUTING: dict[str, Any] = {
     "request_router_class": "serve.router:EarliestFinishRouter",
     "request_routing_stats_period_s": 0.5,
@@ -41,16 +48,18 @@ def build(arguments: Mapping[str, Any]) -> Application:
 
 def application(settings: ServeSettings) -> Application:
     gpus = int(ray.cluster_resources().get("GPU", 0))
-    count = settings.replicas or max(gpus, 1)
+    # A cluster that grows may have none yet.
+    is_gpu = settings.device == "gpu" or (settings.device == "auto" and gpus > 0)
+    fewest = settings.replicas or (1 if settings.max_replicas or not is_gpu else max(gpus, 1))
     replicas = ray_serve.deployment(name="ImageReplica")(ImageReplica).options(
-        num_replicas=count,
+        **how_many(settings, fewest),
         max_ongoing_requests=settings.queue + MOST_IN_FLIGHT,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_constructor_retry_count=LOAD_ATTEMPTS,
-        ray_actor_options=actor_options(gpus, count),
+        ray_actor_options=actor_options(is_gpu, settings.max_replicas or fewest),
         request_router_config=RequestRouterConfig(**ROUTING),
     )
     front = ray_serve.ingress()(ImageIngress)
@@ -63,13 +72,27 @@ def application(settings: ServeSettings) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         ray_actor_options={"num_cpus": 0},
     )
-    return ingress.bind(settings, replicas.bind(settings))
+    # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
+    return ingress.bind(settings, replicas.bind(settings), mark(folder_of(settings.results_dir)))
 
 
-def actor_options(gpus: int, replicas: int) -> dict[str, Any]:
+def how_many(settings: ServeSettings, fewest: int) -> dict[str, Any]:
+    if not settings.max_replicas:
+        return {"num_replicas": fewest}
+    policy = AutoscalingPolicy(
+        policy_function="serve.autoscaling:ByQueueTime",
+        policy_kwargs={"target_s": settings.target_queue_s},
+    )
+    scaling = AutoscalingConfig(
+        min_replicas=fewest, max_replicas=settings.max_replicas, policy=policy, **SCALING
+    )
+    return {"autoscaling_config": scaling}
+
+
+def actor_options(is_gpu: bool, replicas: int) -> dict[str, Any]:
     """A whole GPU each where there are any; else an even share of the cores, which Ray does not
     hand out: it would refuse a second replica on a small machine."""
-    if gpus:
+    if is_gpu:
         return {"num_gpus": 1, "num_cpus": 1}
     share = max((os.cpu_count() or 1) // replicas, 1)
     threads = {

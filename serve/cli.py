@@ -37,6 +37,7 @@ READY_TIMEOUT_S = 60.0
 """From loaded replicas to an answer through the front door."""
 FLUSH_S = 0.3
 """After the last answer has left a front, the proxy still passes it on."""
+FLUSH_TIMEOUT_S = 5.0
 
 
 class ServeFailed(RuntimeError):
@@ -108,8 +109,7 @@ def cause_of(error: RuntimeError) -> str:
 
 def until_ready(settings: ServeSettings) -> str:
     """The URL, after a picture came from it."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    url = url_of(settings)
     until_s = time.monotonic() + READY_TIMEOUT_S
     while True:
         try:
@@ -123,6 +123,12 @@ def until_ready(settings: ServeSettings) -> str:
             time.sleep(0.1)
 
 
+def url_of(settings: ServeSettings) -> str:
+    """As this machine reaches it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
 def stop(handle: Any, settings: ServeSettings) -> None:
     """Answer what was asked, refuse what comes, end every process."""
     import ray
@@ -133,6 +139,7 @@ def stop(handle: Any, settings: ServeSettings) -> None:
         return
     if handle is not None:
         drain(handle, settings.shutdown_s)
+        flush(settings)
         ray_serve.shutdown()
     ray.shutdown()
 
@@ -143,6 +150,16 @@ def drain(handle: Any, timeout_s: float) -> None:
         handle.broadcast("drain", timeout_s).results(timeout_s=timeout_s + 1)
     except Exception as error:
         say(f"not everything could be finished: {type(error).__name__}")
+
+
+def flush(settings: ServeSettings) -> None:
+    """Let the proxy pass on what the fronts have answered. A question through the same door comes
+    back behind those answers, however slow the machine is."""
+    try:
+        with urllib.request.urlopen(f"{url_of(settings)}/healthz", timeout=FLUSH_TIMEOUT_S):
+            pass
+    except OSError as error:
+        say(f"the door no longer answers: {type(error).__name__}")
     time.sleep(FLUSH_S)
 
 

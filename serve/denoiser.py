@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sdxl.cost import Costs, project
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
-from sdxl.policy import Flight, State
+from sdxl.policy import Flight, Group, State
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Watcher(Protocol):
     def preview_steps(self) -> tuple[int, ...]: ...
     def admitted(self, position: int) -> None: ...
     def started(self, at_s: float) -> None: ...
+    def ran(self, group: Group, began_s: float, ended_s: float) -> None: ...
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None: ...
     def previewed(self, step: int, latents: Tensor) -> None: ...
     def finished(self, latents: Tensor) -> None: ...
@@ -125,6 +126,13 @@ class Denoiser:
             self._thread.join(timeout_s)
 
     # -- on the loop's thread ---------------------------------------------------------------
+
+    def tell_call(self, group: Group, seconds: float) -> None:
+        """To all whose images were in an engine call that ended now."""
+        ended_s = self.loop.clock()
+        for id_ in group.ids:
+            if id_ in self._watched:
+                self._watched[id_].watcher.ran(group, ended_s - seconds, ended_s)
 
     def _run(self) -> None:
         try:

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -42,7 +42,10 @@ class Generations:
         card = await self.backend.card()
         deadline_s = self._deadline(asked, request)
         seed = secrets.randbelow(DRAWN_SEEDS)
-        orders = orders_of(asked, card, self.settings, seed, deadline_s)
+        orders = [
+            replace(order, request_id=request.state.request_id, trace=trace_of(request))
+            for order in orders_of(asked, card, self.settings, seed, deadline_s)
+        ]
         self._take_rate(request, len(orders))
         if asked.stream:
             return await self._streamed(asked, orders)
@@ -170,6 +173,10 @@ async def narrate(
                     yield text
     except Problem as problem:
         yield events.failure(problem)
+
+
+def trace_of(request: Request) -> str:
+    return str(getattr(request.state, "trace", ""))
 
 
 def size(order: Order) -> str:

@@ -12,12 +12,15 @@ from serve.api import create_app
 from serve.front import Front
 from serve.front_metrics import labelled
 from serve.replicas import Replicas, gather, replica_name
+from serve.results import check_shared
 from serve.settings import ServeSettings
 
 
 class ImageIngress:
-    def __init__(self, settings: ServeSettings, replicas: Any) -> None:
+    def __init__(self, settings: ServeSettings, replicas: Any, results_mark: str) -> None:
+        """`results_mark` is of the folder of results as whoever deployed this sees it."""
         logs.configure()
+        check_shared(settings.results_dir, results_mark)
         self.settings, self.handle, self.front = settings, replicas, Front(is_signed=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sdxl.params import GenerationParams
-from sdxl.policy import Flight
+from sdxl.policy import Flight, Group
 from serve.orders import Done, Order, Progress, Queued, Update
+from serve.tracing import Stretch
 
 News = Update | Exception
 
@@ -34,6 +35,8 @@ class Job:
     """the making of its latest picture or preview"""
     timings: dict[str, float] = field(default_factory=dict)
     """seconds by stage, as far as they have passed"""
+    stretches: list[Stretch] = field(default_factory=list)
+    """the stages and engine calls, if its request is traced"""
 
     def __post_init__(self) -> None:
         self.began_s = self.stage_s = self.clock()
@@ -60,9 +63,14 @@ class Job:
     def stage(self, name: str, now: float | None = None) -> float:
         """End a stage of the work, and say how long it took."""
         now = self.clock() if now is None else now
-        self.timings[name] = max(now - self.stage_s, 0.0)
-        self.stage_s = now
+        began_s, self.stage_s = self.stage_s, max(now, self.stage_s)
+        self.timings[name] = self.stage_s - began_s
+        self.note(name.removesuffix("_s"), began_s, self.stage_s)
         return self.timings[name]
+
+    def note(self, name: str, began_s: float, ended_s: float, **facts: str | int) -> None:
+        if self.order.trace:
+            self.stretches.append(Stretch(name, began_s, ended_s, facts))
 
     # -- Watcher ----------------------------------------------------------------------------
 
@@ -79,6 +87,9 @@ class Job:
 
     def started(self, at_s: float) -> None:
         self.stage("queue_s", at_s)
+
+    def ran(self, group: Group, began_s: float, ended_s: float) -> None:
+        self.note(group.network, began_s, ended_s, images=len(group.ids), bucket=group.bucket)
 
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
         eta_s = max(ready_s - self.clock(), 0.0)

@@ -28,6 +28,9 @@ class Order:
     """after which steps to show how the picture forms"""
     wants_progress: bool = False
     priority: Priority = Priority.INTERACTIVE
+    request_id: str = ""
+    trace: str = ""
+    """the span of its request, for the one who makes it to go on from; empty if nobody asks"""
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,15 @@ class Painter:
         except Exception as error:
             job.failed(error)
             return
+        job.stage("decode_s")
         self._make(job, partial(self._picture, job, image))
 
     def _picture(self, job: Job, image: Tensor) -> Done:
         order, pixels = job.order, images.to_pixels(image)
         file = images.encode(pixels, order.format, self._metadata(job), order.compression)
-        self.costs.decode_s = smoothed(self.costs.decode_s, job.stage("decode_s"))
+        job.stage("file_s")
+        took_s = job.timings["decode_s"] + job.timings["file_s"]
+        self.costs.decode_s = smoothed(self.costs.decode_s, took_s)
         job.timings["total_s"] = job.stage_s - job.began_s
         shallow = job.params.steps - job.deep_steps
         return Done(file, job.params, job.timings, job.deep_steps, shallow, job.prompt_tokens)

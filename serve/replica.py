@@ -13,12 +13,13 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
 
-from serve import logs
+from serve import autoscaling, logs
 from serve.errors import Problem
 from serve.front_metrics import labelled
 from serve.orders import ModelCard, Order, Update
 from serve.replicas import replica_name
 from serve.settings import ServeSettings
+from serve.tracing import tracer_to
 
 
 class ImageReplica:
@@ -37,7 +38,10 @@ class ImageReplica:
             is_deterministic=settings.deterministic,
         )
         self.worker = Worker(
-            pipeline, queue=settings.queue, max_prompt_tokens=settings.max_prompt_tokens
+            pipeline,
+            queue=settings.queue,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            tracer=tracer_to(settings.trace_to),
         )
         self.worker.start()
 
@@ -65,6 +69,11 @@ class ImageReplica:
         """Ray asks, and gives it to every router."""
         outlook = await asyncio.to_thread(self.worker.outlook)
         return {"at_s": time.time(), **asdict(outlook)}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray asks, and gives it to the policy of autoscaling.py."""
+        outlook = await asyncio.to_thread(self.worker.outlook)
+        return {autoscaling.BUSY: outlook.busy, autoscaling.QUEUE_S: outlook.queue_s}
 
     def __del__(self) -> None:
         """Ray calls it after the last order has left."""

@@ -1,11 +1,14 @@
 """Pictures that are fetched by their URL: on disk, for a while, up to a size, under names that
-cannot be guessed. Several processes may share the folder. It knows no HTTP.
+cannot be guessed. Several processes may share the folder; on several machines they must, or a
+picture that one put is not found by another. It knows no HTTP.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,10 +16,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdxl.files import prepare_folder, write_atomic
+from sdxl.params import InvalidParams
 
 NAME = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
+MARK = ".shared"
 SWEEP_S = 10.0
 """Expired files are looked for this often at most."""
+
+
+def folder_of(results_dir: str) -> Path:
+    private = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
+    return Path(results_dir) if results_dir else private
+
+
+def mark(folder: Path) -> str:
+    """What tells this folder from every other, from whichever machine one looks."""
+    prepare_folder(folder)
+    with suppress(FileExistsError), (folder / MARK).open("x") as file:
+        file.write(secrets.token_hex(16))
+    return (folder / MARK).read_text()
+
+
+def check_shared(results_dir: str, expected: str) -> None:
+    """Raises InvalidParams unless the folder here is the one that was marked."""
+    folder = folder_of(results_dir)
+    try:
+        is_same = (folder / MARK).read_text() == expected
+    except OSError:
+        is_same = False
+    if not is_same:
+        needed = "needed one folder that all nodes share; on this node it is another"
+        raise InvalidParams("results_dir", str(folder), needed)
 
 
 @dataclass

@@ -20,6 +20,7 @@ from sdxl.params import InvalidParams
 PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
 """Variables of the same prefix that are not the service's."""
+DEVICES = ("auto", "gpu", "cpu")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -32,6 +33,9 @@ class ServeSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on", 1)
     replicas: int = setting(0, "copies of the model; 0 for one per GPU, or one on a CPU", 0)
+    max_replicas: int = setting(0, "grow up to so many as the queue does; 0 for never", 0)
+    target_queue_s: float = setting(2.0, "how long images should wait at most before it grows", 0)
+    device: str = setting("auto", "gpu or cpu; auto for gpu where the cluster has one by now")
     ingresses: int = setting(1, "HTTP front ends; with several, one may die unnoticed", 1)
     model: str = setting("mini", "a folder in diffusers layout or a hub id")
     backend: str = setting("auto", "what computes the networks")
@@ -42,6 +46,7 @@ class ServeSettings:
     keys: str = setting("", "file of API keys; `sdxl key` makes one")
     insecure: bool = setting(False, "listen on a public address without keys")
     log_prompts: bool = setting(False, "write prompts into the log")
+    trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
     public_url: str = setting("", "what `url` results begin with; as the client asked unless given")
 
     queue: int = setting(64, "images that may wait at each replica", 0)
@@ -66,6 +71,12 @@ class ServeSettings:
             check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata["low"])
         if self.llm != "none":
             raise InvalidParams("llm", self.llm, "needed none: no language model is served yet")
+        if self.device not in DEVICES:
+            raise InvalidParams("device", self.device, f"needed one of {', '.join(DEVICES)}")
+        if self.max_replicas and self.max_replicas < max(self.replicas, 1):
+            raise InvalidParams("max_replicas", self.max_replicas, "needed at least `replicas`")
+        if self.max_replicas and not self.target_queue_s:
+            raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
         if self.deadline_s > self.max_deadline_s:
             raise InvalidParams("deadline_s", self.deadline_s, f"at most {self.max_deadline_s}")
         if not (self.keys or self.insecure or is_loopback(self.host)):

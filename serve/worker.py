@@ -11,23 +11,28 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from sdxl import deepcache, images
 from sdxl.cost import project
 from sdxl.inflight import InFlight, Refused
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Shape
+from sdxl.policy import Flight, Group, Shape, State
 from sdxl.specs import CHUNK
-from serve import errors, warmup
+from serve import errors, tracing, warmup
 from serve.denoiser import Denoiser
 from serve.job import Job
 from serve.orders import Done, ModelCard, Order, Update
 from serve.outcomes import as_problem
 from serve.painter import Painter
 from serve.prompt_encoder import PromptEncoder
+from serve.tracing import Stretch
 from serve.worker_metrics import MeteredCosts, WorkerMetrics
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +44,10 @@ class Outlook:
     """how long it takes with nothing else to do"""
     image_s: float
     """how much later each further image makes the next one"""
+    queue_s: float
+    """how long it would wait for its first step"""
+    busy: float
+    """the share of the rows that run"""
 
 
 @dataclass(frozen=True)
@@ -58,9 +67,11 @@ class Worker:
         queue: int = 64,
         max_prompt_tokens: int = 225,
         stall_s: float = 60.0,
+        tracer: Tracer | None = None,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
         self.max_prompt_tokens, self.stall_s = max_prompt_tokens, stall_s
+        self.tracer = tracer
         self.meters = WorkerMetrics()
         self._jobs: set[Job] = set()
         self._is_draining = False
@@ -75,6 +86,8 @@ class Worker:
         costs.on_call = self.meters.observe
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, limits, costs)
         denoiser = Denoiser(loop, self.stall_s)
+        if self.tracer is not None:
+            costs.on_call = partial(self._note_call, denoiser)
         encoder = PromptEncoder(self.pipeline, denoiser, self.max_prompt_tokens)
         denoiser.start()
         self._threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs))
@@ -105,6 +118,7 @@ class Worker:
         finally:
             if job is not None:
                 self._leave(job, threads)
+                self._trace(job, outcome)
             self.meters.ended(outcome, job.timings if job else {})
 
     async def metrics(self) -> Sequence[Any]:
@@ -139,7 +153,11 @@ class Worker:
         images = max(loop.limits.rows // flight.rows, 1)
         waiting_s = encoder.waiting * loop.costs.encode_s
         before_s = loop.costs.encode_s + waiting_s
-        return Outlook(ready_s + before_s, alone_s, alone_s / images)
+        image_s = alone_s / images
+        queue_s = (encoder.waiting + denoiser.waiting) * image_s
+        running = sum(f.rows for f in denoiser.flights if f.state is State.RUNNING)
+        busy = min(running / loop.limits.rows, 1.0)
+        return Outlook(ready_s + before_s, alone_s, image_s, queue_s, busy)
 
     def _usual_flight(self) -> Flight:
         side = self.pipeline.sizes.default // self.pipeline.engines.arch.vae_scale
@@ -186,6 +204,19 @@ class Worker:
             raise Refused(f"the queue is full ({waiting} images wait)", max(free_in_s, 0.0))
         painter = threads.painter
         return Job(order, params, self.pipeline.clock, painter.finish, painter.preview)
+
+    def _note_call(self, denoiser: Denoiser, group: Group, seconds: float) -> None:
+        self.meters.observe(group, seconds)
+        denoiser.tell_call(group, seconds)
+
+    def _trace(self, job: Job, outcome: str) -> None:
+        if self.tracer is None or not job.order.trace:
+            return
+        clock = self.pipeline.clock
+        facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.steps}
+        whole = Stretch("image", job.began_s, clock(), facts)
+        order, parts = job.order, list(job.stretches)
+        tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)
 
     def _leave(self, job: Job, threads: _Threads) -> None:
         job.is_cancelled = True

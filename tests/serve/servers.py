@@ -45,10 +45,10 @@ def post(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
 
 @contextmanager
 def listening(
-    pipeline: Pipeline | None = None, queue: int = 64, **settings: Any
+    pipeline: Pipeline | None = None, queue: int = 64, tracer: Any = None, **settings: Any
 ) -> Iterator[tuple[str, Worker]]:
     """A true server on a free loopback port: its URL, and the worker behind it."""
-    with running(pipeline, queue=queue) as worker, socket.socket() as listener:
+    with running(pipeline, queue=queue, tracer=tracer) as worker, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         app = create_app(worker, ServeSettings(**settings))
         config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")

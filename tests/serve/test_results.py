@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from serve.results import ResultStore
+from sdxl.params import InvalidParams
+from serve.results import ResultStore, check_shared, mark
+from serve.settings import ServeSettings
 
 
 @dataclass
@@ -53,6 +55,24 @@ def test_names_cannot_be_guessed_or_repeat(tmp_path: Path) -> None:
 def test_nothing_else_can_be_fetched(tmp_path: Path, name: str) -> None:
     (tmp_path / "keys.txt").write_text("secret")
     assert ResultStore(tmp_path, ttl_s=10, max_bytes=100).get(name) is None
+
+
+def test_nodes_that_do_not_share_the_folder_are_told_apart(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    known = mark(one)
+    assert mark(one) == known, "deploying again must restart nothing"
+    check_shared(str(one), known)
+    for elsewhere in (other, tmp_path / "missing"):
+        assert elsewhere.name == "missing" or mark(elsewhere) != known
+        with pytest.raises(InvalidParams, match="results_dir.*all nodes share"):
+            check_shared(str(elsewhere), known)
+
+
+def test_a_front_whose_node_does_not_share_the_folder_does_not_start(tmp_path: Path) -> None:
+    from serve.ingress import ImageIngress
+
+    with pytest.raises(InvalidParams, match="results_dir"):
+        ImageIngress(ServeSettings(results_dir=str(tmp_path)), None, mark(tmp_path / "other"))
 
 
 def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def test_booleans_read_in_every_place(tmp_path: Path) -> None:
         ("", {}, ("--deadline-s", "nan"), "deadline_s"),
         ("", {}, ("--deadline-s", "500"), "deadline_s"),
         ("", {}, ("--llm", "gpt"), "llm"),
+        ("", {}, ("--device", "tpu"), "device"),
+        ("", {}, ("--replicas", "3", "--max-replicas", "2"), "max_replicas"),
+        ("", {}, ("--max-replicas", "2", "--target-queue-s", "0"), "target_queue_s"),
     ],
 )
 def test_what_is_wrong_is_named(

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# One node of a cluster, in the foreground, as a service manager wants it:
+#   start_node.sh head                 the first node; PORT (6379) is what the others connect to
+#   start_node.sh FIRST:6379           every other
+# More arguments go to `ray start`. RAY_AUTH_TOKEN_PATH names a file with the cluster's token, the
+# same on every node: whoever has the token and reaches the ports can run anything here, and nobody
+# else. `openssl rand -hex 32` makes one. Ray's dashboard stays on loopback.
+set -euo pipefail
+: "${RAY_AUTH_TOKEN_PATH:?a file with the token of the cluster is needed}"
+test -s "$RAY_AUTH_TOKEN_PATH" || { echo "no token in $RAY_AUTH_TOKEN_PATH" >&2; exit 2; }
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH
+export RAY_USAGE_STATS_ENABLED=0
+export RAY_worker_niceness=0
+# A killed proxy is replaced in 4 s instead of 30.
+export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
+export RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=2
+
+role=${1:?head, or the address of the first node}
+shift
+if [[ $role == head ]]; then
+  exec ray start --block --head --port="${PORT:-6379}" --dashboard-host=127.0.0.1 "$@"
+else
+  exec ray start --block --address="$role" "$@"
+fi

@@ -1,0 +1,97 @@
+"""Traces: every stage of a request is a span of its own, and there is none unless asked."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from eval.trace import Collector, Span, collecting, draw
+from serve.tracing import tracer_to
+from tests.serve.servers import GENERATE, listening
+from tests.serve.services import ROOT, free_port
+from tests.serve.workers import fake_pipeline
+
+TRACE, PARENT = "a" * 32, "b" * 16
+STAGES = ("encode", "queue", "denoise", "unet_deep", "unet_shallow", "decode", "file")
+BODY = {"prompt": "a secret ring", "steps": 4, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def spans(collector: Collector) -> list[Span]:
+    """Of one request for two images, whose client brought a trace of its own."""
+    tracer = tracer_to(collector.address)
+    with listening(fake_pipeline(), tracer=tracer, trace_to=collector.address) as (url, _):
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
+        answer = httpx.post(f"{url}{GENERATE}", json={**BODY, "n": 2}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return collector.wait_for(TRACE, ("request", "image", *STAGES))
+
+
+def test_every_stage_is_a_span_below_its_image_below_its_request(spans: list[Span]) -> None:
+    (request,) = (span for span in spans if span.name == "request")
+    images = [span for span in spans if span.name == "image"]
+    assert request.parent == PARENT and len(images) == 2
+    assert {span.parent for span in images} == {request.id}
+    for image in images:
+        names = [span.name for span in spans if span.parent == image.id]
+        expected = [*STAGES, "unet_deep", "unet_shallow"]
+        assert sorted(names) == sorted(expected), "four steps are two deep and two shallow calls"
+
+
+def test_every_span_has_the_request_s_id_and_none_its_prompt(spans: list[Span]) -> None:
+    assert {span.facts["request_id"] for span in spans} == {"mine"}
+    assert not any("secret" in value for span in spans for value in span.facts.values())
+
+
+def test_stages_follow_one_another_within_their_image(spans: list[Span]) -> None:
+    image = next(span for span in spans if span.name == "image")
+    inside = {span.name: span for span in spans if span.parent == image.id}
+    order = [inside[name] for name in ("encode", "queue", "denoise", "decode", "file")]
+    slack = 1e-5
+    for before, after in itertools.pairwise(order):
+        assert before.ended_s <= after.began_s + slack, f"{before.name} ends after {after.name}"
+    assert image.began_s <= order[0].began_s + slack and order[-1].ended_s <= image.ended_s + slack
+
+
+def test_a_collector_that_is_gone_costs_no_request() -> None:
+    address = f"http://127.0.0.1:{free_port()}/v1/traces"
+    with listening(fake_pipeline(), tracer=tracer_to(address), trace_to=address) as (url, _):
+        assert httpx.post(f"{url}{GENERATE}", json=BODY).status_code == 200
+
+
+def test_a_refused_request_s_span_says_so(collector: Collector) -> None:
+    other = "c" * 32
+    with listening(fake_pipeline(), trace_to=collector.address) as (url, _):
+        headers = {"traceparent": f"00-{other}-{PARENT}-01"}
+        answer = httpx.post(f"{url}{GENERATE}", json={"prompt": 7}, headers=headers)
+        (span,) = collector.wait_for(other, ("request",))
+    assert span.facts["status"] == str(answer.status_code) == "400"
+
+
+def test_without_an_address_nothing_of_it_is_loaded() -> None:
+    code = (
+        "import sys, serve.worker, serve.api; from serve.settings import ServeSettings as S; "
+        "from tests.serve.workers import fake_pipeline; "
+        "serve.api.create_app(serve.worker.Worker(fake_pipeline()), S()); "
+        "print(*[name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert not done.stdout.split(), done.stdout
+
+
+def test_the_drawing_shows_every_span(spans: list[Span]) -> None:
+    image = next(span for span in spans if span.name == "image")
+    mine = [span for span in spans if image.id in (span.id, span.parent)]
+    assert draw(mine).count("<title>") == len(mine)
