@@ -24,8 +24,16 @@ from serve.front import Front
 from serve.gate import Gate
 from serve.generations import Generations
 from serve.keys import Keyring, RateLimiter
-from serve.openai_images import ErrorBody, ImageRequest, ImagesResponse, Model, ModelList
+from serve.openai_images import (
+    ErrorBody,
+    ImageLimits,
+    ImageRequest,
+    ImagesResponse,
+    Model,
+    ModelList,
+)
 from serve.orders import ImageBackend, ModelCard
+from serve.page import add_pages
 from serve.results import ResultStore, folder_of
 from serve.settings import ServeSettings
 from serve.traced import Traced
@@ -57,13 +65,16 @@ def create_app(
         version=sdxl.__version__,
         redirect_slashes=False,
         responses=ERRORS,
+        docs_url=None,
         redoc_url=None,
     )
     store = open_store(settings)
     generations = Generations(backend, settings, store, RateLimiter())
     add_generation_routes(app, backend, generations)
+    add_model_routes(app, backend, settings)
     add_result_route(app, store)
     add_state_routes(app, backend, front if shown else None)
+    add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
     app.add_middleware(Conversation, settings=settings)
@@ -91,9 +102,11 @@ def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Gene
             log.info("%s asks for %r", request.state.request_id, body.prompt)
         return await generations.answer(body, request)
 
+
+def add_model_routes(app: FastAPI, backend: ImageBackend, settings: ServeSettings) -> None:
     @app.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(data=[model_of(await backend.card())])
+        return ModelList(data=[model_of(await backend.card(), settings)])
 
     @app.get("/v1/models/{model_id}")
     async def retrieve_model(model_id: str) -> Model:
@@ -101,7 +114,7 @@ def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Gene
         if model_id != card.id:
             name = model_id[:100]
             raise Problem(404, f"The model {name!r} does not exist.", "model", "model_not_found")
-        return model_of(card)
+        return model_of(card, settings)
 
 
 def add_result_route(app: FastAPI, store: ResultStore) -> None:
@@ -143,8 +156,9 @@ def add_state_routes(app: FastAPI, backend: ImageBackend, front: Front | None) -
         return Response(page, media_type="text/plain; version=0.0.4")
 
 
-def model_of(card: ModelCard) -> Model:
-    return Model(id=card.id, created=card.created)
+def model_of(card: ModelCard, settings: ServeSettings) -> Model:
+    limits = ImageLimits.of(card, settings)
+    return Model(id=card.id, created=card.created, images=limits)
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:

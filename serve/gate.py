@@ -7,9 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.errors import Problem
 from serve.keys import Keyring
 
-OPEN_PATHS = ("/healthz", "/readyz")
-OPEN_PREFIXES = ("/v1/results/",)
-"""Their names cannot be guessed."""
+OPEN_PATHS = ("/healthz", "/readyz", "/")
+OPEN_PREFIXES = ("/v1/results/", "/web/")
+"""The names of results cannot be guessed; the web page's files say nothing, and ask for a key."""
 
 
 class Gate:

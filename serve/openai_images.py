@@ -137,11 +137,37 @@ class ErrorBody(Reply):
     error: ErrorDetail
 
 
+class ImageLimits(Reply):
+    """What a request for pictures may ask, for whoever builds a form."""
+
+    default_side: int
+    min_side: int
+    max_side: int
+    side_multiple: int
+    max_n: int
+    max_steps: int
+    max_prompt_chars: int
+    schedulers: tuple[str, ...] = SCHEDULERS
+
+    @classmethod
+    def of(cls, card: ModelCard, settings: ServeSettings) -> ImageLimits:
+        return cls(
+            default_side=card.sizes.default,
+            min_side=card.sizes.minimum,
+            max_side=longest_side(card, settings),
+            side_multiple=card.sizes.multiple,
+            max_n=settings.max_n,
+            max_steps=settings.max_steps,
+            max_prompt_chars=settings.max_prompt_chars,
+        )
+
+
 class Model(Reply):
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "sdxl-deepcache"
+    images: ImageLimits
 
 
 class ModelList(Reply):
@@ -222,7 +248,7 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
     sizes = card.sizes
     if asked is None or asked == "auto":
         return sizes.default, sizes.default
-    most = min(sizes.maximum, settings.max_side or sizes.maximum)
+    most = longest_side(card, settings)
     width, height = (int(side) for side in asked.split("x"))
     for side in (width, height):
         if not sizes.minimum <= side <= most or side % sizes.multiple:
@@ -232,6 +258,10 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
                 f"a multiple of {sizes.multiple} from {sizes.minimum} to {most}",
             )
     return width, height
+
+
+def longest_side(card: ModelCard, settings: ServeSettings) -> int:
+    return min(card.sizes.maximum, settings.max_side or card.sizes.maximum)
 
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:

@@ -368,8 +368,17 @@ def test_the_client_s_request_id_is_kept_if_it_is_harmless(worker: Worker) -> No
     asyncio.run(scenario())
 
 
-OPEN = ("/healthz", "/readyz", "/v1/results/unknown")
-CLOSED = ("/v1/models", "/metrics", "/docs", "/openapi.json", "/nowhere", "/v1/images/generations")
+OPEN = ("/healthz", "/readyz", "/v1/results/unknown", "/", "/web/main.js", "/web/nowhere")
+CLOSED = (
+    "/v1/models",
+    "/metrics",
+    "/docs",
+    "/docs/start.js",
+    "/openapi.json",
+    "/nowhere",
+    "/web",
+    "/v1/images/generations",
+)
 
 
 def test_with_keys_every_route_is_closed_but_the_named_ones(worker: Worker, tmp_path: Path) -> None:

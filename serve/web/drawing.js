@@ -1,0 +1,32 @@
+// One request from its first event to its last: what arrives goes to the tiles, and each finished
+// picture to whoever keeps them.
+
+import { requestOf } from "./parameters.js";
+import { parametersIn } from "./picture_file.js";
+import { generate, ServiceError } from "./service.js";
+
+/** Resolves to the pictures, in the order of the tiles. `onDone(picture, tile)` hears of each. */
+export async function draw(settings, tiles, signal, onDone) {
+  const pictures = [];
+  for await (const event of generate(requestOf(settings), signal)) {
+    const tile = tiles[event.image_index];
+    const kind = event.type.split(".")[1];
+    if (kind === "progress") tile.progress(event);
+    if (kind === "partial_image") tile.preview(event.b64_json, event.step / settings.steps);
+    if (kind === "completed") {
+      const picture = await pictureOf(event);
+      pictures[event.image_index] = picture;
+      onDone(picture, tile);
+    }
+  }
+  if (pictures.filter(Boolean).length < tiles.length) throw new ServiceError(0);
+  return pictures;
+}
+
+/** The file itself says what it was made from. */
+async function pictureOf({ b64_json, timings }) {
+  const bytes = Uint8Array.from(atob(b64_json), (character) => character.charCodeAt(0));
+  const file = new Blob([bytes], { type: "image/png" });
+  const seconds = timings.total_s - (timings.queue_s ?? 0);
+  return { file, params: await parametersIn(file), seconds, made: Date.now() };
+}

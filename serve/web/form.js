@@ -1,0 +1,111 @@
+// The form: what it holds as a settings object, and back. It remembers itself between visits.
+
+import { byId, make } from "./elements.js";
+import { cacheWords } from "./parameters.js";
+
+const DRAFT = "settings";
+const DEFAULTS = {
+  prompt: "",
+  negative_prompt: "",
+  n: 1,
+  size: "auto",
+  steps: 20,
+  guidance: 5,
+  seed: "",
+  scheduler: "euler",
+  cache_interval: 2,
+};
+const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
+const LABELS = {
+  cache_interval: (value) => (value === "1" ? "Off" : value),
+  n: (value) => value,
+};
+
+const form = byId("ask");
+
+export function readForm() {
+  const { prompt, negative_prompt, n, size, steps, guidance, seed, scheduler, cache_interval } =
+    Object.fromEntries(new FormData(form));
+  return {
+    prompt: prompt.trim(),
+    negative_prompt: negative_prompt.trim(),
+    n: Number(n),
+    size,
+    steps: Number(steps),
+    guidance: Number(guidance),
+    seed: seed.trim(),
+    scheduler,
+    cache_interval: Number(cache_interval),
+  };
+}
+
+export function writeForm(settings) {
+  for (const name of Object.keys(DEFAULTS).filter((name) => name in settings)) {
+    offer(name, String(settings[name]));
+    form.elements[name].value = settings[name];
+  }
+  changed();
+}
+
+/** Everything but the prompt as it was at first. */
+export const resetForm = () => writeForm({ ...DEFAULTS, prompt: form.elements.prompt.value });
+
+export function startForm() {
+  for (const place of form.querySelectorAll(".choice")) {
+    for (const value of place.dataset.values.split(" ")) offer(place.dataset.name, value);
+  }
+  for (const name of ["size", "scheduler"]) offer(name, DEFAULTS[name]);
+  writeForm({ ...DEFAULTS, ...JSON.parse(localStorage.getItem(DRAFT) ?? "{}") });
+  form.addEventListener("input", changed);
+}
+
+/** What the model allows, from GET /v1/models. */
+export function limitForm(images) {
+  form.elements.steps.max = images.max_steps;
+  form.elements.prompt.maxLength = images.max_prompt_chars;
+  for (const size of sizesWithin(images)) offer("size", size);
+  for (const scheduler of images.schedulers) offer("scheduler", scheduler);
+  for (const radio of form.querySelectorAll("[name=n]")) {
+    radio.closest("label").hidden = Number(radio.value) > images.max_n;
+  }
+  const automatic = form.elements.size.querySelector("[value=auto]");
+  automatic.textContent = `${images.default_side} × ${images.default_side}`;
+}
+
+function changed() {
+  const settings = readForm();
+  localStorage.setItem(DRAFT, JSON.stringify(settings));
+  for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  const interval = settings.cache_interval;
+  byId("cache-hint").textContent =
+    interval === 1
+      ? "DeepCache off: the whole network in every step, the exact model."
+      : `DeepCache: the whole network in ${cacheWords(interval)}, 5% of it in the others.`;
+}
+
+/** A choice that a list does not have yet; a restored picture may have any. */
+function offer(name, value) {
+  const list = form.elements[name];
+  const place = form.querySelector(`.choice[data-name=${name}]`);
+  if (place && !place.querySelector(`[value="${value}"]`)) {
+    const input = make("input", { type: "radio", name, value });
+    place.append(make("label", {}, input, make("span", {}, LABELS[name](value))));
+  }
+  if (list?.tagName === "SELECT" && !list.querySelector(`[value="${value}"]`)) {
+    list.append(make("option", { value }, value.replace("x", " × ").replaceAll("_", " ")));
+  }
+}
+
+function sizesWithin({ default_side, min_side, max_side, side_multiple }) {
+  const fit = (side) => {
+    const rounded = Math.round(side / side_multiple) * side_multiple;
+    return Math.min(Math.max(rounded, min_side), max_side);
+  };
+  // Of about as many pixels as the model's own square.
+  const sizes = SHAPES.slice(1).map(([across, down]) => {
+    const scale = default_side / Math.sqrt(across * down);
+    return `${fit(across * scale)}x${fit(down * scale)}`;
+  });
+  const double = fit(default_side * 2);
+  return double > default_side ? [...sizes, `${double}x${double}`] : sizes;
+}

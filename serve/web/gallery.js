@@ -1,0 +1,81 @@
+// The gallery: every picture that was made in this browser, the newest first.
+
+import { ask } from "./dialogs.js";
+import { byId, make } from "./elements.js";
+import { notify } from "./notices.js";
+import { secondsWords } from "./parameters.js";
+import * as store from "./store.js";
+import { openViewer } from "./viewer.js";
+
+const PAGE = 48;
+
+/** The newest first. Each has a `url` as long as the page lives. */
+let pictures = [];
+let shown = PAGE;
+
+export async function startGallery() {
+  byId("older").addEventListener("click", () => {
+    shown += PAGE;
+    render();
+  });
+  byId("clear").addEventListener("click", clear);
+  try {
+    pictures = (await store.kept()).reverse().map(withUrl);
+  } catch {
+    notify("This browser lets the page keep nothing: the gallery lasts until it is closed.");
+  }
+  render();
+}
+
+/** Shows it at once, and keeps it. */
+export function addPicture(picture) {
+  const added = withUrl(picture);
+  pictures.unshift(added);
+  render();
+  store.keep(picture).then(
+    (id) => { added.id = id; },
+    () => notify("There is no room for more pictures in this browser. Remove some."),
+  );
+  return added;
+}
+
+export const open = (picture) => openViewer(picture, { neighbour, remove });
+
+const withUrl = (picture) => ({ ...picture, url: URL.createObjectURL(picture.file) });
+
+/** Towards the older ones with 1, the newer with -1. */
+const neighbour = (picture, step) => pictures[pictures.indexOf(picture) + step];
+
+async function remove(picture) {
+  pictures = pictures.filter((each) => each !== picture);
+  render();
+  if (picture.id !== undefined) await store.remove(picture.id);
+}
+
+async function clear() {
+  if ((await ask(byId("confirm-dialog"))) !== "yes") return;
+  pictures = [];
+  render();
+  await store.removeAll();
+}
+
+function render() {
+  byId("thumbs").replaceChildren(...pictures.slice(0, shown).map(thumb));
+  byId("older").hidden = pictures.length <= shown;
+  byId("clear").hidden = pictures.length === 0;
+  byId("gallery-note").textContent = pictures.length
+    ? `${pictures.length} kept in this browser alone`
+    : "What you make is kept in this browser alone.";
+}
+
+function thumb(picture) {
+  const { prompt, cache_interval: interval } = picture.params;
+  const image = make("img", { src: picture.url, alt: "", loading: "lazy" });
+  const facts = `${secondsWords(picture.seconds)}, DeepCache ${interval > 1 ? interval : "off"}`;
+  const words = make("span", { class: "words" }, prompt);
+  const label = `Open: ${prompt}, ${facts}`;
+  const button = make("button", { "aria-label": label, title: prompt }, image, words,
+    make("span", { class: "hint" }, facts));
+  button.addEventListener("click", () => open(picture));
+  return make("li", {}, button);
+}

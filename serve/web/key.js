@@ -1,0 +1,27 @@
+// The API key: for this tab, or in this browser if its owner says so.
+
+import { byId } from "./elements.js";
+import { ask } from "./dialogs.js";
+
+const NAME = "api-key";
+
+export const storedKey = () => sessionStorage.getItem(NAME) ?? localStorage.getItem(NAME);
+
+export function forgetKey() {
+  sessionStorage.removeItem(NAME);
+  localStorage.removeItem(NAME);
+}
+
+/** Resolves to whether there is a new key. */
+export async function askForKey() {
+  const wasRefused = storedKey() !== null;
+  byId("key-text").textContent = wasRefused
+    ? "The key that was used is not valid here."
+    : "Whoever runs the service gives it to you. It begins with sk-.";
+  byId("key-input").value = "";
+  if ((await ask(byId("key-dialog"))) !== "use") return false;
+  forgetKey();
+  const place = byId("key-remember").checked ? localStorage : sessionStorage;
+  place.setItem(NAME, byId("key-input").value.trim());
+  return true;
+}

@@ -1,0 +1,67 @@
+// What the page says in words: to the eye beside the pictures, and to a screen reader.
+
+import { byId, make } from "./elements.js";
+
+const FIELDS = { guidance_scale: "guidance", width: "size", height: "size" };
+
+/** Said once, without moving anything. */
+export function announce(text) {
+  byId("announcer").textContent = text;
+}
+
+/** One notice at a time. `action` is [label, function]. */
+export function notify(text, { kind = "info", action = null } = {}) {
+  const close = make("button", { class: "quiet", "aria-label": "Dismiss", onclick: dismiss }, "✕");
+  const buttons = action
+    ? [make("button", { class: "secondary", onclick: action[1] }, action[0])]
+    : [];
+  const words = make("p", { role: kind === "error" ? "alert" : "status" }, text);
+  const notice = make("div", { class: "notice", "data-kind": kind }, words, ...buttons, close);
+  byId("notices").replaceChildren(notice);
+  return words;
+}
+
+export function dismiss() {
+  byId("notices").replaceChildren();
+}
+
+/** A ServiceError in words, and where it was about a field, at that field. */
+export function explain(error, again) {
+  const action = ["Try again", again];
+  if (error.status === 429) return busy(error, action);
+  const words = wordsFor(error);
+  if (error.status === 400) markField(error.param);
+  notify(words, { kind: "error", action: error.status === 400 ? null : action });
+}
+
+function wordsFor({ status, message }) {
+  if (status === 0) {
+    return "The service does not answer, or the connection broke. What was finished is kept.";
+  }
+  if (status === 400) return `That cannot be made. ${message}`;
+  if (status === 401) return "The service needs a valid key.";
+  if (status === 503) return `The service is not ready. ${message}`;
+  return message || `The service failed (${status}).`;
+}
+
+/** The button counts down to when it is worth trying again; the words are said once. */
+function busy({ message, retryAfterS }, [label, again]) {
+  let left = retryAfterS ?? 1;
+  const text = `The service is busy. ${message} It is worth trying again in ${left} s.`;
+  const button = notify(text, { kind: "error", action: [label, again] }).nextElementSibling;
+  const tick = () => {
+    button.disabled = left > 0;
+    button.textContent = left > 0 ? `${label} in ${left} s` : label;
+    left -= 1;
+    if (left >= 0 && button.isConnected) setTimeout(tick, 1000);
+  };
+  tick();
+}
+
+function markField(param) {
+  const field = byId("ask").elements[FIELDS[param] ?? param];
+  if (!(field instanceof HTMLElement)) return;
+  field.closest("details")?.setAttribute("open", "");
+  field.setAttribute("aria-invalid", "true");
+  field.focus();
+}

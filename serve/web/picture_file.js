@@ -1,0 +1,45 @@
+// What a PNG says about how it was made: the service writes it into a text chunk named `sdxl`.
+
+const SIGNATURE = [137, 80, 78, 71, 13, 10, 26, 10];
+
+/** The parameters in a Blob or File, or null if it does not say. */
+export async function parametersIn(blob) {
+  const bytes = new Uint8Array(await blob.arrayBuffer());
+  if (!SIGNATURE.every((value, i) => bytes[i] === value)) return null;
+  for (const { type, data } of chunksOf(bytes)) {
+    const [name, text] = textOf(type, data);
+    if (name === "sdxl") return parse(text);
+  }
+  return null;
+}
+
+function* chunksOf(bytes) {
+  const view = new DataView(bytes.buffer);
+  for (let at = SIGNATURE.length; at + 12 <= bytes.length; ) {
+    const length = view.getUint32(at);
+    const type = String.fromCharCode(...bytes.subarray(at + 4, at + 8));
+    yield { type, data: bytes.subarray(at + 8, at + 8 + length) };
+    at += 12 + length;
+  }
+}
+
+function textOf(type, data) {
+  const end = data.indexOf(0);
+  const name = new TextDecoder("latin1").decode(data.subarray(0, end));
+  if (type === "tEXt") return [name, new TextDecoder("latin1").decode(data.subarray(end + 1))];
+  if (type !== "iTXt") return [null, ""];
+  // Then two bytes on compression, a language, and the name in it, each ended by a zero.
+  const language = data.indexOf(0, end + 3);
+  const translated = data.indexOf(0, language + 1);
+  return [name, new TextDecoder().decode(data.subarray(translated + 1))];
+}
+
+// A seed may have more digits than a number can hold here, so it stays text.
+function parse(text) {
+  try {
+    const found = JSON.parse(text.replace(/("seed": *)(\d+)/, '$1"$2"'));
+    return typeof found?.prompt === "string" ? found : null;
+  } catch {
+    return null;
+  }
+}

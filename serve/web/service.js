@@ -1,0 +1,65 @@
+// The service's API, as far as this page needs it. Whatever fails is a ServiceError.
+
+import { eventsOf } from "./events.js";
+import { storedKey } from "./key.js";
+
+export class ServiceError extends Error {
+  /** `status` 0: there was no answer, or it broke off. */
+  constructor(status, { message = "", param = null, code = null } = {}, retryAfterS = null) {
+    super(message);
+    Object.assign(this, { status, param, code, retryAfterS });
+  }
+}
+
+/** The image model: its id, and what may be asked of it. */
+export async function describe() {
+  const { data } = await (await call("v1/models")).json();
+  return data.find((model) => model.images);
+}
+
+export async function isReady() {
+  try {
+    await call("readyz");
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** The events of a streamed request, each with the index of its picture. */
+export async function* generate(json, signal) {
+  const headers = { "content-type": "application/json" };
+  const answer = await call("v1/images/generations", { method: "POST", headers, body: json, signal });
+  try {
+    for await (const event of eventsOf(answer.body)) {
+      if (event.error) throw new ServiceError(500, event.error);
+      yield event;
+    }
+  } catch (error) {
+    throw asServiceError(error);
+  }
+}
+
+export function authorization() {
+  const key = storedKey();
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function call(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
+  } catch (error) {
+    throw asServiceError(error);
+  }
+  if (answer.ok) return answer;
+  const body = await answer.json().catch(() => ({}));
+  const seconds = Number(answer.headers.get("retry-after")) || null;
+  throw new ServiceError(answer.status, body.error, seconds);
+}
+
+// An abort is what somebody wanted, and stays what it is.
+function asServiceError(error) {
+  const isKnown = error instanceof ServiceError || error.name === "AbortError";
+  return isKnown ? error : new ServiceError(0);
+}

@@ -1,0 +1,85 @@
+// The stage: one tile for each picture being made, from noise through previews to the picture.
+
+import { byId, make } from "./elements.js";
+import { secondsWords } from "./parameters.js";
+
+const stage = byId("stage");
+
+/** Empty tiles in place of what was there. `titles` name them, if there is something to say. */
+export function setStage(count, [width, height], titles = []) {
+  const tiles = Array.from({ length: count }, (_, i) => new Tile(i, count, width / height, titles[i]));
+  const kind = titles.length ? "tiles sides" : "tiles";
+  const grid = make("div", { class: kind, "data-count": Math.min(count, 5) });
+  grid.append(...tiles.map((tile) => tile.element));
+  const line = make("p", { class: "line", id: "line" });
+  stage.replaceChildren(grid, line);
+  return tiles;
+}
+
+/** The line below the tiles. */
+export function say(text) {
+  byId("line").textContent = text;
+}
+
+class Tile {
+  constructor(index, count, ratio, title) {
+    this.isSide = title !== undefined;
+    this.name = title ?? (count > 1 ? `Picture ${index + 1} of ${count}` : "The picture");
+    this.image = make("img", { alt: "", hidden: true });
+    this.bar = make("progress", { max: 1, value: 0, "aria-label": this.name });
+    this.frame = make("div", { class: "frame" }, this.image, this.bar);
+    this.frame.style.aspectRatio = ratio;
+    this.words = make("span", { class: "words" }, "waiting");
+    const caption = make("figcaption", {}, title ? make("strong", {}, title) : "", this.words);
+    this.element = make("figure", { class: "tile", "data-state": "waiting" }, this.frame, caption);
+  }
+
+  set state(value) {
+    this.element.dataset.state = value;
+  }
+
+  progress({ step, steps, queue_position: position, eta_s: etaS }) {
+    this.etaAtMs = performance.now() + etaS * 1000;
+    this.bar.value = step / steps;
+    this.words.textContent = position
+      ? `number ${position} in the queue, ${secondsWords(etaS)} left`
+      : `step ${step} of ${steps}, ${secondsWords(etaS)} left`;
+    if (!position) this.state = "forming";
+  }
+
+  preview(base64, part) {
+    this.image.hidden = false;
+    // Less blur with every preview: what is uncertain looks so.
+    this.frame.style.setProperty("--blur", `${(1 - part) * 10}px`);
+    this.image.src = `data:image/png;base64,${base64}`;
+  }
+
+  done(picture, onOpen) {
+    delete this.etaAtMs;
+    this.bar.remove();
+    this.image.hidden = false;
+    this.image.src = picture.url;
+    this.image.alt = picture.params.prompt;
+    const label = `Open: ${picture.params.prompt}`;
+    const button = make("button", { class: "frame", "aria-label": label, onclick: onOpen }, this.image);
+    button.style.aspectRatio = this.frame.style.aspectRatio;
+    this.frame.replaceWith(button);
+    const seconds = secondsWords(picture.seconds);
+    this.words.textContent = this.isSide ? seconds : `${seconds}, seed ${picture.params.seed}`;
+    this.state = "done";
+  }
+
+  stop(words) {
+    if (this.element.dataset.state === "done") return;
+    delete this.etaAtMs;
+    this.bar.remove();
+    this.words.textContent = words;
+    this.state = "stopped";
+  }
+}
+
+/** Seconds until the last of them is done, or null while nobody knows. */
+export function secondsLeft(tiles) {
+  const ends = tiles.map((tile) => tile.etaAtMs).filter((at) => at !== undefined);
+  return ends.length ? Math.max(0, Math.max(...ends) - performance.now()) / 1000 : null;
+}

@@ -1,0 +1,72 @@
+// One picture large, with what it was made from.
+
+import { closeOnOutside } from "./dialogs.js";
+import { byId, make } from "./elements.js";
+import { curlOf, factsOf, fileName } from "./parameters.js";
+
+const viewer = byId("viewer");
+const ACTIONS = {
+  close: () => viewer.close(),
+  use: () => {
+    viewer.close();
+    useSettings(shown);
+  },
+  newer: () => step(-1),
+  older: () => step(1),
+  copy: async (button) => {
+    await navigator.clipboard.writeText(curlOf(shown.params));
+    button.textContent = "Copied";
+  },
+  remove: () => {
+    const next = gallery.neighbour(shown, 1) ?? gallery.neighbour(shown, -1);
+    gallery.remove(shown);
+    if (next) show(next);
+    else viewer.close();
+  },
+};
+
+let shown;
+let gallery;
+let useSettings;
+
+/** `onUse(picture)` is told whose settings to use. */
+export function startViewer(onUse) {
+  useSettings = onUse;
+  closeOnOutside(viewer);
+  for (const button of viewer.querySelectorAll("[data-do]")) {
+    button.addEventListener("click", () => ACTIONS[button.dataset.do](button));
+  }
+  viewer.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (by) step(by);
+  });
+  // Only pages from a secure origin may write to the clipboard.
+  viewer.querySelector("[data-do=copy]").hidden = !navigator.clipboard;
+}
+
+export function openViewer(picture, of) {
+  gallery = of;
+  show(picture);
+  viewer.showModal();
+}
+
+function step(by) {
+  const next = gallery.neighbour(shown, by);
+  if (next) show(next);
+}
+
+function show(picture) {
+  shown = picture;
+  const image = byId("viewer-image");
+  image.src = picture.url;
+  image.alt = picture.params.prompt;
+  image.width = picture.params.width;
+  image.height = picture.params.height;
+  const rows = factsOf(picture).map(([name, value]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value)));
+  byId("viewer-facts").replaceChildren(...rows);
+  Object.assign(byId("download"), { href: picture.url, download: fileName(picture) });
+  viewer.querySelector("[data-do=newer]").disabled = !gallery.neighbour(picture, -1);
+  viewer.querySelector("[data-do=older]").disabled = !gallery.neighbour(picture, 1);
+  viewer.querySelector("[data-do=copy]").textContent = "Copy as curl";
+}

@@ -1,0 +1,104 @@
+"""The web page and the API's documentation as files: whole, small, of this origin alone."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+
+from sdxl.mini import vocabulary
+from serve.worker import Worker
+from tests.serve.servers import client
+from tests.serve.services import ROOT
+from tests.serve.workers import running
+
+WEB = ROOT / "serve" / "web"
+MOST_BYTES = 100 * 1024
+IMPORT = re.compile(r'^import .* from "\./(.+)";$', re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with running() as found:
+        yield found
+
+
+def get(worker: Worker, path: str, **headers: str) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with client(worker) as http:
+            return await http.get(path, headers=headers)
+
+    return asyncio.run(call())
+
+
+class Links(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_is_at_most_100_kb() -> None:
+    sizes = {path.name: path.stat().st_size for path in WEB.iterdir()}
+    assert sum(sizes.values()) <= MOST_BYTES, f"{sum(sizes.values())} bytes of {MOST_BYTES}"
+
+
+@pytest.mark.parametrize("page", ["/", "/docs"])
+def test_everything_a_page_links_to_is_there_and_of_this_origin(worker: Worker, page: str) -> None:
+    answer = get(worker, page)
+    assert answer.headers["content-type"].startswith("text/html")
+    for link in Links(answer.text).found:
+        assert ":" not in link and not link.startswith("/"), f"{link} leaves the service"
+        if not link.startswith("#"):
+            assert get(worker, f"/{link.removeprefix('./')}").status_code == 200, link
+
+
+def test_every_module_is_preloaded_and_every_import_is_there() -> None:
+    imported = {name for path in WEB.glob("*.js") for name in IMPORT.findall(path.read_text())}
+    links = Links((WEB / "index.html").read_text()).found
+    preloaded = {link.removeprefix("web/") for link in links if link.endswith(".js")}
+    assert imported | {"main.js", "theme.js"} == preloaded == {p.name for p in WEB.glob("*.js")}
+
+
+@pytest.mark.parametrize("path", ["/", "/web/main.js", "/docs", "/docs/swagger-ui.css"])
+def test_files_are_held_to_this_origin_and_are_asked_for_again_cheaply(
+    worker: Worker, path: str
+) -> None:
+    answer = get(worker, path)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-cache"
+    again = get(worker, path, **{"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["/web/../page.py", "/web/%2e%2e/page.py", "/web/..%2fpage.py", "/web/", "/web/none"]
+)
+def test_nothing_beside_the_page_s_files_is_shown(worker: Worker, path: str) -> None:
+    answer = get(worker, path)
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
+def test_the_page_knows_the_embedded_model_s_words() -> None:
+    text = (WEB / "prompts.js").read_text()
+    said = set(re.findall(r"[a-z]+", " ".join(re.findall(r'"(.*?)"', text))))
+    missing = {w for w in vocabulary.words() if w.removesuffix("es") not in said}
+    assert not {w for w in missing if w.removesuffix("s") not in said}
+
+
+def test_an_installed_package_holds_the_pages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["serve"]
+    held = {path for pattern in patterns for path in (ROOT / "serve").glob(pattern)}
+    files = {*WEB.iterdir(), *(ROOT / "serve" / "swagger_ui").iterdir()}
+    assert files <= held, f"not in the package: {files - held}"
