@@ -1,0 +1,208 @@
+"""What ships for clusters: each file fits the schema of what reads it, and they agree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from ray.scripts.scripts import start
+from ray.serve.schema import ServeDeploySchema
+
+from serve import app, cli
+from serve.gate import OPEN_PATHS
+from serve.settings import ServeSettings, is_loopback
+from tests.serve.rayservice_schema import RAY_SERVICE
+from tests.serve.services import ROOT
+
+DEPLOY = ROOT / "serve" / "deploy"
+START_NODE = DEPLOY / "start_node.sh"
+KUBERNETES = "1.34"
+SERVE_CONFIGS = ("sdxl.yaml", "one_host.yaml", "several_nodes.yaml")
+
+
+def kuberay() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+
+
+def ray_service() -> dict[str, Any]:
+    (found,) = (document for document in kuberay() if document["kind"] == "RayService")
+    return found["spec"]
+
+
+def serve_configs() -> dict[str, dict[str, Any]]:
+    found = {name: yaml.safe_load((DEPLOY / name).read_text()) for name in SERVE_CONFIGS}
+    return found | {"kuberay.yaml": yaml.safe_load(ray_service()["serveConfigV2"])}
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+def pod_templates() -> dict[str, dict[str, Any]]:
+    cluster = ray_service()["rayClusterConfig"]
+    workers = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
+    return {"head": cluster["headGroupSpec"]["template"], **workers}
+
+
+@pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
+def test_ray_takes_every_serve_config(name: str) -> None:
+    ServeDeploySchema.model_validate(serve_configs()[name])
+
+
+@pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
+def test_its_arguments_are_settings_and_beyond_loopback_there_are_keys(name: str) -> None:
+    config = serve_configs()[name]
+    (application,) = config["applications"]
+    assert application["import_path"] == "serve.app:build"
+    settings = ServeSettings(**application["args"])
+    assert settings.keys or is_loopback(config["http_options"]["host"])
+
+
+@pytest.mark.parametrize("name", ["several_nodes.yaml", "kuberay.yaml"])
+def test_where_there_are_several_nodes_results_have_a_folder(name: str) -> None:
+    assert serve_configs()[name]["applications"][0]["args"]["results_dir"]
+
+
+def test_kubernetes_takes_every_manifest() -> None:
+    for document in kuberay():
+        if document["kind"] != "RayService":
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def test_kuberay_takes_the_rayservice() -> None:
+    (service,) = (document for document in kuberay() if document["kind"] == "RayService")
+    jsonschema.Draft202012Validator(RAY_SERVICE).validate(service)
+
+
+@pytest.mark.parametrize("name", pod_templates())
+def test_kubernetes_takes_its_pods(name: str) -> None:
+    template = {"apiVersion": "v1", "kind": "PodTemplate", "template": pod_templates()[name]}
+    kubernetes_validate.validate(template, KUBERNETES, strict=True)
+
+
+def test_a_field_that_does_not_exist_is_found() -> None:
+    (service,) = (document for document in kuberay() if document["kind"] == "RayService")
+    service["spec"]["rayClusterConfig"]["authOption"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="authOption"):
+        jsonschema.Draft202012Validator(RAY_SERVICE).validate(service)
+    template = pod_templates()["head"]
+    template["spec"]["containers"][0]["volumeMount"] = []
+    wrapped = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+    with pytest.raises(kubernetes_validate.ValidationError, match="volumeMount"):
+        kubernetes_validate.validate(wrapped, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("name", pod_templates())
+def test_pods_run_without_rights_on_a_read_only_root(name: str) -> None:
+    spec = pod_templates()[name]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    for container in spec["containers"]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in spec["volumes"]}
+
+
+@pytest.mark.parametrize("name", pod_templates())
+def test_ray_s_environment_is_the_same_everywhere(name: str) -> None:
+    (container,) = pod_templates()[name]["spec"]["containers"]
+    found = {each["name"]: each["value"] for each in container["env"]}
+    assert found == cli.RAY_ENVIRONMENT
+
+
+def test_probes_ask_our_own_health_routes_that_need_no_key() -> None:
+    (worker,) = pod_templates()["gpu"]["spec"]["containers"]
+    assert worker["readinessProbe"]["httpGet"]["path"] in OPEN_PATHS
+
+
+def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() -> None:
+    cluster = ray_service()["rayClusterConfig"]
+    grace_s = pod_templates()["gpu"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > ServeSettings().shutdown_s
+    idle_s = cluster["autoscalerOptions"]["idleTimeoutSeconds"]
+    assert idle_s > app.SCALING["downscale_delay_s"]
+
+
+def test_there_are_pods_for_as_many_replicas_as_may_be() -> None:
+    (application,) = serve_configs()["kuberay.yaml"]["applications"]
+    (group,) = ray_service()["rayClusterConfig"]["workerGroupSpecs"]
+    assert group["maxReplicas"] == application["args"]["max_replicas"]
+
+
+def test_compose_takes_its_file() -> None:
+    command = [str(Path(sys.executable).with_name("check-jsonschema"))]
+    command += ["--builtin-schema", "vendor.compose-spec", str(DEPLOY / "compose.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_compose_mounts_is_there() -> None:
+    made = {"./keys.txt", "./metrics_key.txt"}
+    secrets = {secret["file"] for secret in compose()["secrets"].values()}
+    assert secrets == made, "the comment above says how these are made"
+    for service in compose()["services"].values():
+        for mount in service["volumes"]:
+            source = mount.split(":")[0]
+            assert not source.startswith("./") or (DEPLOY / source).exists(), mount
+
+
+def test_compose_s_container_writes_nowhere_else_and_may_finish() -> None:
+    service = compose()["services"]["sdxl"]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["tmpfs"] == ["/tmp"]
+    assert float(service["stop_grace_period"].removesuffix("s")) > ServeSettings().shutdown_s
+    for each in compose()["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in each["ports"])
+
+
+def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:
+    """What start_node.sh gives to `ray`, and in which environment."""
+    fake = token.parent / "ray"
+    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo --; env\n')
+    fake.chmod(0o755)
+    path = f"{token.parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [str(START_NODE), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PATH": path, "RAY_AUTH_TOKEN_PATH": str(token)},
+    )
+    said, _, environment = done.stdout.partition("\n--\n")
+    return said.splitlines(), dict(line.split("=", 1) for line in environment.splitlines())
+
+
+@pytest.mark.parametrize("role", ["head", "10.0.0.1:6379"])
+def test_nodes_start_with_flags_that_ray_knows_and_the_service_s_environment(
+    tmp_path: Path, role: str
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    (command, *flags), environment = flags_of(role, "--num-cpus=4", token=token)
+    assert command == "start"
+    params = start.make_context("ray start", list(flags)).params
+    assert params["block"] and params["num_cpus"] == 4
+    assert (params["head"], params["address"]) in [(True, None), (False, "10.0.0.1:6379")]
+    assert params["dashboard_host"] in (None, "127.0.0.1")
+    assert cli.RAY_ENVIRONMENT.items() <= environment.items()
+    assert environment["RAY_AUTH_MODE"] == "token"
+
+
+def test_no_node_starts_without_a_token(tmp_path: Path) -> None:
+    for environment in ({}, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")}):
+        done = subprocess.run(
+            [str(START_NODE), "head"],
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"], **environment},
+        )
+        assert done.returncode != 0 and "token" in done.stderr, done.stderr
