@@ -1,6 +1,6 @@
 """In-flight against static batching on the same engines: mean and p99 latency by load.
 
-python -m eval.batching [--model mini] [--costs costs.json]
+sdxl bench batching [--model mini] [--costs costs.json]
 
 Once with equal requests, once with steps as people mix them (a static batch runs as long as its
 longest). The engines' calls are measured, every bucket, deep and shallow. Then each discipline

@@ -1,6 +1,6 @@
 """The service under load, over HTTP: what HTTP and Ray add, throughput, latency, overload.
 
-python -m eval.load [--url http://127.0.0.1:8000] [--seconds 30]
+sdxl bench load [--url http://127.0.0.1:8000] [--seconds 30]
 
 Without a URL it starts `sdxl serve` on this machine, and ends it. Arrivals are Poisson; the share
 is of the rate that a closed loop reached. Latencies count from when a request was due.

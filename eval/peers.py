@@ -1,150 +1,211 @@
-"""Speed against peers: same weights, prompts, steps, sizes and threads, in one run.
+"""`sdxl bench peers`: same weights, prompts, steps, sizes and threads, in one run.
 
-    python -m eval.peers [--batch 1 8] [--rounds 7]
-
-Every variant goes from prompts to image tensors. It judges nothing.
+Variants take turns, round after round; figures are medians with the least and the most. Peak
+memory is of a process of its own for each variant. On a GPU the model is a random-weight one of
+SDXL's full size at 1024×1024: speed does not depend on the weights' values. It judges nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-from collections.abc import Callable
-from contextlib import suppress
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import engines
-from eval.timing import Spread, ratio, take_turns
-from sdxl.checkpoint import find
-from sdxl.params import GenerationParams
+from eval import variants
+from eval.energy import meter
+from eval.system_description import describe_system
+from eval.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
+from eval.variants import INTERVALS, OURS, PEERS, PROMPTS, Setting, load_all, load_one, name_of
+from sdxl.arguments import Parser, number, whole
+from sdxl.files import prepare_folder, write_atomic
 
-STEPS = 20
-PROMPTS = (
-    "a red circle on a blue background",
-    "a small yellow star above a green square on a white background",
-    "two purple triangles on a black background",
-    "a large orange ring on a white background",
-)
-EAGER, CACHED, COMPILED = "diffusers eager", "diffusers + DeepCache", "diffusers + torch.compile"
-BACKENDS = ("torch", "onnxruntime")
-
-Variant = Callable[[], object]
+FULL_SIZE = Path("out/full-size/model")
+BUDGET_S = 540.0
+Report = dict[str, Any]
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sdxl bench peers", description=__doc__)
-    parser.add_argument("--model", default="mini")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--json", action="store_true", help="the figures as one JSON object")
-    args = parser.parse_args(argv)
-    report = {
-        "machine": _machine(),
-        "batches": {
-            batch: measure(args.model, batch, args.rounds, has_compile=not args.no_compile)
-            for batch in args.batch
-        },
-    }
-    print(json.dumps(report, default=asdict) if args.json else table(report))
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else list(argv)
+    options = build_parser().parse_args(given)
+    options.ours = options.ours or list(OURS["cuda" if torch.cuda.is_available() else "cpu"])
+    setting = setting_of(options)
+    if options.memory_of:
+        print(peak_bytes(setting, options))
+        return 0
+    report = measure(setting, options, given)
+    if options.out:
+        keep(report, Path(options.out))
+    print(json.dumps(report, default=asdict) if options.is_json else table(report))
     return 0
 
 
-def measure(
-    model: str, batch: int, rounds: int, *, has_compile: bool
-) -> dict[str, dict[str, Spread]]:
-    """Seconds of a batch by variant, and the ratios that the project's goals are stated in."""
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(batch)]
-    variants = _peers(model, prompts, has_compile) | _ours(model, prompts)
-    seconds = take_turns(variants, rounds, warmup=2)
-    peers = [name for name in (EAGER, CACHED, COMPILED) if name in seconds]
-    figures = {"seconds": {name: Spread.of(values) for name, values in seconds.items()}}
-    for peer in peers:
-        figures[f"times as fast as {peer}"] = {
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl bench peers", description="Speed against peers, in one run.")
+    add = parser.add_argument
+    add("--model", help="mini on a CPU and random weights of full size on a GPU unless given")
+    add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
+    add("--batch", type=whole, nargs="+", default=[1, 4, 8])
+    add("--rounds", type=whole, default=7, help="at most (default %(default)s)")
+    add("--steps", type=whole, default=variants.STEPS)
+    add("--ours", nargs="+", metavar="BACKEND:PRECISION", help="which of ours are compared")
+    add("--no-compile", action="store_true", help="leave torch.compile out")
+    add("--no-memory", action="store_true", help="leave the peak memory of each out")
+    add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
+    add("--price-per-hour", type=number, metavar="DOLLARS", help="for images per dollar")
+    add("--out", metavar="DIR", help="also write peers.json, .txt, .png and .svg there")
+    add("--json", action="store_true", dest="is_json", help="the figures as one JSON object")
+    add("--memory-of", help=argparse.SUPPRESS)
+    return parser
+
+
+def setting_of(options: argparse.Namespace) -> Setting:
+    model = options.model or ("mini" if not torch.cuda.is_available() else full_size())
+    return Setting(model, options.side, options.steps)
+
+
+def full_size() -> str:
+    from onnx_export.random_weights import write_checkpoint
+
+    if not FULL_SIZE.exists():
+        prepare_folder(FULL_SIZE.parent)
+        write_checkpoint(FULL_SIZE)
+    return str(FULL_SIZE)
+
+
+def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> Report:
+    until_s = time.perf_counter() + options.time_budget
+    paints, passed_over = load_all(setting, options.ours, has_compile=not options.no_compile)
+    memory = {} if options.no_memory else {name: _peak(name, given) for name in paints}
+    report: Report = {
+        "system": describe_system(),
+        "model": setting.model,
+        "steps": setting.steps,
+        "passed_over": passed_over,
+        "peak_bytes": memory,
+        "batches": {},
+    }
+    left = len(options.batch)
+    for batch in options.batch:
+        now = time.perf_counter()
+        part_s = now + max(until_s - now, 0) / left
+        runs = {name: partial(paint, prompts_for(batch)) for name, paint in paints.items()}
+        report["batches"][batch] = figures(runs, batch, options, part_s)
+        left -= 1
+    return report
+
+
+def prompts_for(batch: int) -> list[str]:
+    return [PROMPTS[i % len(PROMPTS)] for i in range(batch)]
+
+
+def figures(
+    runs: Mapping[str, Run], batch: int, options: argparse.Namespace, until_s: float
+) -> Report:
+    """Of one batch size, and the ratios that the project's goals are stated in."""
+    joules: dict[str, list[float]] = {}
+    counter, is_cuda = meter(), torch.cuda.is_available()
+    timed = cuda_s if is_cuda else wall_s
+    metered = {
+        name: _metered(run, joules.setdefault(name, []), counter) for name, run in runs.items()
+    }
+    seconds = take_turns(metered, options.rounds, warmup=2, timed=timed, until_s=until_s)
+    found: Report = {
+        "seconds": {name: Spread.of(values) for name, values in seconds.items()},
+        "images/s": {n: Spread.of([batch / s for s in each]) for n, each in seconds.items()},
+    }
+    if counter is not None:
+        energy = {n: [j / batch for j in joules[n][-len(seconds[n]) :]] for n in seconds}
+        found["joules an image"] = {n: Spread.of(each) for n, each in energy.items()}
+        found["images per joule"] = {
+            n: Spread.of([1 / j for j in each]) for n, each in energy.items()
+        }
+    if options.price_per_hour:
+        found["images per dollar"] = {
+            n: Spread.of([3600 * batch / s / options.price_per_hour for s in each])
+            for n, each in seconds.items()
+        }
+    return found | ratios(seconds, options.ours)
+
+
+def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
+    found: Report = {
+        f"times as fast as {peer}": {
             name: ratio(seconds[peer], values) for name, values in seconds.items() if name != peer
         }
-    figures["time at interval 2 over interval 1"] = {
-        backend: ratio(seconds[_name(backend, 2)], seconds[_name(backend, 1)])
-        for backend in BACKENDS
+        for peer in PEERS
+        if peer in seconds
     }
-    return figures
-
-
-def _name(backend: str, interval: int) -> str:
-    return f"ours, {backend}, interval {interval}"
-
-
-def _ours(model: str, prompts: list[str]) -> dict[str, Variant]:
-    variants: dict[str, Variant] = {}
-    for backend in BACKENDS:
-        pipeline = engines.load(model, backend)
-        for interval in (1, 2):
-            params = [
-                GenerationParams(prompt, steps=STEPS, seed=i, cache_interval=interval)
-                for i, prompt in enumerate(prompts)
-            ]
-            variants[_name(backend, interval)] = partial(pipeline.generate, params)
-    return variants
-
-
-def _peers(model: str, prompts: list[str], has_compile: bool) -> dict[str, Variant]:
-    from DeepCache import DeepCacheSDHelper
-
-    plain, cached = _diffusers(model), _diffusers(model)
-    helper = DeepCacheSDHelper(pipe=cached)
-    helper.set_params(cache_interval=2, cache_branch_id=0)
-    helper.enable()
-    variants: dict[str, Variant] = {
-        EAGER: partial(_run, plain, prompts),
-        CACHED: partial(_run, cached, prompts),
+    one, two = INTERVALS
+    found["time at interval 2 over interval 1"] = {
+        each: ratio(seconds[name_of(each, two)], seconds[name_of(each, one)])
+        for each in ours
+        if name_of(each, one) in seconds
     }
-    if has_compile:
-        compiled = _diffusers(model)
-        compiled.unet = torch.compile(compiled.unet)
-        variants[COMPILED] = partial(_run, compiled, prompts)
-    return variants
+    return found
 
 
-def _diffusers(model: str) -> Any:
-    from diffusers import StableDiffusionXLPipeline
+def _metered(run: Run, joules: list[float], counter: Callable[[], float] | None) -> Run:
+    if counter is None:
+        return run
 
-    folder = str(find(model).folder)
-    pipe: Any = StableDiffusionXLPipeline.from_pretrained(folder, torch_dtype=torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    def measured() -> None:
+        before = counter()
+        run()
+        torch.cuda.synchronize()
+        joules.append(counter() - before)
 
-
-def _run(pipe: Any, prompts: list[str]) -> object:
-    generators = [torch.Generator("cpu").manual_seed(i) for i in range(len(prompts))]
-    return pipe(
-        prompts,
-        num_inference_steps=STEPS,
-        guidance_scale=GenerationParams().guidance,
-        generator=generators,
-        output_type="pt",
-    )
+    return measured
 
 
-def _machine() -> str:
-    name = platform.machine()
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        name = next((x.split(": ")[1].strip() for x in lines if x.startswith("model name")), name)
-    return f"{name}, {os.cpu_count()} cores, torch {torch.__version__}"
+def _peak(name: str, given: list[str]) -> int:
+    command = [sys.executable, "-m", "sdxl.cli", "bench", "peers", *given, "--memory-of", name]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(said.split()[-1])
 
 
-def table(report: dict[str, Any]) -> str:
-    lines = [report["machine"]]
-    for batch, figures in report["batches"].items():
-        lines.append(f"\nbatch {batch}, {STEPS} steps: median (least to most)")
-        for what, rows in figures.items():
+def peak_bytes(setting: Setting, options: argparse.Namespace) -> int:
+    """Of a process that loads one variant and runs the largest batch."""
+    paint = load_one(setting, options.memory_of, options.ours)
+    paint(prompts_for(max(options.batch)))
+    if torch.cuda.is_available():
+        # All of the GPU's: not only what PyTorch's allocator knows of.
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def keep(report: Report, folder: Path) -> None:
+    from eval.plot import plot_peers
+
+    prepare_folder(folder)
+    write_atomic(folder / "peers.json", json.dumps(report, default=asdict, indent=1).encode())
+    write_atomic(folder / "peers.txt", (table(report) + "\n").encode())
+    plot_peers(report, folder / "peers")
+
+
+def table(report: Report) -> str:
+    system = report["system"]
+    machine = ", ".join(system["accelerators"]) or f"{system['processor']}, {system['cores']} cores"
+    lines = [f"{machine}, torch {system['packages']['torch']}; {report['model']}"]
+    lines += [f"passed over: {name}: {why}" for name, why in report["passed_over"].items()]
+    if report["peak_bytes"]:
+        lines.append("\npeak memory, MiB")
+        lines += [f"    {name:<36} {n / 2**20:.0f}" for name, n in report["peak_bytes"].items()]
+    for batch, found in report["batches"].items():
+        lines.append(f"\nbatch {batch}, {report['steps']} steps: median (least to most)")
+        for what, rows in found.items():
             lines.append(f"  {what}")
-            lines += [f"    {name:<34} {spread:.3f}" for name, spread in rows.items()]
+            lines += [f"    {name:<36} {spread:.3f}" for name, spread in rows.items()]
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """ONNX Runtime's session options, measured: load time, time of a call, and peak memory.
 
-python -m eval.session_options [--side 128] [--rows 2 16] [--rounds 20]
+sdxl bench sessions [--side 128] [--rows 2 16] [--rounds 20]
 
 Every variant runs in a process of its own, because threads and memory are a process's.
 """
@@ -52,7 +52,7 @@ VARIANTS: Mapping[str, Change] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="eval.session_options", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sdxl bench sessions", description=__doc__)
     parser.add_argument("--side", type=int, default=128, help="of the images, in pixels")
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 16])
     parser.add_argument("--rounds", type=int, default=20)

@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+Run = Callable[[], object]
+Timed = Callable[[Run], float]
+"""runs it, and gives the seconds that it took"""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -24,20 +28,44 @@ class Spread:
         return f"{self.median:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
 
 
+def wall_s(run: Run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def cuda_s(run: Run) -> float:
+    """By the GPU's own clock, until all that was enqueued is done."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000
+
+
 def take_turns(
-    variants: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1
+    variants: Mapping[str, Run],
+    rounds: int,
+    warmup: int = 1,
+    *,
+    timed: Timed = wall_s,
+    until_s: float = float("inf"),
 ) -> dict[str, list[float]]:
-    """Seconds of every round by variant; each round runs all of them once, in turning order."""
+    """Seconds of every round by variant; each round runs all of them once, in turning order. After
+    the first, none begins past `until_s` of time.perf_counter."""
     for variant in variants.values():
         for _ in range(warmup):
             variant()
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     names = list(variants)
     for round_ in range(rounds):
+        if round_ and time.perf_counter() > until_s:
+            break
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            start = time.perf_counter()
-            variants[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(timed(variants[name]))
     return seconds
 
 

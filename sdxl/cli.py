@@ -18,6 +18,8 @@ COMMANDS = {
     "export": ("onnx_export.command:main", "turn a model into ONNX graphs, 8-bit ones too"),
     "build": ("engines.build_command:main", "build TensorRT engines from an export"),
     "engines": ("engines.engines_command:main", "list the engines that are here"),
+    "eval": ("eval.command:main", "measure the quality of a model's pictures"),
+    "bench": ("eval.bench_command:main", "measure speed: against peers, the floor, MLPerf's rules"),
 }
 PACKAGES = ("sdxl", "engines", "onnx_export", "serve", "eval")
 FAILED, BAD_REQUEST, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141

@@ -1,0 +1,147 @@
+"""What a network's call computes and moves at the least, derived from its modules and its spec.
+
+Modules are built on the meta device from a checkpoint's configs: no weights are needed. The bytes
+are those that cannot be avoided: every weight once, every input and output once. It measures
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from onnx_export.random_weights import SDXL_1_0
+from onnx_export.recipes import RECIPES
+from sdxl.checkpoint import NETWORK_FOLDERS, find, networks_of
+from sdxl.specs import CHUNK, Architecture, Cut, ModelSpec, image_axes, network_specs
+
+FULL_SIZE = "sdxl-1.0"
+"""the name that stands for the real model's shape, without its weights"""
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
+
+Configs = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one call."""
+
+    flops: float
+    weight_bytes: float
+    tensor_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.tensor_bytes
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How large a call is: images' side in pixels, and rows of a UNet's call."""
+
+    side: int
+    rows: int
+
+    def axes(self, arch: Architecture) -> dict[str, int]:
+        latent = self.side // arch.vae_scale
+        images = max(self.rows // 2, 1)
+        axes = {"rows": self.rows, "batch": images, "chunks": self.rows, "tokens": CHUNK}
+        axes |= {"latent_h": latent, "latent_w": latent}
+        return axes | image_axes(arch, latent, latent)
+
+
+def configs_of(model: str) -> Configs:
+    if model == FULL_SIZE:
+        return SDXL_1_0
+    checkpoint = find(model)
+    return {part: checkpoint.config(part) for part in NETWORK_FOLDERS}
+
+
+def architecture_of(configs: Configs) -> Architecture:
+    parts = ("unet", "vae", "text_encoder", "text_encoder_2")
+    return Architecture.from_configs(*(configs[part] for part in parts))
+
+
+def work_of(
+    configs: Configs, shapes: Shapes, precision: str, cut: Cut = "reference"
+) -> dict[str, Work]:
+    """Every network's, by name."""
+    arch = architecture_of(configs)
+    specs = network_specs(arch, DTYPES.get(precision, "float16"), cut)
+    return {
+        name: _work(network, specs[name], shapes.axes(arch), precision)
+        for name, network in meta_networks(configs, cut)
+    }
+
+
+def meta_networks(configs: Configs, cut: Cut = "reference") -> Iterator[tuple[str, nn.Module]]:
+    """Names and shapes, without memory for weights."""
+    with torch.device("meta"):
+        for part in NETWORK_FOLDERS:
+            yield from networks_of(part, _module(part, configs[part]), cut).items()
+
+
+def _module(part: str, config: Mapping[str, Any]) -> nn.Module:
+    import transformers
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+    from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+
+    if part in ("unet", "vae"):
+        kind = UNet2DConditionModel if part == "unet" else AutoencoderKL
+        module: nn.Module = kind.from_config(dict(config))
+    else:
+        name = "CLIPTextModelWithProjection" if part == "text_encoder_2" else "CLIPTextModel"
+        module = getattr(transformers, name)(transformers.CLIPTextConfig(**config))
+    return module.eval().requires_grad_(False)
+
+
+def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precision: str) -> Work:
+    inputs = [
+        torch.empty(t.shape(axes), dtype=_counted(t.dtype), device="meta") for t in spec.inputs
+    ]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(*inputs)
+    tensors = sum(WIDTH[t.dtype] * prod(t.shape(axes)) for t in spec.tensors)
+    weights = _weight_bytes(network, spec, precision)
+    return Work(float(counter.get_total_flops()), weights, float(tensors))
+
+
+def _counted(dtype: str) -> torch.dtype:
+    """Arithmetic is the same at any width; the modules are built in float32."""
+    return torch.int64 if dtype == "int64" else torch.float32
+
+
+def _weight_bytes(network: nn.Module, spec: ModelSpec, precision: str) -> float:
+    """An 8-bit network's weights have a byte where its recipe says so."""
+    usual = WIDTH[spec.outputs[0].dtype]
+    total = float(usual * sum(p.numel() for p in network.parameters()))
+    if precision not in RECIPES or not spec.name.startswith("unet"):
+        return total
+    recipe = RECIPES[precision]
+    for name, module in network.named_modules():
+        if (
+            isinstance(module, nn.Linear | nn.Conv2d)
+            and recipe.rule_for(_stored(name)).is_quantised
+        ):
+            total -= (usual - 1) * module.weight.numel()
+    return total
+
+
+def _stored(name: str) -> str:
+    """A recipe names layers as the checkpoint does; the networks hold them in stem, core, tail."""
+    head, _, rest = name.partition(".")
+    if head == "first_skips":
+        return f"down_blocks.0.{rest}"
+    if head == "tail" and rest.startswith("resnets"):
+        return f"up_blocks.2.{rest}"
+    if head == "core" and rest.startswith("down_blocks."):
+        _, index, inner = rest.split(".", 2)
+        return f"down_blocks.{int(index) + 1}.{inner}"
+    return rest

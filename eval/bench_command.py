@@ -1,0 +1,39 @@
+"""`sdxl bench`: a table of benchmarks, each a module with a `main` of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from sdxl.params import InvalidParams
+
+BENCHMARKS = {
+    "peers": ("eval.peers", "speed against diffusers and others, same weights and steps"),
+    "floor": (
+        "eval.floor",
+        "the arithmetic of a step, and the share of the machine's best reached",
+    ),
+    "mlperf": ("eval.mlperf", "the official LoadGen: Offline, Server, SingleStream"),
+    "load": ("eval.load", "the service under load over HTTP: latency, throughput, overload"),
+    "batching": ("eval.batching", "in-flight against static batching, in simulated time"),
+    "sizing": ("eval.sizing", "what an image in flight takes, and where the knee lies"),
+    "sessions": ("eval.session_options", "ONNX Runtime's session options, measured"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    match list(argv):
+        case ["-h" | "--help", *_]:
+            print(usage())
+            return 0
+        case [name, *rest] if name in BENCHMARKS:
+            result: int = importlib.import_module(BENCHMARKS[name][0]).main(rest)
+            return result
+        case _:
+            asked = argv[0] if argv else None
+            raise InvalidParams("benchmark", asked, f"needed one of {', '.join(BENCHMARKS)}")
+
+
+def usage() -> str:
+    rows = (f"  {name:<10}{text}" for name, (_, text) in BENCHMARKS.items())
+    return "\n".join(("usage: sdxl bench BENCHMARK …", "", *rows))

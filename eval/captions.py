@@ -1,0 +1,54 @@
+"""What is painted and scored against: captions from the benchmark's TSV, or of drawn scenes."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdxl.params import InvalidParams
+
+COLUMN = "caption"
+PROMPT_SEED = 2026
+"""of the scenes whose captions are painted; the reference statistics have another"""
+
+
+def read_captions(path: Path) -> list[str]:
+    """The `caption` column of a tab-separated file with a header, in the file's order."""
+    needed = f"needed a tab-separated file whose first line names a column {COLUMN!r}"
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.DictReader(file, delimiter="\t", quotechar='"')
+            if COLUMN not in (rows.fieldnames or ()):
+                found = ", ".join(rows.fieldnames or ()) or "nothing"
+                raise InvalidParams("captions", str(path), f"{needed}; found {found[:200]}")
+            captions = [(row[COLUMN] or "").strip() for row in rows]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise InvalidParams("captions", str(path), f"{needed} ({cause})") from error
+    empty = next((i for i, caption in enumerate(captions) if not caption), None)
+    if empty is not None or not captions:
+        line = "has no captions" if empty is None else f"line {empty + 2} has no caption"
+        raise InvalidParams("captions", str(path), f"needed a caption on every line; {line}")
+    return captions
+
+
+def scene_captions(count: int) -> list[str]:
+    """Of scenes that the embedded model never saw in training."""
+    import numpy as np
+
+    from sdxl.mini.scenes import caption, sample_scene
+
+    rng = np.random.default_rng(PROMPT_SEED)
+    return [caption(sample_scene(rng, held_out=True)) for _ in range(count)]
+
+
+def literal(caption: str) -> str:
+    """As a prompt that means just this text: brackets in it weigh nothing."""
+    return re.sub(r"([\\()\[\]])", r"\\\1", caption)
+
+
+def digest(captions: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(captions).encode()).hexdigest()[:16]

@@ -1,0 +1,54 @@
+"""The best this machine does at multiplying matrices and at copying memory, measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+SIDES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
+COPIED_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Operations a second of a matrix product, and bytes a second of a copy (read and write)."""
+
+    flops: float
+    bytes: float
+
+    def floor_s(self, flops: float, bytes: float) -> float:
+        """No call that computes and moves so much ends sooner."""
+        return max(flops / self.flops, bytes / self.bytes)
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    return Ceilings(max(_matmul(side, device, dtype) for side in SIDES[device.type]), _copy(device))
+
+
+def _matmul(side: int, device: torch.device, dtype: torch.dtype) -> float:
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    out = torch.empty(side, side, device=device, dtype=dtype)
+    return 2 * side**3 / fastest(lambda: torch.mm(a, b, out=out), device)
+
+
+def _copy(device: torch.device) -> float:
+    count = COPIED_BYTES[device.type]
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * count / fastest(lambda: target.copy_(source), device)
+
+
+def fastest(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the quickest of several: the rest was slowed by something else."""
+    times = []
+    for _ in range(ROUNDS + 1):
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])

@@ -1,0 +1,138 @@
+"""How well a picture agrees with its caption, and how far two pictures are apart, by a CLIP.
+
+One class for both: OpenAI's ViT-B/32, which the benchmark names, and the embedded model's own.
+The score is torchmetrics'. It does not know which figure is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics.multimodal.clip_score import CLIPScore
+
+from sdxl.checkpoint import quiet_loading
+from sdxl.images import Pixels
+from sdxl.params import InvalidParams
+
+# CLIP's own preprocessing (Radford et al., 2021).
+MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+VIT_B_32 = {"hidden_size": 768, "patch_size": 32, "num_hidden_layers": 12}
+
+Prepare = Callable[[Sequence[Pixels]], Tensor]
+
+
+class BareFeatures(nn.Module):
+    """transformers 5 wraps projected features; torchmetrics takes them bare."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def get_image_features(self, pixel_values: Tensor) -> Tensor:
+        found: Tensor = self.model.get_image_features(pixel_values=pixel_values).pooler_output
+        return found
+
+    def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        found: Tensor = self.model.get_text_features(
+            input_ids=input_ids, attention_mask=attention_mask
+        ).pooler_output
+        return found
+
+
+class ClipScorer:
+    """`prepare` makes of pictures what the model's vision tower takes."""
+
+    def __init__(self, model: Any, tokenizer: Any, prepare: Prepare, device: str = "cpu") -> None:
+        self.device, self.prepare, self.tokenizer = torch.device(device), prepare, tokenizer
+        self.model = BareFeatures(model.eval().requires_grad_(False)).to(self.device)
+        self._metric = CLIPScore(lambda: (self.model, self._process))
+
+    def scores(self, pictures: Sequence[Pixels], captions: Sequence[str]) -> list[float]:
+        """100 × the cosine of each picture and its caption."""
+        found = []
+        for picture, caption in zip(pictures, captions, strict=True):
+            self._metric.reset()
+            image = torch.from_numpy(picture).movedim(-1, 0).to(self.device)
+            with torch.inference_mode():
+                self._metric.update(image, caption)
+            # Not `compute`: it cuts negative cosines off, and a mean is taken later.
+            found.append(float(self._metric.score))
+        return found
+
+    @torch.inference_mode()
+    def pooled(self, pictures: Sequence[Pixels]) -> Tensor:
+        """What the vision tower sees in a whole picture, before it is projected to words."""
+        vision = self.model.model.vision_model
+        found: Tensor = vision(self.prepare(pictures).to(self.device)).pooler_output
+        return found.cpu()
+
+    @torch.inference_mode()
+    def distances(self, pictures: Sequence[Pixels], others: Sequence[Pixels]) -> list[float]:
+        """As LPIPS measures (Zhang et al., 2018), unweighted: the squared difference of unit
+        feature vectors, over patches and layers. 0 is the same picture, 2 has nothing alike."""
+        vision, layers = self.model.model.vision_model, []
+        for each in (pictures, others):
+            out = vision(self.prepare(each).to(self.device), output_hidden_states=True)
+            layers.append([F.normalize(h[:, 1:], dim=-1) for h in out.hidden_states[1:]])
+        apart = [(a - b).square().sum(-1).mean(-1) for a, b in zip(*layers, strict=True)]
+        return [float(x) for x in torch.stack(apart).mean(0)]
+
+    def _process(
+        self, text: list[str] | None = None, images: list[Tensor] | None = None, **_: Any
+    ) -> dict[str, Tensor]:
+        """A transformers processor, as torchmetrics calls one."""
+        if images is not None:
+            return {"pixel_values": self.prepare([i.movedim(0, -1).numpy() for i in images])}
+        found = self.tokenizer(text, padding=True, truncation=True, return_tensors="pt")
+        return {"input_ids": found.input_ids, "attention_mask": found.attention_mask}
+
+
+def vit_b_32(folder: Path, device: str = "cpu") -> ClipScorer:
+    """`openai/clip-vit-base-patch32` from a folder here."""
+    from transformers import CLIPModel, CLIPTokenizer
+
+    needed = "needed a folder of openai/clip-vit-base-patch32"
+    if not (folder / "config.json").exists():
+        raise InvalidParams("clip", str(folder), f"{needed}; no config.json there")
+    try:
+        with quiet_loading():
+            model = CLIPModel.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+            )
+            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise InvalidParams("clip", str(folder), f"{needed} ({line})") from error
+    for name, value in VIT_B_32.items():
+        if (found := getattr(model.config.vision_config, name)) != value:
+            raise InvalidParams("clip", str(folder), f"{needed}; its {name} is {found}")
+    side = model.config.vision_config.image_size
+    return ClipScorer(model, tokenizer, lambda pictures: as_clip_does(pictures, side), device)
+
+
+def of_mini() -> ClipScorer:
+    """The embedded model's own."""
+    from sdxl.mini.clip import Scorer, pixels_of
+
+    with quiet_loading():
+        scorer = Scorer()
+    return ClipScorer(scorer.model, scorer.tokenizer, lambda each: pixels_of(np.stack(each)))
+
+
+def as_clip_does(pictures: Sequence[Pixels], side: int) -> Tensor:
+    """Bicubic to the model's side, as Pillow does it on 8 bits; then normalised. Square ones."""
+    from PIL import Image
+
+    resized = [
+        np.asarray(Image.fromarray(p).resize((side, side), Image.Resampling.BICUBIC))
+        for p in pictures
+    ]
+    values = torch.from_numpy(np.stack(resized)).movedim(-1, 1).float() / 255
+    mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, DEVIATION))
+    return (values - mean) / deviation

@@ -1,0 +1,165 @@
+"""`sdxl eval`: FID, CLIP and likeness to the exact model, for pictures made here, by a service, or
+found in a folder. It checks everything it can before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.arguments import Parser, add_generation_flags, given_params, whole
+from sdxl.params import InvalidParams
+
+if TYPE_CHECKING:
+    from eval.evaluation import Scores
+    from eval.sources import Source
+    from eval.task import Task
+    from sdxl.checkpoint import Checkpoint
+
+ROUNDS = 200
+FEWEST = 2
+"""pictures that a covariance needs"""
+EXACT = "exact"
+BENCHMARK_FILES = ("captions", "inception", "clip", "statistics")
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    check(options)
+    if options.is_sweep:
+        from eval.sweep import run_sweep
+
+        return run_sweep(options)
+    # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
+    from eval.evaluation import Evaluation
+    from eval.report import table
+
+    task, checkpoint = read_task(options)
+    source = read_source(options, task, checkpoint)
+    evaluation = Evaluation(
+        task,
+        source,
+        Path(options.out or Path("out") / "eval"),
+        read_exact(options, task),
+        Path(options.save) if options.save else None,
+    )
+    scores = watched(len(task.captions), lambda tell: evaluation.run(options.bootstrap, tell))
+    report = {"task": task.as_dict(), "note": task.note, "source": source.describe()}
+    report |= scores.as_dict()
+    print(json.dumps(report) if options.is_json else table(task, scores))
+    is_out = any(figure.holds is False for figure in scores.figures.values())
+    return 1 if is_out else 0
+
+
+def build_parser() -> Parser:
+    from engines import BACKENDS
+
+    parser = Parser(prog="sdxl eval", description="Measure the quality of a model's pictures.")
+    add = parser.add_argument
+    add("--model", default="mini", help="mini, a folder or a hub id (default %(default)s)")
+    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--precision", help="fp32, fp16, int8, fp8; the backend's own choice unless given")
+    add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")
+    add("--out", metavar="DIR", help="findings; a run goes on with those there (default out/eval)")
+    add("--bootstrap", type=whole, default=ROUNDS, metavar="N", help="resamples (%(default)s)")
+    add("--against", metavar="exact|DIR", help="compare each picture with the exact fp32 model's")
+    add("--save", metavar="DIR", help="keep the pictures here")
+    add("--json", action="store_true", dest="is_json", help="the findings as one JSON object")
+    source = parser.add_argument_group("pictures that are there already, or elsewhere")
+    source.add_argument("--images", metavar="DIR", help="files in the captions' order")
+    source.add_argument("--url", help="a service that runs")
+    source.add_argument("--accuracy-log", metavar="FILE", help="of `sdxl bench mlperf --accuracy`")
+    files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
+    files.add_argument("--captions", metavar="TSV", help="the benchmark's captions_source.tsv")
+    files.add_argument("--inception", metavar="FILE", help="pt_inception-2015-12-05-6726825d.pth")
+    files.add_argument("--clip", metavar="DIR", help="openai/clip-vit-base-patch32")
+    files.add_argument("--statistics", metavar="NPZ", help="val2014.npz")
+    sweep = parser.add_argument_group("quality against speed")
+    sweep.add_argument("--sweep", action="store_true", dest="is_sweep", help="many settings")
+    sweep.add_argument("--grid", metavar="FILE", help="JSON: the settings; see docs/evaluation.md")
+    add_generation_flags(parser)
+    return parser
+
+
+def check(options: argparse.Namespace) -> None:
+    from engines.export_folder import PRECISIONS
+
+    if options.precision not in (None, *PRECISIONS, "bf16"):
+        allowed = f"needed one of {', '.join(PRECISIONS)}, bf16"
+        raise InvalidParams("precision", options.precision, allowed)
+    if options.count is not None and options.count < FEWEST:
+        raise InvalidParams("count", options.count, f"needed at least {FEWEST}")
+    if options.bootstrap < 1:
+        raise InvalidParams("bootstrap", options.bootstrap, "needed at least 1")
+    given = [n for n in ("images", "url", "accuracy_log") if getattr(options, n)]
+    if len(given) > 1:
+        shown = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise InvalidParams("source", shown, "needed one source of pictures")
+    if options.grid and not options.is_sweep:
+        raise InvalidParams("grid", options.grid, "it is for --sweep")
+
+
+def read_task(options: argparse.Namespace) -> tuple[Task, Checkpoint]:
+    from eval.task import benchmark_task, embedded_task, is_embedded
+    from sdxl.checkpoint import find
+
+    checkpoint, given = find(options.model), given_params(options)
+    files = {name: getattr(options, name) for name in BENCHMARK_FILES}
+    if is_embedded(checkpoint) and not any(files.values()):
+        return embedded_task(given, options.count), checkpoint
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return benchmark_task(checkpoint, given, options.count, files, device), checkpoint
+
+
+def read_source(options: argparse.Namespace, task: Task, checkpoint: Checkpoint) -> Source:
+    import engines
+    from eval.sources import AccuracyLog, Folder, Painted, Service
+
+    if options.images:
+        return Folder(Path(options.images), task)
+    if options.accuracy_log:
+        return AccuracyLog(Path(options.accuracy_log), task)
+    if options.url:
+        return Service(options.url, task.requests)
+    pipeline = engines.load(options.model, options.backend, precision=options.precision)
+    return Painted(pipeline, task.requests)
+
+
+def read_exact(options: argparse.Namespace, task: Task) -> Source | None:
+    from eval.sources import Folder
+
+    if options.against is None:
+        return None
+    return (
+        exact(options.model, task)
+        if options.against == EXACT
+        else Folder(Path(options.against), task)
+    )
+
+
+def exact(model: str, task: Task) -> Source:
+    """The whole UNet at every step, in float32, from the same seeds."""
+    import engines
+    from eval.sources import Painted
+
+    # The embedded model's fp32 graphs compute what PyTorch does, and faster on a CPU.
+    backend = "onnxruntime" if model == "mini" else "torch"
+    pipeline = engines.load(model, backend, precision="fp32")
+    requests = [replace(r, cache_interval=1, deep_steps=None) for r in task.requests]
+    return Painted(pipeline, requests)
+
+
+def watched(total: int, run: Callable[[Callable[[int], Any]], Scores]) -> Scores:
+    """Under a progress bar where a person is looking."""
+    from tqdm import tqdm
+
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, unit="picture", file=sys.stderr, disable=hidden, leave=False) as bar:
+        return run(bar.update)

@@ -1,0 +1,101 @@
+"""The Fréchet distance between sets of features: torchmetrics' for the figure, a quicker one of
+our own for the many of a bootstrap. It does not know what computed the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from sdxl.params import InvalidParams
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A set of features by its mean and covariance, float64."""
+
+    mean: Tensor
+    covariance: Tensor
+    count: int = 40_504
+    """of the pictures behind it, where it is not known: COCO 2014's validation set"""
+
+    @classmethod
+    def of(cls, chunks: Iterable[Tensor]) -> Gaussian:
+        """Of features [n, width] that come in chunks."""
+        total = products = None
+        count = 0
+        for chunk in chunks:
+            rows = chunk.double()
+            sums, outer = rows.sum(0), rows.T @ rows
+            total = sums if total is None else total + sums
+            products = outer if products is None else products + outer
+            count += len(rows)
+        if total is None or products is None or count < 2:
+            raise ValueError(f"statistics of {count} pictures; needed at least 2")
+        mean = total / count
+        return cls(mean, (products - count * torch.outer(mean, mean)) / (count - 1), count)
+
+
+def read_statistics(path: Path, width: int) -> Gaussian:
+    """An .npz with `mu` and `sigma`, as pytorch-fid writes one."""
+    needed = f"needed an .npz with mu [{width}] and sigma [{width}, {width}]"
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            mean, covariance = (torch.from_numpy(stored[n]).double() for n in ("mu", "sigma"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidParams("statistics", str(path), f"{needed} ({error})") from error
+    if mean.shape != (width,) or covariance.shape != (width, width):
+        found = f"found {list(mean.shape)} and {list(covariance.shape)}"
+        raise InvalidParams("statistics", str(path), f"{needed}; {found}")
+    return Gaussian(mean, covariance)
+
+
+class _AsTheyAre(nn.Module):
+    """torchmetrics wants a network; the features are computed already."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_features = width
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def frechet_distance(features: Iterable[Tensor], reference: Gaussian) -> float:
+    """Features in chunks against a reference."""
+    metric = FrechetInceptionDistance(_AsTheyAre(len(reference.mean)))
+    mean, count = reference.mean, reference.count
+    metric.real_features_sum = mean * count
+    outer = torch.outer(mean, mean)
+    metric.real_features_cov_sum = reference.covariance * (count - 1) + count * outer
+    metric.real_features_num_samples = torch.tensor(count)
+    for chunk in features:
+        metric.update(chunk.double(), real=False)
+    return float(metric.compute())
+
+
+class QuickFrechet:
+    """Against one reference many times: its root is taken once, and what is left is symmetric."""
+
+    def __init__(self, reference: Gaussian) -> None:
+        self.reference = reference
+        values, vectors = torch.linalg.eigh(reference.covariance)
+        self.root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        self.trace = float(reference.covariance.trace())
+
+    def __call__(self, features: Tensor) -> float:
+        rows = features.double()
+        mean = rows.mean(0)
+        spread = (rows - mean) @ self.root / (len(rows) - 1) ** 0.5
+        variance = float((rows - mean).square().sum() / (len(rows) - 1))
+        # The root of the product has the singular values of `spread` as its eigenvalues.
+        gram = spread @ spread.T if len(rows) < rows.shape[1] else spread.T @ spread
+        overlap = float(torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().sum())
+        apart = float((mean - self.reference.mean).square().sum())
+        return apart + variance + self.trace - 2 * overlap

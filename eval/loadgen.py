@@ -1,0 +1,159 @@
+"""MLPerf's LoadGen around a system under test: its settings, a run, and what its summary says.
+
+The rules are LoadGen's own: it carries the benchmark's table (20 s at the 99th percentile, 600 s,
+5000 samples, the seeds). `short` changes only how long and how much, for tests. It does not know
+what makes the pictures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlperf_loadgen as lg
+
+BENCHMARK = "stable-diffusion-xl"
+SCENARIOS = ("Offline", "Server", "SingleStream")
+BUILT_IN = 0
+"""FromConfig's word for the table that LoadGen carries"""
+
+SERVER_QUERIES, STREAM_QUERIES = 459, 64
+"""the least with which LoadGen's early stopping accepts a 99th and a 90th percentile"""
+TEST01_SAMPLES, TEST01_SEED = 32, 7
+TEST04_INDEX = 3
+"""the sample that TEST04 repeats, as in the benchmark's audit.config"""
+
+
+class LoadGenError(RuntimeError):
+    """A run that LoadGen did not accept."""
+
+
+class System(Protocol):
+    """The system under test. It answers each sample with `complete`, from any thread."""
+
+    def issue(self, samples: Sequence[tuple[int, int]]) -> None:
+        """(response id, index of the caption) of each sample of a query."""
+        ...
+
+    def flush(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one scenario."""
+
+    scenario: str
+    folder: Path
+    captions: int
+    target_qps: float = 1.0
+    expected_latency_s: float = 1.0
+    is_accuracy: bool = False
+    is_short: bool = False
+    audit: str | None = None
+    """TEST01 or TEST04"""
+
+    def settings(self) -> Any:
+        settings = lg.TestSettings()
+        settings.scenario = getattr(lg.TestScenario, self.scenario)
+        if settings.FromConfig("", BENCHMARK, self.scenario, BUILT_IN):
+            raise LoadGenError(f"LoadGen has no settings for {BENCHMARK} {self.scenario}")
+        mode = lg.TestMode.AccuracyOnly if self.is_accuracy else lg.TestMode.PerformanceOnly
+        settings.mode = mode
+        settings.offline_expected_qps = settings.server_target_qps = self.target_qps
+        settings.single_stream_expected_latency_ns = int(self.expected_latency_s * 1e9)
+        settings.performance_sample_count_override = min(
+            settings.performance_sample_count_override, self.captions
+        )
+        if self.is_short:
+            self._shorten(settings)
+        if self.audit == "TEST01":
+            settings.accuracy_log_sampling_target = TEST01_SAMPLES
+            settings.accuracy_log_rng_seed = TEST01_SEED
+        if self.audit == "TEST04":
+            settings.performance_issue_same = True
+            settings.performance_issue_same_index = min(TEST04_INDEX, self.captions - 1)
+        return settings
+
+    def _shorten(self, settings: Any) -> None:
+        least = {
+            "Offline": self.captions,
+            "Server": SERVER_QUERIES,
+            "SingleStream": STREAM_QUERIES,
+        }
+        settings.min_query_count = least[self.scenario]
+        settings.min_duration_ms = 0
+
+    def start(self, system: System) -> Summary:
+        """LoadGen's logs stay in the folder; raises where it did not accept the run."""
+        logs = lg.LogSettings()
+        logs.log_output.outdir = str(self.folder)
+        logs.log_output.copy_summary_to_stdout = False
+        settings = self.settings()
+        sut = lg.ConstructSUT(
+            lambda samples: system.issue([(s.id, s.index) for s in samples]), system.flush
+        )
+        # Captions are in memory already: there is nothing to load.
+        count = settings.performance_sample_count_override
+        library = lg.ConstructQSL(self.captions, count, lambda _: None, lambda _: None)
+        try:
+            lg.StartTestWithLogSettings(sut, library, settings, logs, "")
+        finally:
+            lg.DestroyQSL(library)
+            lg.DestroySUT(sut)
+        return Summary.read(self.folder)
+
+
+def complete(response: int, data: bytes = b"") -> None:
+    """Answer one sample; LoadGen copies the bytes before this returns."""
+    import array
+
+    kept = array.array("B", data)
+    address, count = kept.buffer_info()
+    lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, count)])
+
+
+SCORES = {
+    "Offline": r"Samples per second",
+    "Server": r"Completed samples per second",
+    "SingleStream": r"Early stopping 90(\.0)?th percentile estimate",
+}
+"""the line of the summary that holds a scenario's result"""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What mlperf_log_summary.txt says."""
+
+    scenario: str
+    is_valid: bool | None
+    """None of an accuracy run, which LoadGen does not judge"""
+    score: float | None
+    unit: str
+    lines: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> Summary:
+        path = folder / "mlperf_log_summary.txt"
+        text = path.read_text(encoding="utf-8", errors="replace")
+        pairs = re.findall(r"^\s*\*?\s*([^:\n]+?)\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+        lines = dict(pairs)
+        scenario = lines.get("Scenario", "").replace(" ", "")
+        result = lines.get("Result is")
+        score_line = SCORES.get(scenario, "")
+        found = next((v for k, v in lines.items() if re.fullmatch(score_line, k)), None)
+        is_latency = scenario == "SingleStream"
+        score = None if found is None else float(found.split()[0]) / (1e9 if is_latency else 1)
+        unit = "s" if is_latency else "images/s"
+        return cls(scenario, None if result is None else result == "VALID", score, unit, lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "scenario": self.scenario,
+            "valid": self.is_valid,
+            "score": self.score,
+            "unit": self.unit,
+            "summary": self.lines,
+        }

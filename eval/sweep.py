@@ -1,0 +1,164 @@
+"""`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler and steps.
+
+Every setting paints the same captions from the same seeds and is held against the exact model: the
+whole UNet at each of the usual steps, in float32. Quality first, each setting in a folder of its
+own, so that a sweep goes on where it was killed; then the speed of all, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval.command import read_task, watched
+from eval.evaluation import Evaluation
+from eval.pareto import Setting, Tried, table
+from eval.plot import plot_pareto
+from eval.sources import Folder, Painted
+from eval.task import Task
+from eval.timing import Spread, cuda_s, take_turns, wall_s
+from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engines
+from sdxl.files import prepare_folder, write_atomic
+from sdxl.params import InvalidParams
+from sdxl.pipeline import Pipeline
+from sdxl.specs import Cut
+
+Grid = Mapping[str, Sequence[Any]]
+EXACT = Setting()
+USUAL: tuple[Grid, ...] = (
+    {"steps": [10, 20, 30], "cache_interval": [1, 2, 3]},
+    {"scheduler": ["dpmpp_2m"], "steps": [10, 20], "cache_interval": [1, 2]},
+    {"precision": ["fp16", "int8", "fp8"], "cache_interval": [1, 2]},
+    {"cut": ["fresh_skips"], "cache_interval": [2, 3]},
+)
+"""Each is a product; what one does not name stays as in the exact model."""
+SPEED_BATCH, SPEED_ROUNDS = 8, 3
+
+
+def run_sweep(options: argparse.Namespace) -> int:
+    task, checkpoint = read_task(options)
+    settings = settings_of(options.grid)
+    root = Path(options.out or Path("out") / "sweep")
+    prepare_folder(root)
+    load = cache(partial(load_engines, checkpoint, options, root))
+    tried: list[Tried] = []
+    for setting in settings:
+        print(f"{len(tried) + 1} of {len(settings)}: {setting}", flush=True)
+        tried.append(evaluate(setting, task, load(setting.precision, setting.cut), root, options))
+    speeds = measure_speed(settings, task, checkpoint, load)
+    tried = [replace(each, images_per_s=speeds[each.setting]) for each in tried]
+    keep(tried, task, root)
+    print(table(tried))
+    return 0
+
+
+def settings_of(grid: str | None) -> list[Setting]:
+    """The exact model first, then each setting once."""
+    grids = USUAL if grid is None else read_grids(Path(grid))
+    found = [EXACT]
+    for each in grids:
+        for values in itertools.product(*each.values()):
+            try:
+                setting = Setting(**dict(zip(each, values, strict=True)))
+            except TypeError as error:
+                raise InvalidParams("grid", str(grid), str(error)) from error
+            if setting not in found:
+                found.append(setting)
+    return found
+
+
+def read_grids(path: Path) -> list[Grid]:
+    needed = 'needed JSON such as [{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]'
+    try:
+        grids = json.loads(path.read_text(encoding="utf-8"))
+        return [{name: list(values) for name, values in grid.items()} for grid in grids]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidParams("grid", str(path), f"{needed} ({error})") from error
+
+
+def evaluate(
+    setting: Setting, task: Task, engines: Engines, root: Path, options: argparse.Namespace
+) -> Tried:
+    from sdxl.checkpoint import find
+
+    folder, pictures = root / setting.slug, root / EXACT.slug / "pictures"
+    pipeline = Pipeline(find(options.model), engines)
+    is_exact = setting == EXACT
+    evaluation = Evaluation(
+        task,
+        Painted(pipeline, requests_of(setting, task)),
+        folder,
+        None if is_exact else Folder(pictures, task),
+        pictures if is_exact else None,
+    )
+    scores = watched(len(task.captions), lambda tell: evaluation.run(options.bootstrap, tell))
+    return Tried(setting, scores.figures, engines.description.get("note", ""))
+
+
+def requests_of(setting: Setting, task: Task) -> list[Any]:
+    return [
+        replace(
+            request,
+            cache_interval=setting.cache_interval,
+            scheduler=setting.scheduler,
+            steps=setting.steps,
+        )
+        for request in task.requests
+    ]
+
+
+def load_engines(
+    checkpoint: Checkpoint, options: argparse.Namespace, root: Path, precision: str, cut: Cut
+) -> Engines:
+    """ONNX Runtime on an export made for the sweep, or on a GPU what serves the precision there."""
+    if torch.cuda.is_available():
+        from engines import load
+        from engines.torch_engine import PRECISIONS, load_torch
+
+        if precision in PRECISIONS:
+            return load_torch(checkpoint, precision=precision, cut=cut)
+        return load(options.model, options.backend, precision=precision).engines
+    from engines.onnxruntime_engine import load_onnxruntime
+    from onnx_export.calibration import calibration_prompts
+    from onnx_export.exporter import export, unchecked
+    from onnx_export.order import Order
+    from onnx_export.recipes import RECIPES
+
+    prompts: list[str] = []
+    if recipe := RECIPES.get(precision):
+        prompts = calibration_prompts(checkpoint, None, recipe)
+    out = root / "exports" / f"{precision}-{cut}"
+    prepare_folder(out.parent)
+    order = Order(checkpoint, precision, out, cut, prompts=tuple(prompts))
+    return load_onnxruntime(export(order, unchecked, lambda _: None))
+
+
+def measure_speed(
+    settings: Sequence[Setting], task: Task, checkpoint: Checkpoint, load: Callable[..., Engines]
+) -> dict[Setting, Spread]:
+    """Images a second of full batches, all settings in turns."""
+    runs = {}
+    for setting in settings:
+        pipeline = Pipeline(checkpoint, load(setting.precision, setting.cut))
+        runs[setting] = partial(pipeline.generate, requests_of(setting, task)[:SPEED_BATCH])
+    timed = cuda_s if torch.cuda.is_available() else wall_s
+    seconds = take_turns(
+        {setting.slug: run for setting, run in runs.items()}, SPEED_ROUNDS, timed=timed
+    )
+    return {s: Spread.of([SPEED_BATCH / x for x in seconds[s.slug]]) for s in settings}
+
+
+def keep(tried: Sequence[Tried], task: Task, root: Path) -> None:
+    report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
+    write_atomic(root / "sweep.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_atomic(root / "sweep.md", (table(tried) + "\n").encode())
+    plot_pareto(tried, root / "pareto")

@@ -1,0 +1,53 @@
+"""What a measurement ran on: processor, memory, accelerators, software. No name of a machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+import sdxl
+
+PACKAGES = ("diffusers", "mlcommons_loadgen", "numpy", "onnxruntime", "tensorrt", "transformers")
+
+
+def describe_system() -> dict[str, Any]:
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(memory_bytes() / 2**30, 1),
+        "accelerators": accelerators(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "sdxl": sdxl.__version__,
+        "packages": {"torch": torch.__version__, **_versions()},
+    }
+
+
+def processor() -> str:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(": ")[1].strip()
+    return platform.machine()
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def accelerators() -> list[str]:
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

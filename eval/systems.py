@@ -1,0 +1,133 @@
+"""Systems under LoadGen's test: the loop in this process, or a service over HTTP with however many
+replicas stand behind it. Neither keeps a result or an encoded prompt from one sample to the next.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from eval.sources import ask
+from sdxl.images import to_pixels
+from sdxl.inflight import Event, Failed, InFlight
+from sdxl.params import GenerationParams
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Pipeline
+
+Complete = Callable[[int, bytes], None]
+Sample = tuple[int, int]
+"""response id, index of the caption"""
+CONNECTIONS = 64
+"""requests under way at a service: enough to keep eight replicas full"""
+TIMEOUT_S = 600.0
+
+
+class InProcess:
+    """Samples join the running loop at the next tick, like requests at a replica."""
+
+    def __init__(
+        self, pipeline: Pipeline, requests: Sequence[GenerationParams], complete: Complete
+    ) -> None:
+        self.pipeline, self.complete = pipeline, complete
+        self.requests = [pipeline.resolve(request) for request in requests]
+        self.error: Exception | None = None
+        self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="system under test")
+        self._thread.start()
+
+    def issue(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self._arrived.put(sample)
+
+    def flush(self) -> None:
+        """Nothing waits for company here."""
+
+    def close(self) -> None:
+        self._arrived.put(None)
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        loop = self.pipeline.in_flight()
+        responses: dict[int, int] = {}
+        is_open = True
+        while is_open or not loop.is_idle:
+            # Prompts are encoded only as rows fall free, so that a query of 5000 starts at once.
+            room = 2 * loop.limits.rows - len(responses)
+            samples, is_open = self._take(room, is_open, waits=loop.is_idle)
+            self._submit(loop, samples, responses)
+            for event in loop.tick():
+                self.complete(responses.pop(event.id), self._picture(event))
+
+    def _take(self, room: int, is_open: bool, waits: bool) -> tuple[list[Sample], bool]:
+        found: list[Sample] = []
+        while is_open and len(found) < room:
+            try:
+                sample = self._arrived.get(block=waits and not found)
+            except queue.Empty:
+                break
+            if sample is None:
+                is_open = False
+            else:
+                found.append(sample)
+        return found, is_open
+
+    def _submit(self, loop: InFlight, samples: list[Sample], responses: dict[int, int]) -> None:
+        if not samples:
+            return
+        requests = [self.requests[index] for _, index in samples]
+        conditionings = self.pipeline.encode(requests)
+        for (response, _), request, conditioning in zip(
+            samples, requests, conditionings, strict=True
+        ):
+            responses[loop.submit(self.pipeline.request(request, conditioning))] = response
+
+    def _picture(self, event: Event) -> bytes:
+        """Its pixels; a failure is kept for `close`, and answered: LoadGen waits for each."""
+        try:
+            if isinstance(event, Failed):
+                raise event.cause
+            return to_pixels(self.pipeline.decode(event.latents)).tobytes()
+        except Exception as error:
+            self.error = error
+            return b""
+
+
+class OverHttp:
+    """A service, asked as its clients ask. What it refuses for lack of room is asked again, and
+    its latency runs on."""
+
+    def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
+        import httpx
+
+        limits = httpx.Limits(max_connections=CONNECTIONS)
+        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits)
+        self.requests, self.complete = requests, complete
+        self.error: Exception | None = None
+        self._pool = ThreadPoolExecutor(CONNECTIONS)
+
+    def issue(self, samples: Sequence[Sample]) -> None:
+        for response, index in samples:
+            self._pool.submit(self._answer, response, index)
+
+    def flush(self) -> None:
+        """Nothing waits for company here."""
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self.http.close()
+        if self.error is not None:
+            raise self.error
+
+    def _answer(self, response: int, index: int) -> None:
+        data = b""
+        try:
+            data = ask(self.http, self.requests[index]).tobytes()
+        except Exception as error:
+            self.error = error
+        self.complete(response, data)

@@ -1,0 +1,146 @@
+"""Who is compared: diffusers as it is, compiled, and with the DeepCache package; and ours by
+backend, precision and interval. Each goes from prompts to image tensors. It times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import engines
+from engines.export_folder import ExportError
+from engines.flavours import BackendMissing
+from sdxl.checkpoint import find
+from sdxl.params import GenerationParams, InvalidParams
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Pipeline
+
+STEPS = 20
+INTERVALS = (1, 2)
+PROMPTS = (
+    "a red circle on a blue background",
+    "a small yellow star above a green square on a white background",
+    "two purple triangles on a black background",
+    "a large orange ring on a white background",
+)
+EAGER, CACHED, COMPILED = "diffusers eager", "diffusers + DeepCache", "diffusers + torch.compile"
+PEERS = (EAGER, CACHED, COMPILED)
+OURS = {
+    "cpu": ("torch:fp32", "onnxruntime:fp32", "onnxruntime:int8"),
+    "cuda": ("torch:fp16", "tensorrt:fp16", "tensorrt:fp8", "tensorrt:int8"),
+}
+"""backend and precision; one that is not there is passed over, and said"""
+
+Paint = Callable[[Sequence[str]], object]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all variants have in common."""
+
+    model: str
+    side: int | None
+    steps: int = STEPS
+
+    @property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float16 if self.device == "cuda" else torch.float32
+
+
+def name_of(ours: str, interval: int) -> str:
+    backend, precision = ours.split(":")
+    return f"ours, {backend} {precision}, interval {interval}"
+
+
+def names(ours: Sequence[str]) -> list[str]:
+    return [*PEERS, *(name_of(each, interval) for each in ours for interval in INTERVALS)]
+
+
+def load_all(
+    setting: Setting, ours: Sequence[str], has_compile: bool
+) -> tuple[dict[str, Paint], dict[str, str]]:
+    """Those that are there by name, and why the others are not."""
+    found = {EAGER: _peer(setting, EAGER), CACHED: _peer(setting, CACHED)}
+    if has_compile:
+        found[COMPILED] = _peer(setting, COMPILED)
+    passed_over = {}
+    for each in ours:
+        try:
+            pipeline = _ours(setting, each)
+        except (BackendMissing, ExportError, InvalidParams) as error:
+            passed_over[each] = str(error)
+            continue
+        for interval in INTERVALS:
+            found[name_of(each, interval)] = partial(_paint, pipeline, setting, interval)
+    return found, passed_over
+
+
+def load_one(setting: Setting, name: str, ours: Sequence[str]) -> Paint:
+    if name in PEERS:
+        return _peer(setting, name)
+    each, interval = next((o, i) for o in ours for i in INTERVALS if name_of(o, i) == name)
+    return partial(_paint, _ours(setting, each), setting, interval)
+
+
+def _ours(setting: Setting, each: str) -> Pipeline:
+    backend, precision = each.split(":")
+    return engines.load(setting.model, backend, precision=precision)
+
+
+def _paint(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> object:
+    results = pipeline.generate(
+        GenerationParams(
+            prompt,
+            steps=setting.steps,
+            seed=i,
+            cache_interval=interval,
+            width=setting.side,
+            height=setting.side,
+        )
+        for i, prompt in enumerate(prompts)
+    )
+    if errors := [result.error for result in results if result.error]:
+        raise errors[0]
+    return results
+
+
+def _peer(setting: Setting, name: str) -> Paint:
+    from diffusers import StableDiffusionXLPipeline
+
+    folder = str(find(setting.model).folder)
+    pipe: Any = StableDiffusionXLPipeline.from_pretrained(
+        folder, torch_dtype=setting.dtype, add_watermarker=False
+    )
+    pipe = pipe.to(setting.device)
+    pipe.set_progress_bar_config(disable=True)
+    if name == COMPILED:
+        pipe.unet = torch.compile(pipe.unet)
+    if name == CACHED:
+        from DeepCache import DeepCacheSDHelper
+
+        helper = DeepCacheSDHelper(pipe=pipe)
+        helper.set_params(cache_interval=2, cache_branch_id=0)
+        helper.enable()
+    return partial(_diffuse, pipe, setting)
+
+
+def _diffuse(pipe: Any, setting: Setting, prompts: Sequence[str]) -> object:
+    generators = [torch.Generator("cpu").manual_seed(i) for i in range(len(prompts))]
+    return pipe(
+        list(prompts),
+        num_inference_steps=setting.steps,
+        guidance_scale=GenerationParams().guidance,
+        generator=generators,
+        width=setting.side,
+        height=setting.side,
+        output_type="pt",
+    )

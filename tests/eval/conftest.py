@@ -1,0 +1,55 @@
+"""What the tests of eval share: the embedded model's judges, and a task of few pictures."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eval.task import Judges, Task, embedded_task, mini_judges
+from sdxl.images import Pixels
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_torchmetrics() -> None:
+    """What it imports warns of what is not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("torchmetrics.image.fid")
+        importlib.import_module("torchmetrics.multimodal.clip_score")
+
+
+@pytest.fixture(scope="session")
+def judges() -> Judges:
+    return mini_judges(pictures=200)
+
+
+@pytest.fixture(scope="session")
+def task(judges: Judges) -> Task:
+    return replace(embedded_task({}, 20), load=lambda: judges)
+
+
+@dataclass
+class Noise:
+    """A source that paints nothing: picture i is noise of seed i. Fails at `fails_at`."""
+
+    side: int = 128
+    fails_at: int | None = None
+    asked: list[list[int]] = field(default_factory=list)
+
+    def describe(self) -> dict[str, Any]:
+        return {"noise": self.side}
+
+    def pictures(self, indices: Sequence[int]) -> list[Pixels]:
+        self.asked.append(list(indices))
+        if self.fails_at in indices:
+            raise KeyboardInterrupt
+        return [
+            np.random.default_rng(i).integers(0, 256, (self.side, self.side, 3), dtype=np.uint8)
+            for i in indices
+        ]

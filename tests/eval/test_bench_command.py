@@ -1,0 +1,45 @@
+"""`sdxl bench` finds its benchmarks by name."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from eval.bench_command import BENCHMARKS, main
+from sdxl import cli
+
+
+def test_every_benchmark_is_there_and_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--help"]) == 0
+    page = capsys.readouterr().out
+    for name, (module, _) in BENCHMARKS.items():
+        assert find_spec(module) and f"  {name} " in page, name
+
+
+def test_an_unknown_one_is_a_bad_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "speed"]) == cli.BAD_REQUEST
+    assert (
+        "benchmark: 'speed' is not allowed; needed one of peers, floor" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["mlperf", "--scenario", "Ofline"], "scenario: 'Ofline' is not allowed; needed one of"),
+        (["mlperf", "--model", "org/name"], "captions: None is not allowed; org/name needed"),
+        (["mlperf", "--audit", "TEST05"], "audit: 'TEST05' is not allowed; needed one of TEST01"),
+        (["floor", "--rows", "0"], "rows: 0 is not allowed; needed at least 1"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *argv]) == cli.BAD_REQUEST
+    assert said in capsys.readouterr().err
+
+
+def test_the_table_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval.floor.main", lambda argv: len(argv))
+    assert main(["floor", "--rows", "2"]) == 2

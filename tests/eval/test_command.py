@@ -1,0 +1,121 @@
+"""`sdxl eval` says what is wrong in one line, before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import engines
+from eval.command import main
+from sdxl import cli
+from sdxl.params import InvalidParams
+from tests.eval.conftest import Noise
+
+TSV = "id\timage_id\tcaption\n1\t2\tA city at night.\n2\t3\tA clock.\n"
+
+
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("engines were loaded before the request was checked")
+
+    monkeypatch.setattr(engines, "load", refuse)
+    monkeypatch.chdir(tmp_path)
+
+
+def write_pictures(folder: Path, count: int, side: int) -> None:
+    folder.mkdir()
+    for i, picture in enumerate(Noise(side).pictures(range(count))):
+        Image.fromarray(picture).save(folder / f"{i:06}.png")
+
+
+def refused(*argv: str) -> str:
+    with pytest.raises(InvalidParams) as found:
+        main(argv)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., list[str]]:
+    """The flags of the benchmark's task, with files that are there; a test breaks one."""
+
+    def flags(**changed: Path | None) -> list[str]:
+        (tmp_path / "captions.tsv").write_text(TSV)
+        (tmp_path / "clip").mkdir(exist_ok=True)
+        (tmp_path / "inception.pth").write_bytes(b"")
+        np.savez(tmp_path / "val2014.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048)))
+        paths: dict[str, Path | None] = {
+            "captions": tmp_path / "captions.tsv",
+            "inception": tmp_path / "inception.pth",
+            "clip": tmp_path / "clip",
+            "statistics": tmp_path / "val2014.npz",
+        }
+        paths |= changed
+        given = {name: path for name, path in paths.items() if path is not None}
+        return ["--count", "2", *(x for n, p in given.items() for x in (f"--{n}", str(p)))]
+
+    return flags
+
+
+def test_a_wrong_captions_file(files: Callable[..., list[str]], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.tsv"
+    wrong.write_text("id,caption\n1,A clock\n")
+    said = refused(*files(captions=wrong))
+    assert said.startswith("captions: ") and "a column 'caption'; found id,caption" in said
+
+
+def test_a_line_without_a_caption(files: Callable[..., list[str]], tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.tsv"
+    wrong.write_text(TSV + "3\t4\t\n")
+    assert "line 4 has no caption" in refused(*files(captions=wrong))
+
+
+def test_too_few_captions(files: Callable[..., list[str]]) -> None:
+    said = refused(*files(), "--count", "3")
+    assert "needed 3 captions; found 2" in said
+
+
+@pytest.mark.parametrize("name", ["captions", "inception", "clip", "statistics"])
+def test_a_file_that_is_missing(name: str, files: Callable[..., list[str]], tmp_path: Path) -> None:
+    said = refused(*files(**{name: tmp_path / "nowhere"}))
+    assert said.startswith(f"{name}: ") and "needed a file or folder that is there" in said
+    assert f"{name}: None is not allowed" in refused(*files(**{name: None}))
+
+
+def test_weights_that_are_none(files: Callable[..., list[str]]) -> None:
+    assert "inception: " in (said := refused(*files())) and "pt_inception-2015-12-05" in said
+
+
+def test_fewer_pictures_than_captions(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "few", 2, 128)
+    said = refused("--count", "3", "--images", str(tmp_path / "few"))
+    assert "with 2 pictures" in said and "one for each of the 3 captions" in said
+
+
+def test_pictures_of_another_size(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "small", 2, 64)
+    said = refused("--count", "2", "--images", str(tmp_path / "small"))
+    assert "000000.png of 64×64" in said and "needed 128×128" in said
+
+
+def test_two_sources() -> None:
+    assert "source: '--images and --url'" in refused("--images", "a", "--url", "b")
+
+
+def test_a_folder_is_scored_from_the_front_door(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eval.task.REFERENCE_PICTURES", 50)
+    write_pictures(tmp_path / "pictures", 4, 128)
+    flags = ["--count", "4", "--images", str(tmp_path / "pictures"), "--bootstrap", "5", "--json"]
+    assert cli.main(["eval", *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pictures"] == 4 and {"FID", "CLIP"} <= set(found["figures"])
+    assert "never with published figures" in found["note"]
