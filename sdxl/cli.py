@@ -14,6 +14,7 @@ import sdxl
 COMMANDS = {
     "render": ("serve.render:main", "make pictures from text"),
     "serve": ("serve.cli:main", "serve pictures over HTTP, as OpenAI's clients ask for them"),
+    "batch": ("serve.batch.command:main", "make a picture of every row of a file, over days"),
     "key": ("serve.keys:main", "make an API key for the service"),
     "export": ("onnx_export.command:main", "turn a model into ONNX graphs, 8-bit ones too"),
     "build": ("engines.build_command:main", "build TensorRT engines from an export"),

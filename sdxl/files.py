@@ -10,16 +10,19 @@ from pathlib import Path
 class OutputError(OSError):
     """A place that cannot be written: where, and why."""
 
-    def __init__(self, path: Path, cause: OSError, needed: str = "a place that can be written"):
+    def __init__(
+        self, path: Path | str, cause: OSError, needed: str = "a place that can be written"
+    ):
         super().__init__(
             f"out: {str(path)!r} is not allowed; needed {needed} ({cause.strerror or cause})"
         )
         self.path = path
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside the target, reach the disk, then rename: readers see the old file or the new."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
+    """Write beside the target, or in a scratch folder of the same file system, reach the disk, then
+    rename: readers see the old file or the new."""
+    temporary = (scratch or path.parent) / f".{secrets.token_hex(8)}.tmp"
     try:
         try:
             _write_synced(temporary, data)

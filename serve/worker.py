@@ -19,7 +19,7 @@ from sdxl.cost import project
 from sdxl.inflight import InFlight, Refused
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Group, Shape, State
+from sdxl.policy import Flight, Group, Limits, Shape, State
 from sdxl.specs import CHUNK
 from serve import errors, tracing, warmup
 from serve.denoiser import Denoiser
@@ -131,8 +131,19 @@ class Worker:
     @property
     def capacity(self) -> int:
         """Images that may be here at once, in flight and waiting."""
-        limits = self._started().denoiser.loop.limits
-        return limits.rows + limits.queue
+        return self.limits.rows + self.limits.queue
+
+    @property
+    def limits(self) -> Limits:
+        return self._started().denoiser.loop.limits
+
+    @property
+    def steps_taken(self) -> int:
+        return self._started().denoiser.loop.steps_taken
+
+    @property
+    def rows_running(self) -> int:
+        return sum(f.rows for f in self._started().denoiser.flights if f.state is State.RUNNING)
 
     @property
     def is_idle(self) -> bool:

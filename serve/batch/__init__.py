@@ -1,0 +1,1 @@
+"""The offline rendering job: `sdxl batch`."""

@@ -1,0 +1,165 @@
+"""`sdxl batch`: a million prompts to pictures, over days and kills, nothing lost, nothing twice.
+
+Here flags become a job; what is wrong is said before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
+from sdxl.params import GenerationParams, InvalidParams
+from serve.destination import SUFFIXES
+
+DEFAULT_SHARD = 128
+HAS_DEAD, HAS_PROBLEMS = 3, 1
+API_KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one command asks for, checked as far as it can be without reading the input."""
+
+    inputs: tuple[str, ...]
+    out: str
+    parameters: dict[str, Any]
+    n: int
+    format: str
+    is_tarred: bool
+    shard_size: int
+    workers: int
+    address: str | None
+    through: str | None
+    model: str
+    backend: str
+    precision: str | None
+    deterministic: bool
+    is_quiet: bool
+    metrics_port: int | None
+    retries_dead: bool
+    stall_s: float
+
+    @property
+    def key(self) -> str | None:
+        return os.environ.get(API_KEY)
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    if options.status is not None:
+        return show_status(options.status, options.quiet)
+    if options.verify is not None:
+        return verify(options.verify)
+    # Here and not above: a typo in a flag need not wait for what loads slowly.
+    from serve.batch.running import run
+
+    return run(read_order(options))
+
+
+def build_parser() -> Parser:
+    from engines import BACKENDS
+
+    parser = Parser(prog="sdxl batch", description="Make pictures of every row of a file.")
+    add: Callable[..., Any] = parser.add_argument
+    add("inputs", nargs="*", metavar="INPUT", help=".txt, .jsonl, .csv or .parquet, or a pattern")
+    add("--out", metavar="DIR", help="a folder, or an fsspec URL such as s3://bucket/job")
+    add("--n", type=whole, default=1, metavar="N", help="pictures a row (default %(default)s)")
+    add("--format", default="png", help=f"{', '.join(SUFFIXES)} (default %(default)s)")
+    add("--tar", action="store_true", help="a tar in WebDataset's form a shard, not single files")
+    add("--shard-size", type=whole, default=DEFAULT_SHARD, metavar="N", help="rows (%(default)s)")
+    add("--retry-dead", action="store_true", help="try the dead letters of an earlier run again")
+    group = parser.add_argument_group("who makes them")
+    add = group.add_argument
+    add("--model", default="mini", help="a folder in diffusers layout or a hub id (%(default)s)")
+    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--precision", help="the backend's own choice unless given")
+    add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
+    add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
+    add("--through", metavar="URL", help=f"a service that runs, at low priority; key in {API_KEY}")
+    add(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the same bytes whatever runs beside a picture (default)",
+    )
+    add("--stall-s", type=number, default=120.0, metavar="S", help="a worker that does not advance")
+    group = parser.add_argument_group("what it says")
+    add = group.add_argument
+    add("--quiet", action="store_true", help="JSON lines on stdout instead of the live display")
+    add("--metrics-port", type=whole, metavar="PORT", help="for Prometheus, on loopback")
+    add("--status", metavar="DIR", help="how far a job is, and no more")
+    add("--verify", metavar="DIR", help="audit a job's output, and no more")
+    add_generation_flags(parser)
+    return parser
+
+
+def read_order(options: argparse.Namespace) -> Order:
+    if not options.inputs:
+        raise InvalidParams("input", None, "needed at least one file")
+    if not options.out:
+        raise InvalidParams("out", options.out, "needed a folder or an fsspec URL")
+    if options.format not in SUFFIXES:
+        raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
+    for name, low, high in (("n", 1, 10_000), ("shard_size", 1, 4096), ("workers", 0, 4096)):
+        value = getattr(options, name)
+        if not low <= value <= high:
+            raise InvalidParams(name, value, f"needed {low} to {high}")
+    if options.stall_s <= 0:
+        raise InvalidParams("stall_s", options.stall_s, "needed seconds above 0")
+    if options.through and options.address:
+        raise InvalidParams("address", options.address, "--through needs no cluster")
+    parameters = given_params(options)
+    if options.through and "deep_steps" in parameters:
+        raise InvalidParams("deep_steps", parameters["deep_steps"], "no service takes it")
+    GenerationParams(**parameters)
+    return Order(
+        inputs=tuple(options.inputs),
+        out=options.out,
+        parameters=parameters,
+        n=options.n,
+        format=options.format,
+        is_tarred=options.tar,
+        shard_size=options.shard_size,
+        workers=options.workers,
+        address=options.address,
+        through=options.through,
+        model=options.model,
+        backend=options.backend,
+        precision=options.precision,
+        deterministic=options.deterministic,
+        is_quiet=options.quiet,
+        metrics_port=options.metrics_port,
+        retries_dead=options.retry_dead,
+        stall_s=options.stall_s,
+    )
+
+
+def show_status(place: str, is_json: bool) -> int:
+    from serve.batch.job import need_job
+    from serve.batch.status import describe, read_status
+    from serve.batch.store import open_store, token
+
+    store = open_store(place, token())
+    status = read_status(store, need_job(store, place))
+    print(json.dumps(status, ensure_ascii=False) if is_json else describe(status))
+    return 0
+
+
+def verify(place: str) -> int:
+    from serve.batch.audit import audit
+    from serve.batch.job import need_job
+    from serve.batch.store import open_store, token
+
+    store = open_store(place, token())
+    found = audit(store, need_job(store, place))
+    for problem in found.problems:
+        print(f"sdxl batch: {problem}", file=sys.stderr)
+    told = f"{found.rows} rows: {found.images} pictures, {found.dead_letters} dead letters"
+    print(f"{told}, {len(found.problems) or 'no'} problems")
+    return HAS_PROBLEMS if found.problems else 0

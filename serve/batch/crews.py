@@ -1,0 +1,140 @@
+"""Workers to be had: Ray actors, one a device, or a thread of this process.
+
+Both take turns the same way, and both may fail at any moment. What they work on is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+from serve.batch.renderers import Renderer
+from serve.batch.rows import Piece
+from serve.batch.shard_worker import Report, ShardWorker, Task
+from serve.orders import ModelCard
+
+Load = Callable[[], Renderer]
+"""Run where the worker is."""
+
+
+class Member(Protocol):
+    name: str
+
+    def ready(self) -> Future[ModelCard]:
+        """Once it has made a picture."""
+        ...
+
+    def turn(self, pieces: dict[int, Piece]) -> Future[Report]: ...
+    def dismiss(self) -> None:
+        """At once, whatever it is doing."""
+        ...
+
+
+Hire = Callable[[str], Member]
+"""A new worker of this name."""
+
+
+class WorkerActor:
+    """In a process of its own."""
+
+    def __init__(self, load: Load, task: Task, name: str) -> None:
+        self.worker = ShardWorker(load(), task, name)
+
+    async def card(self) -> ModelCard:
+        return await self.worker.card()
+
+    async def turn(self, pieces: dict[int, Piece]) -> Report:
+        return await self.worker.turn(pieces)
+
+
+class RayMember:
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name, self._actor = name, actor
+
+    def ready(self) -> Future[ModelCard]:
+        future: Future[ModelCard] = self._actor.card.remote().future()
+        return future
+
+    def turn(self, pieces: dict[int, Piece]) -> Future[Report]:
+        future: Future[Report] = self._actor.turn.remote(pieces).future()
+        return future
+
+    def dismiss(self) -> None:
+        import ray
+
+        ray.kill(self._actor)
+
+
+def ray_hire(load: Load, task: Task, has_gpus: bool, threads: int) -> Hire:
+    import ray
+
+    actor = ray.remote(WorkerActor).options(**actor_options(has_gpus, threads))
+
+    def hire(name: str) -> Member:
+        return RayMember(name, actor.remote(load, task, name))
+
+    return hire
+
+
+def actor_options(has_gpus: bool, threads: int) -> dict[str, Any]:
+    """A whole GPU each where there are any; else threads, which Ray does not count."""
+    if has_gpus:
+        return {"num_gpus": 1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
+    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {
+        "num_cpus": 0,
+        "scheduling_strategy": "SPREAD",
+        "runtime_env": {"env_vars": environment},
+    }
+
+
+def threads_for(workers: int) -> int:
+    return int(os.environ.get("OMP_NUM_THREADS", max((os.cpu_count() or 1) // workers, 1)))
+
+
+class ThreadMember:
+    def __init__(self, name: str, load: Load, task: Task) -> None:
+        self.name, self._load, self._task = name, load, task
+        self._worker: ShardWorker | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def ready(self) -> Future[ModelCard]:
+        return asyncio.run_coroutine_threadsafe(self._start(), self._loop)
+
+    def turn(self, pieces: dict[int, Piece]) -> Future[Report]:
+        assert self._worker is not None
+        return asyncio.run_coroutine_threadsafe(self._worker.turn(pieces), self._loop)
+
+    def dismiss(self) -> None:
+        """A thread cannot be killed: one that hangs is left behind."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _start(self) -> ModelCard:
+        renderer = await asyncio.to_thread(self._load)
+        self._worker = ShardWorker(renderer, self._task, self.name)
+        return await self._worker.card()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        pending = asyncio.all_tasks(self._loop)
+        for task in pending:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        if self._worker is not None:
+            self._worker.close()
+        self._loop.close()
+
+
+def thread_hire(load: Load, task: Task) -> Hire:
+    return partial(_thread_member, load=load, task=task)
+
+
+def _thread_member(name: str, load: Load, task: Task) -> Member:
+    return ThreadMember(name, load, task)

@@ -1,0 +1,182 @@
+"""The job's one loop: hands pieces to workers, hears how it goes, replaces what dies or hangs.
+
+The ledgers are the truth; what is kept here may be lost at any moment. It makes no pictures and
+knows neither Ray nor terminals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve.batch import ledger
+from serve.batch.crews import Hire, Member
+from serve.batch.leases import Leases
+from serve.batch.progress import Progress, WorkerState
+from serve.batch.rows import Piece, Row, shard_name
+from serve.batch.shard_worker import Report, Tally, Task
+from serve.orders import ModelCard
+
+BEAT_S = 1.0
+LOAD_S = 1800.0
+"""A worker that is not ready by then will never be."""
+LOADS = 3
+"""Workers in a row that died before they were ready, after which the job stops."""
+
+
+class BatchFailed(RuntimeError):
+    """The job cannot go on: why. Nothing that is done is lost."""
+
+
+@dataclass
+class Hand:
+    """A worker, as the driver sees it."""
+
+    member: Member
+    since_s: float
+    """when it last advanced"""
+    progress: int = -1
+    is_ready: bool = False
+    tallies: dict[int, Tally] = field(default_factory=dict)
+
+
+@dataclass
+class Driver:
+    hire: Hire
+    workers: int
+    task: Task
+    progress: Progress
+    on_card: Callable[[ModelCard], None]
+    """told of every worker's; may raise"""
+    show: Callable[[Progress], None]
+    on_shard: Callable[[int], None] = lambda shard: None
+    """told when nothing of a shard is left"""
+    stall_s: float = 120.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._hands: dict[Future[Any], Hand] = {}
+        self._names = (f"w{i}" for i in itertools.count())
+        self._dead_loads = 0
+        self._made = self._found = self._dead = 0
+
+    def run(self, shards: Iterator[Piece]) -> None:
+        leases = Leases(shards)
+        try:
+            for _ in range(self.workers):
+                self._hire()
+            while not leases.is_done:
+                done, _ = wait(self._hands, BEAT_S, FIRST_COMPLETED)
+                for future in done:
+                    self._hear(future, self._hands.pop(future), leases)
+                self._dismiss_stuck(leases)
+                self._show()
+        finally:
+            for hand in self._hands.values():
+                hand.member.dismiss()
+
+    # -- workers ----------------------------------------------------------------------------
+
+    def _hire(self) -> None:
+        hand = Hand(self.hire(next(self._names)), self.clock())
+        self._hands[hand.member.ready()] = hand
+
+    def _hear(self, future: Future[Any], hand: Hand, leases: Leases) -> None:
+        try:
+            said = future.result()
+        except Exception as error:
+            self._lose(hand, last_line(error), leases)
+            return
+        if isinstance(said, Report):
+            self._note(said, hand, leases)
+        else:
+            self.on_card(said)
+            hand.is_ready, hand.since_s, self._dead_loads = True, self.clock(), 0
+        wants = not isinstance(said, Report) or said.wants
+        given = leases.next_for(hand.member.name) if wants else None
+        self._hands[hand.member.turn(dict([given] if given else []))] = hand
+
+    def _note(self, report: Report, hand: Hand, leases: Leases) -> None:
+        if report.broken is not None:
+            raise BatchFailed(f"{report.broken}; the same command goes on from here")
+        now = self.clock()
+        if report.progress != hand.progress or not leases.of(hand.member.name):
+            hand.progress, hand.since_s = report.progress, now
+        hand.tallies = report.held
+        for key, tally in report.ended.items():
+            self._settle(tally)
+            rows = [row for row in leases.held[key].piece.rows if row.ordinal in tally.failed]
+            error = next(iter(tally.failed.values()), "")
+            self.progress.trouble = error or self.progress.trouble
+            self._end(leases, key, rows, error)
+        state = self.progress.workers.setdefault(hand.member.name, WorkerState(is_ready=True))
+        state.occupancy = report.occupancy
+        state.made += sum(t.made for t in report.ended.values())
+
+    def _lose(self, hand: Hand, error: str, leases: Leases) -> None:
+        """A worker is gone. What it did is in the ledgers; the rest goes on elsewhere."""
+        name = hand.member.name
+        hand.member.dismiss()
+        self.progress.workers.pop(name, None)
+        self.progress.lost_workers += 1
+        self.progress.trouble = f"{name}: {error}"
+        if not hand.is_ready:
+            self._dead_loads += 1
+            if self._dead_loads >= LOADS:
+                raise BatchFailed(f"no worker could be started: {error}")
+        for key, piece in leases.lost(name):
+            left, made = self._left(piece)
+            self._settle(made)
+            self._end(leases, key, left, error)
+        self._hire()
+
+    def _left(self, piece: Piece) -> tuple[list[Row], Tally]:
+        """What this run has not recorded. An earlier run's pictures are for a worker to check."""
+        known = ledger.entries(self.task.store.ledger(shard_name(piece.shard)))
+        mine = {n: entry for n, entry in known.items() if entry.run == self.task.run}
+        left = [row for row in piece.rows if row.ordinal not in mine]
+        entries = [mine[row.ordinal] for row in piece.rows if row.ordinal in mine]
+        dead = {entry.line: entry.error for entry in entries if entry.error is not None}
+        return left, Tally(made=len(entries) - len(dead), dead=dead)
+
+    def _end(self, leases: Leases, key: int, left: Sequence[Row], error: str) -> None:
+        shard = leases.ended(key, left, error)
+        if shard is not None:
+            self.on_shard(shard)
+
+    def _dismiss_stuck(self, leases: Leases) -> None:
+        now = self.clock()
+        for future, hand in list(self._hands.items()):
+            allowed_s = self.stall_s if hand.is_ready else LOAD_S
+            is_busy = not hand.is_ready or bool(leases.of(hand.member.name))
+            if is_busy and now - hand.since_s > allowed_s:
+                del self._hands[future]
+                self._lose(hand, f"no progress for {allowed_s:g} s", leases)
+
+    # -- counts -----------------------------------------------------------------------------
+
+    def _settle(self, tally: Tally) -> None:
+        """Of pieces that are over; those under way are counted anew with every report."""
+        self._made += tally.made
+        self._found += tally.found
+        self._dead += len(tally.dead)
+        for line, error in tally.dead.items():
+            self.progress.trouble = f"{line}: {error}"
+
+    def _show(self) -> None:
+        live = [tally for hand in self._hands.values() for tally in hand.tallies.values()]
+        self.progress.made = self._made + sum(tally.made for tally in live)
+        self.progress.found = self._found + sum(tally.found for tally in live)
+        self.progress.dead = self._dead + sum(len(tally.dead) for tally in live)
+        self.progress.tick(self.clock())
+        self.show(self.progress)
+
+
+def last_line(error: Exception) -> str:
+    """Ray tells a worker's whole traceback; its last line says what was wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}"[:400] if lines else type(error).__name__

@@ -1,0 +1,92 @@
+"""What makes a job this job and no other, as `job.json` beside its pictures.
+
+A start with anything else is refused, and hears what differs. It knows no workers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sdxl.params import InvalidParams, Sizes
+from serve.batch.intake import Intake
+from serve.batch.reading import read
+from serve.batch.rows import Piece
+from serve.batch.store import Store
+
+FILE = "job.json"
+NOT_IDENTITY = ("inputs", "rows", "threads")
+"""Where the input lies may change; the others follow from what may not."""
+
+
+class NoJob(RuntimeError):
+    """A place that holds no job."""
+
+
+@dataclass(frozen=True)
+class Job:
+    inputs: tuple[str, ...]
+    input_sha256: str
+    rows: int
+    """pictures, as far as can be told without reading every line"""
+    parameters: dict[str, Any]
+    """those given as flags; a row's own go before them"""
+    n: int
+    format: str
+    is_tarred: bool
+    shard_size: int
+    deterministic: bool
+    model: str
+    model_sha256: str
+    sizes: dict[str, int] | None
+    """the image sides that the model takes; None where a service knows"""
+    engine: dict[str, Any]
+    """what computes the pictures; filled by the first worker"""
+    threads: int
+    """of each worker on a CPU: another number would round differently"""
+
+    def intake(self) -> Intake:
+        sizes = Sizes(**self.sizes) if self.sizes else None
+        return Intake(self.parameters, self.n, self.model, sizes, self.format)
+
+    def shards(self) -> Iterator[Piece]:
+        return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
+
+    def as_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
+
+    def check_same(self, stored: Job) -> None:
+        """That a stored job is this one; what only a worker can tell may still be empty."""
+        mine, theirs = asdict(self), json.loads(stored.as_json())
+        for name, value in json.loads(self.as_json()).items():
+            is_unknown = name == "engine" and not mine[name]
+            if name not in NOT_IDENTITY and not is_unknown and value != theirs[name]:
+                raise InvalidParams(
+                    name,
+                    brief(value),
+                    f"the job there has {brief(theirs[name])}: needed the "
+                    "same to go on with it, or another --out",
+                )
+
+
+def brief(value: object) -> object:
+    text = json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= 80 else text[:80] + "…"
+
+
+def load_job(store: Store) -> Job | None:
+    try:
+        stored = json.loads(store.get(FILE))
+    except FileNotFoundError:
+        return None
+    return Job(**{**stored, "inputs": tuple(stored["inputs"])})
+
+
+def need_job(store: Store, place: str) -> Job:
+    job = load_job(store)
+    if job is None:
+        raise NoJob(f"{place}: needed the output folder of a job; {FILE} is not there")
+    return job

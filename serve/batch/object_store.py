@@ -1,0 +1,111 @@
+"""A job's files in an object store, by fsspec: an atomic PUT each, a ledger of immutable parts.
+
+A part holds the lines of a few pictures. What a crash keeps out of the ledger is made again, and
+then is the same bytes under the same name.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sdxl.files import OutputError
+from sdxl.params import InvalidParams
+from serve.batch.store import Appender, token
+
+PART_LINES, PART_S = 16, 5.0
+"""A part is written when it holds so many lines, or when its first line is so old."""
+
+
+class ObjectStore:
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._opened: tuple[Any, str] | None = None
+
+    def __reduce__(self) -> Any:
+        """Connections stay in the process that made them."""
+        return ObjectStore, (self.url,)
+
+    def prepare(self, *folders: str) -> None:
+        """It has no folders, and nothing is ever unfinished there."""
+        probe = f"tmp/{token()}"
+        self.put(probe, b"")
+        self.remove(probe)
+
+    def tidy(self) -> None:
+        pass
+
+    def put(self, name: str, data: bytes) -> None:
+        files, root = self._open()
+        try:
+            files.pipe_file(f"{root}/{name}", data)
+        except Exception as error:
+            raise self._error(name, error) from error
+
+    def get(self, name: str) -> bytes:
+        files, root = self._open()
+        found: bytes = files.cat_file(f"{root}/{name}")
+        return found
+
+    def remove(self, name: str) -> None:
+        files, root = self._open()
+        files.rm_file(f"{root}/{name}")
+
+    def names(self, folder: str) -> list[str]:
+        files, root = self._open()
+        try:
+            found = files.ls(f"{root}/{folder}", detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def ledger(self, shard: str) -> bytes:
+        parts = self.names(f"ledger/{shard}")
+        return b"".join(self.get(f"ledger/{shard}/{part}") for part in parts)
+
+    def ledgers(self) -> list[str]:
+        return self.names("ledger")
+
+    def append(self, shard: str) -> Appender:
+        parts = self.names(f"ledger/{shard}")
+        first = int(parts[-1].partition("-")[0]) + 1 if parts else 0
+        return PartAppender(self, shard, first)
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            import fsspec
+
+            try:
+                self._opened = fsspec.core.url_to_fs(self.url)
+            except (ImportError, ValueError) as error:
+                raise InvalidParams(
+                    "out", self.url, f"needed its fsspec package: {error}"
+                ) from error
+        return self._opened
+
+    def _error(self, name: str, error: Exception) -> OutputError:
+        cause = OSError(f"{type(error).__name__}: {error}")
+        return OutputError(f"{self.url}/{name}", cause)
+
+
+class PartAppender:
+    """Numbers go on from the parts that are there; the token keeps two writers apart."""
+
+    def __init__(self, store: ObjectStore, shard: str, first: int) -> None:
+        self.store, self.shard, self.number = store, shard, first
+        self._token = token()
+        self._lines: list[bytes] = []
+        self._since_s = 0.0
+
+    def add(self, line: bytes) -> None:
+        if not self._lines:
+            self._since_s = time.monotonic()
+        self._lines.append(line)
+        if len(self._lines) >= PART_LINES or time.monotonic() - self._since_s >= PART_S:
+            self.close()
+
+    def close(self) -> None:
+        if self._lines:
+            name = f"ledger/{self.shard}/{self.number:06d}-{self._token}.jsonl"
+            self.store.put(name, b"".join(self._lines))
+            self.number, self._lines = self.number + 1, []

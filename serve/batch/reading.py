@@ -1,0 +1,185 @@
+"""Input files to raw records, one after another: txt, jsonl, csv and parquet, as a stream.
+
+Ten million rows take no more memory than ten. It does not know what a record must hold beyond the
+names of its columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdxl.params import InvalidParams
+
+COLUMNS: dict[str, type] = {
+    "prompt": str,
+    "negative_prompt": str,
+    "seed": int,
+    "width": int,
+    "height": int,
+    "steps": int,
+    "guidance_scale": float,
+    "scheduler": str,
+    "cache_interval": int,
+    "id": str,
+}
+SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
+PARQUET_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one line holds; `error` where it holds nothing that can be read."""
+
+    line: str
+    values: dict[str, Any]
+    error: str | None = None
+
+
+def find_inputs(patterns: Sequence[str]) -> list[Path]:
+    """The files meant, in order of their names; a pattern that means none is an error."""
+    found = [path for pattern in patterns for path in matches(pattern)]
+    for path in found:
+        if path.suffix.lower() not in SUFFIXES:
+            raise InvalidParams("input", str(path), f"needed a file in {', '.join(SUFFIXES)}")
+    return found
+
+
+def matches(pattern: str) -> list[Path]:
+    paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern)))
+    files = [path for path in paths if path.is_file()]
+    if not files:
+        raise InvalidParams("input", pattern, "needed a file, or a pattern of files, that exists")
+    return files
+
+
+def input_digest(paths: Sequence[Path]) -> str:
+    """Of what the files hold, in order; where they lie does not matter."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def read(paths: Sequence[Path]) -> Iterator[Record]:
+    for path in paths:
+        yield from READERS[path.suffix.lower()](path)
+
+
+def count(paths: Sequence[Path]) -> int:
+    """How many records there are, for a progress display: nothing is parsed that need not be."""
+    return sum(COUNTERS[path.suffix.lower()](path) for path in paths)
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The lines that hold anything, and where they are."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else line.strip()
+            if text:
+                yield f"{path.name}, line {number}", text
+
+
+def read_txt(path: Path) -> Iterator[Record]:
+    for line, text in read_lines(path):
+        try:
+            yield Record(line, {"prompt": text.decode()})
+        except UnicodeDecodeError as error:
+            yield Record(line, {}, f"prompt: needed UTF-8 text ({error.reason})")
+
+
+def read_jsonl(path: Path) -> Iterator[Record]:
+    for line, text in read_lines(path):
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield Record(line, {}, f"needed a JSON object ({error})")
+            continue
+        if isinstance(values, dict):
+            yield Record(line, {k: v for k, v in values.items() if v is not None})
+        else:
+            yield Record(line, {}, f"needed a JSON object, found {type(values).__name__}")
+
+
+def read_csv(path: Path) -> Iterator[Record]:
+    with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+        reader = csv.DictReader(file, strict=True)
+        check_columns(path, reader.fieldnames or [])
+        while True:
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InvalidParams("input", str(path), f"needed a CSV file ({error})") from error
+            yield csv_record(f"{path.name}, line {reader.line_num}", values)
+
+
+def csv_record(line: str, values: dict[Any, Any]) -> Record:
+    if None in values:
+        return Record(line, {}, "needed as many fields as the header has")
+    found: dict[str, Any] = {}
+    for name, text in values.items():
+        if text:
+            try:
+                found[name] = COLUMNS[name](text)
+            except ValueError:
+                return Record(line, found, f"{name}: {text!r} is not allowed; needed a number")
+    return Record(line, found)
+
+
+def read_parquet(path: Path) -> Iterator[Record]:
+    file = open_parquet(path)
+    check_columns(path, file.schema_arrow.names)
+    number = 0
+    for batch in file.iter_batches(PARQUET_ROWS):
+        for values in batch.to_pylist():
+            number += 1
+            given = {k: v for k, v in values.items() if v is not None}
+            yield Record(f"{path.name}, row {number}", given)
+
+
+def open_parquet(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    try:
+        return parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise InvalidParams("input", str(path), f"needed a Parquet file ({error})") from error
+
+
+def check_columns(path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in COLUMNS:
+            raise InvalidParams("input", f"{path}: {name}", f"columns: {', '.join(COLUMNS)}")
+    if "prompt" not in names:
+        raise InvalidParams("input", str(path), "needed a column named prompt")
+
+
+def count_lines(path: Path) -> int:
+    return sum(1 for _ in read_lines(path))
+
+
+def count_csv(path: Path) -> int:
+    return sum(1 for _ in read_csv(path))
+
+
+def count_parquet(path: Path) -> int:
+    return int(open_parquet(path).metadata.num_rows)
+
+
+READERS = {".txt": read_txt, ".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}
+COUNTERS = {
+    ".txt": count_lines,
+    ".jsonl": count_lines,
+    ".csv": count_csv,
+    ".parquet": count_parquet,
+}

@@ -1,0 +1,185 @@
+"""What makes a batch worker's pictures: a model in this process, or a service that runs already.
+
+Both are asked as the REST front asks its backend, one order a picture, and `window` orders are kept
+with them so that nothing idles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from sdxl.params import InvalidParams, Sizes
+from serve.errors import Problem
+from serve.orders import Done, ModelCard, Order, Update
+
+THROUGH_WINDOW = 32
+"""Pictures asked of a service at a time: enough for several devices, less than one's queue."""
+BUSY = (429, 502, 503, 504)
+MAX_PAUSE_S = 15.0
+ANSWER_S = 3600.0
+"""A picture of low priority may wait long for its turn."""
+
+
+class Renderer(Protocol):
+    window: int
+
+    async def card(self) -> ModelCard: ...
+    def generate(self, order: Order) -> AsyncGenerator[Update]: ...
+    def steps(self) -> int:
+        """Rises as long as work advances."""
+        ...
+
+    def occupancy(self) -> float:
+        """The share of its places that are taken."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalRenderer:
+    """The service's own worker, on the whole of one device."""
+
+    def __init__(self, worker: Any) -> None:
+        from sdxl.pipeline import ENCODE_BATCH
+
+        self.worker = worker
+        limits = worker.limits
+        self.window = 2 * max(limits.rows // 2, 1) + ENCODE_BATCH
+
+    @classmethod
+    def load(cls, pipeline: Any) -> LocalRenderer:
+        from serve.worker import Worker
+
+        # It never has more than a window's worth, so that it never turns one away.
+        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000)
+        worker.start()
+        return cls(worker)
+
+    async def card(self) -> ModelCard:
+        card: ModelCard = await self.worker.card()
+        return card
+
+    def generate(self, order: Order) -> AsyncGenerator[Update]:
+        updates: AsyncGenerator[Update] = self.worker.generate(order)
+        return updates
+
+    def steps(self) -> int:
+        return int(self.worker.steps_taken)
+
+    def occupancy(self) -> float:
+        return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
+
+    def close(self) -> None:
+        self.worker.close()
+
+
+def load_local(model: str, backend: str, precision: str | None, exact: bool) -> LocalRenderer:
+    import engines
+
+    pipeline = engines.load(model, backend, precision=precision, is_deterministic=exact)
+    return LocalRenderer.load(pipeline)
+
+
+class HttpRenderer:
+    """A running service, asked at low priority. That it is busy or restarts is waited out."""
+
+    def __init__(self, url: str, key: str | None, window: int = THROUGH_WINDOW) -> None:
+        import httpx
+
+        self.url, self.window, self._key = url.rstrip("/"), window, key
+        headers = headers_of(key)
+        limits = httpx.Limits(max_connections=window + 1)
+        self._http = httpx.AsyncClient(
+            headers=headers, limits=limits, timeout=httpx.Timeout(30, read=ANSWER_S)
+        )
+        self._answers = 0
+        self._asked = 0
+
+    async def card(self) -> ModelCard:
+        model = await asyncio.to_thread(service_model, self.url, self._key)
+        return ModelCard(model, Sizes(0, 0, 0), engines={"service": model})
+
+    async def generate(self, order: Order) -> AsyncGenerator[Update]:
+        import httpx
+
+        pause_s = 0.5
+        while True:
+            self._asked += 1
+            try:
+                answer = await self._http.post(
+                    f"{self.url}/v1/images/generations", json=body_of(order)
+                )
+            except httpx.TransportError:
+                answer = None
+            finally:
+                self._asked -= 1
+            if answer is not None and answer.status_code not in BUSY:
+                break
+            hinted = float(answer.headers.get("retry-after", 0)) if answer is not None else 0.0
+            await asyncio.sleep(min(max(hinted, pause_s), MAX_PAUSE_S) * random.uniform(0.8, 1.2))
+            pause_s *= 2
+        self._answers += 1
+        if answer.status_code != 200:
+            raise problem_of(answer)
+        yield done_of(order, answer.json()["data"][0])
+
+    def steps(self) -> int:
+        return self._answers
+
+    def occupancy(self) -> float:
+        return self._asked / self.window
+
+    def close(self) -> None:
+        """Its connections end with the loop they belong to."""
+
+
+def headers_of(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def service_model(url: str, key: str | None) -> str:
+    """The id of its image model."""
+    import httpx
+
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=headers_of(key), timeout=30)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InvalidParams("through", url, f"needed a service that runs ({error})") from error
+    if answer.status_code != 200:
+        raise InvalidParams("through", url, problem_of(answer).message)
+    return str(answer.json()["data"][0]["id"])
+
+
+def body_of(order: Order) -> dict[str, Any]:
+    params = order.params
+    return {
+        "prompt": params.prompt,
+        "negative_prompt": params.negative_prompt,
+        "size": f"{params.width}x{params.height}" if params.width and params.height else None,
+        "seed": params.seed,
+        "steps": params.steps,
+        "guidance_scale": params.guidance,
+        "scheduler": params.scheduler,
+        "cache_interval": params.cache_interval,
+        "output_format": order.format,
+        "response_format": "b64_json",
+        "priority": "batch",
+    }
+
+
+def done_of(order: Order, data: dict[str, Any]) -> Done:
+    image = base64.b64decode(data["b64_json"])
+    steps = data["deep_steps"], data["shallow_steps"]
+    return Done(image, order.params, data["timings"], *steps, prompt_tokens=0)
+
+
+def problem_of(answer: Any) -> Problem:
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return Problem(answer.status_code, f"the service said {answer.status_code}")
+    return Problem(answer.status_code, error["message"], error["param"], error["code"])

@@ -1,0 +1,113 @@
+"""What a job leaves besides its pictures, all of it drawn from the ledgers: the manifest, the dead
+letters, a summary and a contact sheet. Each is written anew whenever the job ends.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from serve.batch import ledger
+from serve.batch.ledger import Entry
+from serve.batch.progress import Progress
+from serve.batch.store import Store
+from serve.batch.tars import reader
+from serve.contact_sheet import Pixels, contact_sheet
+
+MANIFEST, DEAD_LETTERS, SUMMARY = "manifest.parquet", "dead_letter.jsonl", "summary.json"
+SHEET, SHEET_PICTURES = "contact_sheet.png", 24
+
+
+def all_entries(store: Store) -> Iterator[Entry]:
+    """In the order of the input."""
+    for shard in store.ledgers():
+        yield from ledger.in_order(ledger.entries(store.ledger(shard)).values())
+
+
+def write_results(store: Store, progress: Progress, facts: dict[str, Any]) -> dict[str, int]:
+    counted = write_lists(store)
+    summary = {**facts, **counted, "run": progress.as_dict()}
+    store.put(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_sheet(store, counted["images"])
+    return counted
+
+
+def write_lists(store: Store) -> dict[str, int]:
+    """The manifest and the dead letters, a shard in memory at a time."""
+    images = dead = 0
+    with tempfile.TemporaryDirectory() as folder:
+        manifest, letters = Path(folder, MANIFEST), Path(folder, DEAD_LETTERS)
+        with ManifestWriter(manifest) as table, letters.open("wb") as file:
+            for shard in store.ledgers():
+                entries = ledger.in_order(ledger.entries(store.ledger(shard)).values())
+                pictures = [entry for entry in entries if entry.error is None]
+                table.write(pictures)
+                images += len(pictures)
+                for entry in entries:
+                    if entry.error is not None:
+                        dead += 1
+                        file.write(letter(entry))
+        store.put(MANIFEST, manifest.read_bytes())
+        store.put(DEAD_LETTERS, letters.read_bytes())
+    return {"images": images, "dead_letters": dead}
+
+
+def letter(entry: Entry) -> bytes:
+    facts = {"id": entry.id, "line": entry.line, "ordinal": entry.ordinal, "error": entry.error}
+    return json.dumps(facts, ensure_ascii=False).encode() + b"\n"
+
+
+class ManifestWriter:
+    def __init__(self, path: Path) -> None:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+
+        texts = ("id", "file", "sha256", "prompt", "negative_prompt", "scheduler")
+        numbers = ("ordinal", "size", "seed", "width", "height", "steps", "cache_interval")
+        self._schema = arrow.schema(
+            [
+                *((name, arrow.string()) for name in texts),
+                *((name, arrow.int64()) for name in numbers),
+                ("guidance", arrow.float64()),
+                ("seconds", arrow.float64()),
+            ]
+        )
+        self._table = arrow.Table
+        self._writer = parquet.ParquetWriter(path, self._schema)
+
+    def __enter__(self) -> ManifestWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def write(self, entries: list[Entry]) -> None:
+        if entries:
+            rows = [self._row(entry) for entry in entries]
+            self._writer.write_table(self._table.from_pylist(rows, schema=self._schema))
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        found = {**entry.params, **vars(entry), "seconds": entry.timings.get("total_s")}
+        return {name: found.get(name) for name in self._schema.names}
+
+
+def write_sheet(store: Store, images: int) -> None:
+    """Evenly from the whole job."""
+    if not images:
+        return
+    read, wanted = reader(store), max(images // SHEET_PICTURES, 1)
+    pictures: list[tuple[Pixels, str]] = []
+    for number, entry in enumerate(e for e in all_entries(store) if e.error is None):
+        if number % wanted == 0 and len(pictures) < SHEET_PICTURES:
+            with Image.open(io.BytesIO(read(entry.file))) as image:
+                pictures.append((np.asarray(image.convert("RGB")), entry.params["prompt"]))
+    file = io.BytesIO()
+    Image.fromarray(contact_sheet(pictures)).save(file, "PNG")
+    store.put(SHEET, file.getvalue())

@@ -1,0 +1,75 @@
+"""What one line of the input asks for, and the names that follow from it: id, seed, file, shard.
+
+All of it follows from the input alone, so a rerun on any node and in any order makes the same
+picture under the same name. It reads no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from sdxl.params import GenerationParams, InvalidParams
+
+MAX_NAME = 200
+"""bytes of a file's name without its ending; file systems allow 255 in all"""
+ID_HEX = 24
+SEEDS = 2**32
+
+
+@dataclass(frozen=True)
+class Row:
+    """One picture to make, or why it cannot be: `error` is set where the input is wrong."""
+
+    ordinal: int
+    """place among all rows of the input, from 0"""
+    line: str
+    """where it stands in the input, for a person"""
+    id: str
+    params: GenerationParams | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one shard that are leased together: all of them, until some made trouble."""
+
+    shard: int
+    rows: tuple[Row, ...]
+    tries: int = 0
+    """how often it ended in trouble, nothing gained"""
+
+    @property
+    def is_suspect(self) -> bool:
+        """It is leased by itself, so that it alone is to blame."""
+        return self.tries >= 2
+
+
+def content_id(given: Mapping[str, Any]) -> str:
+    """Of what a row says itself; defaults may change without its name changing."""
+    text = json.dumps(given, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:ID_HEX]
+
+
+def seed_of(id_: str) -> int:
+    digest = hashlib.sha256(b"seed of " + id_.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % SEEDS
+
+
+def stem_of(id_: str) -> str:
+    """A file name for an id: one for one, and without any character that means something to a
+    file system, a shell or a URL."""
+    stem = quote(id_, safe="")
+    if stem.startswith("."):
+        stem = "%2E" + stem[1:]
+    if not 1 <= len(stem) <= MAX_NAME:
+        raise InvalidParams("id", id_[:40], f"needed 1 to {MAX_NAME} characters as a file name")
+    return stem
+
+
+def shard_name(shard: int) -> str:
+    return f"{shard:06d}"

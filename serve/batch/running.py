@@ -1,0 +1,222 @@
+"""One start of a job, from a checked order to its last file. It decides in which order things
+happen; how is said in the modules it calls.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sdxl.files import OutputError
+from sdxl.params import InvalidParams
+from serve.batch import displays, reading, results, tars
+from serve.batch.command import HAS_DEAD, Order
+from serve.batch.crews import Hire, Load, ray_hire, thread_hire, threads_for
+from serve.batch.driver import BatchFailed, Driver
+from serve.batch.job import FILE, Job, load_job
+from serve.batch.progress import Progress
+from serve.batch.renderers import HttpRenderer, load_local, service_model
+from serve.batch.shard_worker import Task
+from serve.batch.store import Store, open_store, token
+from serve.orders import ModelCard
+
+LOCK = "lock"
+Crew = Callable[[Order, Job, Task], AbstractContextManager[tuple[Hire, int]]]
+"""Where workers come from, for the length of a job, and how many are wanted."""
+
+
+def run(order: Order, crew: Crew | None = None) -> int:
+    """`crew` says where workers come from; as the order says unless given."""
+    crew = crew or (through_service if order.through else on_ray)
+    signal.signal(signal.SIGTERM, interrupt)
+    run_id = token()
+    store = open_store(order.out, run_id)
+    with ExitStack() as stack:
+        stack.enter_context(locked(order.out))
+        job, stored = describe(order), load_job(store)
+        if stored is not None:
+            job.check_same(stored)
+            job = replace(job, threads=stored.threads, engine=stored.engine)
+        store.prepare("images", "ledger", *([tars.LOOSE] if order.is_tarred else []))
+        task = Task(store, run_id, order.format, order.is_tarred, order.retries_dead)
+        hire, workers = stack.enter_context(crew(order, job, task))
+        return Start(order, store, task, job, stack).make(hire, workers)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def describe(order: Order) -> Job:
+    """Everything about the job that can be known without a worker."""
+    paths = reading.find_inputs(order.inputs)
+    if order.through is not None:
+        model = service_model(order.through, order.key)
+        facts: dict[str, Any] = {"model": model, "model_sha256": "", "sizes": None}
+    else:
+        from engines.digests import model_digest
+        from sdxl.checkpoint import find
+
+        checkpoint = find(order.model)
+        facts = {
+            "model": checkpoint.name,
+            "model_sha256": model_digest(checkpoint),
+            "sizes": vars(checkpoint.sizes),
+        }
+    return Job(
+        inputs=tuple(str(path.absolute()) for path in paths),
+        input_sha256=reading.input_digest(paths),
+        rows=reading.count(paths) * order.n,
+        parameters=order.parameters,
+        n=order.n,
+        format=order.format,
+        is_tarred=order.is_tarred,
+        shard_size=order.shard_size,
+        deterministic=order.deterministic,
+        engine={},
+        threads=threads_for(max(order.workers, 1)),
+        **facts,
+    )
+
+
+@contextmanager
+def locked(out: str) -> Iterator[None]:
+    """One start at a time in a folder. In an object store two would write the same bytes twice."""
+    if "://" in out:
+        yield
+        return
+    path = Path(out, LOCK)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise OutputError(path.parent, error, "a folder that can be written") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidParams("out", out, "another sdxl batch is at work there") from None
+        yield
+
+
+@contextmanager
+def through_service(order: Order, job: Job, task: Task) -> Iterator[tuple[Hire, int]]:
+    assert order.through is not None
+    yield thread_hire(partial(HttpRenderer, order.through, order.key), task), 1
+
+
+@contextmanager
+def on_ray(
+    order: Order, job: Job, task: Task, load: Load | None = None
+) -> Iterator[tuple[Hire, int]]:
+    import ray
+
+    from serve.cli import RAY_ENVIRONMENT
+
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Without an address Ray might join what a killed job has left.
+    ray.init(
+        address=order.address or "local",
+        include_dashboard=None if order.address else False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    try:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        workers = order.workers or max(gpus, 1)
+        exact = partial(
+            load_local, order.model, order.backend, order.precision, order.deterministic
+        )
+        yield ray_hire(load or exact, task, gpus > 0, job.threads), workers
+    finally:
+        ray.shutdown()
+
+
+class Start:
+    def __init__(self, order: Order, store: Store, task: Task, job: Job, stack: ExitStack) -> None:
+        self.order, self.store, self.task, self.job = order, store, task, job
+        self.progress = Progress(job.rows, time.monotonic(), time.monotonic())
+        self.status = displays.StatusFile(store, task.run)
+        shown = displays.Lines() if order.is_quiet else displays.Bar(job.rows)
+        stack.callback(shown.close)
+        self._shows: list[displays.Show] = [shown, self.status]
+        if order.metrics_port is not None:
+            metrics = displays.Metrics(order.metrics_port)
+            stack.callback(metrics.close)
+            self._shows.append(metrics)
+        self._close_display = shown.close
+
+    def make(self, hire: Hire, workers: int) -> int:
+        driver = Driver(
+            hire,
+            workers,
+            self.task,
+            self.progress,
+            self._meet,
+            self._show,
+            self._pack if self.order.is_tarred else ignore,
+            self.order.stall_s,
+        )
+        try:
+            driver.run(self.job.shards())
+        except BaseException as error:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
+            self.progress.trouble = str(error) or self.progress.trouble
+            self.status.end(self.progress, state)
+            raise
+        return self._finish()
+
+    def _meet(self, card: ModelCard) -> None:
+        """The first worker says what computes; another must be the same."""
+        engine = {k: v for k, v in card.engines.items() if k != "passed_over"}
+        if not self.job.engine:
+            self.job = replace(self.job, engine=engine)
+            self.store.put(FILE, self.job.as_json())
+        elif self.job.engine != engine:
+            raise BatchFailed(
+                f"engine: {engine} is not allowed; the job began with {self.job.engine}, and its "
+                "pictures would differ"
+            )
+
+    def _show(self, progress: Progress) -> None:
+        for show in self._shows:
+            show(progress)
+
+    def _pack(self, shard: int) -> None:
+        tars.pack(self.store, shard, self.task.run)
+
+    def _finish(self) -> int:
+        facts = {"model": self.job.model, "engine": self.job.engine}
+        counted = results.write_results(self.store, self.progress, facts)
+        self.status.write(self.progress, "finished")
+        self.store.tidy()
+        self._close_display()
+        told = {"event": "finished", **counted, "out": self.order.out}
+        if self.order.is_quiet:
+            displays.say(told)
+        else:
+            report(told, self.progress)
+        return HAS_DEAD if counted["dead_letters"] else 0
+
+
+def ignore(shard: int) -> None:
+    """Single files need no packing."""
+
+
+def report(told: dict[str, Any], progress: Progress) -> None:
+    took = displays.clock(progress.now_s - progress.began_s)
+    print(f"{told['out']}: {told['images']} pictures, {told['dead_letters']} dead letters, {took}")
+    if told["dead_letters"]:
+        where = f"{told['out']}/{results.DEAD_LETTERS}"
+        print(f"sdxl batch: {where} says what went wrong", file=sys.stderr)

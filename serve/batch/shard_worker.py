@@ -1,0 +1,264 @@
+"""One worker's part of the job: rows of its shards in, pictures and ledger lines out.
+
+It keeps its renderer full across the borders of shards. What the ledger holds already, with a file
+that still has its digest, is not made again: a first start, a resumed one and a shard taken over
+from a dead worker are all the same to it. It knows neither Ray nor who else works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdxl.files import OutputError
+from serve.batch import ledger
+from serve.batch.ledger import Entry
+from serve.batch.renderers import Renderer
+from serve.batch.rows import Piece, Row, shard_name, stem_of
+from serve.batch.store import Appender, Store
+from serve.batch.tars import LOOSE, reader
+from serve.destination import SUFFIXES
+from serve.errors import Problem
+from serve.orders import Done, ModelCard, Order
+
+BEAT_S = 0.5
+"""A worker speaks at least this often."""
+FILE_THREADS = 8
+"""An object store answers slowly, and many at a time."""
+TRY_AGAIN = (408, 429)
+"""Refusals that are not the row's fault."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all workers of one start of a job have in common."""
+
+    store: Store
+    run: str
+    format: str
+    is_tarred: bool = False
+    retries_dead: bool = False
+
+
+@dataclass
+class Tally:
+    """How far one piece is. `failed` holds, by ordinal, what will be tried again."""
+
+    made: int = 0
+    found: int = 0
+    dead: dict[str, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says at the end of a turn. Pieces by the key they were handed over with."""
+
+    held: dict[int, Tally]
+    ended: dict[int, Tally]
+    wants: bool
+    """it could begin on more rows soon"""
+    progress: int
+    """rises as long as anything advances"""
+    occupancy: float
+    broken: str | None = None
+    """why the output takes no files any more"""
+
+
+class ShardWorker:
+    def __init__(self, renderer: Renderer, task: Task, name: str) -> None:
+        self.renderer, self.task, self.name = renderer, task, name
+        self._read = reader(task.store)
+        self._window = asyncio.Semaphore(renderer.window)
+        self._threads = ThreadPoolExecutor(FILE_THREADS, "files")
+        self._held: dict[int, Tally] = {}
+        self._ended: dict[int, Tally] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+        self._not_begun = 0
+        self._touched = 0
+        self._broken: str | None = None
+
+    async def card(self) -> ModelCard:
+        return await self.renderer.card()
+
+    async def turn(self, pieces: dict[int, Piece]) -> Report:
+        """Take on more, and say how it goes when there is something to say."""
+        for key, piece in pieces.items():
+            self._held[key] = Tally()
+            self._not_begun += len(piece.rows)
+            task = asyncio.create_task(self._work(key, piece))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if pieces and self._wants:
+            self._news.set()
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await self._news.wait()
+        except TimeoutError:
+            # Nothing new is news, too.
+            pass
+        self._news.clear()
+        ended, self._ended = self._ended, {}
+        return Report(
+            dict(self._held),
+            ended,
+            self._wants,
+            self.renderer.steps() + self._touched,
+            self.renderer.occupancy(),
+            self._broken,
+        )
+
+    def close(self) -> None:
+        self.renderer.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _wants(self) -> bool:
+        return self._not_begun < self.renderer.window
+
+    def _begun(self, rows: int) -> None:
+        had_enough = not self._wants
+        self._not_begun -= rows
+        if had_enough and self._wants:
+            self._news.set()
+
+    # -- a piece ----------------------------------------------------------------------------
+
+    async def _work(self, key: int, piece: Piece) -> None:
+        tally = self._held[key]
+        try:
+            known = await self._in_thread(self._read_ledger, piece.shard)
+            checks = [
+                self._in_thread(self._is_done, row, known.get(row.ordinal)) for row in piece.rows
+            ]
+            are_done = await asyncio.gather(*checks)
+            left = [row for row, done in zip(piece.rows, are_done, strict=True) if not done]
+            tally.found = len(piece.rows) - len(left)
+            self._begun(tally.found)
+            await self._make_all(piece.shard, left, tally)
+        except OutputError as error:
+            self._broken = str(error)
+        except Exception as error:
+            # Of the output, too, or a defect: either way nothing good comes of going on.
+            self._broken = f"{type(error).__name__}: {error}"
+        del self._held[key]
+        self._ended[key] = tally
+        self._news.set()
+
+    async def _make_all(self, shard: int, rows: Sequence[Row], tally: Tally) -> None:
+        if not rows:
+            return
+        book = Book(self.task.store.append(shard_name(shard)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for row in rows:
+                    group.create_task(self._make(shard, row, book, tally))
+        except* Exception as errors:
+            raise errors.exceptions[0] from errors
+        finally:
+            await self._in_thread(book.close)
+
+    def _read_ledger(self, shard: int) -> dict[int, Entry]:
+        return ledger.entries(self.task.store.ledger(shard_name(shard)))
+
+    def _is_done(self, row: Row, entry: Entry | None) -> bool:
+        """Whether the ledger holds this row, and its file is what the ledger says."""
+        self._touched += 1
+        if entry is None or entry.id != row.id:
+            return False
+        if entry.error is not None:
+            return not self.task.retries_dead or entry.run == self.task.run
+        try:
+            return hashlib.sha256(self._read(entry.file)).hexdigest() == entry.sha256
+        except FileNotFoundError:
+            return False
+
+    # -- a row ------------------------------------------------------------------------------
+
+    async def _make(self, shard: int, row: Row, book: Book, tally: Tally) -> None:
+        async with self._window:
+            self._begun(1)
+            if row.params is None or row.error is not None:
+                await self._bury(row, row.error or "no parameters", book, tally)
+                return
+            try:
+                done = await self._picture(Order(row.params, self.task.format))
+            except Exception as error:
+                # What a worker's front hides from its clients is told here.
+                cause = error.__context__ or error
+                if isinstance(error, Problem) and is_final(error):
+                    await self._bury(row, str(cause), book, tally)
+                else:
+                    tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
+                return
+            await self._in_thread(self._keep, shard, row, done, book)
+            tally.made += 1
+
+    async def _picture(self, order: Order) -> Done:
+        async with aclosing(self.renderer.generate(order)) as updates:
+            async for update in updates:
+                if isinstance(update, Done):
+                    return update
+        raise Problem(500, "it ended without a picture")
+
+    def _keep(self, shard: int, row: Row, done: Done, book: Book) -> None:
+        """First the file, then the line that says so."""
+        assert done.params.seed is not None
+        began = time.perf_counter()
+        folder = LOOSE if self.task.is_tarred else "images"
+        file = f"{folder}/{shard_name(shard)}/{stem_of(row.id)}{SUFFIXES[self.task.format]}"
+        self.task.store.put(file, done.image)
+        timings = {**done.timings, "store_s": time.perf_counter() - began}
+        book.add(
+            Entry(
+                row.ordinal,
+                row.id,
+                row.line,
+                self.task.run,
+                file=file,
+                sha256=hashlib.sha256(done.image).hexdigest(),
+                size=len(done.image),
+                seed=done.params.seed,
+                params=done.params.as_dict(),
+                timings={name: round(seconds, 6) for name, seconds in timings.items()},
+                worker=self.name,
+            )
+        )
+        self._touched += 1
+
+    async def _bury(self, row: Row, error: str, book: Book, tally: Tally) -> None:
+        entry = Entry(row.ordinal, row.id, row.line, self.task.run, error=error, worker=self.name)
+        await self._in_thread(book.add, entry)
+        tally.dead[row.line] = error
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *arguments)
+
+
+def is_final(problem: Problem) -> bool:
+    """Asking again would be answered the same."""
+    return 400 <= problem.status < 500 and problem.status not in TRY_AGAIN
+
+
+class Book:
+    """A piece's end of its shard's ledger; one line at a time."""
+
+    def __init__(self, appender: Appender) -> None:
+        self._appender, self._lock = appender, threading.Lock()
+
+    def add(self, entry: Entry) -> None:
+        with self._lock:
+            self._appender.add(entry.as_line())
+
+    def close(self) -> None:
+        with self._lock:
+            self._appender.close()

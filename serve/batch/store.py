@@ -1,0 +1,149 @@
+"""Where a job's files lie: a folder, or any place that fsspec knows (an object store, say).
+
+A file appears whole or not at all. A ledger grows by lines: in a folder it is one file that each
+line is flushed to; an object store cannot append, so there it is numbered parts that never change.
+It does not know what the files are.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from sdxl.files import OutputError, prepare_folder, write_atomic
+
+SCRATCH = "tmp"
+"""Unfinished files. Never below images/, which holds pictures and nothing else."""
+
+
+class Appender(Protocol):
+    """One writer's end of a ledger. Several may write the same one."""
+
+    def add(self, line: bytes) -> None: ...
+    def close(self) -> None:
+        """Everything added is safe when this returns."""
+        ...
+
+
+class Store(Protocol):
+    """Raises OutputError where a place cannot be written, FileNotFoundError where nothing is."""
+
+    def prepare(self, *folders: str) -> None:
+        """Prove that it takes files, and remove what a killed run left unfinished."""
+        ...
+
+    def tidy(self) -> None:
+        """Nothing unfinished is left: remove where it would lie."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None: ...
+    def get(self, name: str) -> bytes: ...
+    def remove(self, name: str) -> None: ...
+    def names(self, folder: str) -> list[str]:
+        """Of the files and folders in it; none where it isn't there."""
+        ...
+
+    def ledger(self, shard: str) -> bytes:
+        """All lines of one shard's ledger, the oldest first."""
+        ...
+
+    def ledgers(self) -> list[str]:
+        """The shards that have one, in order."""
+        ...
+
+    def append(self, shard: str) -> Appender: ...
+
+
+def open_store(place: str, run: str) -> Store:
+    """`run` keeps apart what several starts of one job leave unfinished."""
+    if "://" in place:
+        from serve.batch.object_store import ObjectStore
+
+        return ObjectStore(place)
+    return FolderStore(Path(place).absolute(), run)
+
+
+class FolderStore:
+    def __init__(self, root: Path, run: str) -> None:
+        self.root, self.scratch = root, root / SCRATCH / run
+
+    def prepare(self, *folders: str) -> None:
+        prepare_folder(self.root)
+        for name in self.names(SCRATCH):
+            shutil.rmtree(self.root / SCRATCH / name, ignore_errors=True)
+        for folder in (self.scratch, *(self.root / name for name in folders)):
+            prepare_folder(folder)
+
+    def tidy(self) -> None:
+        shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
+
+    def put(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        try:
+            # Not the root, nor its folders: what has gone must not be made again, half empty.
+            if path.parent.parent != self.root and path.parent != self.root:
+                path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OutputError(path, error) from error
+        write_atomic(path, data, self.scratch)
+
+    def get(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except FileNotFoundError:
+            return []
+
+    def ledger(self, shard: str) -> bytes:
+        try:
+            return self.get(f"ledger/{shard}.jsonl")
+        except FileNotFoundError:
+            return b""
+
+    def ledgers(self) -> list[str]:
+        return [name.removesuffix(".jsonl") for name in self.names("ledger")]
+
+    def append(self, shard: str) -> Appender:
+        return FileAppender(self.root / "ledger" / f"{shard}.jsonl")
+
+
+class FileAppender:
+    """Every line is on the disk when `add` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise OutputError(path, error) from error
+
+    def add(self, line: bytes) -> None:
+        try:
+            size = os.fstat(self._file).st_size
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                # A crash tore the last line. It stays, and this one begins anew.
+                line = b"\n" + line
+            while line:
+                line = line[os.write(self._file, line) :]
+            os.fsync(self._file)
+            if not os.fstat(self._file).st_nlink:
+                raise FileNotFoundError(2, "the ledger was removed")
+        except OSError as error:
+            raise OutputError(self.path, error) from error
+
+    def close(self) -> None:
+        with suppress(OSError):
+            os.close(self._file)
+
+
+def token() -> str:
+    return secrets.token_hex(4)

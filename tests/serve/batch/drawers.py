@@ -1,0 +1,138 @@
+"""Renderers that draw in no time, and jobs on them: in threads of this process, or on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sdxl.params import Sizes
+from serve.batch.command import Order, build_parser, read_order
+from serve.batch.crews import Hire, thread_hire
+from serve.batch.job import Job
+from serve.batch.running import Crew, on_ray, run
+from serve.batch.shard_worker import Task
+from serve.orders import Done, ModelCard, Update
+from serve.orders import Order as PictureOrder
+
+RAISES, DIES, HANGS = "a prompt that raises", "a prompt that kills", "a prompt that hangs"
+
+
+@dataclass
+class Drawer:
+    """Implements Renderer: the picture is a function of the order alone. `log` gets a line for
+    each picture that was made."""
+
+    log: str = ""
+    draw_s: float = 0.0
+    window: int = 8
+    engine: str = "drawer"
+    made: int = 0
+    busy: int = 0
+
+    async def card(self) -> ModelCard:
+        return ModelCard("sdxl-mini", Sizes(128, 64, 512), engines={"backend": self.engine})
+
+    async def generate(self, order: PictureOrder) -> AsyncGenerator[Update]:
+        self.busy += 1
+        try:
+            await asyncio.sleep(self.draw_s)
+            await self._misbehave(order.params.prompt)
+            data = draw(order)
+        finally:
+            self.busy -= 1
+        self.made += 1
+        if self.log:
+            note(self.log, f"{os.getpid()} {order.params.seed}")
+        yield Done(data, order.params, {"total_s": self.draw_s}, 1, 1, 77)
+
+    async def _misbehave(self, prompt: str) -> None:
+        if prompt == RAISES:
+            raise RuntimeError("the engine does not like this one")
+        if prompt == DIES:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if prompt == HANGS:
+            # The whole process, as code that never comes back would.
+            time.sleep(10_000)
+
+    def steps(self) -> int:
+        return self.made
+
+    def occupancy(self) -> float:
+        return min(self.busy / self.window, 1.0)
+
+    def close(self) -> None:
+        pass
+
+
+def draw(order: PictureOrder) -> bytes:
+    params = order.params
+    assert params.width and params.height and params.seed is not None
+    colours = np.random.default_rng(params.seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    file, size = io.BytesIO(), (params.width, params.height)
+    picture = Image.fromarray(colours).resize(size, Image.Resampling.NEAREST)
+    picture.save(file, order.format.upper())
+    return file.getvalue()
+
+
+def note(path: str, line: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.write(descriptor, line.encode() + b"\n")
+    os.close(descriptor)
+
+
+def noted(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@contextmanager
+def in_threads(
+    order: Order, job: Job, task: Task, load: Callable[[], Any] = Drawer
+) -> Iterator[tuple[Hire, int]]:
+    yield thread_hire(load, task), order.workers or 1
+
+
+def order_of(source: Path, out: Path | str, *flags: str) -> Order:
+    argv = [str(source), "--out", str(out), "--quiet", *flags]
+    return read_order(build_parser().parse_args(argv))
+
+
+def make(
+    source: Path, out: Path | str, *flags: str, load: Callable[[], Any] = Drawer, ray: bool = False
+) -> int:
+    crew: Crew = partial(on_ray if ray else in_threads, load=load)
+    return run(order_of(source, out, *flags), crew)
+
+
+def prompts(folder: Path, count: int, name: str = "prompts.txt") -> Path:
+    path = folder / name
+    path.write_text("".join(f"a red circle, number {i}\n" for i in range(count)))
+    return path
+
+
+def jsonl(folder: Path, rows: Sequence[Any], name: str = "rows.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def pictures(out: Path) -> dict[str, bytes]:
+    """Everything below images/, by name."""
+    root = out / "images"
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def dead_letters(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "dead_letter.jsonl").read_text().splitlines()]

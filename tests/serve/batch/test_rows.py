@@ -1,0 +1,206 @@
+"""Identity: ids, seeds, names and shards follow from the input alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sdxl.params import InvalidParams, Sizes
+from serve.batch.intake import Intake
+from serve.batch.reading import count, find_inputs, read
+from serve.batch.rows import MAX_NAME, Row, content_id, seed_of, stem_of
+from tests.serve.batch.drawers import jsonl
+
+SIZES = Sizes(128, 64, 512)
+IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+def intake(n: int = 1, sizes: Sizes | None = SIZES, **defaults: Any) -> Intake:
+    return Intake(defaults, n, "sdxl-mini", sizes, "png")
+
+
+def rows_of(path: Path, **options: Any) -> list[Row]:
+    return list(intake(**options).rows(read([path])))
+
+
+@given(IDS, IDS)
+def test_ids_and_file_names_are_one_to_one(a: str, b: str) -> None:
+    assert (stem_of(a) == stem_of(b)) == (a == b)
+
+
+@given(IDS)
+def test_a_file_name_stays_in_its_folder(id_: str) -> None:
+    stem = stem_of(id_)
+    assert "/" not in stem and not stem.startswith(".") and stem.isascii() and "\0" not in stem
+
+
+@pytest.mark.parametrize("id_", ["..", ".", "../../etc/passwd", "a/b", "/root", "a\0b", "~", "%2E"])
+def test_names_that_mean_something_to_a_file_system_are_encoded(id_: str, tmp_path: Path) -> None:
+    path = (tmp_path / f"{stem_of(id_)}.png").resolve()
+    assert path.parent == tmp_path.resolve() and path.name.endswith(".png")
+
+
+@pytest.mark.parametrize("id_", ["", "x" * (MAX_NAME + 1)])
+def test_an_id_that_is_no_file_name_is_refused(id_: str) -> None:
+    with pytest.raises(InvalidParams, match="id"):
+        stem_of(id_)
+
+
+def test_ids_and_seeds_follow_from_content_whatever_the_order_and_the_defaults(
+    tmp_path: Path,
+) -> None:
+    contents = [{"prompt": "a"}, {"prompt": "b", "steps": 4}, {"prompt": "c", "width": 64}]
+    first = rows_of(jsonl(tmp_path, contents))
+    again = rows_of(jsonl(tmp_path, contents[::-1], "reversed.jsonl"), steps=9)
+    named = {row.id: row.params.seed for row in first if row.params}
+    assert named == {row.id: row.params.seed for row in again if row.params}
+    assert len(named) == 3 and first[0].id == content_id({"prompt": "a"})
+    assert named[first[0].id] == seed_of(first[0].id)
+
+
+def test_n_pictures_a_row_have_ids_and_seeds_of_their_own(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, [{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "y", "seed": 7}])
+    rows = rows_of(source, n=2)
+    assert [row.id for row in rows] == ["x-0", "x-1", "y-0", "y-1"]
+    seeds = [row.params.seed for row in rows if row.params]
+    assert seeds == [seed_of("x-0"), seed_of("x-1"), 7, 8]
+    assert [row.ordinal for row in rows] == [0, 1, 2, 3]
+
+
+def test_a_rows_own_values_go_before_the_flags(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, [{"prompt": "a", "steps": 4, "guidance_scale": 2}, {"prompt": "b"}])
+    first, second = rows_of(source, steps=9, guidance=3.0)
+    assert first.params and (first.params.steps, first.params.guidance) == (4, 2)
+    assert second.params and (second.params.steps, second.params.guidance) == (9, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"negative_prompt": "x"}, "prompt: "),
+        ({"prompt": "  "}, "prompt: "),
+        ({"prompt": 5}, "prompt: "),
+        ({"prompt": "a", "width": 100}, "width: 100"),
+        ({"prompt": "a", "height": 4096}, "height: 4096"),
+        ({"prompt": "a", "stesp": 4}, "stesp: 4"),
+        ({"prompt": "a", "steps": "4"}, "steps: '4'"),
+        ({"prompt": "a", "seed": 1.5}, "seed: 1.5"),
+        ({"prompt": "a", "id": ["x"]}, "id: "),
+        ({"prompt": "a", "id": "x" * 300}, "id: "),
+        (["a"], "needed a JSON object"),
+    ],
+)
+def test_a_bad_row_keeps_its_place_and_says_what_is_wrong(
+    row: Any, error: str, tmp_path: Path
+) -> None:
+    first, bad, last = rows_of(jsonl(tmp_path, [{"prompt": "a"}, row, {"prompt": "b"}]))
+    assert first.error is None and last.error is None and (bad.ordinal, last.ordinal) == (1, 2)
+    assert bad.error is not None and bad.error.startswith(error), bad.error
+    assert bad.line == "rows.jsonl, line 2" and bad.params is None
+
+
+@pytest.mark.parametrize("text", ["{", "[1", '"', "\ud800"])
+def test_a_line_that_is_no_json_is_one_bad_row(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text.encode("utf-8", "surrogatepass") + b'\n\n{"prompt": "a"}\n')
+    bad, good = rows_of(path)
+    assert bad.error and good.params and good.line == "x.jsonl, line 3"
+
+
+@pytest.mark.parametrize(
+    "contents", [[{"prompt": "a"}] * 2, [{"prompt": c, "id": "i"} for c in "ab"]]
+)
+def test_the_second_of_two_rows_with_one_id_is_an_error_that_names_the_first(
+    contents: list[Any], tmp_path: Path
+) -> None:
+    first, second = rows_of(jsonl(tmp_path, contents))
+    assert first.error is None and second.error and "rows.jsonl, line 1 has it" in second.error
+
+
+def test_every_format_says_the_same(tmp_path: Path) -> None:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a, b", "negative_prompt": None, "seed": 7, "guidance_scale": 2.5, "id": "x"},
+        {"prompt": "c", "negative_prompt": "d", "seed": None, "guidance_scale": None, "id": "y"},
+    ]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv").write_text(
+        '\ufeffprompt,negative_prompt,seed,guidance_scale,id\n"a, b",,7,2.5,x\nc,d,,,y\n'
+    )
+    found = [rows_of(jsonl(tmp_path, rows))]
+    found += [rows_of(tmp_path / name) for name in ("rows.csv", "rows.parquet")]
+    assert all(row.error is None for each in found for row in each)
+    said = [[(row.id, row.params) for row in each] for each in found]
+    assert said[0] == said[1] == said[2]
+
+
+def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path: Path) -> None:
+    def line(id_: str, **body: Any) -> dict[str, Any]:
+        return {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
+
+    source = jsonl(
+        tmp_path,
+        [
+            line("one", prompt="a", size="64x128", quality="low", seed=3, model="sdxl-mini"),
+            line("two", prompt="b", n=2),
+            line("three", prompt="c", model="another"),
+            line("four", prompt="d", size="100x100"),
+            line("five", prompt="e", colour="red"),
+            {**line("six", prompt="f"), "url": "/v1/chat/completions"},
+        ],
+    )
+    one, two, _, *wrong = rows_of(source)
+    assert one.params and (one.id, one.params.width, one.params.height) == ("one", 64, 128)
+    assert (one.params.steps, one.params.cache_interval, one.params.seed) == (12, 3, 3)
+    assert two.id == "two-0" and two.params and two.params.width == 128
+    for row, said in zip(
+        wrong, ("'another'", "size: '100x100'", "colour: 'red'", "url: "), strict=True
+    ):
+        assert row.error and said in row.error, row.error
+
+
+def test_a_txt_line_is_a_prompt_and_empty_lines_are_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"\xef\xbb\xbfa ring\r\n\n  a star  \n\xff\n")
+    ring, star, bad = rows_of(path)
+    assert ring.params and ring.params.prompt == "a ring" and star.line == "x.txt, line 3"
+    assert star.params and star.params.prompt == "a star" and bad.error
+    assert count([path]) == 3
+
+
+def test_shards_are_cut_by_place_alone(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, [{"prompt": str(i)} if i != 3 else {} for i in range(10)])
+    shards = list(intake().shards(read([source]), 4))
+    assert [piece.shard for piece in shards] == [0, 1, 2]
+    assert [[row.ordinal for row in piece.rows] for piece in shards] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+
+
+def test_a_pattern_means_its_files_in_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt"):
+        (tmp_path / name).write_text("x\n")
+    assert [p.name for p in find_inputs([str(tmp_path / "*.txt")])] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.csv", "prompt,stesp\na,4\n"), ("x.csv", "text\na\n"), ("x.parquet", "no"), ("x.tsv", "")],
+)
+def test_a_file_of_the_wrong_form_is_refused_whole(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidParams, match="input: "):
+        list(read(find_inputs([str(tmp_path / name)])))
+
+
+def test_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParams, match="needed a file"):
+        find_inputs([str(tmp_path / "*.txt")])
