@@ -10,7 +10,7 @@ CAPTIONS := docs/demo_captions.txt
 PACKAGE := -e '.[dev]'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-long check format bench mini-onnx full-size clean
+.PHONY: help setup serve load demo test test-long check format bench screenshots mini-onnx full-size clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' o
 
 load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload
 	$(PYTHON_OF_VENV) -m eval.load
+
+screenshots: $(INSTALLED) ## the web page's pictures in docs/ again, from its tests; needs Chromium
+	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest tests/serve/test_web_page.py -k how_it_looks
 
 mini-onnx: $(INSTALLED) ## export the embedded model's graphs again, after its weights changed
 	$(PYTHON_OF_VENV) -m onnx_export.shipped

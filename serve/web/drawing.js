@@ -12,7 +12,7 @@ export async function draw(settings, tiles, signal, onDone) {
     const tile = tiles[event.image_index];
     const kind = event.type.split(".")[1];
     if (kind === "progress") tile.progress(event);
-    if (kind === "partial_image") tile.preview(event.b64_json, event.step / settings.steps);
+    if (kind === "partial_image") await tile.preview(event.b64_json, event.step / settings.steps);
     if (kind === "completed") {
       const picture = await pictureOf(event);
       pictures[event.image_index] = picture;

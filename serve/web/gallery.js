@@ -73,8 +73,7 @@ function thumb(picture) {
   const image = make("img", { src: picture.url, alt: "", loading: "lazy" });
   const facts = `${secondsWords(picture.seconds)}, DeepCache ${interval > 1 ? interval : "off"}`;
   const words = make("span", { class: "words" }, prompt);
-  const label = `Open: ${prompt}, ${facts}`;
-  const button = make("button", { "aria-label": label, title: prompt }, image, words,
+  const button = make("button", { title: prompt }, image, words,
     make("span", { class: "hint" }, facts));
   button.addEventListener("click", () => open(picture));
   return make("li", {}, button);

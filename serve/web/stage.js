@@ -47,11 +47,13 @@ class Tile {
     if (!position) this.state = "forming";
   }
 
+  /** Resolves when it can be seen: previews that arrive at once are still seen one by one. */
   preview(base64, part) {
     this.image.hidden = false;
-    // Less blur with every preview: what is uncertain looks so.
-    this.frame.style.setProperty("--blur", `${(1 - part) * 10}px`);
+    // A preview has a colour for each of the few latents, so it is softened: less with every step.
+    this.frame.style.setProperty("--blur", `${5 - 2.5 * part}cqw`);
     this.image.src = `data:image/png;base64,${base64}`;
+    return new Promise((resolve) => { this.image.onload = this.image.onerror = resolve; });
   }
 
   done(picture, onOpen) {

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,6 @@ from tests.serve.test_api import error_of, events_of, picture
 PROMPT = "a red circle on a blue background"
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("service")
-    with service(folder, "--results-dir", str(folder / "results")) as found:
-        yield found
-
-
-@pytest.fixture
-def http(running: Service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.url, timeout=60) as found:
-        yield found
 
 
 def test_the_openai_client_generates_and_streams(running: Service) -> None:

@@ -1,0 +1,169 @@
+"""A real browser on the web page, as a person has it: a desktop or a phone, light or dark.
+
+Whatever the page asks for elsewhere, and whatever it complains of, is a failure of the test.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.tools import tool
+
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking")
+WAIT_MS = 90_000
+"""How long anything may take: what is tested is that it comes, and not how fast."""
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+# Runs before the page: which pictures it really showed while the final one was being made.
+WATCH_PREVIEWS = """
+window.previews = [];
+document.addEventListener("load", ({ target }) => {
+  if (target.src?.startsWith("data:")) previews.push(target.src);
+}, true);
+"""
+DROPPED = """([name, file]) => {
+  const bytes = Uint8Array.from(atob(file), (character) => character.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], name));
+  return transfer;
+}"""
+
+
+@dataclass(frozen=True)
+class View:
+    name: str
+    scheme: Literal["light", "dark"]
+
+    @property
+    def context(self) -> dict[str, Any]:
+        phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+        desktop = {"viewport": {"width": 1280, "height": 860}}
+        size = phone if self.name == "phone" else desktop
+        return {**size, "color_scheme": self.scheme, "reduced_motion": "reduce"}
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.scheme}"
+
+
+VIEWS = [View(name, scheme) for name in ("desktop", "phone") for scheme in ("light", "dark")]
+EITHER_WIDTH = [VIEWS[0], VIEWS[3]]
+"""For what no colour can change."""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    path = tool("chromium", "chromium")
+    expect.set_options(timeout=WAIT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Visit:
+    """One person's browser, with nothing stored, on one page."""
+
+    page: Page
+    origin: str
+    asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()
+    """words of complaints that are the test's own doing"""
+
+    def generate(self, prompt: str = "", pictures: int = 1, **settings: str) -> None:
+        """As asked; without a prompt, with what the form holds."""
+        if prompt:
+            self.page.fill("#prompt", prompt)
+        if settings:
+            self.page.evaluate("document.querySelector('#more').open = true")
+        for name, value in settings.items():
+            self.set(name, value)
+        if prompt:
+            self.page.locator(f"[name=n][value='{pictures}']").check()
+        self.page.click("#generate")
+
+    def set(self, name: str, value: str) -> None:
+        control = self.page.locator(f"[name={name}]")
+        if control.first.get_attribute("type") == "radio":
+            self.page.locator(f"[name={name}][value='{value}']").check()
+        elif control.evaluate("element => element.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+
+    def holds(self) -> dict[str, str]:
+        """What the form would ask for."""
+        script = "() => Object.fromEntries(new FormData(document.querySelector('#ask')))"
+        found: dict[str, str] = self.page.evaluate(script)
+        return found
+
+    def wait_for_pictures(self, count: int = 1) -> None:
+        expect(self.page.locator("#stage button.frame img")).to_have_count(count)
+
+    def drop(self, name: str, file: bytes) -> None:
+        transfer = self.page.evaluate_handle(
+            DROPPED, [name, base64.b64encode(file).decode("ascii")]
+        )
+        self.page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+
+    def download(self) -> bytes:
+        """The newest picture of the gallery, as the viewer hands it out."""
+        self.page.locator("#thumbs button").first.click()
+        with self.page.expect_download() as coming:
+            self.page.click("#download")
+        self.page.keyboard.press("Escape")
+        return Path(coming.value.path()).read_bytes()
+
+    def violations(self) -> list[str]:
+        """What axe-core finds wrong for people who do not see, or do not use a mouse."""
+        self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = self.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")["violations"]
+        return [f"{each['id']}: {node['html']}" for each in found for node in each["nodes"]]
+
+    def check(self) -> None:
+        inside = (f"{self.origin}/", "data:", "blob:")
+        elsewhere = [url for url in self.asked if not url.startswith(inside)]
+        assert not elsewhere, f"asked for outside of {self.origin}: {elsewhere}"
+        bad = [text for text in self.complaints if not any(word in text for word in self.expected)]
+        assert not bad, f"the browser complains: {bad}"
+
+
+@contextmanager
+def visit(browser: Browser, origin: str, view: View, path: str = "/") -> Iterator[Visit]:
+    context = browser.new_context(**view.context, accept_downloads=True)
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    found = Visit(page, origin)
+    context.on("request", lambda request: found.asked.append(request.url))
+    context.on("weberror", lambda error: found.complaints.append(str(error.error)))
+    page.on(
+        "console",
+        lambda said: (
+            found.complaints.append(said.text) if said.type in ("error", "warning") else None
+        ),
+    )
+    page.add_init_script(WATCH_PREVIEWS)
+    try:
+        page.goto(f"{origin}{path}")
+        yield found
+        found.check()
+    finally:
+        context.close()
+
+
+def pixels(file: bytes) -> NDArray[np.float64]:
+    with Image.open(io.BytesIO(file)) as image:
+        return np.asarray(image.convert("RGB")).astype(np.float64)

@@ -1,0 +1,23 @@
+"""One service for all tests that do not harm it: starting one takes longer than most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.serve.services import Service, service
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    with service(folder, "--results-dir", str(folder / "results")) as found:
+        yield found
+
+
+@pytest.fixture
+def http(running: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=60) as found:
+        yield found

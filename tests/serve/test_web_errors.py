@@ -1,0 +1,136 @@
+"""What the web page says when something goes wrong, in a real browser over fake engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from serve.keys import sha256
+from tests.serve.browsers import EITHER_WIDTH, View, Visit, chromium, visit
+from tests.serve.servers import listening
+from tests.serve.workers import fake_pipeline
+
+PROMPT = "a red circle on a blue background"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def view(request: pytest.FixtureRequest) -> View:
+    found: View = request.param
+    return found
+
+
+def alert(web: Visit) -> str:
+    return web.page.get_by_role("alert").inner_text()
+
+
+def test_a_400_is_said_at_the_field(browser: Browser, view: View) -> None:
+    with listening() as (url, _), visit(browser, url, view) as web:
+        web.expected = ("400",)
+        web.generate("(a:1.2.3)")
+        expect(web.page.get_by_role("alert")).to_contain_text("That cannot be made. prompt:")
+        expect(web.page.locator("#prompt")).to_have_attribute("aria-invalid", "true")
+        expect(web.page.locator("#prompt")).to_be_focused()
+        assert web.violations() == []
+        web.generate(PROMPT, steps="4")
+        web.wait_for_pictures()
+        expect(web.page.get_by_role("alert")).to_have_count(0)
+        expect(web.page.locator("[aria-invalid]")).to_have_count(0)
+
+
+def test_a_429_says_when_to_try_again(browser: Browser, view: View, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{sha256('right')} ann 1\n")
+    with listening(keys=str(tmp_path / "keys")) as (url, _), visit(browser, url, view) as web:
+        web.expected = ("401", "429")
+        give_key(web, "right")
+        web.generate(PROMPT, steps="2")
+        web.wait_for_pictures()
+        web.page.click("#generate")
+        expect(web.page.get_by_role("alert")).to_contain_text("The service is busy.")
+        expect(web.page.get_by_role("alert")).to_contain_text("1 images a minute")
+        again = web.page.get_by_role("button", name="Try again in")
+        expect(again).to_be_disabled()
+        first = again.inner_text()
+        expect(again).not_to_have_text(first)
+        expect(web.page.locator("#generate")).to_have_text("Generate")
+        assert web.violations() == []
+
+
+def test_with_keys_set_the_page_asks_for_one(browser: Browser, view: View, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{sha256('right')} ann\n")
+    with listening(keys=str(tmp_path / "keys")) as (url, _), visit(browser, url, view) as web:
+        web.expected = ("401",)
+        expect(web.page.locator("#key-dialog")).to_be_visible()
+        assert web.violations() == []
+        give_key(web, "wrong")
+        expect(web.page.locator("#key-text")).to_contain_text("not valid")
+        give_key(web, "right")
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        web.generate(PROMPT, steps="2")
+        web.wait_for_pictures()
+        web.page.reload()
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        expect(web.page.locator("#docs")).to_be_hidden()
+        stored = web.page.evaluate("[sessionStorage['api-key'], localStorage['api-key'] ?? null]")
+        assert stored == ["right", None], "needed: gone with the tab, unless asked to remember"
+        web.page.click("#key")
+        web.page.get_by_role("button", name="Not now").click()
+        expect(web.page.locator("#notices")).to_contain_text("without a key")
+        web.page.get_by_role("button", name="Enter a key").click()
+        web.page.check("#key-remember")
+        give_key(web, "right")
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        assert web.page.evaluate("localStorage['api-key']") == "right"
+
+
+def give_key(web: Visit, key: str) -> None:
+    web.page.fill("#key-input", key)
+    web.page.get_by_role("button", name="Use this key").click()
+
+
+def test_a_service_that_is_gone_is_said_and_its_return_noticed(
+    browser: Browser, view: View
+) -> None:
+    with listening() as (url, _), visit(browser, url, view) as web:
+        web.expected = ("ERR_INTERNET_DISCONNECTED",)
+        web.generate(PROMPT, steps="2")
+        web.wait_for_pictures()
+        web.page.context.set_offline(True)
+        web.page.click("#generate")
+        expect(web.page.get_by_role("alert")).to_contain_text("does not answer")
+        expect(web.page.locator("#service")).to_have_text("no answer")
+        assert web.violations() == []
+        web.page.context.set_offline(False)
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        web.page.get_by_role("button", name="Try again").click()
+        web.wait_for_pictures()
+        expect(web.page.locator("#thumbs li")).to_have_count(2)
+
+
+def test_a_service_that_dies_while_it_draws_is_said(browser: Browser, view: View) -> None:
+    with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
+        web.expected = ("ERR_",)
+        web.generate(PROMPT, steps="100")
+        expect(web.page.locator("#stage .words")).to_contain_text("of 100")
+        worker.close()
+        expect(web.page.get_by_role("alert")).to_contain_text("shutting down")
+        expect(web.page.locator("#stage .words")).to_have_text("not made")
+        expect(web.page.locator("#generate")).to_have_text("Generate")
+
+
+def test_until_the_model_is_loaded_the_page_waits(browser: Browser, view: View) -> None:
+    with listening() as (url, worker):
+        threads, worker._threads = worker._threads, None
+        with visit(browser, url, view) as web:
+            web.expected = ("503",)
+            expect(web.page.locator("#service")).to_have_text("not ready")
+            worker._threads = threads
+            expect(web.page.locator("#service")).to_have_text("sdxl-mini")

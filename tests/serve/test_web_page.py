@@ -1,0 +1,269 @@
+"""The web page in a real browser, on the whole service."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, expect
+
+from sdxl.images import read_parameters
+from tests.serve.browsers import (
+    EITHER_WIDTH,
+    VIEWS,
+    View,
+    Visit,
+    chromium,
+    pixels,
+    visit,
+)
+from tests.serve.servers import GENERATE
+from tests.serve.services import ROOT, Service
+
+PROMPT = "a red circle on a blue background"
+SCREENSHOTS = os.environ.get("WEB_SCREENSHOTS")
+"""a folder, relative to the repository, where `make screenshots` wants them"""
+SHOWN = (
+    ("a yellow star on a black background", "11"),
+    ("a large orange triangle in the center on a green background", "3"),
+    ("a purple ring on a yellow background", "5"),
+    ("a white circle on a red background", "2"),
+    ("a green square on a white background", "8"),
+    ("three orange circles on a blue background", "1"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
+    with visit(browser, running.url, request.param) as found:
+        yield found
+
+
+def in_flight(http: httpx.Client) -> float:
+    names = ("sdxl_images_running{", "sdxl_images_queued{")
+    lines = http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+
+def test_a_picture_forms_through_previews(web: Visit) -> None:
+    web.generate(PROMPT, steps="40", seed="9")
+    web.wait_for_pictures()
+    previews = {each.partition(",")[2] for each in web.page.evaluate("previews")}
+    assert len(previews) >= 2, f"{len(previews)} previews were seen, needed 2"
+    final = pixels(web.download())
+    for each in previews:
+        preview = pixels(base64.b64decode(each))
+        assert preview.shape == final.shape and not np.array_equal(preview, final)
+
+
+def test_progress_says_which_step_and_how_long(web: Visit) -> None:
+    web.generate(PROMPT, pictures=4, steps="100")
+    words = web.page.locator("#stage .words").first
+    expect(words).to_contain_text("of 100")
+    expect(words).to_contain_text("s left")
+    assert float(web.page.locator("#stage progress").first.get_attribute("value") or 0) > 0
+    web.wait_for_pictures(4)
+
+
+def test_n_pictures_have_seeds_in_a_row(web: Visit) -> None:
+    web.generate(PROMPT, pictures=4, seed="20", steps="4")
+    web.wait_for_pictures(4)
+    words = web.page.locator("#stage .words").all_text_contents()
+    assert [text.rpartition(" ")[2] for text in words] == ["20", "21", "22", "23"]
+    expect(web.page.locator("#thumbs li")).to_have_count(4)
+
+
+def test_cancel_frees_the_slots(web: Visit, http: httpx.Client) -> None:
+    web.generate(PROMPT, pictures=8, steps="100")
+    expect(web.page.locator("#stage .words").first).to_contain_text("of 100")
+    assert in_flight(http) > 0
+    if web.page.viewport_size and web.page.viewport_size["width"] < 500:
+        web.page.click("#cancel")
+    else:
+        web.page.keyboard.press("Escape")
+    expect(web.page.locator("#line")).to_have_text("Cancelled.")
+    expect(web.page.locator("#generate")).to_have_text("Generate")
+    until = time.monotonic() + 30
+    while busy := in_flight(http):
+        assert time.monotonic() < until, f"{busy} images still in flight 30 s after"
+        time.sleep(0.1)
+
+
+def test_a_reload_keeps_the_gallery_and_the_settings(web: Visit) -> None:
+    web.generate(PROMPT, steps="4", seed="6", guidance="3.5")
+    web.wait_for_pictures()
+    before = web.holds(), web.download()
+    web.page.reload()
+    expect(web.page.locator("#thumbs li")).to_have_count(1)
+    assert (web.holds(), web.download()) == before
+    web.page.locator("#thumbs button").click()
+    facts = web.page.locator("#viewer-facts").inner_text()
+    assert PROMPT in facts and "3.5" in facts
+
+
+def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Visit) -> None:
+    web.generate(PROMPT, steps="4", cache_interval="3")
+    web.wait_for_pictures()
+    web.generate("a green star", steps="5", cache_interval="1")
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+    web.page.locator("#thumbs button").last.click()
+    web.page.click("#viewer [data-do=use]")
+    held = web.holds()
+    assert (held["prompt"], held["steps"], held["cache_interval"]) == (PROMPT, "4", "3")
+    assert held["seed"].isdigit()
+    web.page.locator("#thumbs button").first.click()
+    web.page.keyboard.press("ArrowRight")
+    expect(web.page.locator("#viewer-facts")).to_contain_text(PROMPT)
+    web.page.click("#viewer [data-do=remove]")
+    expect(web.page.locator("#thumbs li")).to_have_count(1)
+    web.page.reload()
+    expect(web.page.locator("#thumbs li")).to_have_count(1)
+
+
+def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
+    web: Visit, http: httpx.Client
+) -> None:
+    asked: dict[str, Any] = {
+        "prompt": 'ein “roter” Kreis, 円 \\ "seed": 1',
+        "negative_prompt": "blue",
+        "size": "96x160",
+        "steps": 7,
+        "guidance_scale": 3.25,
+        "scheduler": "dpmpp_2m_karras",
+        "cache_interval": 4,
+        # More digits than a number in a browser can hold.
+        "seed": 2**60 + 1,
+    }
+    (data,) = http.post(GENERATE, json=asked).json()["data"]
+    file = base64.b64decode(data["b64_json"])
+    web.drop("circle.png", file)
+    expect(web.page.locator("#notices")).to_contain_text("circle.png")
+    names = {"guidance_scale": "guidance"}
+    expected = {names.get(k, k): str(v) for k, v in asked.items()} | {"n": "1"}
+    assert web.holds() == expected
+    web.generate()
+    web.wait_for_pictures()
+    again = web.download()
+    assert read_parameters(again) == read_parameters(file)
+    error = float(((pixels(again) - pixels(file)) ** 2).mean())
+    psnr = float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+    assert psnr >= 45, f"{psnr:.1f} dB from the dropped picture, needed 45"
+
+
+def test_a_dropped_file_that_says_nothing_is_refused_in_words(web: Visit) -> None:
+    plain = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(plain, "PNG")
+    for file in (plain.getvalue(), b"", b"GIF89a", plain.getvalue()[:20]):
+        web.drop("other.png", file)
+        expect(web.page.get_by_role("alert")).to_contain_text("does not say how it was made")
+        web.page.click("#notices [aria-label=Dismiss]")
+
+
+def test_deepcache_off_and_on_stand_side_by_side_with_their_times(web: Visit) -> None:
+    web.page.fill("#prompt", PROMPT)
+    web.page.click("#compare")
+    web.wait_for_pictures(2)
+    sides = web.page.locator("#stage figcaption")
+    texts = sides.all_inner_texts()
+    assert texts[0].startswith("DeepCache off") and texts[1].startswith("DeepCache every 2nd step")
+    assert all(text.endswith(" s") for text in texts), texts
+    expect(web.page.locator("#line")).to_contain_text("The same seed")
+    boxes = [web.page.locator("#stage figure").nth(i).bounding_box() for i in range(2)]
+    assert boxes[0] and boxes[1] and boxes[0]["y"] == boxes[1]["y"], "needed side by side"
+    on = read_parameters(web.download())
+    web.page.locator("#thumbs button").nth(1).click()
+    expect(web.page.locator("#viewer-facts")).to_contain_text("off")
+    expect(web.page.locator("#viewer-facts")).to_contain_text(str(on["seed"]))
+
+
+def test_the_keyboard_alone_is_enough(browser: Browser, running: Service) -> None:
+    with visit(browser, running.url, VIEWS[0]) as web:
+        web.page.keyboard.press("Control+k")
+        web.page.keyboard.type(PROMPT)
+        web.page.keyboard.press("Control+Enter")
+        web.wait_for_pictures()
+        expect(web.page.locator("#announcer")).to_contain_text("is done in")
+        web.page.locator("#stage button.frame").focus()
+        web.page.keyboard.press("Enter")
+        expect(web.page.locator("#viewer")).to_be_visible()
+        web.page.keyboard.press("Escape")
+        expect(web.page.locator("#viewer")).to_be_hidden()
+        web.page.keyboard.press("Control+Shift+Enter")
+        web.wait_for_pictures(2)
+
+
+def test_a_chosen_theme_outlives_a_reload(browser: Browser, running: Service) -> None:
+    def paper(web: Visit) -> str:
+        found: str = web.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        return found
+
+    with visit(browser, running.url, VIEWS[0]) as web:
+        light = paper(web)
+        for _ in range(2):
+            web.page.click("#theme")
+        dark = paper(web)
+        web.page.reload()
+        assert paper(web) == dark != light
+
+
+def test_words_that_the_model_never_saw_are_named(browser: Browser, running: Service) -> None:
+    with visit(browser, running.url, VIEWS[0]) as web:
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        web.page.fill("#prompt", "a red lighthouse")
+        expect(web.page.locator("#prompt-hint")).to_contain_text("lighthouse")
+        for _ in range(20):
+            web.page.get_by_role("button", name="Surprise me").click()
+            expect(web.page.locator("#prompt-hint")).to_have_text("")
+
+
+def test_the_documentation_needs_no_network(browser: Browser, running: Service) -> None:
+    with visit(browser, running.url, VIEWS[0], "/docs") as web:
+        expect(web.page.locator(".opblock-summary-path").first).to_be_visible()
+        expect(web.page.locator("#swagger-ui")).to_contain_text("/v1/images/generations")
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_everybody_can_use_it_and_this_is_how_it_looks(
+    browser: Browser, running: Service, view: View, tmp_path: Path
+) -> None:
+    """axe-core on every state of the page; the pictures in docs/ are made here."""
+    folder = ROOT / SCREENSHOTS if SCREENSHOTS else tmp_path
+    with visit(browser, running.url, view) as web:
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        assert web.violations() == []
+        for i, (prompt, seed) in enumerate(SHOWN, 1):
+            web.generate(prompt, seed=seed)
+            expect(web.page.locator("#thumbs li")).to_have_count(i)
+        web.page.evaluate("document.querySelector('#more').open = false")
+        web.generate(PROMPT, pictures=2, steps="100", seed="7")
+        expect(web.page.locator("#stage figure[data-state=forming] img")).to_have_count(2)
+        web.page.evaluate("document.querySelector('#more').open = false; scrollTo(0, 0)")
+        web.page.screenshot(path=folder / f"web-{view}.png", full_page=view.name == "phone")
+        assert web.violations() == []
+        web.wait_for_pictures(2)
+        web.page.evaluate("document.querySelector('#more').open = true")
+        assert web.violations() == []
+        web.page.locator("#thumbs button").first.click()
+        assert web.violations() == []
+        web.page.screenshot(path=folder / f"web-viewer-{view}.png")
+        web.page.keyboard.press("Escape")
+        web.drop("none.png", b"")
+        web.page.click("#clear")
+        assert web.violations() == []
+    with Image.open(folder / f"web-{view}.png") as shot:
+        assert len(shot.convert("RGB").getcolors(1 << 24) or []) > 1000, "an empty picture"
