@@ -27,6 +27,7 @@ from sdxl.files import write_atomic
 
 GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
+FLAGS = ["--llm", "none", "--trace-to"]
 APART_S = 0.05
 WAIT_S = 30.0
 NAMES_WIDTH, WIDTH, ROW, BAR, MARGIN = 130, 900, 20, 13, 16
@@ -156,6 +157,7 @@ def draw(spans: Sequence[Span]) -> str:
         f'font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
+    parts += axis(total, scale, MARGIN + len(rows) * ROW)
     for number, name in enumerate(rows):
         top = MARGIN + number * ROW
         mine = [span for span in spans if span.name == name]
@@ -171,7 +173,6 @@ def draw(spans: Sequence[Span]) -> str:
                 f'fill="{COLORS[name]}" stroke="#ffffff" stroke-width="0.5">'
                 f"<title>{name}: {milliseconds:.1f} ms; {escape(told)}</title></rect>"
             )
-    parts += axis(total, scale, MARGIN + len(rows) * ROW)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.trace", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/trace.svg"))
     options = parser.parse_args(argv)
-    with collecting() as collector, local_service(["--trace-to", collector.address]) as url:
+    with collecting() as collector, local_service([*FLAGS, collector.address]) as url:
         asyncio.run(ask_three(url))
         spans = collector.wait_for(trace_id(2), ROWS)
     write_atomic(options.out, draw(spans).encode())

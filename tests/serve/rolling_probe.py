@@ -65,6 +65,7 @@ def config(folder: Path, port: int, name: str, **arguments: Any) -> Path:
     given = {
         "model": "mini",
         "device": "cpu",
+        "llm": "none",
         "replicas": 2,
         "results_dir": str(folder / "results"),
     }

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,13 +20,14 @@ from tests.serve.test_api import events_of
 
 PROMPT = "a red circle on a blue background"
 CLIENTS, SECONDS, KILL_AFTER_S = 4, 15.0, 3.0
+LEAVING_AT_ONCE = 50
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Service]:
-    with service(tmp_path, "--replicas", "2", "--ingresses", "2") as found:
+    with service(tmp_path, "--replicas", "2", "--ingresses", "2", "--llm", "none") as found:
         yield found
 
 
@@ -101,6 +103,57 @@ def test_only_what_was_inside_fails_when_it_dies(running: Service, title: str) -
         }
     outage = load.outage_s(killed_s)
     assert outage <= 5, f"{outage:.1f} s without a picture, allowed 5"
+
+
+async def ask_and_leave(url: str, number: int) -> None:
+    body = {"prompt": PROMPT, "seed": number, "steps": 100, "deadline_s": 100}
+    async with httpx.AsyncClient(timeout=100) as http:
+        asked = http.post(f"{url}{GENERATE}", json=body)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asked, 0.05 + 0.01 * (number % 40))
+
+
+async def ask_and_leave_all(url: str, count: int) -> None:
+    for first in range(0, count, LEAVING_AT_ONCE):
+        wave = range(first, first + LEAVING_AT_ONCE)
+        await asyncio.gather(*(ask_and_leave(url, number) for number in wave))
+
+
+def wait_until_idle(url: str) -> None:
+    until = time.monotonic() + 60
+    while True:
+        lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
+        busy = [
+            line
+            for line in lines
+            if line.startswith(("sdxl_images_running{", "sdxl_images_queued{"))
+            and float(line.split()[-1]) > 0
+        ]
+        if not busy:
+            return
+        assert time.monotonic() < until, f"a minute later: {busy}"
+        time.sleep(0.2)
+
+
+def memory_mb(found: Service) -> float:
+    ours = [*found.named("ImageReplica"), *found.named("ImageIngress"), *found.named("ProxyActor")]
+    return sum(process.memory_info().rss for process in ours) / 1e6
+
+
+def test_five_hundred_who_leave_take_no_slot_and_no_memory_with_them(running: Service) -> None:
+    body = {"prompt": PROMPT, "seed": 1, "steps": 8, "deadline_s": 100}
+    asked = f"{running.url}{GENERATE}"
+    before = httpx.post(asked, json=body, timeout=100).json()["data"][0]["b64_json"]
+    asyncio.run(ask_and_leave_all(running.url, 200))
+    wait_until_idle(running.url)
+    had = memory_mb(running)
+    asyncio.run(ask_and_leave_all(running.url, 500))
+    wait_until_idle(running.url)
+    grown = memory_mb(running) - had
+    print(f"{had:.0f} MB before 500 left, {grown:+.0f} MB after")
+    assert grown <= 0.1 * had, f"{grown:.0f} MB more than {had:.0f}, allowed a tenth"
+    after = httpx.post(asked, json=body, timeout=100).json()["data"][0]["b64_json"]
+    assert after == before
 
 
 def test_a_stream_goes_on_with_the_same_picture_when_its_replica_dies(running: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from tests.serve.services import ROOT, free_port
+from tests.tools import tool
 
 CONFIG = ROOT / "serve" / "deploy" / "haproxy.cfg"
 
@@ -101,6 +103,27 @@ def test_bodies_are_bounded(edge: str) -> None:
 
 def test_ray_s_own_routes_are_hidden(edge: str) -> None:
     assert httpx.get(f"{edge}/-/routes").status_code == 404
+
+
+def test_haproxy_takes_it_as_it_is_shipped(tmp_path: Path) -> None:
+    """But for the certificate, which only a site has."""
+    pem = tmp_path / "sdxl.pem"
+    command = [tool("openssl", "openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes"]
+    command += ["-subj", "/CN=localhost", "-keyout", str(pem), "-out", str(tmp_path / "cert")]
+    subprocess.run(command, check=True, capture_output=True)
+    pem.write_text(pem.read_text() + (tmp_path / "cert").read_text())
+    file = tmp_path / "haproxy.cfg"
+    file.write_text(CONFIG.read_text().replace("/etc/ssl/private/sdxl.pem", str(pem)))
+    check = [str(haproxy()), "-c", "-f", str(file)]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0 and "[WARNING]" not in done.stderr, done.stdout + done.stderr
+
+
+def test_it_waits_longer_than_any_deadline() -> None:
+    from serve.settings import ServeSettings
+
+    found = re.search(r"timeout server (\d+)s", CONFIG.read_text())
+    assert found and float(found[1]) > ServeSettings().max_deadline_s
 
 
 def test_its_limit_is_the_service_s() -> None:

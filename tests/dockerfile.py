@@ -1,0 +1,38 @@
+"""The Dockerfile as data: its instructions in order, continuation lines joined, comments gone."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def instructions() -> list[tuple[str, str]]:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\n\s*", " ", text)
+    found = (line.split(None, 1) for line in joined.splitlines() if line.strip())
+    return [(name, rest) for name, rest in found]
+
+
+def arguments(name: str) -> list[str]:
+    return [rest for found, rest in instructions() if found == name]
+
+
+def environment() -> dict[str, str]:
+    (text,) = arguments("ENV")
+    return dict(pair.split("=", 1) for pair in text.split())
+
+
+def health_check() -> list[str]:
+    (text,) = arguments("HEALTHCHECK")
+    command: list[str] = json.loads(text.partition("CMD ")[2])
+    return command
+
+
+def default_flags() -> list[str]:
+    (text,) = arguments("CMD")
+    flags: list[str] = json.loads(text)
+    return flags

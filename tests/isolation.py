@@ -1,0 +1,75 @@
+"""A Linux of one's own for a script: its processes, network, /tmp and shared memory are nobody
+else's, so it may use default ports and kill by name, and may even find the root read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.tools import tool
+
+NAMESPACES = ("--pid", "--net", "--mount", "--fork", "--mount-proc", "--kill-child")
+HERE = Path("/mnt")
+"""where the script finds the folder it was given"""
+
+
+@cache
+def is_permitted() -> bool:
+    done = subprocess.run([tool("unshare", "util-linux"), *NAMESPACES, "true"], capture_output=True)
+    return done.returncode == 0
+
+
+def run_alone(
+    script: str, folder: Path, timeout_s: float, *, is_read_only: bool = False, user: int = 0
+) -> subprocess.CompletedProcess[str]:
+    if not is_permitted():
+        pytest.skip("a process may not have namespaces of its own here; root may")
+    (folder / "script.sh").write_text(script)
+    steps = [
+        f"{tool('ip', 'iproute2')} link set lo up",
+        f"mount --bind {folder} {HERE}",
+        "mount -t tmpfs -o mode=1777 tmpfs /tmp",
+        "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
+        *(readable_python() if user else []),
+        *(["mount -o remount,bind,ro /"] if is_read_only else []),
+        f"cd {HERE}",
+        f"exec {as_user(user)} bash -eu -o pipefail script.sh",
+    ]
+    return subprocess.run(
+        ["unshare", *NAMESPACES, "bash", "-c", " && ".join(steps)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment(),
+    )
+
+
+def readable_python() -> list[str]:
+    """Where the interpreter lies in root's home, that home is emptied of all but it."""
+    base = sys.base_prefix
+    if not base.startswith("/root/"):
+        return []
+    return [
+        f"mount --bind {base} /media",
+        "mount -t tmpfs -o mode=755 tmpfs /root",
+        f"mkdir -p {base}",
+        f"mount --bind /media {base}",
+    ]
+
+
+def as_user(user: int) -> str:
+    return f"setpriv --reuid {user} --regid {user} --clear-groups" if user else ""
+
+
+def environment() -> dict[str, str]:
+    """This one's, less what would configure the service, with the commands of our environment."""
+    ours = ("SDXL_", "RAY_", "PYTEST_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**kept, "PATH": path, "HOME": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}

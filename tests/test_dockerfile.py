@@ -1,0 +1,145 @@
+"""The Dockerfile: nothing here can build it, so its commands are run or checked one by one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from serve.cli import read_settings
+from tests import dockerfile
+from tests.dockerfile import ROOT, arguments, instructions
+from tests.isolation import run_alone
+from tests.serve.servers import listening
+from tests.serve.services import free_port
+from tests.serve.workers import fake_pipeline
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def setup_command() -> str:
+    (found,) = (rest for rest in arguments("RUN") if rest.startswith("make "))
+    return found
+
+
+def test_every_command_is_bash() -> None:
+    for text in arguments("RUN"):
+        done = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}\n{done.stderr}"
+
+
+def test_it_installs_as_ci_does_with_extras_that_exist() -> None:
+    command = ["make", "-n", *setup_command().split()[1:]]
+    command = [part.replace("/opt/sdxl", "/nowhere/sdxl") for part in command]
+    shell = " ".join(command).replace("${BACKENDS}", "tensorrt")
+    said = subprocess.run(
+        ["bash", "-c", shell], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    install = next(line for line in said.splitlines() if "pip install" in line)
+    assert "-c constraints.txt '.[serve,export,tensorrt]'" in install, install
+    known = PROJECT["optional-dependencies"]
+    assert {"serve", "export", "tensorrt", "tensorrt-rtx"} <= set(known)
+
+
+def test_what_it_copies_is_there_and_not_ignored() -> None:
+    allowed = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = set()
+    for text in arguments("COPY"):
+        if not text.startswith("--from"):
+            copied |= set(text.split()[:-1])
+    assert copied == allowed and all((ROOT / name).exists() for name in copied)
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert packages <= copied, f"{packages - copied} are packages and not in the image"
+
+
+def test_its_python_is_one_that_the_project_takes() -> None:
+    assert "Programming Language :: Python :: 3.12" in PROJECT["classifiers"]
+    assert all("python3.12" in text for text in arguments("RUN") if "python3" in text)
+
+
+def test_nobody_is_root_and_what_is_written_is_a_volume() -> None:
+    places = [place for place, (name, _) in enumerate(instructions()) if name == "USER"]
+    (user,) = arguments("USER")
+    assert int(user) > 0 and len(places) == 1
+    assert all(name != "RUN" for name, _ in instructions()[places[0] :])
+    home = dockerfile.environment()["SDXL_HOME"]
+    (volumes,) = arguments("VOLUME")
+    assert home in volumes and dockerfile.environment()["HF_HOME"].startswith(home)
+
+
+def test_its_default_flags_are_settings() -> None:
+    assert read_settings(dockerfile.default_flags()).keys == "/run/secrets/sdxl_keys"
+
+
+def test_its_health_check_knows_a_service_that_is_ready() -> None:
+    program, *rest = dockerfile.health_check()
+    assert program == "python"
+
+    def check(url: str) -> int:
+        command = [part.replace("http://127.0.0.1:8000", url) for part in rest]
+        assert command != rest
+        # Its patience is for the machine that it runs on; this one may be busy.
+        command = [part.replace("timeout=5", "timeout=60") for part in command]
+        return subprocess.run([sys.executable, *command], capture_output=True).returncode
+
+    with listening(fake_pipeline()) as (url, _):
+        assert check(url) == 0
+    assert check(f"http://127.0.0.1:{free_port()}") != 0
+
+
+@pytest.mark.long
+def test_what_it_installs_works_without_the_sources(tmp_path: Path) -> None:
+    """The very command, but for its dependencies, which are here already."""
+    text = (
+        setup_command()
+        .replace("/opt/sdxl", str(tmp_path / "venv"))
+        .replace("python3.12", "python3")
+    )
+    bare, count = (
+        text.replace("PACKAGE=\"'.[", "PACKAGE=\"--no-deps '.["),
+        text.count("PACKAGE=\"'.["),
+    )
+    assert count == 1
+    subprocess.run(
+        ["bash", "-euc", f"BACKENDS=tensorrt; {bare}"], cwd=ROOT, check=True, timeout=500
+    )
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    dependencies = next(path for path in sys.path if path.endswith("site-packages"))
+    subprocess.run(
+        [str(tmp_path / "venv/bin/sdxl"), "render", "a red circle", "--out", "a.png"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{packages}:{dependencies}"},
+        check=True,
+        timeout=300,
+    )
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    assert (packages / "serve" / "web" / "index.html").exists()
+
+
+READ_ONLY = """
+! touch /anywhere 2> /dev/null
+test "$(id -u)" = 10001
+sdxl key me --file /mnt/keys.txt > /mnt/secret
+sdxl serve --host 0.0.0.0 --keys /mnt/keys.txt &
+until curl -sf http://127.0.0.1:8000/readyz; do kill -0 $!; sleep 0.5; done
+curl -sf http://127.0.0.1:8000/v1/images/generations -H "authorization: Bearer $(cat /mnt/secret)" \
+  -H 'content-type: application/json' -d '{"prompt": "a ring", "response_format": "url"}'
+kill $!
+wait $! && echo "ended well"
+"""
+
+
+@pytest.mark.long
+def test_it_serves_on_a_read_only_root_as_a_user_without_rights(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    done = run_alone(READ_ONLY, tmp_path, 400, is_read_only=True, user=10001)
+    assert done.returncode == 0 and "ended well" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert "/v1/results/" in done.stdout
