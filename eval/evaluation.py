@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +21,12 @@ from eval.frechet import QuickFrechet, frechet_distance
 from eval.protocol import Gate
 from eval.sources import Source
 from eval.task import Judges, Task
+from eval.timing import Spread, Timed, wall_s
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
-CHUNK = 64
+CHUNK = 32
 """pictures; several full batches of any engine, so that chunks cost no speed"""
 ALIKE = ("psnr", "ssim", "distance")
 """how near each picture is to the exact model's"""
@@ -51,23 +51,26 @@ class Scores:
 
     pictures: int
     figures: Mapping[str, Figure]
-    images_per_s: float | None
-    """of making the pictures, where they were made here"""
+    images_per_s: Spread
+    """of getting the pictures, over chunks"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
-        return {"pictures": self.pictures, "figures": figures, "images_per_s": self.images_per_s}
+        speed = asdict(self.images_per_s)
+        return {"pictures": self.pictures, "figures": figures, "images/s": speed}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`exact` gives the pictures that each one is compared with; `save` keeps the pictures."""
+    """`exact` gives the pictures that each one is compared with; `save` keeps the pictures; `timed`
+    is the clock that they are made against."""
 
     task: Task
     source: Source
     folder: Path
     exact: Source | None = None
     save: Path | None = None
+    timed: Timed = wall_s
 
     def run(self, rounds: int, on_pictures: Callable[[int], None] = lambda _: None) -> Scores:
         self._open()
@@ -99,15 +102,14 @@ class Evaluation:
         return self.folder / f"chunk-{start:06}.npz"
 
     def _score(self, indices: range, judges: Judges) -> None:
-        began = time.perf_counter()
-        pictures = self.source.pictures(indices)
-        seconds = time.perf_counter() - began
+        pictures: list[Pixels] = []
+        seconds = self.timed(lambda: pictures.extend(self.source.pictures(indices)))
         self._check_sizes(indices, pictures)
         captions = [self.task.captions[i] for i in indices]
         rows: dict[str, Any] = {
             "features": judges.features(pictures).numpy(),
             "clip": judges.clip.scores(pictures, captions),
-            "seconds": [seconds / len(indices)] * len(indices),
+            "images_per_s": [len(indices) / seconds],
         }
         if self.exact is not None:
             others = self.exact.pictures(indices)
@@ -143,8 +145,7 @@ class Evaluation:
             "CLIP": _mean(found["clip"], rounds, self.task.clip_gate),
         }
         figures |= {name: _mean(found[name], rounds) for name in ALIKE if name in found}
-        seconds = float(found["seconds"].sum())
-        scores = Scores(count, figures, count / seconds if seconds else None)
+        scores = Scores(count, figures, Spread.of(found["images_per_s"].tolist()))
         write_atomic(
             self.folder / "scores.json", (json.dumps(scores.as_dict(), indent=1) + "\n").encode()
         )

@@ -150,7 +150,7 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"\n{call['rows']} rows")
         names = list(next(iter(call["stages"].values()))["engines"])
         head = "".join(f"{name:>22}" for name in names)
-        lines.append(f"{'stage':<14}{'GFLOP':>10}{'MB':>9}{'floor ms':>10}{head}")
+        lines.append(f"{'stage':<14}{'GFLOP':>12}{'MB':>10}{'floor ms':>13}{head}")
         lines += [stage_line(name, stage) for name, stage in call["stages"].items()]
     lines.append(f"\na picture, {GenerationParams().steps} steps with guidance, at the least")
     lines += [
@@ -166,6 +166,6 @@ def stage_line(name: str, stage: dict[str, Any]) -> str:
         for each in stage["engines"].values()
     )
     return (
-        f"{name:<14}{stage['flops'] / GIGA:>10.3f}{stage['bytes'] / 1e6:>9.2f}"
-        f"{1000 * stage['floor_s']:>10.3f}{cells}"
+        f"{name:<14}{stage['flops'] / GIGA:>12.3f}{stage['bytes'] / 1e6:>10.2f}"
+        f"{1000 * stage['floor_s']:>13.3f}{cells}"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,7 +103,8 @@ class Run:
         finally:
             lg.DestroyQSL(library)
             lg.DestroySUT(sut)
-        return Summary.read(self.folder)
+        # Of an accuracy run the summary says nothing, not even what it was.
+        return replace(Summary.read(self.folder), scenario=self.scenario)
 
 
 def complete(response: int, data: bytes = b"") -> None:

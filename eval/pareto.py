@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,17 +53,16 @@ class Setting:
 class Tried:
     setting: Setting
     figures: Mapping[str, Figure]
-    note: str = ""
-    images_per_s: Spread | None = None
+    images_per_s: Spread
 
     def as_dict(self) -> dict[str, Any]:
         figures = {name: asdict(figure) for name, figure in self.figures.items()}
-        speed = asdict(self.images_per_s) if self.images_per_s else None
+        speed = asdict(self.images_per_s)
         return {"setting": asdict(self.setting), "figures": figures, "images/s": speed}
 
     @property
     def speed(self) -> float:
-        return self.images_per_s.median if self.images_per_s else 0.0
+        return self.images_per_s.median
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,14 @@ def change(tried: Tried, exact: Tried) -> Change:
     return Change(of("FID"), of("CLIP"))
 
 
-def front(tried: Sequence[Tried]) -> list[Tried]:
+def front(
+    tried: Sequence[Tried], loss: Callable[[Change], float] = lambda found: found.loss
+) -> list[Tried]:
     """Those that no other beats in both speed and loss, the fastest first. `tried[0]` is exact."""
+    losses = {each.setting: loss(change(each, tried[0])) for each in tried}
     found: list[Tried] = []
-    for each in sorted(tried, key=lambda t: -t.speed):
-        loss = change(each, tried[0]).loss
-        if not found or loss < change(found[-1], tried[0]).loss:
+    for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):
+        if not found or losses[each.setting] < losses[found[-1].setting]:
             found.append(each)
     return found
 
@@ -115,7 +116,7 @@ def table(tried: Sequence[Tried]) -> str:
 def _row(tried: Tried, exact: Tried, mark: str) -> str:
     figures, found = tried.figures, change(tried, exact)
     spread = tried.images_per_s
-    speed = "" if spread is None else f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"
+    speed = f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"
     alike = [
         f"{figures[name].value:.{digits}f}" if name in figures else ""
         for name, digits in (("psnr", 1), ("ssim", 3), ("distance", 4))

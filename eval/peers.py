@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,17 @@ from eval import variants
 from eval.energy import meter
 from eval.system_description import describe_system
 from eval.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
-from eval.variants import INTERVALS, OURS, PEERS, PROMPTS, Setting, load_all, load_one, name_of
+from eval.variants import (
+    COMPILED,
+    INTERVALS,
+    OURS,
+    PEERS,
+    PROMPTS,
+    Setting,
+    load_all,
+    load_one,
+    name_of,
+)
 from sdxl.arguments import Parser, number, whole
 from sdxl.files import prepare_folder, write_atomic
 
@@ -85,7 +95,9 @@ def full_size() -> str:
 def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> Report:
     until_s = time.perf_counter() + options.time_budget
     paints, passed_over = load_all(setting, options.ours, has_compile=not options.no_compile)
-    memory = {} if options.no_memory else {name: _peak(name, given) for name in paints}
+    # Compiled, memory is the eager one's, and compiling again takes minutes.
+    weighed = [] if options.no_memory else [name for name in paints if name != COMPILED]
+    memory = {name: _peak(name, given) for name in weighed}
     report: Report = {
         "system": describe_system(),
         "model": setting.model,
@@ -174,8 +186,8 @@ def _peak(name: str, given: list[str]) -> int:
 
 
 def peak_bytes(setting: Setting, options: argparse.Namespace) -> int:
-    """Of a process that loads one variant and runs the largest batch."""
-    paint = load_one(setting, options.memory_of, options.ours)
+    """Of a process that loads one variant and runs the largest batch, a deep and a shallow step."""
+    paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)
     paint(prompts_for(max(options.batch)))
     if torch.cuda.is_available():
         # All of the GPU's: not only what PyTorch's allocator knows of.

@@ -30,7 +30,8 @@ STYLE: Any = {
 
 
 def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
-    """Speed against the change of FID and of CLIP; the gates are shaded, the front is drawn."""
+    """Speed against the change of FID and of CLIP; gates are shaded, and in each panel its own
+    front is drawn and named."""
     with rc_context(STYLE):
         figure = Figure(figsize=(11, 4.8), layout="constrained")
         axes = figure.subplots(1, 2)
@@ -38,7 +39,14 @@ def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
             axes, ("FID", "CLIP"), (FID_TOLERANCE, CLIP_TOLERANCE), strict=True
         ):
             _panel(axis, tried, name, gate)
-        figure.legend(handles=_legend(tried), loc="outside lower center", ncols=7, frameon=False)
+        figure.legend(
+            handles=_legend(tried),
+            loc="outside lower center",
+            ncols=9,
+            frameon=False,
+            fontsize=8,
+            columnspacing=1.2,
+        )
         _write(figure, stem)
 
 
@@ -49,7 +57,7 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
 
     axis.axhspan(-100 * gate, 100 * gate, color=PALE, zorder=0)
     axis.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-    best = front(tried)
+    best = front(tried, lambda found: found.fid if name == "FID" else -found.clip)
     axis.plot([t.speed for t in best], [height(t) for t in best], color=GREY, linewidth=1, zorder=2)
     for each in tried:
         setting = each.setting
@@ -64,7 +72,7 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
             zorder=3,
         )
     for i, each in enumerate(best):
-        text = f"{each.setting.scheduler} {each.setting.steps}"
+        text = f"{each.setting.scheduler}, {each.setting.steps} steps"
         if each.setting.cut != "reference":
             text += ", fresh skips"
         offset = (6, 8 if i % 2 == 0 else -13)

@@ -12,8 +12,7 @@ UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 def table(task: Task, scores: Scores) -> str:
     lines = [f"{task.name}: {scores.pictures} pictures", task.note, ""]
     lines += [line(UNITS.get(name, name), figure) for name, figure in scores.figures.items()]
-    if scores.images_per_s is not None:
-        lines.append(f"{'images/s while painting':<26}{scores.images_per_s:10.2f}")
+    lines.append(f"{'images/s':<26}{scores.images_per_s.median:10.2f}")
     return "\n".join(lines)
 
 

@@ -1,8 +1,9 @@
 """`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler and steps.
 
 Every setting paints the same captions from the same seeds and is held against the exact model: the
-whole UNet at each of the usual steps, in float32. Quality first, each setting in a folder of its
-own, so that a sweep goes on where it was killed; then the speed of all, in turns.
+whole UNet at each of the usual steps, in float32. Each setting has a folder of its own, so a sweep
+goes on where it was killed. On a CPU, speed is counted in this process's own time, so that other
+work on the machine moves no point.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from eval.pareto import Setting, Tried, table
 from eval.plot import plot_pareto
 from eval.sources import Folder, Painted
 from eval.task import Task
-from eval.timing import Spread, cuda_s, take_turns, wall_s
+from eval.timing import cpu_s, wall_s
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import prepare_folder, write_atomic
@@ -41,21 +42,20 @@ USUAL: tuple[Grid, ...] = (
     {"cut": ["fresh_skips"], "cache_interval": [2, 3]},
 )
 """Each is a product; what one does not name stays as in the exact model."""
-SPEED_BATCH, SPEED_ROUNDS = 8, 3
 
 
 def run_sweep(options: argparse.Namespace) -> int:
     task, checkpoint = read_task(options)
     settings = settings_of(options.grid)
+    task = replace(task, load=cache(task.load))
     root = Path(options.out or Path("out") / "sweep")
     prepare_folder(root)
     load = cache(partial(load_engines, checkpoint, options, root))
     tried: list[Tried] = []
     for setting in settings:
         print(f"{len(tried) + 1} of {len(settings)}: {setting}", flush=True)
-        tried.append(evaluate(setting, task, load(setting.precision, setting.cut), root, options))
-    speeds = measure_speed(settings, task, checkpoint, load)
-    tried = [replace(each, images_per_s=speeds[each.setting]) for each in tried]
+        pipeline = Pipeline(checkpoint, load(setting.precision, setting.cut))
+        tried.append(evaluate(setting, task, pipeline, root, options.bootstrap))
     keep(tried, task, root)
     print(table(tried))
     return 0
@@ -85,13 +85,8 @@ def read_grids(path: Path) -> list[Grid]:
         raise InvalidParams("grid", str(path), f"{needed} ({error})") from error
 
 
-def evaluate(
-    setting: Setting, task: Task, engines: Engines, root: Path, options: argparse.Namespace
-) -> Tried:
-    from sdxl.checkpoint import find
-
+def evaluate(setting: Setting, task: Task, pipeline: Pipeline, root: Path, rounds: int) -> Tried:
     folder, pictures = root / setting.slug, root / EXACT.slug / "pictures"
-    pipeline = Pipeline(find(options.model), engines)
     is_exact = setting == EXACT
     evaluation = Evaluation(
         task,
@@ -99,9 +94,10 @@ def evaluate(
         folder,
         None if is_exact else Folder(pictures, task),
         pictures if is_exact else None,
+        wall_s if torch.cuda.is_available() else cpu_s,
     )
-    scores = watched(len(task.captions), lambda tell: evaluation.run(options.bootstrap, tell))
-    return Tried(setting, scores.figures, engines.description.get("note", ""))
+    scores = watched(len(task.captions), lambda tell: evaluation.run(rounds, tell))
+    return Tried(setting, scores.figures, scores.images_per_s)
 
 
 def requests_of(setting: Setting, task: Task) -> list[Any]:
@@ -128,11 +124,14 @@ def load_engines(
             return load_torch(checkpoint, precision=precision, cut=cut)
         return load(options.model, options.backend, precision=precision).engines
     from engines.onnxruntime_engine import load_onnxruntime
+    from engines.shipped import open_mini
     from onnx_export.calibration import calibration_prompts
     from onnx_export.exporter import export, unchecked
     from onnx_export.order import Order
     from onnx_export.recipes import RECIPES
 
+    if (options.model, precision, cut) == ("mini", "fp32", "reference"):
+        return load_onnxruntime(open_mini(checkpoint.digest))
     prompts: list[str] = []
     if recipe := RECIPES.get(precision):
         prompts = calibration_prompts(checkpoint, None, recipe)
@@ -140,21 +139,6 @@ def load_engines(
     prepare_folder(out.parent)
     order = Order(checkpoint, precision, out, cut, prompts=tuple(prompts))
     return load_onnxruntime(export(order, unchecked, lambda _: None))
-
-
-def measure_speed(
-    settings: Sequence[Setting], task: Task, checkpoint: Checkpoint, load: Callable[..., Engines]
-) -> dict[Setting, Spread]:
-    """Images a second of full batches, all settings in turns."""
-    runs = {}
-    for setting in settings:
-        pipeline = Pipeline(checkpoint, load(setting.precision, setting.cut))
-        runs[setting] = partial(pipeline.generate, requests_of(setting, task)[:SPEED_BATCH])
-    timed = cuda_s if torch.cuda.is_available() else wall_s
-    seconds = take_turns(
-        {setting.slug: run for setting, run in runs.items()}, SPEED_ROUNDS, timed=timed
-    )
-    return {s: Spread.of([SPEED_BATCH / x for x in seconds[s.slug]]) for s in settings}
 
 
 def keep(tried: Sequence[Tried], task: Task, root: Path) -> None:

@@ -21,6 +21,7 @@ from eval.inception import load_inception
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.images import Pixels
 from sdxl.params import GenerationParams, InvalidParams
+from sdxl.prompt import BODY
 
 MINI_PICTURES, MINI_SIDE = 1000, 128
 REFERENCE_PICTURES, REFERENCE_SEED = 2000, 1
@@ -132,6 +133,8 @@ def benchmark_task(
         return torch.cat([inception(part).cpu() for part in batch.split(BATCH)])
 
     note = f"changed: {', '.join(changed)}; " if changed else ""
+    if count_long := sum(len(checkpoint.tokenizers[0].encode(c)) > BODY for c in captions):
+        note += f"{count_long} captions have more than {BODY} tokens, and are not cut off; "
     return Task(
         "MLPerf Inference, text to image",
         note + ("the benchmark's gates apply" if is_closed else "its gates do not apply"),

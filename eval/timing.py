@@ -34,6 +34,15 @@ def wall_s(run: Run) -> float:
     return time.perf_counter() - start
 
 
+def cpu_s(run: Run) -> float:
+    """Of this process alone, over its threads: what other processes take is left out."""
+    import torch
+
+    start = time.process_time()
+    run()
+    return (time.process_time() - start) / torch.get_num_threads()
+
+
 def cuda_s(run: Run) -> float:
     """By the GPU's own clock, until all that was enqueued is done."""
     import torch

@@ -61,10 +61,6 @@ def name_of(ours: str, interval: int) -> str:
     return f"ours, {backend} {precision}, interval {interval}"
 
 
-def names(ours: Sequence[str]) -> list[str]:
-    return [*PEERS, *(name_of(each, interval) for each in ours for interval in INTERVALS)]
-
-
 def load_all(
     setting: Setting, ours: Sequence[str], has_compile: bool
 ) -> tuple[dict[str, Paint], dict[str, str]]:

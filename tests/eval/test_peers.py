@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from eval import peers
 from eval.peers import figures, keep, table
 from eval.system_description import describe_system
 from eval.timing import Spread, take_turns
-from eval.variants import CACHED, EAGER, name_of, names
+from eval.variants import CACHED, EAGER, name_of
 
 OURS = ["torch:fp32"]
 OPTIONS = argparse.Namespace(rounds=3, price_per_hour=2.0, ours=OURS)
@@ -69,5 +68,5 @@ def test_a_report_is_kept_as_figures_table_and_plot(tmp_path: Path) -> None:
 
 def test_the_table_names_everyone() -> None:
     text = table(report())
-    assert EAGER in text and "1024" in text and asdict(Spread(1, 1, 1))
-    assert set(names(OURS)) >= {EAGER, CACHED, name_of(OURS[0], 2)}
+    for name in (EAGER, CACHED, name_of(OURS[0], 1), name_of(OURS[0], 2)):
+        assert name in text, name
