@@ -8,7 +8,7 @@ meet. It knows no engines and no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -96,12 +96,18 @@ def smoothed(mean: float | None, value: float) -> float:
 
 
 def project(
-    flights: Sequence[Flight], limits: Limits, costs: Costs, now: float
+    flights: Sequence[Flight],
+    limits: Limits,
+    costs: Costs,
+    now: float,
+    of: Collection[int] | None = None,
 ) -> dict[int, float]:
-    """When each image's picture will be ready if nothing else arrives. Held ones: never."""
+    """When each image's picture will be ready if nothing else arrives. Held ones: never. It looks
+    no further than the last of those `of` which it is asked; a long queue costs no more then."""
     states = {f.id: replace(f, deadline_s=math.inf) for f in flights}
     finish = {f.id: math.inf for f in flights}
-    while states:
+    asked = set(states if of is None else of)
+    while asked:
         plan = plan_tick(list(states.values()), limits, now)
         if not plan.groups:
             break
@@ -114,6 +120,7 @@ def project(
             states[id_] = states[id_].advanced()
             if states[id_].is_done:
                 finish[id_] = now + costs.decode_s
+                asked.discard(id_)
                 del states[id_]
     return finish
 

@@ -244,23 +244,24 @@ class InFlight:
     # -- state ------------------------------------------------------------------------------
 
     def _check_admission(self, flight: Flight) -> None:
-        waiting = sum(f.state is State.QUEUED for f in self._flights.values())
+        # Who is less urgent stands behind, and in nobody's way.
+        ahead = [f for f in self._flights.values() if f.priority <= flight.priority]
+        waiting = sum(f.state is State.QUEUED for f in ahead)
         now = self.clock()
-        has_promises = any(f.deadline_s < math.inf for f in (flight, *self._flights.values()))
-        if waiting < self.limits.queue and not has_promises:
-            return
-        after = project((*self.flights, flight), self.limits, self.costs, now)
         if waiting >= self.limits.queue:
-            first = min(after.values())
+            first = min(project(self.flights, self.limits, self.costs, now).values())
             raise Refused(f"the queue is full ({waiting} images wait)", max(first - now, 0.0))
-        late = after[flight.id] - flight.deadline_s
-        if late > 0:
+        timed = {f.id for f in (flight, *self._flights.values()) if f.deadline_s < math.inf}
+        if not timed:
+            return
+        after = project((*self.flights, flight), self.limits, self.costs, now, timed)
+        if after[flight.id] > flight.deadline_s:
             raise Refused(
                 f"ready in {after[flight.id] - now:.2f} s, "
                 f"the deadline is in {flight.deadline_s - now:.2f} s",
-                late,
+                after[flight.id] - flight.deadline_s,
             )
-        before = project(self.flights, self.limits, self.costs, now)
+        before = project(self.flights, self.limits, self.costs, now, timed)
         for other in self._flights.values():
             if before[other.id] <= other.deadline_s < after[other.id]:
                 raise Refused(

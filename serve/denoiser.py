@@ -10,7 +10,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sdxl.cost import Costs, project
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
-from sdxl.policy import Flight, Group, State
+from sdxl.policy import Flight, Group, Priority, State
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Denoiser:
 
     def foresee(self, newcomer: Flight) -> float:
         """When an image that came now would be ready, on the loop's clock."""
-        return self._project((*self.flights, newcomer))[newcomer.id]
+        return self._project((*self.flights, newcomer), [newcomer.id])[newcomer.id]
 
     def first_end_s(self) -> float:
         """When the first of those that run is done, and a place is free."""
@@ -102,11 +102,17 @@ class Denoiser:
     def waiting(self) -> int:
         return sum(f.state is State.QUEUED for f in self.flights)
 
-    def _project(self, flights: Sequence[Flight]) -> dict[int, float]:
+    def waiting_before(self, priority: Priority) -> int:
+        """Those that one of this priority would stand behind."""
+        return sum(f.state is State.QUEUED and f.priority <= priority for f in self.flights)
+
+    def _project(
+        self, flights: Sequence[Flight], of: Collection[int] | None = None
+    ) -> dict[int, float]:
         known = self.loop.costs
         # A copy: the loop learns new costs meanwhile.
         costs = Costs(dict(known.ticks), known.encode_s, known.decode_s)
-        return project(flights, self.loop.limits, costs, self.loop.clock())
+        return project(flights, self.loop.limits, costs, self.loop.clock(), of)
 
     def check(self) -> None:
         """Raise Unhealthy unless the loop has advanced lately and its engines work."""

@@ -6,6 +6,7 @@ HTTP server and makes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -69,9 +70,15 @@ class ImageRequest(BaseModel):
     deadline_s: Annotated[
         float | None, Field(gt=0, description="seconds; what cannot make it is refused at once")
     ] = None
-    priority: Literal["interactive", "batch"] | None = None
+    priority: Annotated[
+        Literal["interactive", "batch"] | None,
+        Field(description="batch: only in ticks that nothing interactive needs, without deadline"),
+    ] = None
     progress: Annotated[
         bool | None, Field(description="progress events while streaming: step, eta, queue")
+    ] = None
+    expand_prompt: Annotated[
+        bool | None, Field(description="let the language model say more; see revised_prompt")
     ] = None
 
     @property
@@ -193,6 +200,9 @@ def orders_of(
     except InvalidParams as error:
         raise of_params(error) from None
     previews = preview_steps(params.steps, request.partial_images or 0) if is_streamed else ()
+    if request.priority == "batch" and request.deadline_s is None:
+        # It waits for ticks that nobody else needs, however long: the usual deadline is not its.
+        deadline_s = math.inf
     return [
         Order(
             one,

@@ -6,9 +6,11 @@ threads of its own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from queue import PriorityQueue
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor
 from sdxl import images
 from sdxl.cost import Costs, smoothed
 from sdxl.pipeline import Pipeline
+from sdxl.policy import Priority
 from serve.job import Job
 from serve.orders import Done, Preview, Update
 from serve.side_stream import Mark, SideStream, mark
@@ -32,11 +35,16 @@ class Painter:
         self._stream = SideStream(pipeline.engines.device)
         channels = pipeline.engines.arch.latent_channels
         self._preview_map = images.load_preview_map(pipeline.checkpoint.folder, channels)
+        self._latents: PriorityQueue[tuple[tuple[Priority, int], Callable[[], None]]]
+        self._latents, self._arrivals = PriorityQueue(), itertools.count()
         self._decoder = ThreadPoolExecutor(1, "decode")
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
 
     def finish(self, job: Job, latents: Tensor) -> None:
-        self._decoder.submit(self._decode, job, latents, mark(self.pipeline.engines.device))
+        ready = mark(self.pipeline.engines.device)
+        place = job.order.priority, next(self._arrivals)
+        self._latents.put((place, partial(self._decode, job, latents, ready)))
+        self._decoder.submit(self._decode_next)
 
     def preview(self, job: Job, step: int, latents: Tensor) -> None:
         ready = mark(self.pipeline.engines.device)
@@ -61,6 +69,11 @@ class Painter:
             # It was begun before this one, so it needs no thread that this one holds.
             wait([before])
         job.tell(made)
+
+    def _decode_next(self) -> None:
+        """The most urgent; among those, the first that came."""
+        _, decode = self._latents.get_nowait()
+        decode()
 
     def _decode(self, job: Job, latents: Tensor, ready: Mark) -> None:
         if job.is_cancelled:

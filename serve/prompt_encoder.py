@@ -6,6 +6,7 @@ refused before the encoders run: under overload the refused must cost next to no
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import deque
@@ -19,12 +20,14 @@ from sdxl.cost import smoothed
 from sdxl.inflight import Refused
 from sdxl.params import InvalidParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
-from sdxl.policy import Flight, Shape
+from sdxl.policy import Flight, Priority, Shape
 from sdxl.specs import CHUNK
 from serve.denoiser import Denoiser
 from serve.job import Job
 from serve.side_stream import SideStream
 
+LOW_PRIORITY_BATCH = 4
+"""prompts of low priority that are encoded in one call"""
 BODY = CHUNK - 2
 """tokens of text in a chunk"""
 
@@ -41,6 +44,10 @@ class PromptEncoder:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def waiting_before(self, priority: Priority) -> int:
+        with self._lock:
+            return sum(job.order.priority <= priority for job in self._waiting)
 
     def submit(self, job: Job) -> None:
         with self._lock:
@@ -59,8 +66,9 @@ class PromptEncoder:
 
     def _encode_waiting(self) -> None:
         with self._lock:
-            count = min(len(self._waiting), ENCODE_BATCH)
-            taken = [self._waiting.popleft() for _ in range(count)]
+            taken = self._most_urgent()
+            for job in taken:
+                self._waiting.remove(job)
         jobs = [job for job in taken if not job.is_cancelled and self._admits(job)]
         if not jobs:
             return
@@ -72,6 +80,14 @@ class PromptEncoder:
             return
         for job, conditioning in zip(jobs, conditionings, strict=True):
             self._hand_over(job, conditioning)
+
+    def _most_urgent(self) -> list[Job]:
+        """Those of one class, in order of arrival. A few of low priority at a time: whoever comes
+        meanwhile waits for them."""
+        first = min((job.order.priority for job in self._waiting), default=Priority.INTERACTIVE)
+        most = ENCODE_BATCH if first is Priority.INTERACTIVE else LOW_PRIORITY_BATCH
+        urgent = (job for job in self._waiting if job.order.priority is first)
+        return list(itertools.islice(urgent, most))
 
     def _admits(self, job: Job) -> bool:
         try:

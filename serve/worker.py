@@ -209,7 +209,8 @@ class Worker:
         params = self.pipeline.resolve(order.params)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.model_id}, order.format)
         denoiser = threads.denoiser
-        waiting = threads.encoder.waiting + denoiser.waiting
+        priority = order.priority
+        waiting = threads.encoder.waiting_before(priority) + denoiser.waiting_before(priority)
         if waiting >= self.queue:
             free_in_s = denoiser.first_end_s() - self.pipeline.clock()
             raise Refused(f"the queue is full ({waiting} images wait)", max(free_in_s, 0.0))

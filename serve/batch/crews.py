@@ -18,6 +18,7 @@ from serve.batch.rows import Piece
 from serve.batch.shard_worker import Report, ShardWorker, Task
 from serve.orders import ModelCard
 
+LEAVE_S = 5.0
 Load = Callable[[], Renderer]
 """Run where the worker is."""
 
@@ -115,6 +116,7 @@ class ThreadMember:
     def dismiss(self) -> None:
         """A thread cannot be killed: one that hangs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LEAVE_S)
 
     async def _start(self) -> ModelCard:
         renderer = await asyncio.to_thread(self._load)
@@ -128,7 +130,7 @@ class ThreadMember:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         if self._worker is not None:
-            self._worker.close()
+            self._loop.run_until_complete(self._worker.close())
         self._loop.close()
 
 

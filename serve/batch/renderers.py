@@ -37,7 +37,7 @@ class Renderer(Protocol):
         """The share of its places that are taken."""
         ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class LocalRenderer:
@@ -73,7 +73,7 @@ class LocalRenderer:
     def occupancy(self) -> float:
         return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.worker.close()
 
 
@@ -133,8 +133,8 @@ class HttpRenderer:
     def occupancy(self) -> float:
         return self._asked / self.window
 
-    def close(self) -> None:
-        """Its connections end with the loop they belong to."""
+    async def close(self) -> None:
+        await self._http.aclose()
 
 
 def headers_of(key: str | None) -> dict[str, str]:

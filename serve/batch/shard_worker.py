@@ -116,8 +116,8 @@ class ShardWorker:
             self._broken,
         )
 
-    def close(self) -> None:
-        self.renderer.close()
+    async def close(self) -> None:
+        await self.renderer.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property

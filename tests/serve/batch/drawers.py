@@ -73,7 +73,7 @@ class Drawer:
     def occupancy(self) -> float:
         return min(self.busy / self.window, 1.0)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         pass
 
 

@@ -1,0 +1,138 @@
+"""A job through a running service: at low priority, behind nobody's back, and never refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sdxl.params import InvalidParams
+from sdxl.policy import Priority
+from serve.batch import command
+from serve.batch.running import run
+from serve.errors import Problem
+from serve.worker import Worker
+from tests.serve.batch.drawers import dead_letters, jsonl, order_of, pictures, prompts
+from tests.serve.servers import GENERATE, listening, post
+from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, updates_of
+
+QUICK = ("--steps", "4", "--shard-size", "8")
+
+
+def through(source: Path, out: Path, url: str) -> int:
+    return run(order_of(source, out, "--through", url, *QUICK))
+
+
+def test_a_job_goes_through_a_service_and_resumes(tmp_path: Path) -> None:
+    source, out = prompts(tmp_path, 20), tmp_path / "out"
+    with listening() as (url, _):
+        assert through(source, out, url) == 0
+        before = pictures(out)
+        sorted(out.glob("images/*/*.png"))[3].unlink()
+        assert through(source, out, url) == 0
+    assert len(before) == 20 and pictures(out) == before
+    assert command.main(["--verify", str(out)]) == 0
+
+
+def test_what_the_service_refuses_is_a_dead_letter_with_its_words(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, [{"prompt": "a"}, {"prompt": "b", "width": 100, "height": 64}])
+    with listening() as (url, _):
+        assert through(source, tmp_path / "out", url) == command.HAS_DEAD
+    (letter,) = dead_letters(tmp_path / "out")
+    assert "size: '100x64' is not allowed" in letter["error"]
+
+
+def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:
+    with listening(fake_pipeline(tick_s=0.002), queue=3) as (url, _):
+        assert through(prompts(tmp_path, 24), tmp_path / "out", url) == 0
+    assert len(pictures(tmp_path / "out")) == 24
+
+
+def test_a_service_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParams, match="through: 'http://127.0.0.1:9' is not allowed"):
+        through(prompts(tmp_path, 1), tmp_path / "out", "http://127.0.0.1:9")
+
+
+def test_low_priority_has_no_usual_deadline() -> None:
+    with running(fake_pipeline(tick_s=0.02)) as worker:
+        body = {"prompt": "a", "steps": 20, "seed": 1}
+        tight = post(worker, body, deadline_s=0.05)
+        patient = post(worker, {**body, "priority": "batch"}, deadline_s=0.05)
+    assert (tight.status_code, patient.status_code) == (429, 200)
+
+
+async def low(worker: Worker, count: int) -> list[asyncio.Task[object]]:
+    """So many of low priority that are with the worker."""
+    orders = [order(seed=i, steps=200, priority=Priority.BATCH) for i in range(count)]
+    tasks = [asyncio.create_task(updates_of(worker, asked)) for asked in orders]
+    while len(worker._started().denoiser.flights) < count:
+        await asyncio.sleep(0.01)
+    return tasks  # type: ignore[return-value]
+
+
+async def end(tasks: list[asyncio.Task[object]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_low_priority_takes_nobodys_place_in_the_queue() -> None:
+    async def scenario(worker: Worker) -> None:
+        tasks = await low(worker, 3)
+        with pytest.raises(Problem) as caught:
+            await picture_of(worker, order(priority=Priority.BATCH))
+        assert caught.value.status == 429
+        assert (await picture_of(worker, order(seed=9))).image
+        await end(tasks)
+
+    with running(fake_pipeline(tick_s=0.005, buckets=(2,)), queue=2) as worker:
+        asyncio.run(scenario(worker))
+
+
+def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
+    """Twenty of low priority are there first; the interactive one is out long before them."""
+
+    async def scenario(worker: Worker) -> tuple[float, float]:
+        async def ended(asked: object) -> float:
+            await picture_of(worker, asked)  # type: ignore[arg-type]
+            return time.perf_counter()
+
+        batch = [
+            asyncio.create_task(ended(order(seed=i, steps=2, priority=Priority.BATCH)))
+            for i in range(20)
+        ]
+        await asyncio.sleep(0)
+        urgent = await ended(order(seed=99, steps=2))
+        return urgent, sorted(await asyncio.gather(*batch))[10]
+
+    with running(fake_pipeline(tick_s=0.02, buckets=(2,))) as worker:
+        urgent, median = asyncio.run(scenario(worker))
+    assert urgent < median
+
+
+def test_an_interactive_picture_runs_while_low_ones_pause() -> None:
+    async def scenario(worker: Worker) -> None:
+        async with begun(worker, order(steps=500, priority=Priority.BATCH, wants_progress=True)):
+            assert (await picture_of(worker, order(seed=2, steps=4))).image
+
+    with running(fake_pipeline(tick_s=0.002, buckets=(2,))) as worker:
+        asyncio.run(scenario(worker))
+
+
+def test_with_keys_low_priority_needs_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from serve.keys import main as make_key
+
+    keys = tmp_path / "keys.txt"
+    assert make_key(["batch", "--file", str(keys)]) == 0
+    monkeypatch.setenv("OPENAI_API_KEY", capsys.readouterr().out.strip())
+    with listening(keys=str(keys)) as (url, _):
+        assert httpx.post(f"{url}{GENERATE}", json={"prompt": "a"}).status_code == 401
+        assert through(prompts(tmp_path, 2), tmp_path / "out", url) == 0
+        monkeypatch.delenv("OPENAI_API_KEY")
+        with pytest.raises(InvalidParams, match="through: .*key"):
+            through(prompts(tmp_path, 2), tmp_path / "other", url)
