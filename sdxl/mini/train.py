@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import CLIPTokenizer
 
 from sdxl.mini import topology
-from sdxl.mini.clip import train_scorer
+from sdxl.mini.clip import Student, train_scorer
 from sdxl.mini.export import Trained, export
 from sdxl.mini.fitting import Schedule, fit, load_fitted, load_latest, save_finished
 from sdxl.mini.scenes import SIDE, Scene, caption, draw, sample_group, sample_scene
@@ -30,14 +30,15 @@ from sdxl.mini.vocabulary import EOS, write_tokenizer
 CROP = 64
 EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
 OFFSET_NOISE = 0.25
+SKETCH_SHARE = 0.1  # of the sketch's error in the loss
 GROUP = 4
 STAGES = ("vae", "unet", "contrast", "scorer", "decoder", "export")
 
 
 _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
-_DECODER = Schedule(steps=1500, peak_rate=1e-3, seed=5)
+_DECODER = Schedule(steps=500, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
-_SCORER = Schedule(steps=1500, peak_rate=1e-3, seed=3)
+_SCORER = Schedule(steps=3000, peak_rate=1e-3, seed=3)
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ class Contrast:
     lowest: int  # timestep
     groups: int = 3_500
     seed: int = 7
+    is_blind: bool = False
 
 
 _CONTRASTS = (
     Contrast("groups", Schedule(steps=2000, peak_rate=8e-4, seed=6), 0.5, 400),
-    Contrast("places", Schedule(steps=6000, peak_rate=1e-3, seed=8), 1.0, 650, seed=9),
+    Contrast("places", Schedule(steps=3600, peak_rate=1e-3, seed=8), 1.0, 900, 3_500, 9, True),
 )
 
 
@@ -74,7 +76,7 @@ class Plan:
     decoder_batch: int = 6
     unet_batch: int = 32
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
-    scorer_groups: int = 32
+    scorer_groups: int = 16
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
@@ -214,6 +216,41 @@ def _encode(
     return Encoded(**parts)
 
 
+class Sketch(nn.Module):
+    """Reads a rough thumbnail off a caption's context; only the training has it.
+
+    SDXL's text encoders knew language before its UNet learned to paint. These ones learn beside
+    it, and from the noise's error alone they took very long to say which colour goes where.
+    """
+
+    SIDE, WIDTH, HEADS = 8, 64, 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(0.5 * torch.randn(1, self.SIDE**2, self.WIDTH))
+        self.norm = nn.LayerNorm(2 * topology.TEXT_WIDTH)
+        self.read = nn.MultiheadAttention(
+            self.WIDTH,
+            self.HEADS,
+            kdim=2 * topology.TEXT_WIDTH,
+            vdim=2 * topology.TEXT_WIDTH,
+            batch_first=True,
+        )
+        self.colour = nn.Sequential(
+            nn.LayerNorm(self.WIDTH),
+            nn.Linear(self.WIDTH, 4 * self.WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * self.WIDTH, 3),
+        )
+
+    def forward(self, context: Tensor) -> Tensor:
+        heard = self.norm(context)
+        places = self.places.expand(len(context), -1, -1)
+        read, _ = self.read(places, heard, heard, need_weights=False)
+        colours: Tensor = self.colour(places + read)
+        return colours.movedim(1, 2).unflatten(2, (self.SIDE, self.SIDE))
+
+
 class Painter(nn.Module):
     """The UNet and the text encoders that learn with it, wired as SDXL wires them."""
 
@@ -222,11 +259,13 @@ class Painter(nn.Module):
         self.unet = topology.new_unet()
         self.text_encoder = topology.new_text_encoder()
         self.text_encoder_2 = topology.new_text_encoder_2()
+        self.sketch = Sketch()
 
     def forward(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor, kept: Tensor
-    ) -> Tensor:
-        """`kept` is 1 where the caption is heard, 0 where context and pooled are zeroed."""
+    ) -> tuple[Tensor, Tensor]:
+        """The noise and a sketch. `kept` is 1 where the caption is heard, 0 where context and
+        pooled are zeroed."""
         first = self.text_encoder(tokens, output_hidden_states=True)
         second = self.text_encoder_2(tokens_2, output_hidden_states=True)
         context = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
@@ -238,7 +277,7 @@ class Painter(nn.Module):
         predicted: Tensor = self.unet(
             noisy, timestep, context * kept[:, None, None], added_cond_kwargs=added
         ).sample
-        return predicted
+        return predicted, self.sketch(context)
 
 
 def noise_weights(alphas: Tensor, limit: float) -> Tensor:
@@ -267,8 +306,13 @@ class Lesson:
         lowest: int,
         limit: float,
         rng: np.random.Generator,
+        is_blind: bool = False,
     ) -> Tensor:
-        """Rows of one group share timestep and noise; the offset keeps backgrounds to captions."""
+        """Rows of one group share timestep and noise; the offset keeps backgrounds to captions.
+
+        Blind rows see noise alone, as the first step of a sampler does, and are asked for the
+        noise that would leave their picture: whatever they know of it, the caption said.
+        """
         draws = torch.from_numpy(rng.random(len(rows) // group)).repeat_interleave(group)
         kept = (draws >= EMPTY_ZEROED).float().to(self.device)
         is_blank = ((draws >= EMPTY_ZEROED) & (draws < EMPTY_ZEROED + EMPTY_ENCODED))[:, None]
@@ -276,15 +320,23 @@ class Lesson:
         tokens_2 = torch.where(is_blank, self.empty_2, data.tokens_2[rows]).to(self.device)
         latents = data.latents[rows].float().to(self.device) * self.scale
         first = latents[::group]
-        noise = torch.randn_like(first) + OFFSET_NOISE * torch.randn_like(first[:, :, :1, :1])
+        offset = 0.0 if is_blind else OFFSET_NOISE
+        noise = torch.randn_like(first) + offset * torch.randn_like(first[:, :, :1, :1])
         noise = noise.repeat_interleave(group, dim=0)
         timestep = torch.randint(lowest, len(self.alphas), (len(first),), device=self.device)
         timestep = timestep.repeat_interleave(group)
         alpha = self.alphas[timestep].view(-1, 1, 1, 1)
-        noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
-        predicted = self.painter(noisy, timestep, tokens, tokens_2, kept)
+        if is_blind:
+            noisy, noise = noise, (noise - alpha.sqrt() * latents) / (1 - alpha).sqrt()
+        else:
+            noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        predicted, sketched = self.painter(noisy, timestep, tokens, tokens_2, kept)
         error = (predicted - noise).square().mean((1, 2, 3))
-        return (error * noise_weights(self.alphas, limit)[timestep]).mean()
+        thumbnails = data.thumbnails[rows].float().to(self.device)
+        rough = F.adaptive_avg_pool2d(thumbnails, Sketch.SIDE)
+        return (error * noise_weights(self.alphas, limit)[timestep]).mean() + (
+            SKETCH_SHARE * (sketched - rough).square().mean()
+        )
 
 
 def train_unet(plan: Plan, work: Path, device: str) -> None:
@@ -326,9 +378,14 @@ def _train_contrast(
         if step % 2 == 1:
             rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
             return lesson.loss(data, rows, 1, 0, 12, rng)
+        if contrast.is_blind and step % 4 == 2:
+            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+            return lesson.loss(data, rows, 1, contrast.lowest, 60, rng, is_blind=True)
         heads = GROUP * rng.integers(0, contrast.groups, plan.unet_batch // GROUP)
         rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
-        return lesson.loss(groups, rows, GROUP, contrast.lowest, 60, rng)
+        return lesson.loss(
+            groups, rows, GROUP, contrast.lowest, 60, rng, is_blind=contrast.is_blind
+        )
 
     fit(painter, loss_of, contrast.schedule, work / f"{contrast.name}.pt")
 
@@ -350,14 +407,19 @@ def fit_preview(data: Encoded) -> dict[str, object]:
 
 def export_all(plan: Plan, work: Path, out: Path, device: str) -> None:
     """Write whatever is trained so far; what is not yet is written as it was born."""
-    vae, painter, scorer = load_vae(work), Painter(), topology.new_scorer()
+    vae, painter, student = load_vae(work), Painter(), Student()
     for name in ("unet", *(contrast.name for contrast in plan.contrasts)):
         load_fitted(painter, work / f"{name}.pt")
-    load_fitted(scorer, work / "scorer.pt")
+    load_fitted(student, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
     vae.register_to_config(scaling_factor=round(data.scale, 6))
     trained = Trained(
-        vae, painter.unet, painter.text_encoder, painter.text_encoder_2, scorer, fit_preview(data)
+        vae,
+        painter.unet,
+        painter.text_encoder,
+        painter.text_encoder_2,
+        student.clip,
+        fit_preview(data),
     )
     export(trained, out)
 
