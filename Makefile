@@ -47,7 +47,7 @@ load: $(INSTALLED) ## the service under load: overhead, throughput, latency, ove
 	$(PYTHON_OF_VENV) -m eval.load
 
 screenshots: $(INSTALLED) ## the web page's pictures in docs/ again, from its tests; needs Chromium
-	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest tests/serve/test_web_page.py -k how_it_looks
+	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest tests/serve/test_web_page.py -k "how_it_looks or side_by_side"
 
 mini-onnx: $(INSTALLED) ## export the embedded model's graphs again, after its weights changed
 	$(PYTHON_OF_VENV) -m onnx_export.shipped

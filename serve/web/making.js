@@ -80,9 +80,10 @@ function fail(error, tiles, again) {
   if (error.status === 0 || error.status === 503) lose(error);
 }
 
+/** One tile says it by itself. */
 function outlook(tiles) {
   const seconds = secondsLeft(tiles);
-  return seconds === null ? "Asking…" : `${secondsWords(seconds)} left`;
+  return tiles.length === 1 || seconds === null ? "" : `all done in ${secondsWords(seconds)}`;
 }
 
 function showBusy(isBusy) {

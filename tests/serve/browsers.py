@@ -78,6 +78,7 @@ class Visit:
 
     page: Page
     origin: str
+    view: View
     asked: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     expected: tuple[str, ...] = ()
@@ -88,12 +89,15 @@ class Visit:
         if prompt:
             self.page.fill("#prompt", prompt)
         if settings:
-            self.page.evaluate("document.querySelector('#more').open = true")
+            self.open_settings()
         for name, value in settings.items():
             self.set(name, value)
         if prompt:
             self.page.locator(f"[name=n][value='{pictures}']").check()
         self.page.click("#generate")
+
+    def open_settings(self) -> None:
+        self.page.evaluate("document.querySelector('#more').open = true")
 
     def set(self, name: str, value: str) -> None:
         control = self.page.locator(f"[name={name}]")
@@ -146,7 +150,7 @@ def visit(browser: Browser, origin: str, view: View, path: str = "/") -> Iterato
     context = browser.new_context(**view.context, accept_downloads=True)
     context.set_default_timeout(WAIT_MS)
     page = context.new_page()
-    found = Visit(page, origin)
+    found = Visit(page, origin, view)
     context.on("request", lambda request: found.asked.append(request.url))
     context.on("weberror", lambda error: found.complaints.append(str(error.error)))
     page.on(
