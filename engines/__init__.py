@@ -19,6 +19,7 @@ def load(
     device: str | None = None,
     precision: str | None = None,
     is_deterministic: bool = False,
+    torch_options: str = "",
 ) -> Pipeline:
     """A pipeline on the backend asked for, or on the best one this machine has for the model;
     its engines' description says which it is and, under `passed_over`, why not a faster one."""
@@ -30,5 +31,5 @@ def load(
     if backend not in BACKENDS:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
-    engines = choose_engines(Wish(model, checkpoint, device, precision), backend)
+    engines = choose_engines(Wish(model, checkpoint, device, precision, torch_options), backend)
     return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)

@@ -17,6 +17,7 @@ from engines.export_folder import FILE, ExportError, ExportFolder
 from engines.flavours import FLAVOURS, BackendMissing, Flavour
 from engines.gpus import local_target
 from engines.places import export_place, plans_root
+from engines.torch_options import TorchOptions
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import OutputError
@@ -35,6 +36,8 @@ class Wish:
     checkpoint: Checkpoint
     device: str | None = None
     precision: str | None = None
+    torch_options: str = ""
+    """for PyTorch alone; see torch_options.py"""
 
     @property
     def is_for_cpu(self) -> bool:
@@ -118,6 +121,12 @@ def find_export(wish: Wish) -> ExportFolder:
 
 
 def _torch(wish: Wish) -> Engines:
-    from engines.torch_engine import load_torch
+    from engines.torch_engine import EIGHT_BIT, load_torch
 
-    return load_torch(wish.checkpoint, device=wish.device, precision=wish.precision)
+    return load_torch(
+        wish.checkpoint,
+        device=wish.device,
+        precision=wish.precision,
+        options=TorchOptions.parse(wish.torch_options) if wish.torch_options else None,
+        numbers=find_export(wish).numbers if wish.precision in EIGHT_BIT else None,
+    )

@@ -12,6 +12,8 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._capturing = torch.cuda.Stream(device)
+        # Graphs replay one after the other and leave nothing in it: they share their memory.
+        self._pool = torch.cuda.graph_pool_handle()
 
     def stream(self) -> int:
         """The handle of PyTorch's current stream."""
@@ -34,7 +36,7 @@ class CudaDevice:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._capturing):
             # thread_local: the other threads may go on allocating meanwhile.
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 enqueue(self.capturing_stream)
             finally:

@@ -24,6 +24,12 @@ FORMAT = 1
 FILE = "export.json"
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
 
+WEIGHT, SCALE = ".weight", ".weight_scale"
+INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
+"""What a quantised layer has in the file of changed tensors, under its name. `weight_scale`: one
+number for each output channel; `input_scale`: one number; `input_smoothing`: one for each input
+channel, where SmoothQuant moved part of the input's range into the weight."""
+
 
 class ExportError(RuntimeError):
     """An export that cannot be used: which folder, what was found, what is needed."""
@@ -120,6 +126,13 @@ class ExportFolder:
     def specs(self) -> dict[str, ModelSpec]:
         return {name: graph.spec for name, graph in self.graphs.items()}
 
+    @property
+    def numbers(self) -> Path:
+        """The file of the UNet's 8-bit weights and scales."""
+        if (name := changed_file("unet")) not in self.data:
+            raise ExportError(f"{self.folder}: no {name} there; needed an int8 or fp8 export")
+        return self._listing.file(name)
+
     def graph_bytes(self, name: str) -> bytes:
         """The graph itself, proven to be the one that was exported."""
         graph = self.graphs[name]
@@ -136,6 +149,11 @@ class ExportFolder:
     @property
     def _listing(self) -> Listing:
         return Listing(self.folder / FILE, ExportError, "export again")
+
+
+def changed_file(part: str) -> str:
+    """The file beside the graphs with the tensors that the checkpoint's files do not hold so."""
+    return f"{part}.changed.safetensors"
 
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from engines.profiles import Profile, choose
+from engines.recordings import Device, Recording
 from sdxl.engine import check_inputs
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
@@ -27,17 +28,6 @@ Key = tuple[tuple[int, ...], ...]
 
 class TensorRTError(RuntimeError):
     """A plan that cannot be loaded or run: which, and what was asked of it."""
-
-
-class Device(Protocol):
-    """See cuda_device.py."""
-
-    @property
-    def capturing_stream(self) -> int: ...
-    def stream(self) -> int: ...
-    def allocate(self, size: int) -> Tensor: ...
-    def synchronize(self) -> None: ...
-    def capture(self, enqueue: Callable[[int], None]) -> Callable[[], None]: ...
 
 
 class Scratch:
@@ -68,9 +58,7 @@ class Lane:
     """A context set up for one set of shapes, and the graph captured from it."""
 
     context: Any
-    is_warm: bool = False
-    """ran once: what the library prepares on first use is not captured with the rest"""
-    replay: Callable[[], None] | None = None
+    recording: Recording
     captured_on: int = 0
     """the address of the working memory that the graph uses"""
 
@@ -102,15 +90,13 @@ class TensorRTEngine:
         tensors = [self._own(t, inputs) for t in self.spec.inputs]
         tensors += [self._own(t, outputs) for t in self.spec.outputs]
         lane = self._lane(tensors)
-        if lane.replay is not None and lane.captured_on == self._scratch.address:
-            lane.replay()
-        elif self._captures and lane.is_warm and self._is_capturable(lane):
-            lane.replay = self._device.capture(lambda stream: self._enqueue(lane, tensors, stream))
-            lane.captured_on = self._scratch.address
-            lane.replay()
-        else:
-            self._enqueue(lane, tensors, self._device.stream())
-            lane.is_warm = True
+        if lane.captured_on != self._scratch.address:
+            lane.recording.replay, lane.captured_on = None, self._scratch.address
+        lane.recording.run(
+            lambda stream: self._enqueue(lane, tensors, stream),
+            self._device,
+            lambda: self._captures and self._is_capturable(lane),
+        )
 
     def _own(self, spec: TensorSpec, tensors: Mapping[str, Tensor]) -> Tensor:
         found = tensors[spec.name]
@@ -156,7 +142,7 @@ class TensorRTEngine:
                     f"needed {needed}"
                 )
         self._scratch.reserve(int(context.update_device_memory_size_for_shapes()))
-        return Lane(context)
+        return Lane(context, Recording())
 
     def _enqueue(self, lane: Lane, tensors: Sequence[Tensor], stream: int) -> None:
         lane.context.set_device_memory(self._scratch.address, self._scratch.size)

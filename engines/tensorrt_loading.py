@@ -12,7 +12,8 @@ from engines.engine_folder import EngineError, EngineFolder
 from engines.flavours import Flavour
 from engines.gpus import cuda_fence
 from engines.profiles import buckets, latent_sides
-from engines.tensorrt_engine import Device, Scratch, TensorRTEngine
+from engines.recordings import Device
+from engines.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
 
 TURNS = {

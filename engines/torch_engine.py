@@ -1,22 +1,30 @@
-"""PyTorch behind the Engine contract: the reference on a CPU, and what a GPU falls back to."""
+"""PyTorch behind the Engine contract: the reference on a CPU, and a full-speed backend on a GPU,
+in 8 bits too, from the numbers of an export.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engines.cuda_device import CudaDevice
+from engines.eight_bit import quantise
 from engines.gpus import cuda_fence
-from sdxl.checkpoint import Checkpoint
+from engines.recordings import Ticks
+from engines.torch_options import PLAIN, TorchOptions
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.params import InvalidParams
 from sdxl.specs import Cut, ModelSpec, network_specs
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-VAE_PRECISION = {"fp32": "float32", "fp16": "float32", "bf16": "bfloat16"}
-"""SDXL's VAE overflows in half precision and would give black images."""
+EIGHT_BIT = ("int8", "fp8")
+"""Halves where the recipe keeps them; a CPU, which has no 8-bit products, computes in float32."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +46,33 @@ def load_torch(
     device: str | None = None,
     precision: str | None = None,
     cut: Cut = "reference",
+    options: TorchOptions | None = None,
+    numbers: Path | None = None,
 ) -> Engines:
+    """`numbers` is an export's file of 8-bit weights and scales, for the 8-bit precisions."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    precision = precision or ("fp16" if chosen.type == "cuda" else "fp32")
-    if precision not in PRECISIONS:
-        raise InvalidParams("precision", precision, f"needed one of {', '.join(PRECISIONS)}")
-    specs = network_specs(checkpoint.arch, PRECISIONS[precision], cut)
-    vae = network_specs(checkpoint.arch, VAE_PRECISION[precision], cut)["vae_decoder"]
-    specs["vae_decoder"] = vae
-    engines: dict[str, Engine] = {
-        name: TorchEngine(specs[name], _place(module, specs[name], chosen))
-        for name, module in checkpoint.networks(cut).items()
-    }
     is_cuda = chosen.type == "cuda"
+    precision = precision or ("fp16" if is_cuda else "fp32")
+    options = options or (TorchOptions() if is_cuda else PLAIN)
+    _check(precision, numbers)
+    specs = _specs(checkpoint, precision, is_cuda, cut)
+    engines: dict[str, Engine] = {}
+    for part in NETWORK_FOLDERS:
+        module: Any = checkpoint.part(part)
+        if part == "unet":
+            dtype = getattr(torch, specs["unet_deep"].outputs[0].dtype)
+            # Not the module's own `to`, which warns of what other models need.
+            module = _unet(nn.Module.to(module, chosen, dtype), options, numbers)
+        for name, network in networks_of(part, module, cut).items():
+            placed = network if part == "unet" else _place(network, specs[name], chosen)
+            is_compiled = options.compile and part == "unet"
+            runs: Any = torch.compile(placed) if is_compiled else placed
+            engines[name] = TorchEngine(specs[name], runs)
+    if is_cuda:
+        torch.backends.cudnn.benchmark = True
+    said = {"backend": "torch", "precision": precision, "device": str(chosen)}
+    if options != PLAIN:
+        said["options"] = str(options)
     return Engines(
         checkpoint.arch,
         engines,
@@ -58,8 +80,38 @@ def load_torch(
         cut=cut,
         fence=cuda_fence if is_cuda else Engines.fence,
         depth=1 if is_cuda else 0,
-        description={"backend": "torch", "precision": precision, "device": str(chosen)},
+        repeat=Ticks(CudaDevice(chosen)) if is_cuda and options.graphs else Engines.repeat,
+        description=said,
     )
+
+
+def _check(precision: str, numbers: Path | None) -> None:
+    allowed = (*PRECISIONS, *EIGHT_BIT)
+    if precision not in allowed:
+        raise InvalidParams("precision", precision, f"needed one of {', '.join(allowed)}")
+    if (precision in EIGHT_BIT) != (numbers is not None):
+        needed = f"needed with, and only with, {' and '.join(EIGHT_BIT)}: an export's numbers"
+        raise InvalidParams("numbers", None if numbers is None else str(numbers), needed)
+
+
+def _specs(checkpoint: Checkpoint, precision: str, is_cuda: bool, cut: Cut) -> dict[str, ModelSpec]:
+    """SDXL's VAE overflows in halves and would give black images: bfloat16 has the range."""
+    dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
+    decoded = dtype if dtype != "float16" else "bfloat16" if is_cuda else "float32"
+    specs = network_specs(checkpoint.arch, dtype, cut)
+    return {**specs, "vae_decoder": network_specs(checkpoint.arch, decoded, cut)["vae_decoder"]}
+
+
+def _unet(unet: nn.Module, options: TorchOptions, numbers: Path | None) -> nn.Module:
+    # Before the 8-bit layers come: a change of type would change theirs.
+    unet = unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if numbers is not None:
+        quantise(unet, numbers)
+    if options.rearranged:
+        from engines.fast_unet import rearrange
+
+        rearrange(unet, None if options.attention == "auto" else options.attention)
+    return unet
 
 
 def _place(module: nn.Module, spec: ModelSpec, device: torch.device) -> nn.Module:

@@ -17,13 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from onnx_export.stored import Stored
-
-WEIGHT, SCALE = ".weight", ".weight_scale"
-INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
-"""What a quantised layer has in the file of changed tensors, under its name. `weight_scale`: one
-number for each output channel; `input_scale`: one number; `input_smoothing`: one for each input
-channel, where SmoothQuant moved part of the input's range into the weight."""
 
 
 def bind(model: ir.Model, keys: Mapping[str, str], places: Mapping[str, Stored]) -> None:

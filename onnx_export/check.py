@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engines.export_folder import ExportFolder
+from engines.export_folder import ExportFolder, changed_file
 from engines.onnxruntime_engine import load_onnxruntime
 from onnx_export.coverage import half_coverage
-from onnx_export.exporter import Say, changed_file, load_parts
+from onnx_export.exporter import Say, load_parts
 from onnx_export.order import Order
 from onnx_export.pictures import Subject, clip_score, paint, psnr, subject_of
 from onnx_export.recipes import RECIPES

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from engines.digests import sha256_of
-from engines.export_folder import FILE, DataFile, ExportError, ExportFolder, Graph
+from engines.export_folder import FILE, DataFile, ExportError, ExportFolder, Graph, changed_file
 from engines.publishing import link_or_copy, locked, publish
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
@@ -210,11 +210,6 @@ class _Builder:
         }
         data = tuple(sorted(map(str, files)))
         self.graphs[spec.name] = Graph(path.name, sha256_of(path), data, spec)
-
-
-def changed_file(part: str) -> str:
-    """The file beside the graphs with the tensors that the checkpoint's files do not hold so."""
-    return f"{part}.changed.safetensors"
 
 
 def checkpoint_files(checkpoint: Checkpoint, part: str) -> dict[str, Path]:

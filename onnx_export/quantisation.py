@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onnx_export.binding import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.recipes import Recipe, Rule, matching
 
@@ -110,22 +110,35 @@ def _entries(recipe: Recipe, rules: Mapping[str, Rule]) -> list[dict[str, Any]]:
     return entries
 
 
-@torch.no_grad()
 def _tensors(name: str, layer: Any, recipe: Recipe, dtype: torch.dtype) -> dict[str, Tensor]:
+    factors = layer.input_quantizer.pre_quant_scale
+    maxima = layer.weight_quantizer.amax, layer.input_quantizer.amax
+    tensors = stored_numbers(name, layer.weight, *maxima, recipe, dtype)
+    if factors is not None:
+        tensors[name + SMOOTHING] = factors.flatten().to(dtype)
+    return tensors
+
+
+@torch.no_grad()
+def stored_numbers(
+    name: str,
+    weight: Tensor,
+    per_channel: Tensor,
+    of_input: Tensor,
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """A layer's 8-bit weight and scales, from the absolute maxima of the weight's output channels
+    and of the input."""
     largest = LARGEST[recipe.number]
-    weight = layer.weight.float()
-    scale = _rounded(layer.weight_quantizer.amax.float().flatten() / largest, dtype)
-    steps = weight / scale.float().view(-1, *[1] * (weight.dim() - 1))
+    scale = _rounded(per_channel.float().flatten() / largest, dtype)
+    steps = weight.float() / scale.float().view(-1, *[1] * (weight.dim() - 1))
     if recipe.number == "int8":
         stored = steps.round().clamp(-largest, largest).to(torch.int8)
     else:
         stored = steps.clamp(-largest, largest).to(torch.float8_e4m3fn)
-    input_scale = _rounded(layer.input_quantizer.amax.float().reshape(()) / largest, dtype)
-    tensors = {name + WEIGHT: stored, name + SCALE: scale, name + INPUT_SCALE: input_scale}
-    factors = layer.input_quantizer.pre_quant_scale
-    if factors is not None:
-        tensors[name + SMOOTHING] = factors.flatten().to(dtype)
-    return tensors
+    input_scale = _rounded(of_input.float().reshape(()) / largest, dtype)
+    return {name + WEIGHT: stored, name + SCALE: scale, name + INPUT_SCALE: input_scale}
 
 
 def _rounded(scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,8 @@
 """A checkpoint of Stable Diffusion XL's shape with random weights, for measuring what size costs:
 `python -m onnx_export.random_weights FOLDER`.
 
-The same configurations give the same bytes. Tensors are drawn and written one at a time, so that
-memory stays small. It knows nothing of exports.
+The same configurations give the same bytes on the same kind of device. Tensors are drawn and
+written one at a time, so that memory stays small. It knows nothing of exports.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ SHARED_WITH_MINI = ("scheduler", "tokenizer", "tokenizer_2")
 END_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0) -> None:
-    """In diffusers layout, whole or not at all. Scheduler and tokenizers are the mini's."""
+def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "cpu") -> None:
+    """In diffusers layout, whole or not at all. Scheduler and tokenizers are the mini's. A GPU as
+    `device` draws the full size in seconds."""
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:
@@ -91,7 +92,7 @@ def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0) -> None:
             whole = {**config, **_end_tokens(part)}
             (making / part / "config.json").write_text(json.dumps(whole, indent=1))
             path = making / part / f"{WEIGHT_NAMES[part]}.safetensors"
-            _write_weights(_empty_module(part, whole), path)
+            _write_weights(_empty_module(part, whole), path, device)
         making.rename(folder)
     except OSError as error:
         raise OutputError(folder, error) from error
@@ -121,7 +122,7 @@ def _empty_module(part: str, config: Mapping[str, Any]) -> nn.Module:
         return module
 
 
-def _write_weights(module: nn.Module, path: Path) -> None:
+def _write_weights(module: nn.Module, path: Path, device: str) -> None:
     """A safetensors file of halves."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parameters = dict(sorted(module.named_parameters()))
@@ -135,16 +136,16 @@ def _write_weights(module: nn.Module, path: Path) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, parameter in parameters.items():
-            file.write(_draw(name, tuple(parameter.shape)).numpy().tobytes())
+            file.write(_draw(name, tuple(parameter.shape), device).cpu().numpy().tobytes())
 
 
-def _draw(name: str, shape: tuple[int, ...]) -> Tensor:
+def _draw(name: str, shape: tuple[int, ...], device: str) -> Tensor:
     """Activations keep their size: weights by their fan-in, norms 1, biases 0."""
     if len(shape) < 2:
         return torch.full(shape, 1.0 if name.endswith("weight") else 0.0, dtype=torch.float16)
     bound = math.sqrt(3 / math.prod(shape[1:]))
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator).half()
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator).half()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.torch_engine import TorchEngine
-from onnx_export.binding import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from sdxl.checkpoint import Checkpoint, networks_of
 from sdxl.engine import Engine, Engines
 from sdxl.specs import Cut, network_specs

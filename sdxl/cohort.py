@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,6 +46,27 @@ class Buffers:
     by_name: dict[str, Tensor]
     latents: Tensor
     estimate: Tensor
+    coefficients: Tensor
+    """of this tick's step, a row an image"""
+    noise: Tensor
+    """fresh, for the schedulers that ask for it"""
+    guidance: Tensor
+    image_of_row: Tensor
+    negative_row: Tensor
+    """of an image; its positive one where it has none"""
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """What tells these buffers from others: a recording made on them holds for no others."""
+        own = (t for t in vars(self).values() if isinstance(t, Tensor))
+        return tuple(t.data_ptr() for t in (*self.by_name.values(), *own))
+
+    def fill(self, name: str, values: Tensor) -> None:
+        """The first rows of one of these tensors, without waiting for the device."""
+        target: Tensor = getattr(self, name)
+        if target.is_cuda and not values.is_cuda:
+            values = values.pin_memory()
+        target[: len(values)].copy_(values, non_blocking=True)
 
 
 @dataclass
@@ -54,21 +76,18 @@ class Cohort:
 
     buffers: Buffers
     guided: tuple[bool, ...]
-    guidance: Tensor
     members: int = 0
-    image_of_row: Tensor = field(init=False)
-    negative_row: Tensor = field(init=False)
     rows: list[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        count, device = len(self.guided), self.guidance.device
+        count = len(self.guided)
         negatives = [i for i, is_guided in enumerate(self.guided) if is_guided]
         used = [*range(count), *negatives]
         padding = [0] * (self.bucket - len(used))
         row_of = {image: count + n for n, image in enumerate(negatives)}
         self.rows = [(i, row_of[i]) if i in row_of else (i,) for i in range(count)]
-        self.image_of_row = torch.tensor(used + padding, device=device)
-        self.negative_row = torch.tensor([rows[-1] for rows in self.rows], device=device)
+        self.buffers.fill("image_of_row", torch.tensor(used + padding))
+        self.buffers.fill("negative_row", torch.tensor([rows[-1] for rows in self.rows]))
 
     @property
     def bucket(self) -> int:
@@ -82,6 +101,10 @@ class Cohort:
     def estimate(self) -> Tensor:
         return self.buffers.estimate[: len(self.guided)]
 
+    @property
+    def guidance(self) -> Tensor:
+        return self.buffers.guidance[: len(self.guided)]
+
     def holds(self, places: Sequence[Place | None], bucket: int) -> bool:
         """Whether exactly these images, in this order, are this cohort, and it can run."""
         return (
@@ -92,18 +115,13 @@ class Cohort:
             )
         )
 
-    def upload(self, values: Tensor) -> Tensor:
-        """To the device, without waiting for it."""
-        if self.guidance.device.type == "cuda":
-            values = values.pin_memory()
-        return values.to(self.guidance.device, non_blocking=True)
-
-    def prepare(self, coefficients: Tensor) -> None:
+    def prepare(self) -> None:
         """Fill the UNet's per-step inputs: the scaled sample and each row's own timestep."""
+        coefficients = self.buffers.coefficients[: len(self.guided)]
         scale, time = coefficients[:, SCALE, None, None, None], coefficients[:, TIMESTEP]
-        named = self.buffers.by_name
-        named["sample"].copy_((self.latents * scale)[self.image_of_row])
-        named["timestep"].copy_(time[self.image_of_row])
+        named, image_of_row = self.buffers.by_name, self.buffers.image_of_row
+        named["sample"].copy_((self.latents * scale)[image_of_row])
+        named["timestep"].copy_(time[image_of_row])
 
     def inputs(self, spec: ModelSpec) -> dict[str, Tensor]:
         return {t.name: self.buffers.by_name[t.name] for t in spec.inputs}
@@ -111,13 +129,18 @@ class Cohort:
     def outputs(self, spec: ModelSpec) -> dict[str, Tensor]:
         return {t.name: self.buffers.by_name[t.name] for t in spec.outputs}
 
-    def advance(self, coefficients: Tensor, fresh_noise: Tensor | None) -> None:
+    def advance(self, *, is_noisy: bool) -> None:
         """Guide the noise prediction and take one scheduler step, in float32."""
-        predicted = self.buffers.by_name["noise"].float()
-        positive, negative = predicted[: len(self.guided)], predicted[self.negative_row]
+        count, buffers = len(self.guided), self.buffers
+        predicted = buffers.by_name["noise"].float()
+        positive, negative = predicted[:count], predicted[buffers.negative_row[:count]]
         guided = negative + self.guidance * (positive - negative)
         latents, estimate = schedulers.step(
-            self.latents, guided, self.estimate, fresh_noise, coefficients
+            self.latents,
+            guided,
+            self.estimate,
+            buffers.noise[:count] if is_noisy else None,
+            buffers.coefficients[:count],
         )
         self.latents.copy_(latents)
         self.estimate.copy_(estimate)
@@ -141,12 +164,8 @@ class BufferPool:
     ) -> Place:
         """A cohort of one image at its first step."""
         rows = int(conditioning.context.shape[0])
-        device = self._engines.device
-        cohort = Cohort(
-            self._buffers(shape, rows, with_cache=False),
-            (rows == 2,),
-            torch.tensor([guidance], dtype=torch.float32, device=device).view(1, 1, 1, 1),
-        )
+        cohort = Cohort(self._buffers(shape, rows, with_cache=False), (rows == 2,))
+        cohort.buffers.fill("guidance", torch.full((1, 1, 1, 1), guidance))
         cohort.latents.copy_(start[None])
         cohort.estimate.zero_()
         for name in CONDITIONS:
@@ -166,9 +185,9 @@ class BufferPool:
         cohort = Cohort(
             self._buffers(first.key[0], bucket, runs or reads_cache),
             tuple(p.cohort.guided[p.index] for p in places),
-            torch.cat([p.cohort.guidance[p.index : p.index + 1] for p in places]),
             members=len(places),
         )
+        torch.stack([p.cohort.guidance[p.index] for p in places], out=cohort.guidance)
         torch.stack([p.cohort.latents[p.index] for p in places], out=cohort.latents)
         torch.stack([p.cohort.estimate[p.index] for p in places], out=cohort.estimate)
         sources = [(p.cohort.buffers, p.cohort.rows[p.index]) for p in places]
@@ -198,5 +217,8 @@ class BufferPool:
             if with_cache or name not in self._cache_names
         }
         dims = (bucket, *named["sample"].shape[1:])
-        latents, estimate = (torch.empty(dims, device=device) for _ in range(2))
-        return Buffers(key, named, latents, estimate)
+        latents, estimate, noise = (torch.empty(dims, device=device) for _ in range(3))
+        coefficients = torch.empty(bucket, len(schedulers.COLUMNS), device=device)
+        guidance = torch.empty(bucket, 1, 1, 1, device=device)
+        rows = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(2))
+        return Buffers(key, named, latents, estimate, coefficients, noise, guidance, *rows)

@@ -15,7 +15,7 @@ The sampler does not know whether TensorRT, ONNX Runtime or PyTorch is behind on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,6 +46,9 @@ class Engines:
     """Marks what was enqueued so far; calling the result waits until it is computed."""
     depth: int = 0
     """Calls that may be on their way while the host prepares the next: 0 where calls block."""
+    repeat: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
+    """Runs a tick's work on tensors that come again; the key says which. A GPU may record it, and
+    replay the recording."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and the largest side that the engines were built for; None: any."""
     description: Mapping[str, Any] = field(default_factory=dict)

@@ -218,12 +218,19 @@ class InFlight:
 
     def _step(self, group: Group, cohort: Cohort) -> None:
         rows = [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids]
-        coefficients = cohort.upload(torch.from_numpy(np.stack(rows)).float())
+        cohort.buffers.fill("coefficients", torch.from_numpy(np.stack(rows)).float())
         noise = self._draw(group.ids, cohort, rows)
+        if noise is not None:
+            cohort.buffers.fill("noise", noise)
         engine = self.engines[group.network]
-        cohort.prepare(coefficients)
-        engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
-        cohort.advance(coefficients, noise)
+
+        def work() -> None:
+            cohort.prepare()
+            engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
+            cohort.advance(is_noisy=noise is not None)
+
+        key = group.network, len(group.ids), noise is not None, cohort.buffers.addresses
+        self.engines.repeat(key, work)
 
     def _settle(self, depth: int, events: list[Event]) -> None:
         """Wait for launched calls beyond `depth`, learn their cost, hand out what is done."""
@@ -341,4 +348,4 @@ class InFlight:
             self._images[id_].noise.next() if noisy else zero
             for id_, noisy in zip(ids, is_noisy, strict=True)
         ]
-        return cohort.upload(torch.stack(drawn))
+        return torch.stack(drawn)

@@ -35,6 +35,7 @@ class ImageReplica:
             settings.model,
             settings.backend,
             precision=settings.precision or None,
+            torch_options=settings.torch_options,
             is_deterministic=settings.deterministic,
         )
         self.worker = Worker(

@@ -40,6 +40,7 @@ class ServeSettings:
     model: str = setting("mini", "a folder in diffusers layout or a hub id")
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
+    torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
     llm: str = setting("none", "a language model to serve as well; only `none` exists so far")
 

@@ -89,6 +89,17 @@ def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
     assert len(caplog.messages) == 3
 
 
+def test_pytorch_in_8_bits_needs_an_exports_numbers(wish: Wish, loaded: list[str]) -> None:
+    asked = Wish(wish.model, wish.checkpoint, precision="fp8")
+    with pytest.raises(ExportError, match="needed: sdxl export --model some/model --precision fp8"):
+        choose_engines(asked, "torch")
+    place = export_place("tiny", DIGEST, "fp8")
+    write_export(place)
+    with pytest.raises(ExportError, match="no unet.changed.safetensors there"):
+        choose_engines(asked, "torch")
+    assert not loaded
+
+
 def test_with_an_export_it_is_onnxruntime(wish: Wish, loaded: list[str]) -> None:
     write_export(export_place("tiny", DIGEST, "fp32"))
     engines = choose_engines(wish, "auto")
@@ -135,7 +146,7 @@ def test_of_several_the_gpus_own_precision_is_taken(
     [
         ("h100", DIGEST, None, "built for a L40S, found a H100 here"),
         ("l40s", "e" * 64, None, "none were built for this model"),
-        ("l40s", DIGEST, "fp8", "is int8, needed fp8"),
+        ("l40s", DIGEST, "fp16", "is int8, needed fp16"),
     ],
 )
 def test_plans_for_something_else_are_passed_over_with_the_reason(

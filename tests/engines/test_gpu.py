@@ -64,7 +64,7 @@ def test_tensorrt_gives_the_pictures_of_the_cpu_from_captured_graphs(
     assert_like_the_cpu(built, mini)
     deep = built.engines["unet_deep"]
     assert isinstance(deep, TensorRTEngine)
-    assert any(lane.replay for lane in deep._lanes.values())
+    assert any(lane.recording.replay for lane in deep._lanes.values())
 
 
 @pytest.mark.timeout(1200)

@@ -14,11 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engines.export_folder import ExportFolder
-from onnx_export.binding import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.export_folder import (
+    INPUT_SCALE,
+    SCALE,
+    SMOOTHING,
+    WEIGHT,
+    ExportFolder,
+    changed_file,
+)
 from onnx_export.calibration import calibration_prompts, first_steps
 from onnx_export.check import relative_norm
-from onnx_export.exporter import ADAPTED, REPORT, changed_file
+from onnx_export.exporter import ADAPTED, REPORT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.quantisation import Quantised, quantise, summary
 from onnx_export.random_weights import SDXL_1_0

@@ -1,0 +1,139 @@
+"""Layers in 8 bits for the torch backend: FP8 E4M3 or INT8 weights and inputs, by the numbers that
+an export stores for its graphs.
+
+On a GPU products run in 8 bits; elsewhere the stored numbers are multiplied in float32, which is
+what the GPU's results are held against. Which layers, and with which scales, is the export's
+business: what the file does not name stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.kernel_switch import has_kernels, kernels
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+class EightBit(nn.Module):
+    """A linear layer, or a 3×3 convolution of stride 1. `weight` is [out, in], or [out, 3, 3, in];
+    `steps` turns an input channel's unit into steps of the 8-bit number."""
+
+    weight: Tensor
+    scale: Tensor
+    steps: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, scale: Tensor, steps: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        for name, value in (("weight", weight), ("scale", scale), ("steps", steps), ("bias", bias)):
+            self.register_buffer(name, value, persistent=False)
+
+    @property
+    def number(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(self.stored(x), x.dtype)
+
+    def stored(self, x: Tensor) -> Tensor:
+        """A map in channels-last, or tokens, in steps of the 8-bit number."""
+        if has_kernels(x):
+            found: Tensor = kernels().affine(x, steps=self.steps, number=self.number)
+            return found
+        return self.rounded(x.float() * _along_channels(self.steps, x))
+
+    def rounded(self, steps: Tensor) -> Tensor:
+        largest = LARGEST[self.number]
+        whole = steps.round() if self.number == torch.int8 else steps
+        return whole.clamp(-largest, largest).to(self.number)
+
+    def product(self, stored: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
+        if not has_kernels(stored):
+            return self._reference(stored, residual).to(dtype)
+        is_linear = self.weight.dim() == 2 and residual is None
+        if is_linear and self.number != torch.int8 and has_scaled_mm(stored.device, dtype):
+            return self._scaled_mm(stored, dtype)
+        found: Tensor = kernels().product(
+            stored, self.weight, self.scale, self.bias, dtype, residual
+        )
+        return found
+
+    def _scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        tokens = stored.reshape(-1, stored.shape[-1])
+        out = torch._scaled_mm(
+            tokens,
+            self.weight.t(),
+            _ones(tokens.shape[0], stored.device),
+            self.scale[None],
+            bias=self.bias.to(dtype),
+            out_dtype=dtype,
+            use_fast_accum=True,
+        )
+        return out.view(*stored.shape[:-1], -1)
+
+    def _reference(self, stored: Tensor, residual: Tensor | None) -> Tensor:
+        weight = self.weight.float() * self.scale.view(-1, *[1] * (self.weight.dim() - 1))
+        if self.weight.dim() == 2:
+            out = F.linear(stored.float(), weight, self.bias)
+        else:
+            out = F.conv2d(stored.float(), weight.permute(0, 3, 1, 2), self.bias, padding=1)
+        return out if residual is None else out + residual.float()
+
+
+def quantise(unet: nn.Module, file: Path) -> tuple[str, ...]:
+    """Put 8-bit layers in the place of those that the file holds numbers for; their names."""
+    tensors = load_file(file)
+    names = [key.removesuffix(INPUT_SCALE) for key in tensors if key.endswith(INPUT_SCALE)]
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        layer = _layer(unet.get_submodule(name), name, tensors)
+        setattr(unet.get_submodule(parent), child, layer)
+    return tuple(names)
+
+
+def _layer(module: Any, name: str, tensors: Mapping[str, Tensor]) -> EightBit:
+    weight, device = tensors[name + WEIGHT], module.weight.device
+    if weight.dim() == 4:
+        weight = weight.permute(0, 2, 3, 1).contiguous()
+    input_scale = tensors[name + INPUT_SCALE].float()
+    smoothing = tensors.get(name + SMOOTHING)
+    steps = torch.ones(weight.shape[-1]) if smoothing is None else smoothing.float()
+    bias = torch.zeros(weight.shape[0]) if module.bias is None else module.bias.float()
+    scale = tensors[name + SCALE].float() * input_scale
+    return EightBit(*(t.to(device) for t in (weight, scale, steps / input_scale, bias)))
+
+
+def _along_channels(values: Tensor, x: Tensor) -> Tensor:
+    return values[:, None, None] if x.dim() == 4 else values
+
+
+@lru_cache(maxsize=64)
+def _ones(count: int, device: torch.device) -> Tensor:
+    """The inputs' scales, which the outputs' already hold. Kept: graphs know their address."""
+    return torch.ones(count, 1, device=device)
+
+
+@lru_cache(maxsize=8)
+def has_scaled_mm(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch's own 8-bit product takes a scale for each output channel here, into this
+    type; tried once, with the smallest one."""
+    if device.type != "cuda":
+        return False
+    one = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
+    scales = torch.ones(16, 1, device=device)
+    bias = torch.zeros(16, device=device, dtype=dtype)
+    try:
+        torch._scaled_mm(one, one.t(), scales, scales.t(), bias=bias, out_dtype=dtype)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return False
+    return True

@@ -1,0 +1,21 @@
+"""Where our Triton kernels run: on a GPU, and on a CPU only under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from torch import Tensor
+
+INTERPRETED = "TRITON_INTERPRET"
+
+
+def has_kernels(x: Tensor) -> bool:
+    return x.is_cuda or os.environ.get(INTERPRETED) == "1"
+
+
+def kernels() -> ModuleType:
+    """Imported at the first call: where there is no GPU, Triton need not be installed."""
+    import engines.triton_kernels as found
+
+    return found

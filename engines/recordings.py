@@ -1,0 +1,65 @@
+"""Work that comes again on the same tensors: run at first, recorded the second time, replayed from
+then on. Both kinds of engine use it: TensorRT for one call, PyTorch for the whole tick.
+
+It knows no networks. What is recorded holds on to addresses: whoever keeps a recording says by
+which key the same addresses come again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+MAX_TICKS = 64
+"""Recordings kept of whole ticks: two networks, each bucket, a few sets of buffers."""
+
+
+class Device(Protocol):
+    """See cuda_device.py."""
+
+    @property
+    def capturing_stream(self) -> int: ...
+    def stream(self) -> int: ...
+    def allocate(self, size: int) -> Tensor: ...
+    def synchronize(self) -> None: ...
+    def capture(self, enqueue: Callable[[int], None]) -> Callable[[], None]: ...
+
+
+@dataclass
+class Recording:
+    is_warm: bool = False
+    """ran once: what libraries prepare on first use is not captured with the rest"""
+    replay: Callable[[], None] | None = None
+
+    def run(
+        self, enqueue: Callable[[int], None], device: Device, may_capture: Callable[[], bool]
+    ) -> None:
+        """`enqueue` puts the work on the stream that it is given."""
+        if self.replay is None and self.is_warm and may_capture():
+            self.replay = device.capture(enqueue)
+        if self.replay is not None:
+            self.replay()
+        else:
+            enqueue(device.stream())
+            self.is_warm = True
+
+
+@dataclass
+class Ticks:
+    """`Engines.repeat` on a GPU: a tick from the scaling of the sample to the scheduler's step."""
+
+    device: Device
+    recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)
+
+    def __call__(self, key: Hashable, work: Callable[[], None]) -> None:
+        recording = self.recordings.setdefault(key, Recording())
+        self.recordings.move_to_end(key)
+        if len(self.recordings) > MAX_TICKS:
+            # The one that goes may still be at work.
+            self.device.synchronize()
+            self.recordings.popitem(last=False)
+        recording.run(lambda _: work(), self.device, lambda: True)

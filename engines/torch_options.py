@@ -1,0 +1,56 @@
+"""How the torch backend runs on a GPU: one frozen dataclass, and its form as one line of text.
+
+The line is what settings and command lines hold: `attention=flash,compile`, `no-graphs`. It knows
+no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sdxl.params import InvalidParams
+
+ATTENTIONS = ("auto", "cudnn", "flash", "efficient", "math")
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """Defaults are for a GPU; a CPU runs diffusers' modules as they are unless told otherwise."""
+
+    rearranged: bool = True
+    """channels-last throughout, fused projections, norms and activations"""
+    graphs: bool = True
+    """a whole tick as one CUDA graph"""
+    compile: bool = False
+    """torch.compile of the UNet; minutes at the first call of each shape"""
+    attention: str = "auto"
+    """the kernel to prefer; auto leaves it to PyTorch"""
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTIONS:
+            needed = f"needed one of {', '.join(ATTENTIONS)}"
+            raise InvalidParams("attention", self.attention, needed)
+
+    @classmethod
+    def parse(cls, text: str) -> TorchOptions:
+        values: dict[str, Any] = {}
+        for word in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = word.partition("=")
+            if name == "attention":
+                values[name] = value
+            elif (flag := word.removeprefix("no-")) in FLAGS:
+                values[flag] = flag == word
+            else:
+                needed = f"needed attention=NAME, or one of {', '.join(FLAGS)}, or no- and one"
+                raise InvalidParams("torch_options", word, needed)
+        return cls(**values)
+
+    def __str__(self) -> str:
+        flags = [name if getattr(self, name) else f"no-{name}" for name in FLAGS]
+        return ",".join([*flags, f"attention={self.attention}"])
+
+
+FLAGS = tuple(field.name for field in fields(TorchOptions) if field.type == "bool")
+PLAIN = TorchOptions(rearranged=False, graphs=False)
+"""diffusers' modules as they are"""
