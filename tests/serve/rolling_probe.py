@@ -25,7 +25,7 @@ from tests.serve.services import ROOT
 
 CONFIG = ROOT / "serve" / "deploy" / "several_nodes.yaml"
 CLIENTS = 4
-TIMEOUT_S = 400.0
+TIMEOUT_S = 800.0
 PROMPT = "a red circle on a blue background"
 
 
@@ -140,10 +140,10 @@ def grow(folder: Path, url: str, port: int, dashboard: str) -> int:
 
 
 def main(folder: str, port: int, dashboard_port: int) -> None:
-    head = {"include_dashboard": True, "dashboard_port": dashboard_port, "num_cpus": 2}
+    head = {"include_dashboard": True, "dashboard_port": dashboard_port, "num_cpus": 1}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
-        cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, logging_level="ERROR")  # type: ignore[arg-type]
     place = (Path(folder), f"http://127.0.0.1:{port}", port, f"http://127.0.0.1:{dashboard_port}")
     try:
