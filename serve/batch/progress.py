@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-RATE_WINDOW_S = 60.0
+RATE_WINDOW_S, SAMPLE_S = 60.0, 0.5
 
 
 @dataclass
@@ -54,6 +54,8 @@ class Progress:
         if not self.workers:
             # While all of them load, nothing can be said of how fast they are.
             self._history.clear()
+        if self._history and now_s - self._history[-1][0] < SAMPLE_S:
+            return
         self._history.append((now_s, self.made))
         while now_s - self._history[0][0] > RATE_WINDOW_S:
             self._history.popleft()

@@ -1,0 +1,144 @@
+"""An object store as the output, against a local S3 server: no rename, no append, the same job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdxl.files import OutputError
+from serve.batch import command, ledger, object_store
+from serve.batch.driver import BatchFailed
+from serve.batch.ledger import Entry
+from serve.batch.object_store import ObjectStore
+from serve.batch.store import FolderStore, Store
+from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
+
+SMALL = ("--shard-size", "8")
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[str]:
+    import s3fs
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"b{abs(hash(request.node.name)) % 10**9}"
+    s3fs.S3FileSystem().mkdir(name)
+    yield f"s3://{name}/job"
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def objects(url: str) -> dict[str, bytes]:
+    import s3fs
+
+    files, root = s3fs.S3FileSystem(), url.removeprefix("s3://")
+    files.invalidate_cache()
+    return {name.removeprefix(f"{root}/"): files.cat_file(name) for name in files.find(root)}
+
+
+def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
+    bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import s3fs
+
+    source, log = prompts(tmp_path, 30), tmp_path / "log"
+    assert make(source, tmp_path / "out", *SMALL) == 0
+    assert make(source, bucket, *SMALL) == 0
+    there = objects(bucket)
+    images = {n.removeprefix("images/"): d for n, d in there.items() if n.startswith("images/")}
+    assert images == pictures(tmp_path / "out")
+    assert {"manifest.parquet", "summary.json", "job.json", "contact_sheet.png"} <= set(there)
+    assert command.main(["--verify", bucket]) == 0
+    assert "30 pictures, 0 dead letters, no problems" in capsys.readouterr().out
+    victim = f"{bucket.removeprefix('s3://')}/images/{sorted(images)[9]}"
+    s3fs.S3FileSystem().pipe_file(victim, b"damaged")
+    assert make(source, bucket, *SMALL, load=partial(Drawer, str(log))) == 0
+    assert len(noted(log)) == 1 and command.main(["--verify", bucket]) == 0
+    assert command.main(["--status", bucket]) == 0
+
+
+def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_store, "PART_LINES", 2)
+    store = ObjectStore(bucket)
+    first = store.append("000000")
+    for i in range(5):
+        first.add(Entry(i, f"i{i}", "", "r", file=f"f{i}").as_line())
+    first.close()
+    before = objects(bucket)
+    again = store.append("000000")
+    again.add(Entry(2, "i2", "", "s", file="new").as_line())
+    again.close()
+    after = objects(bucket)
+    assert [name.partition("-")[0] for name in sorted(after)] == [
+        f"ledger/000000/00000{i}" for i in range(4)
+    ]
+    assert all(after[name] == data for name, data in before.items())
+    known = ledger.entries(store.ledger("000000"))
+    assert len(known) == 5 and known[2].file == "new", "the later line wins"
+
+
+def test_an_unreachable_store_stops_the_job_in_one_line(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import s3fs
+
+    missing = "s3://there-is-no-such-bucket/job"
+    with pytest.raises((BatchFailed, OutputError), match="there-is-no-such-bucket") as caught:
+        make(prompts(tmp_path, 2), missing)
+    assert "\n" not in str(caught.value)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def stores(tmp_path: Path) -> list[Store]:
+    folder = FolderStore(tmp_path / "out", "run")
+    folder.prepare("images", "ledger")
+    return [folder, ObjectStore(f"memory://{tmp_path.name}")]
+
+
+def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
+    for store in stores(tmp_path):
+        assert store.names("images") == [] and store.ledger("000000") == b""
+        store.put("images/000000/a.png", b"x")
+        store.put("images/000000/b.png", b"y")
+        store.put("images/000000/a.png", b"z")
+        assert store.get("images/000000/a.png") == b"z"
+        assert store.names("images/000000") == ["a.png", "b.png"] and store.names("images") == [
+            "000000"
+        ]
+        book = store.append("000000")
+        book.add(b"one\n")
+        book.close()
+        other = store.append("000000")
+        other.add(b"two\n")
+        other.close()
+        assert store.ledger("000000") == b"one\ntwo\n" and store.ledgers() == ["000000"]
+        store.remove("images/000000/a.png")
+        with pytest.raises(FileNotFoundError):
+            store.get("images/000000/a.png")
+
+
+def test_after_a_torn_line_the_next_one_is_whole(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "out", "run")
+    store.prepare("ledger")
+    (tmp_path / "out" / "ledger" / "000000.jsonl").write_bytes(b'{"ordinal": 1, "id"')
+    book = store.append("000000")
+    book.add(Entry(7, "i7", "", "r").as_line())
+    book.close()
+    assert list(ledger.entries(store.ledger("000000"))) == [7]

@@ -1,0 +1,66 @@
+"""Workers as true processes: what kills or hangs them is found, and nothing else is given up."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+from serve.batch import command
+from serve.batch.running import run
+from tests.serve.batch.conftest import OnRay
+from tests.serve.batch.drawers import (
+    DIES,
+    HANGS,
+    RAISES,
+    Drawer,
+    dead_letters,
+    jsonl,
+    make,
+    noted,
+    order_of,
+    pictures,
+    prompts,
+)
+
+
+def test_a_poison_set_leaves_exactly_its_rows_as_dead_letters(
+    on_ray: OnRay, tmp_path: Path
+) -> None:
+    bad = {2: RAISES, 5: DIES, 8: HANGS}
+    rows = [{"prompt": bad.get(i, f"a ring, {i}"), "id": f"i{i}"} for i in range(10)]
+    source, out = jsonl(tmp_path, rows), tmp_path / "out"
+    order = order_of(source, out, "--workers", "2", "--stall-s", "4")
+    assert run(order, on_ray(Drawer)) == command.HAS_DEAD
+    letters = {letter["id"]: letter["error"] for letter in dead_letters(out)}
+    assert set(letters) == {"i2", "i5", "i8"}, letters
+    assert "does not like this one" in letters["i2"] and "no progress for" in letters["i8"]
+    assert len(pictures(out)) == 7 and command.main(["--verify", str(out)]) == 0
+
+
+def test_two_workers_share_a_job_and_make_the_same_pictures(on_ray: OnRay, tmp_path: Path) -> None:
+    source, log = prompts(tmp_path, 64), tmp_path / "log"
+    load = partial(Drawer, str(log), 0.05)
+    order = order_of(source, tmp_path / "two", "--workers", "2", "--shard-size", "8")
+    assert run(order, on_ray(load)) == 0
+    assert make(source, tmp_path / "one", "--shard-size", "8") == 0
+    assert pictures(tmp_path / "two") == pictures(tmp_path / "one")
+    assert len({line.split()[0] for line in noted(log)}) == 2, "one worker did everything"
+
+
+def test_workers_that_cannot_load_stop_the_job_with_their_reason(
+    on_ray: OnRay, tmp_path: Path
+) -> None:
+    import pytest
+
+    from serve.batch.driver import BatchFailed
+
+    began = time.monotonic()
+    order = order_of(prompts(tmp_path, 2), tmp_path / "out")
+    with pytest.raises(BatchFailed, match="no worker could be started: .*the engines are missing"):
+        run(order, on_ray(refuse))
+    assert time.monotonic() - began < 120
+
+
+def refuse() -> Drawer:
+    raise RuntimeError("the engines are missing")

@@ -1,0 +1,139 @@
+"""What the job costs beyond its pictures: throughput, workers, and the driver's memory."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sdxl.params import GenerationParams, Sizes
+from sdxl.pipeline import Pipeline
+from serve.batch.driver import Driver
+from serve.batch.intake import Intake
+from serve.batch.progress import Progress
+from serve.batch.reading import read
+from serve.batch.renderers import LocalRenderer
+from serve.batch.rows import Piece
+from serve.batch.running import run
+from serve.batch.shard_worker import Report, Tally, Task
+from serve.batch.store import FolderStore
+from serve.orders import ModelCard
+from tests.serve.batch.conftest import OnRay
+from tests.serve.batch.drawers import make, order_of, pictures, prompts
+from tests.serve.workers import fake, fake_pipeline
+
+TICK_S = 0.02
+
+
+def sleepy() -> Pipeline:
+    """Engines that sleep: two cores cannot show what two devices do."""
+    return fake_pipeline(TICK_S, buckets=(4,))
+
+
+def sleepy_renderer() -> LocalRenderer:
+    return LocalRenderer.load(sleepy())
+
+
+def test_the_loop_stays_full_across_the_borders_of_shards(tmp_path: Path) -> None:
+    """64 rows in 8 shards: every call of the network but the last few is full."""
+    pipeline = fake_pipeline(0.002, buckets=(4,))
+    renderer = LocalRenderer.load(pipeline)
+    calls = fake(pipeline, "unet_deep").calls
+    calls.clear()
+    made = make(
+        prompts(tmp_path, 64), tmp_path / "out", "--shard-size", "8", "--steps", "4",
+        load=lambda: renderer,
+    )  # fmt: skip
+    # Two rows an image under guidance, two images a call: 64 images are 32 calls a deep step.
+    assert made == 0 and len(pictures(tmp_path / "out")) == 64
+    assert len(calls) <= 2 * 32 * 1.1, f"{len(calls)} deep calls for 64 images, needed about 64"
+
+
+@pytest.mark.long
+def test_throughput_is_that_of_the_loop_in_process(tmp_path: Path) -> None:
+    rows, pipeline = 200, sleepy()
+    began = time.perf_counter()
+    results = pipeline.generate([GenerationParams("a", seed=i, steps=10) for i in range(rows)])
+    alone = rows / (time.perf_counter() - began)
+    assert not any(result.error for result in results)
+    renderer = LocalRenderer.load(sleepy())
+    began = time.perf_counter()
+    make(prompts(tmp_path, rows), tmp_path / "out", "--steps", "10", load=lambda: renderer)
+    job = rows / (time.perf_counter() - began)
+    print(f"in process {alone:.2f} images/s, as a job {job:.2f}: {job / alone:.1%}")
+    assert job >= 0.97 * alone, f"{job / alone:.1%} of the loop's throughput, needed 97%"
+
+
+@pytest.mark.long
+def test_two_workers_make_nearly_twice_as_much(on_ray: OnRay, tmp_path: Path) -> None:
+    rates = []
+    for workers in (1, 2):
+        source, out = prompts(tmp_path, 240), tmp_path / f"out{workers}"
+        flags = ("--steps", "10", "--shard-size", "16", "--workers", str(workers))
+        stamps: list[float] = []
+        order = order_of(source, out, *flags)
+        assert run(order, on_ray(sleepy_renderer)) == 0
+        stamps = sorted(path.stat().st_mtime for path in out.glob("images/*/*.png"))
+        # From the first quarter on, when every worker is loaded, to the last.
+        rates.append((len(stamps) // 2) / (stamps[-len(stamps) // 4] - stamps[len(stamps) // 4]))
+    print(f"one worker {rates[0]:.2f} images/s, two {rates[1]:.2f}: {rates[1] / rates[0]:.2f} x")
+    assert rates[1] >= 1.9 * rates[0], f"{rates[1] / rates[0]:.2f} x, needed 1.9"
+
+
+@dataclass
+class Dry:
+    """A member that has always just finished everything."""
+
+    name: str
+    kept: Tally = field(default_factory=Tally)
+
+    def ready(self) -> Future[ModelCard]:
+        future: Future[ModelCard] = Future()
+        future.set_result(ModelCard("m", Sizes(128, 64, 512)))
+        return future
+
+    def turn(self, pieces: dict[int, Piece]) -> Future[Report]:
+        ended = {key: Tally(made=len(piece.rows)) for key, piece in pieces.items()}
+        future: Future[Report] = Future()
+        future.set_result(Report({}, ended, True, len(pieces), 1.0))
+        return future
+
+    def dismiss(self) -> None:
+        pass
+
+
+def grown_mib(folder: Path, rows: int) -> float:
+    """How much the driver's memory grew over so many rows of input, sampled as it went."""
+    source = folder / f"{rows}.txt"
+    with source.open("w") as file:
+        file.writelines(f"a red circle number {i}\n" for i in range(rows))
+    store = FolderStore(folder / "out", "run")
+    progress = Progress(rows, 0.0)
+    here, highest = psutil.Process(), 0
+    before = here.memory_info().rss
+
+    def show(progress: Progress) -> None:
+        nonlocal highest
+        highest = max(highest, here.memory_info().rss)
+
+    driver = Driver(Dry, 8, Task(store, "run", "png"), progress, lambda card: None, show)
+    intake = Intake({}, 1, "m", Sizes(128, 64, 512), "png")
+    driver.run(intake.shards(read([source]), 128))
+    source.unlink()
+    assert progress.made == rows
+    return (highest - before) / 2**20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_the_drivers_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    """The database of ids that came before may take its cache, and no more."""
+    grown_mib(tmp_path, 1000)
+    found = {rows: grown_mib(tmp_path, rows) for rows in (10_000, 1_000_000, 10_000_000)}
+    print({rows: f"{mib:.0f} MiB" for rows, mib in found.items()})
+    assert found[10_000_000] <= 96, f"grew by {found[10_000_000]:.0f} MiB, allowed 96"
+    assert found[10_000_000] <= found[1_000_000] + 16
