@@ -42,6 +42,11 @@ document.addEventListener("load", ({ target }) => {
   requestAnimationFrame(() => requestAnimationFrame(() => paints.push(performance.now())));
 }, true);
 """
+FIRST_PAINT = """() => new Promise((resolve) => {
+  const name = "first-contentful-paint";
+  const hear = (list) => list.getEntriesByName(name).forEach((paint) => resolve(paint.startTime));
+  new PerformanceObserver(hear).observe({ type: "paint", buffered: true });
+})"""
 
 pytestmark = pytest.mark.long
 
@@ -53,12 +58,11 @@ def browser() -> Iterator[Browser]:
 
 
 def test_the_first_paint_comes_within_200_ms(browser: Browser, running: Service) -> None:
-    script = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
     times = []
     for _ in range(VISITS):
         with visit(browser, running.url, VIEWS[0]) as web:
             expect(web.page.locator("#service")).to_have_text("sdxl-mini")
-            times.append(float(web.page.evaluate(script)))
+            times.append(float(web.page.evaluate(FIRST_PAINT)))
     told = f"first paint after {[round(t) for t in times]} ms, median needed {FIRST_PAINT_MS}"
     print(told)
     assert statistics.median(times) <= FIRST_PAINT_MS, told
