@@ -10,7 +10,7 @@ CAPTIONS := docs/demo_captions.txt
 PACKAGE := -e '.[dev]'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-long check format bench screenshots mini-onnx full-size clean
+.PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx full-size clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,10 @@ format: $(INSTALLED) ## rewrite the files as `check` wants them
 
 bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' own pipeline
 	$(PYTHON_OF_VENV) -m eval.peers
+
+quality: $(INSTALLED) ## quality against speed of the embedded model: renews docs/quality.*
+	$(VENV)/bin/sdxl eval --sweep --count 300 --out out/sweep
+	cp out/sweep/quality.{md,png,svg} docs/
 
 load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload
 	$(PYTHON_OF_VENV) -m eval.load

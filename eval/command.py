@@ -120,7 +120,8 @@ def read_task(options: argparse.Namespace) -> tuple[Task, Checkpoint]:
 
 def read_source(options: argparse.Namespace, task: Task, checkpoint: Checkpoint) -> Source:
     import engines
-    from eval.sources import AccuracyLog, Folder, Painted, Service
+    from eval.accuracy_log import AccuracyLog
+    from eval.sources import Folder, Painted, Service
 
     if options.images:
         return Folder(Path(options.images), task)

@@ -5,16 +5,14 @@ quicker, so nothing was remembered.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from eval.accuracy_log import FILE, logged
 from eval.loadgen import Summary
 
-ACCURACY_LOG = "mlperf_log_accuracy.json"
 SPEED_TOLERANCE = 0.10
 LEAST_DB = 40.0
 """PSNR of the same picture made in other company: rounding, and no other picture"""
@@ -28,10 +26,10 @@ class Verdict:
 
 def test01(accuracy: Path, performance: Path, audited: Path) -> Verdict:
     """`accuracy`, `performance` and `audited` are folders of runs."""
-    expected = dict(logged(accuracy / ACCURACY_LOG))
+    expected = dict(logged(accuracy / FILE))
     count = same = 0
     worst = float("inf")
-    for index, found in logged(audited / ACCURACY_LOG):
+    for index, found in logged(audited / FILE):
         count += 1
         same += found == expected[index]
         worst = min(worst, _psnr(found, expected[index]))
@@ -52,15 +50,6 @@ def test04(performance: Path, audited: Path) -> Verdict:
         f"{1 + SPEED_TOLERANCE})"
     )
     return Verdict(speed <= 1 + SPEED_TOLERANCE, text)
-
-
-def logged(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The index and bytes of each sample, one at a time."""
-    with path.open("rb") as file:
-        for line in file:
-            if b"qsl_idx" in line:
-                entry = json.loads(line.strip().strip(b"[],"))
-                yield entry["qsl_idx"], bytes.fromhex(entry["data"])
 
 
 def _slower(performance: Path, audited: Path) -> float:

@@ -33,10 +33,6 @@ SERVER_SHARE = 0.6
 """of the probed rate, where no --target-qps is given"""
 
 
-class NotAccepted(RuntimeError):
-    """LoadGen, or a compliance test, did not accept the run."""
-
-
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     check(options)

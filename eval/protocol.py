@@ -51,5 +51,4 @@ SCHEDULER: Mapping[str, Any] = {
     "prediction_type": "epsilon",
 }
 """What the checkpoint's scheduler_config.json must say."""
-STATISTICS_FILE = "val2014.npz"
 INCEPTION_WIDTH = 2048

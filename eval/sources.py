@@ -1,14 +1,12 @@
-"""Where the pictures of an evaluation come from: engines here, a folder, a service, or LoadGen's
-accuracy log. Each is asked for pictures by number, a chunk at a time, so none holds all of them,
-and each checks what it can before anything is computed.
+"""Where the pictures of an evaluation come from: engines here, a folder, a service (or LoadGen's
+accuracy log, which has a module of its own). Each is asked for pictures by number, a chunk at a
+time, so none holds all of them, and each checks what it can before anything is computed.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import json
-from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,7 +72,7 @@ class Folder:
         self.folder = folder
         files = sorted(p for p in _listed(folder) if p.suffix.lower() in SUFFIXES)
         if len(files) < len(task.captions):
-            _refuse_count("images", folder, len(files), len(task.captions))
+            refuse_count("images", folder, len(files), len(task.captions))
         self.files = files[: len(task.captions)]
         for file in self.files:
             self._check(file, task.side)
@@ -157,72 +155,12 @@ def from_base64(text: str) -> Pixels:
         return np.array(image.convert("RGB"))
 
 
-class AccuracyLog:
-    """LoadGen's mlperf_log_accuracy.json, as `sdxl bench mlperf --accuracy` leaves it and the
-    benchmark's own script reads it: raw pixels in hex, a sample a line. Lines are found once and
-    read when needed: the file of 5000 pictures has 30 GB."""
-
-    def __init__(self, path: Path, task: Task) -> None:
-        self.path, self.side = path, task.side
-        self.places: dict[int, int] = {}
-        try:
-            self._index()
-        except (OSError, ValueError, KeyError) as error:
-            needed = "needed an mlperf_log_accuracy.json"
-            raise InvalidParams("accuracy_log", str(path), f"{needed} ({error})") from error
-        missing = [i for i in range(len(task.captions)) if i not in self.places]
-        if missing:
-            _refuse_count(
-                "accuracy_log", path, len(task.captions) - len(missing), len(task.captions)
-            )
-        self.pictures([0])
-
-    def describe(self) -> dict[str, Any]:
-        return {"accuracy_log": str(self.path.resolve())}
-
-    def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        found = []
-        with self.path.open("rb") as file:
-            for index in indices:
-                file.seek(self.places[index])
-                data = bytes.fromhex(_entry(file.readline())["data"])
-                if len(data) != 3 * self.side**2:
-                    needed = f"needed {3 * self.side**2}, a picture of {self.side}×{self.side}"
-                    raise InvalidParams("accuracy_log", f"{len(data)} bytes", needed)
-                found.append(_square(data, self.side))
-        return found
-
-    def _index(self) -> None:
-        with self.path.open("rb") as file:
-            place = 0
-            for line in file:
-                if b"qsl_idx" in line:
-                    # The pixels are the last entry: a short parse finds the number.
-                    head = line[: line.index(b'"data"')].strip().rstrip(b",") + b"}"
-                    self.places.setdefault(json.loads(head.lstrip(b"[,"))["qsl_idx"], place)
-                place += len(line)
-
-
-def _square(data: bytes, side: int) -> Pixels:
-    return np.frombuffer(data, np.uint8).reshape(side, side, 3).copy()
-
-
-def _entry(line: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(line.strip().strip(b"[],"))
-    return found
-
-
-def as_bytes(pixels: Pixels) -> array[int]:
-    """A picture as LoadGen's accuracy log holds it."""
-    return array("B", np.ascontiguousarray(pixels).tobytes())
-
-
 def _listed(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise InvalidParams("images", str(folder), "needed a folder of pictures")
     return list(folder.iterdir())
 
 
-def _refuse_count(field: str, place: Path, found: int, needed: int) -> None:
+def refuse_count(field: str, place: Path, found: int, needed: int) -> None:
     shown = f"{place} with {found} pictures"
     raise InvalidParams(field, shown, f"needed one for each of the {needed} captions")

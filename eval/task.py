@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engines.digests import sha256_of
 from eval import protocol
 from eval.captions import digest, literal, read_captions, scene_captions
 from eval.clip_scorer import ClipScorer, of_mini, vit_b_32
@@ -42,6 +43,8 @@ class Task:
     requests: tuple[GenerationParams, ...]
     side: int
     load: Callable[[], Judges]
+    judge: str
+    """the digest of what scores"""
     clip_gate: protocol.Gate | None = None
     fid_gate: protocol.Gate | None = None
 
@@ -51,6 +54,7 @@ class Task:
             "task": self.name,
             "pictures": len(self.captions),
             "captions": digest(self.captions),
+            "judge": self.judge,
             "request": first,
         }
 
@@ -66,6 +70,8 @@ class Judges:
 
 def embedded_task(given: dict[str, Any], count: int | None) -> Task:
     """Scenes nobody trained on, judged by the embedded model's own CLIP."""
+    from sdxl.mini.clip import WEIGHTS
+
     for side in ("width", "height"):
         if given.get(side, MINI_SIDE) != MINI_SIDE:
             raise InvalidParams(side, given[side], f"its scorer needed {MINI_SIDE}")
@@ -82,6 +88,7 @@ def embedded_task(given: dict[str, Any], count: int | None) -> Task:
         ),
         MINI_SIDE,
         mini_judges,
+        sha256_of(WEIGHTS / "model.safetensors")[:16],
     )
 
 
@@ -142,6 +149,7 @@ def benchmark_task(
         tuple(replace(request, prompt=literal(caption)) for caption in captions),
         request.width or protocol.REQUEST.width or 0,
         lambda: Judges(features, clip, reference),
+        "".join(sha256_of(paths[name])[:16] for name in ("inception", "statistics")),
         protocol.CLIP_GATE if is_closed else None,
         protocol.FID_GATE if is_closed else None,
     )
