@@ -9,7 +9,7 @@ business: what the file does not name stays as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,9 @@ class EightBit(nn.Module):
         return self.product(self.stored(x), x.dtype)
 
     def stored(self, x: Tensor) -> Tensor:
-        """A map in channels-last, or tokens, in steps of the 8-bit number."""
+        """A map, or tokens, in steps of the 8-bit number."""
         if has_kernels(x):
+            x = _channels_last(x)
             found: Tensor = kernels().affine(x, steps=self.steps, number=self.number)
             return found
         return self.rounded(x.float() * _along_channels(self.steps, x))
@@ -64,7 +65,12 @@ class EightBit(nn.Module):
         if is_linear and self.number != torch.int8 and has_scaled_mm(stored.device, dtype):
             return self._scaled_mm(stored, dtype)
         found: Tensor = kernels().product(
-            stored, self.weight, self.scale, self.bias, dtype, residual
+            stored,
+            self.weight,
+            self.scale,
+            self.bias,
+            dtype,
+            None if residual is None else _channels_last(residual),
         )
         return found
 
@@ -113,11 +119,17 @@ def _layer(module: Any, name: str, tensors: Mapping[str, Tensor]) -> EightBit:
     return EightBit(*(t.to(device) for t in (weight, scale, steps / input_scale, bias)))
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """With the channels next to each other in memory, as the kernels read them."""
+    layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
+    return x.contiguous(memory_format=layout)
+
+
 def _along_channels(values: Tensor, x: Tensor) -> Tensor:
     return values[:, None, None] if x.dim() == 4 else values
 
 
-@lru_cache(maxsize=64)
+@cache
 def _ones(count: int, device: torch.device) -> Tensor:
     """The inputs' scales, which the outputs' already hold. Kept: graphs know their address."""
     return torch.ones(count, 1, device=device)

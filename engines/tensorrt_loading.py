@@ -57,7 +57,7 @@ def open_plans(
 ) -> dict[str, Engine]:
     runtime = library.Runtime(library.Logger(library.Logger.WARNING))
     scratch = {turn: Scratch(device) for turn in set(TURNS.values())}
-    new_context = _new_context(flavour, library)
+    new_context = context_maker(flavour, library)
     engines: dict[str, Engine] = {}
     for name, plan in folder.plans.items():
         deserialized = runtime.deserialize_cuda_engine(folder.plan_bytes(name))
@@ -78,7 +78,7 @@ def open_plans(
     return engines
 
 
-def _new_context(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
+def context_maker(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
     """Contexts without memory of their own."""
     strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
     if flavour.has_exact_profiles:

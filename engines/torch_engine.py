@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from engines.cuda_device import CudaDevice
 from engines.eight_bit import quantise
-from engines.gpus import cuda_fence
+from engines.gpus import cuda_fence, local_target
+from engines.profiles import buckets
 from engines.recordings import Ticks
 from engines.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
@@ -70,6 +71,8 @@ def load_torch(
             engines[name] = TorchEngine(specs[name], runs)
     if is_cuda:
         torch.backends.cudnn.benchmark = True
+    # A GPU is given calls of the size that compiled engines have on it.
+    target = local_target() if is_cuda else None
     said = {"backend": "torch", "precision": precision, "device": str(chosen)}
     if options != PLAIN:
         said["options"] = str(options)
@@ -78,6 +81,7 @@ def load_torch(
         engines,
         device=chosen,
         cut=cut,
+        buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
         fence=cuda_fence if is_cuda else Engines.fence,
         depth=1 if is_cuda else 0,
         repeat=Ticks(CudaDevice(chosen)) if is_cuda and options.graphs else Engines.repeat,

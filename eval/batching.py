@@ -25,6 +25,7 @@ from pathlib import Path
 from sdxl import deepcache
 from sdxl.cost import Costs
 from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
 from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
 
 USUAL = GenerationParams()
@@ -73,10 +74,7 @@ class Device:
         return max(images / self.batch_s(images, steps) for images in self.batches)
 
 
-def measure(model: str, backend: str) -> Device:
-    import engines
-
-    pipeline = engines.load(model, backend)
+def measure(pipeline: Pipeline) -> Device:
     costs = Costs()
     for bucket in pipeline.limits().buckets:
         guidance = USUAL.guidance if bucket >= ROWS else 1.0
@@ -204,7 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--save", type=Path, help="where to keep what was measured")
     options = parser.parse_args(argv)
 
-    device = stored(options.costs) if options.costs else measure(options.model, options.backend)
+    if options.costs:
+        device = stored(options.costs)
+    else:
+        import engines
+
+        device = measure(engines.load(options.model, options.backend))
     if options.save:
         options.save.write_text(json.dumps(device.costs.as_dict()))
     print(table(device))

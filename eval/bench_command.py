@@ -15,6 +15,7 @@ BENCHMARKS = {
     ),
     "mlperf": ("eval.mlperf", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("eval.load", "the service under load over HTTP: latency, throughput, overload"),
+    "h200": ("eval.h200", "everything on one H200 in ten minutes; --dry-run anywhere"),
     "batching": ("eval.batching", "in-flight against static batching, in simulated time"),
     "sizing": ("eval.sizing", "what an image in flight takes, and where the knee lies"),
     "sessions": ("eval.session_options", "ONNX Runtime's session options, measured"),

@@ -27,6 +27,7 @@ from eval.system_description import describe_system
 from eval.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
 from eval.variants import (
     COMPILED,
+    COMPILED_CACHED,
     INTERVALS,
     OURS,
     PEERS,
@@ -96,7 +97,11 @@ def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> 
     until_s = time.perf_counter() + options.time_budget
     paints, passed_over = load_all(setting, options.ours, has_compile=not options.no_compile)
     # Compiled, memory is the eager one's, and compiling again takes minutes.
-    weighed = [] if options.no_memory else [name for name in paints if name != COMPILED]
+    weighed = (
+        []
+        if options.no_memory
+        else [name for name in paints if name not in (COMPILED, COMPILED_CACHED)]
+    )
     memory = {name: _peak(name, given) for name in weighed}
     report: Report = {
         "system": describe_system(),
@@ -121,7 +126,11 @@ def prompts_for(batch: int) -> list[str]:
 
 
 def figures(
-    runs: Mapping[str, Run], batch: int, options: argparse.Namespace, until_s: float
+    runs: Mapping[str, Run],
+    batch: int,
+    options: argparse.Namespace,
+    until_s: float,
+    warmup: int = 2,
 ) -> Report:
     """Of one batch size, and the ratios that the project's goals are stated in."""
     joules: dict[str, list[float]] = {}
@@ -130,7 +139,7 @@ def figures(
     metered = {
         name: _metered(run, joules.setdefault(name, []), counter) for name, run in runs.items()
     }
-    seconds = take_turns(metered, options.rounds, warmup=2, timed=timed, until_s=until_s)
+    seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
     found: Report = {
         "seconds": {name: Spread.of(values) for name, values in seconds.items()},
         "images/s": {n: Spread.of([batch / s for s in each]) for n, each in seconds.items()},

@@ -29,7 +29,10 @@ PROMPTS = (
     "a large orange ring on a white background",
 )
 EAGER, CACHED, COMPILED = "diffusers eager", "diffusers + DeepCache", "diffusers + torch.compile"
-PEERS = (EAGER, CACHED, COMPILED)
+COMPILED_CACHED = "diffusers + torch.compile + DeepCache"
+PEERS = (EAGER, CACHED, COMPILED, COMPILED_CACHED)
+COMPILED_PARTS = ("attentions", "resnet", "downsampler", "upsampler")
+"""of the DeepCache package's names for what it wraps: those without wrapped parts inside"""
 OURS = {
     "cpu": ("torch:fp32", "onnxruntime:fp32", "onnxruntime:int8"),
     "cuda": ("torch:fp16", "tensorrt:fp16", "tensorrt:fp8", "tensorrt:int8"),
@@ -67,7 +70,7 @@ def load_all(
     """Those that are there by name, and why the others are not."""
     found = {EAGER: _peer(setting, EAGER), CACHED: _peer(setting, CACHED)}
     if has_compile:
-        found[COMPILED] = _peer(setting, COMPILED)
+        found |= {name: _peer(setting, name) for name in (COMPILED, COMPILED_CACHED)}
     passed_over = {}
     for each in ours:
         try:
@@ -76,7 +79,7 @@ def load_all(
             passed_over[each] = str(error)
             continue
         for interval in INTERVALS:
-            found[name_of(each, interval)] = partial(_paint, pipeline, setting, interval)
+            found[name_of(each, interval)] = paint_with(pipeline, setting, interval)
     return found, passed_over
 
 
@@ -84,7 +87,11 @@ def load_one(setting: Setting, name: str, ours: Sequence[str]) -> Paint:
     if name in PEERS:
         return _peer(setting, name)
     each, interval = next((o, i) for o in ours for i in INTERVALS if name_of(o, i) == name)
-    return partial(_paint, _ours(setting, each), setting, interval)
+    return paint_with(_ours(setting, each), setting, interval)
+
+
+def paint_with(pipeline: Pipeline, setting: Setting, interval: int) -> Paint:
+    return partial(_paint, pipeline, setting, interval)
 
 
 def _ours(setting: Setting, each: str) -> Pipeline:
@@ -120,13 +127,25 @@ def _peer(setting: Setting, name: str) -> Paint:
     pipe.set_progress_bar_config(disable=True)
     if name == COMPILED:
         pipe.unet = torch.compile(pipe.unet)
-    if name == CACHED:
-        from DeepCache import DeepCacheSDHelper
-
-        helper = DeepCacheSDHelper(pipe=pipe)
-        helper.set_params(cache_interval=2, cache_branch_id=0)
-        helper.enable()
+    if name in (CACHED, COMPILED_CACHED):
+        _cache(pipe, is_compiled=name == COMPILED_CACHED)
     return partial(_diffuse, pipe, setting)
+
+
+def _cache(pipe: Any, *, is_compiled: bool) -> None:
+    from DeepCache import DeepCacheSDHelper
+
+    helper = DeepCacheSDHelper(pipe=pipe)
+    helper.set_params(cache_interval=2, cache_branch_id=0)
+    helper.enable()
+    if is_compiled:
+        # The package decides in Python, step by step, which parts run: each is compiled by itself.
+        torch._dynamo.config.recompile_limit = 64
+        helper.function_dict |= {
+            key: torch.compile(part)
+            for key, part in helper.function_dict.items()
+            if key[1] in COMPILED_PARTS
+        }
 
 
 def _diffuse(pipe: Any, setting: Setting, prompts: Sequence[str]) -> object:

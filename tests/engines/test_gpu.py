@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 import engines
 from engines.build import Order, build
 from engines.cuda_device import CudaDevice
+from engines.eight_bit import EightBit
 from engines.flavours import FLAVOURS, Flavour
 from engines.gpus import local_target
+from engines.recordings import Ticks
 from engines.shipped import open_mini
 from engines.tensorrt_engine import TensorRTEngine
 from engines.tensorrt_loading import load_tensorrt
@@ -97,3 +100,46 @@ def test_what_is_captured_is_repeated_on_the_same_tensors() -> None:
     for _ in range(3):
         replay()
     assert counter.item() == 3
+
+
+def test_a_tick_on_the_gpu_is_replayed_and_waits_for_nothing(mini: Pipeline) -> None:
+    pipeline = engines.load("mini", "torch", device="cuda", precision="fp16")
+    quick = replace(pipeline, engines=replace(pipeline.engines, depth=100))
+    loop = quick.in_flight()
+    params = pipeline.resolve(replace(REQUESTS[1], steps=20, width=128, height=128))
+    (conditioning,) = pipeline.encode([params])
+    loop.submit(pipeline.request(params, conditioning))
+    for _ in range(6):
+        loop.tick()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(6):
+            loop.tick()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    ticks = pipeline.engines.repeat
+    assert isinstance(ticks, Ticks)
+    assert sum(r.replay is not None for r in ticks.recordings.values()) >= 2
+    loop.drain()
+
+
+@pytest.mark.parametrize("line", ["", "no-graphs", "no-rearranged", "attention=flash"])
+def test_half_precision_paints_the_cpus_pictures_under_every_setting(
+    line: str, mini: Pipeline
+) -> None:
+    found = engines.load("mini", "torch", device="cuda", precision="fp16", torch_options=line)
+    assert_like_the_cpu(found, mini)
+
+
+@pytest.mark.parametrize("number", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("is_conv", [True, False])
+def test_8_bit_products_are_those_of_the_cpu(number: torch.dtype, is_conv: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, 16, 16).to(memory_format=torch.channels_last)
+    x = x if is_conv else x.permute(0, 2, 3, 1).flatten(1, 2)
+    weight = torch.randint(-100, 100, (96, 3, 3, 64) if is_conv else (96, 64)).float().to(number)
+    layer = EightBit(weight, torch.rand(96) / 1000, torch.full((64,), 30.0), torch.randn(96))
+    expected = layer(x)
+    found = layer.to("cuda")(x.cuda().half()).float().cpu()
+    measured = float((found - expected).norm() / expected.norm())
+    assert measured <= 0.01, f"{measured:.4f}, at most 0.01"
