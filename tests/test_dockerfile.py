@@ -128,7 +128,7 @@ READ_ONLY = """
 ! touch /anywhere 2> /dev/null
 test "$(id -u)" = 10001
 sdxl key me --file /mnt/keys.txt > /mnt/secret
-sdxl serve --host 0.0.0.0 --keys /mnt/keys.txt &
+sdxl serve --host 0.0.0.0 --keys /mnt/keys.txt --llm none &
 until curl -sf http://127.0.0.1:8000/readyz; do kill -0 $!; sleep 0.5; done
 curl -sf http://127.0.0.1:8000/v1/images/generations -H "authorization: Bearer $(cat /mnt/secret)" \
   -H 'content-type: application/json' -d '{"prompt": "a ring", "response_format": "url"}'
