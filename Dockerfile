@@ -27,16 +27,25 @@ COPY serve serve
 COPY eval eval
 RUN make setup PYTHON=python3.12 VENV=/opt/sdxl PACKAGE="'.[serve,export,${BACKENDS}]'"
 
-# Reserved for the language model, whose TensorRT-LLM pins another PyTorch: an interpreter of its
-# own, with the same Python and Ray as the cluster. `--target llm` makes the image that has both.
+# TensorRT-LLM pins another PyTorch: an interpreter of its own, with the same Python and Ray as the
+# cluster, and of this repository what a replica imports. `--target llm` makes the image that has
+# both; `sdxl serve --llm MODEL --llm-python /opt/trtllm/bin/python` uses it. It needs MPI.
 FROM python AS llm-interpreter
-ARG LLM_PACKAGES=""
-COPY --from=build /src/constraints.txt /src/constraints.txt
+ARG LLM_PACKAGES="tensorrt-llm==1.2.1"
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends libopenmpi-dev openmpi-bin \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY sdxl sdxl
+COPY engines engines
+COPY onnx_export onnx_export
+COPY serve serve
+COPY eval eval
 RUN python3.12 -m venv /opt/trtllm \
- && if [ -n "${LLM_PACKAGES}" ]; then \
-      /opt/trtllm/bin/python -m pip install --no-cache-dir \
-        "$(grep '^ray==' /src/constraints.txt | sed 's/ray/ray[serve]/')" ${LLM_PACKAGES}; \
-    fi
+ && /opt/trtllm/bin/python -m pip install --no-cache-dir \
+      "$(grep '^ray==' constraints.txt | sed 's/ray/ray[serve]/')" ${LLM_PACKAGES} \
+ && /opt/trtllm/bin/python -m pip install --no-cache-dir --no-deps .
 
 FROM python AS service
 COPY --from=build /opt/sdxl /opt/sdxl
@@ -61,6 +70,11 @@ ENTRYPOINT ["sdxl", "serve"]
 CMD ["--host", "0.0.0.0", "--keys", "/run/secrets/sdxl_keys"]
 
 FROM service AS llm
+USER root
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends libopenmpi-dev openmpi-bin \
+ && rm -rf /var/lib/apt/lists/*
+USER 10001
 COPY --from=llm-interpreter /opt/trtllm /opt/trtllm
 
 FROM service

@@ -24,6 +24,12 @@ from serve.front import Front
 from serve.gate import Gate
 from serve.generations import Generations
 from serve.keys import Keyring, RateLimiter
+from serve.llm.answers import Answers
+from serve.llm.asks import TextBackend
+from serve.llm.expansion import Expander
+from serve.llm.names import id_of
+from serve.llm.readiness import Readiness
+from serve.llm.routes import add_text_routes
 from serve.openai_images import (
     ErrorBody,
     ImageLimits,
@@ -56,7 +62,10 @@ GENERATED: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    backend: ImageBackend, settings: ServeSettings, front: Front | None = None
+    backend: ImageBackend,
+    settings: ServeSettings,
+    front: Front | None = None,
+    text: TextBackend | None = None,
 ) -> FastAPI:
     """A `front` that is given is its owner's to report; else /metrics shows a new one."""
     shown, front = (front is None), front or Front()
@@ -69,11 +78,17 @@ def create_app(
         redoc_url=None,
     )
     store = open_store(settings)
-    generations = Generations(backend, settings, store, RateLimiter())
+    limiter = RateLimiter()
+    expander = Expander(text, settings.expand_s) if text else None
+    generations = Generations(backend, settings, store, limiter, expander)
     add_generation_routes(app, backend, generations)
-    add_model_routes(app, backend, settings)
+    llm = id_of(settings.llm) if text else None
+    add_model_routes(app, backend, settings, llm)
+    if text is not None and llm is not None:
+        add_text_routes(app, Answers(text, llm, settings, limiter))
     add_result_route(app, store)
-    add_state_routes(app, backend, front if shown else None)
+    own = front if shown else None
+    add_state_routes(app, backend, own, text, settings.llm_start_s)
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
@@ -103,18 +118,25 @@ def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Gene
         return await generations.answer(body, request)
 
 
-def add_model_routes(app: FastAPI, backend: ImageBackend, settings: ServeSettings) -> None:
-    @app.get("/v1/models")
-    async def list_models() -> ModelList:
-        return ModelList(data=[model_of(await backend.card(), settings)])
+def add_model_routes(
+    app: FastAPI, backend: ImageBackend, settings: ServeSettings, llm: str | None
+) -> None:
+    async def models() -> list[Model]:
+        texts = [Model(id=llm, created=0)] if llm else []
+        return [model_of(await backend.card(), settings), *texts]
 
-    @app.get("/v1/models/{model_id}")
+    @app.get("/v1/models", response_model_exclude_none=True)
+    async def list_models() -> ModelList:
+        return ModelList(data=await models())
+
+    # A hub id has a slash in it.
+    @app.get("/v1/models/{model_id:path}", response_model_exclude_none=True)
     async def retrieve_model(model_id: str) -> Model:
-        card = await backend.card()
-        if model_id != card.id:
-            name = model_id[:100]
-            raise Problem(404, f"The model {name!r} does not exist.", "model", "model_not_found")
-        return model_of(card, settings)
+        for model in await models():
+            if model.id == model_id:
+                return model
+        name = model_id[:100]
+        raise Problem(404, f"The model {name!r} does not exist.", "model", "model_not_found")
 
 
 def add_result_route(app: FastAPI, store: ResultStore) -> None:
@@ -133,7 +155,15 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
         return Response(file, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
 
 
-def add_state_routes(app: FastAPI, backend: ImageBackend, front: Front | None) -> None:
+def add_state_routes(
+    app: FastAPI,
+    backend: ImageBackend,
+    front: Front | None,
+    text: TextBackend | None,
+    llm_start_s: float,
+) -> None:
+    readiness = Readiness(text, llm_start_s) if text else None
+
     @app.get("/healthz")
     async def is_alive() -> dict[str, str]:
         """This process answers."""
@@ -141,9 +171,10 @@ def add_state_routes(app: FastAPI, backend: ImageBackend, front: Front | None) -
 
     @app.get("/readyz")
     async def is_ready() -> dict[str, str]:
-        """A real picture was made, and more can be."""
+        """A real picture was made, and more can be. The language model has started, or failed."""
         card = await backend.card()
-        return {"status": "ready", "model": card.id}
+        llm = {"llm": await readiness.state()} if readiness else {}
+        return {"status": "ready", "model": card.id, **llm}
 
     @app.get(
         "/metrics",
@@ -152,7 +183,8 @@ def add_state_routes(app: FastAPI, backend: ImageBackend, front: Front | None) -
     )
     async def show_metrics() -> Response:
         own = front.metrics.collect() if front else []
-        page = front_metrics.page([*await backend.metrics(), *own])
+        texts = await text.metrics() if text else []
+        page = front_metrics.page([*await backend.metrics(), *texts, *own])
         return Response(page, media_type="text/plain; version=0.0.4")
 
 

@@ -17,6 +17,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from serve.ingress import ImageIngress
+from serve.llm.deployment import place
 from serve.replica import ImageReplica
 from serve.results import folder_of, mark
 from serve.settings import ServeSettings, read
@@ -50,7 +51,9 @@ def application(settings: ServeSettings) -> Application:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     # A cluster that grows may have none yet.
     is_gpu = settings.device == "gpu" or (settings.device == "auto" and gpus > 0)
-    fewest = settings.replicas or (1 if settings.max_replicas or not is_gpu else max(gpus, 1))
+    taken, bound_llm = place(settings, gpus)
+    free = max(gpus - taken, 1)
+    fewest = settings.replicas or (1 if settings.max_replicas or not is_gpu else free)
     replicas = ray_serve.deployment(name="ImageReplica")(ImageReplica).options(
         **how_many(settings, fewest),
         max_ongoing_requests=settings.queue + MOST_IN_FLIGHT,
@@ -73,7 +76,8 @@ def application(settings: ServeSettings) -> Application:
         ray_actor_options={"num_cpus": 0},
     )
     # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
-    return ingress.bind(settings, replicas.bind(settings), mark(folder_of(settings.results_dir)))
+    marked = mark(folder_of(settings.results_dir))
+    return ingress.bind(settings, replicas.bind(settings), marked, bound_llm)
 
 
 def how_many(settings: ServeSettings, fewest: int) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def start(settings: ServeSettings) -> Any:
 
     from serve.app import application
 
-    say(f"starting Ray, then loading {settings.model}")
+    models = [settings.model, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
+    say(f"starting Ray, then loading {', '.join(models)}")
     ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
     # Ray has a handler of its own, which would leave its processes behind.
     signal.signal(signal.SIGTERM, interrupt)
@@ -110,12 +111,15 @@ def cause_of(error: RuntimeError) -> str:
 def until_ready(settings: ServeSettings) -> str:
     """The URL, after a picture came from it."""
     url = url_of(settings)
-    until_s = time.monotonic() + READY_TIMEOUT_S
+    llm_s = 0.0 if settings.llm == "none" else settings.llm_start_s
+    until_s = time.monotonic() + READY_TIMEOUT_S + llm_s
     while True:
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-                model = json.load(answer)["model"]
-            say(f"{model} is loaded")
+                told = json.load(answer)
+            say(f"{told['model']} is loaded")
+            if told.get("llm") == "unavailable":
+                say(f"the language model {settings.llm!r} failed; pictures are served without it")
             return url
         except (OSError, urllib.error.URLError) as error:
             if time.monotonic() > until_s:

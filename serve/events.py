@@ -30,6 +30,7 @@ def partial(request: ImageRequest, size: str, image: int, number: int, update: P
 def completed(request: ImageRequest, size: str, image: int, done: Done) -> str:
     return wire(
         _picture(COMPLETED, request, size, image, done.image)
+        | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
         | {
             "usage": Usage.of([done]).model_dump(),
             "seed": done.params.seed,

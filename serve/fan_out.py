@@ -5,21 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 from serve import errors
-from serve.orders import Done, ImageBackend, Order, Update
+from serve.orders import Done
 
-News = tuple[int, Update | Exception]
+O_contra = TypeVar("O_contra", contravariant=True)
+O = TypeVar("O")  # noqa: E741
+U = TypeVar("U")
+U_co = TypeVar("U_co", covariant=True)
+
+
+class Maker(Protocol[O_contra, U_co]):
+    """An ImageBackend, or a TextBackend."""
+
+    def generate(self, order: O_contra, /) -> AsyncGenerator[U_co]: ...
 
 
 async def fan_out(
-    backend: ImageBackend, orders: Sequence[Order]
-) -> AsyncGenerator[tuple[int, Update]]:
-    """Ends when every order is done; raises what the first to fail raised, and cancels the others,
-    as closing it does."""
-    news: asyncio.Queue[News] = asyncio.Queue()
+    backend: Maker[O, U], orders: Sequence[O], last: type = Done
+) -> AsyncGenerator[tuple[int, U]]:
+    """An order ends with an update of the type `last`. Ends when every order is done; raises what
+    the first to fail raised, and cancels the others, as closing it does."""
+    news: asyncio.Queue[tuple[int, U | Exception]] = asyncio.Queue()
     tasks = [
-        asyncio.create_task(_follow(backend, i, order, news)) for i, order in enumerate(orders)
+        asyncio.create_task(_follow(backend, i, order, last, news))
+        for i, order in enumerate(orders)
     ]
     left = len(orders)
     try:
@@ -27,7 +38,7 @@ async def fan_out(
             index, update = await news.get()
             if isinstance(update, Exception):
                 raise update
-            left -= isinstance(update, Done)
+            left -= isinstance(update, last)
             yield index, update
     finally:
         for task in tasks:
@@ -36,13 +47,17 @@ async def fan_out(
 
 
 async def _follow(
-    backend: ImageBackend, index: int, order: Order, news: asyncio.Queue[News]
+    backend: Maker[O, U],
+    index: int,
+    order: O,
+    last: type,
+    news: asyncio.Queue[tuple[int, Any]],
 ) -> None:
     try:
         async with aclosing(backend.generate(order)) as updates:
             async for update in updates:
                 news.put_nowait((index, update))
-                if isinstance(update, Done):
+                if isinstance(update, last):
                     return
         raise errors.unexpected()
     except Exception as error:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -17,6 +17,7 @@ from serve import errors, events
 from serve.errors import Problem
 from serve.fan_out import fan_out
 from serve.keys import Key, RateLimiter
+from serve.llm.expansion import Expander
 from serve.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
 from serve.orders import Done, ImageBackend, Order, Preview, Progress, Queued, Update
 from serve.results import ResultStore
@@ -28,6 +29,7 @@ GRACE_S = 5.0
 """How long after a deadline the backend is believed to be about to say so itself."""
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
+T = TypeVar("T")
 Stream = AsyncGenerator[tuple[int, Update]]
 
 
@@ -37,16 +39,24 @@ class Generations:
     settings: ServeSettings
     store: ResultStore
     limiter: RateLimiter
+    expander: Expander | None = None
 
     async def answer(self, asked: ImageRequest, request: Request) -> Response:
         card = await self.backend.card()
-        deadline_s = self._deadline(asked, request)
+        deadline_s = deadline_of(asked.deadline_s, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
-        orders = [
-            replace(order, request_id=request.state.request_id, trace=trace_of(request))
-            for order in orders_of(asked, card, self.settings, seed, deadline_s)
-        ]
-        self._take_rate(request, len(orders))
+
+        def orders_from(asked: ImageRequest, left_s: float) -> list[Order]:
+            marks = {"request_id": request.state.request_id, "trace": trace_of(request)}
+            orders = orders_of(asked, card, self.settings, seed, left_s)
+            return [replace(order, **marks) for order in orders]
+
+        orders = orders_from(asked, deadline_s)
+        take_rate(self.limiter, request, len(orders))
+        if asked.expand_prompt:
+            began_s = time.monotonic()
+            asked = await self._expanded(asked, seed)
+            orders = orders_from(asked, deadline_s - (time.monotonic() - began_s))
         if asked.stream:
             return await self._streamed(asked, orders)
         done = await collect(self.backend, orders)
@@ -63,24 +73,14 @@ class Generations:
         body = reply.model_dump_json(exclude_unset=True, exclude_none=True)
         return Response(body, media_type="application/json")
 
-    def _deadline(self, asked: ImageRequest, request: Request) -> float:
-        seconds = asked.deadline_s
-        text = request.headers.get(DEADLINE_HEADER)
-        if seconds is None and text is not None:
-            try:
-                seconds = float(text)
-            except ValueError:
-                seconds = -1.0
-            if not 0 < seconds < float("inf"):
-                raise errors.invalid(DEADLINE_HEADER, f"{DEADLINE_HEADER}: needed seconds above 0")
-        return min(seconds or self.settings.deadline_s, self.settings.max_deadline_s)
-
-    def _take_rate(self, request: Request, images: int) -> None:
-        key: Key | None = getattr(request.state, "key", None)
-        wait_s = self.limiter.take(key, images) if key else 0.0
-        if wait_s > 0:
-            message = f"The key's limit is {key.images_a_minute if key else 0} images a minute."
-            raise Problem(429, message, None, "rate_limit_exceeded", wait_s)
+    async def _expanded(self, asked: ImageRequest, seed: int) -> ImageRequest:
+        """The request with its prompt told in full."""
+        if self.expander is None:
+            raise errors.invalid("expand_prompt", "expand_prompt: no language model is served here")
+        words = seed if asked.seed is None else asked.seed
+        most = self.settings.max_prompt_chars
+        prompt = await self.expander.expand(asked.prompt, words, most)
+        return asked.model_copy(update={"prompt": prompt})
 
     async def _data(self, asked: ImageRequest, done: Done, request: Request) -> ImageData:
         facts: dict[str, Any] = {
@@ -89,6 +89,8 @@ class Generations:
             "deep_steps": done.deep_steps,
             "shallow_steps": done.shallow_steps,
         }
+        if asked.expand_prompt:
+            facts["revised_prompt"] = asked.prompt
         if asked.response_format != "url":
             encoded = await asyncio.to_thread(events.b64, done.image)
             return ImageData(b64_json=encoded, **facts)
@@ -98,7 +100,7 @@ class Generations:
 
     async def _streamed(self, asked: ImageRequest, orders: Sequence[Order]) -> Response:
         """A refusal is an answer of its own: the stream begins once every image is taken on."""
-        updates = within(fan_out(self.backend, orders), orders)
+        updates = within(fan_out(self.backend, orders), orders[0].deadline_s)
         early: list[tuple[int, Update]] = []
         admitted: set[int] = set()
         try:
@@ -115,20 +117,44 @@ class Generations:
         return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
 
 
+def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings) -> float:
+    """In the body, else in a header, else the service's own."""
+    seconds = asked_s
+    text = request.headers.get(DEADLINE_HEADER)
+    if seconds is None and text is not None:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < float("inf"):
+            raise errors.invalid(DEADLINE_HEADER, f"{DEADLINE_HEADER}: needed seconds above 0")
+    return min(seconds or settings.deadline_s, settings.max_deadline_s)
+
+
+def take_rate(limiter: RateLimiter, request: Request, count: int) -> None:
+    """Of pictures, or of answers; both count alike."""
+    key: Key | None = getattr(request.state, "key", None)
+    wait_s = limiter.take(key, count) if key else 0.0
+    if wait_s > 0:
+        message = f"The key's limit is {key.images_a_minute if key else 0} images a minute."
+        raise Problem(429, message, None, "rate_limit_exceeded", wait_s)
+
+
 async def collect(backend: ImageBackend, orders: Sequence[Order]) -> list[Done]:
     """The pictures, in the order asked for."""
     done: dict[int, Done] = {}
-    async with aclosing(within(fan_out(backend, orders), orders)) as updates:
+    updates = within(fan_out(backend, orders), orders[0].deadline_s)
+    async with aclosing(updates):
         async for index, update in updates:
             if isinstance(update, Done):
                 done[index] = update
     return [done[index] for index in sorted(done)]
 
 
-async def within(updates: Stream, orders: Sequence[Order]) -> Stream:
+async def within(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
     """The backend keeps deadlines; should it hang, they hold all the same."""
     clock = asyncio.get_running_loop().time
-    until_s = clock() + orders[0].deadline_s + GRACE_S
+    until_s = clock() + deadline_s + GRACE_S
     async with aclosing(updates):
         while True:
             try:

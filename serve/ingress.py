@@ -11,21 +11,26 @@ from serve import logs
 from serve.api import create_app
 from serve.front import Front
 from serve.front_metrics import labelled
+from serve.llm.replicas import LlmReplicas
 from serve.replicas import Replicas, gather, replica_name
 from serve.results import check_shared
 from serve.settings import ServeSettings
 
 
 class ImageIngress:
-    def __init__(self, settings: ServeSettings, replicas: Any, results_mark: str) -> None:
+    def __init__(
+        self, settings: ServeSettings, replicas: Any, results_mark: str, llm: Any = None
+    ) -> None:
         """`results_mark` is of the folder of results as whoever deployed this sees it."""
         logs.configure()
         check_shared(settings.results_dir, results_mark)
-        self.settings, self.handle, self.front = settings, replicas, Front(is_signed=False)
+        self.settings, self.handle, self.llm = settings, replicas, llm
+        self.front = Front(is_signed=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray calls it once per process."""
-        return create_app(Fronted(self.handle), self.settings, self.front)
+        text = None if self.llm is None else LlmReplicas(self.llm)
+        return create_app(Fronted(self.handle), self.settings, self.front, text)
 
     async def metrics_of_front(self) -> Sequence[Any]:
         return labelled(self.front.metrics.collect(), ingress=replica_name())

@@ -116,6 +116,7 @@ class Usage(Reply):
 class ImageData(Reply):
     b64_json: str | None = None
     url: str | None = None
+    revised_prompt: str | None = None
     seed: int
     timings: dict[str, float]
     deep_steps: int
@@ -174,7 +175,8 @@ class Model(Reply):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "sdxl-deepcache"
-    images: ImageLimits
+    images: ImageLimits | None = None
+    """of a model that makes pictures"""
 
 
 class ModelList(Reply):

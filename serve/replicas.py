@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import (
@@ -27,6 +27,7 @@ from serve.orders import Done, ModelCard, Order, Queued, Update
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LOST = (RayActorError, ReplicaUnavailableError)
 ATTEMPTS = 4
 CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 3.0
@@ -51,59 +52,77 @@ class Replicas:
         return self._card
 
     async def _ask_card(self) -> ModelCard:
-        """Of any replica that is alive; the router may not know yet that one isn't."""
-        for _ in range(ATTEMPTS):
-            try:
-                found: ModelCard = await asyncio.wait_for(
-                    self._handle.card.remote(), CARD_TIMEOUT_S
-                )
-                return found
-            except LOST:
-                continue
-            except (TimeoutError, DeploymentUnavailableError, BackPressureError):
-                break
-        raise errors.starting()
+        found: ModelCard = await ask_any(self._handle.card)
+        return found
 
     async def generate(self, order: Order) -> AsyncGenerator[Update]:
-        clock = asyncio.get_running_loop().time
-        until_s, is_queued = clock() + order.deadline_s, False
-        for attempt in range(1, ATTEMPTS + 1):
-            left_s = until_s - clock()
-            if left_s <= 0:
-                raise errors.late()
-            try:
-                async with aclosing(self._attempt(replace(order, deadline_s=left_s))) as updates:
-                    async for update in updates:
-                        if not (is_queued and isinstance(update, Queued)):
-                            yield update
-                        is_queued = True
-                return
-            except (*LOST, Problem) as error:
-                if isinstance(error, Problem) and error.code not in ELSEWHERE:
-                    raise
-                log.warning("attempt %d of %d: %s", attempt, ATTEMPTS, type(error).__name__)
-            except DeploymentUnavailableError:
-                raise errors.draining() from None
-            except BackPressureError:
-                raise Problem(429, "Too many wait.", None, "overloaded", 1.0) from None
-        raise Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
+        def begin(left_s: float) -> AsyncGenerator[Update]:
+            return attempt(self._stream.generate, replace(order, deadline_s=left_s), Done)
 
-    async def _attempt(self, order: Order) -> AsyncGenerator[Update]:
-        updates = self._stream.generate.remote(order)
-        is_over = False
-        try:
-            async for update in updates:
-                if isinstance(update, Problem):
-                    is_over = True
-                    raise update
-                is_over = isinstance(update, Done)
-                yield update
-        finally:
-            if not is_over:
-                updates.cancel()
+        is_queued = False
+        async with aclosing(persevere(begin, order.deadline_s)) as updates:
+            async for _, update in updates:
+                if not (is_queued and isinstance(update, Queued)):
+                    yield update
+                is_queued = True
 
     async def metrics(self) -> Sequence[Any]:
         return await gather(self._handle, "metrics")
+
+
+async def ask_any(method: Any) -> Any:
+    """Of any replica that is alive; the router may not know yet that one isn't."""
+    for _ in range(ATTEMPTS):
+        try:
+            return await asyncio.wait_for(method.remote(), CARD_TIMEOUT_S)
+        except LOST:
+            continue
+        except (TimeoutError, DeploymentUnavailableError, BackPressureError):
+            break
+    raise errors.starting()
+
+
+async def persevere(
+    begin: Callable[[float], AsyncGenerator[T]], deadline_s: float
+) -> AsyncGenerator[tuple[int, T]]:
+    """What an attempt yields, and which attempt it is; after one that lost its replica, another,
+    with the seconds that are left."""
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + deadline_s
+    for number in range(1, ATTEMPTS + 1):
+        left_s = until_s - clock()
+        if left_s <= 0:
+            raise errors.late()
+        try:
+            async with aclosing(begin(left_s)) as updates:
+                async for update in updates:
+                    yield number, update
+            return
+        except (*LOST, Problem) as error:
+            if isinstance(error, Problem) and error.code not in ELSEWHERE:
+                raise
+            log.warning("attempt %d of %d: %s", number, ATTEMPTS, type(error).__name__)
+        except DeploymentUnavailableError:
+            raise errors.draining() from None
+        except BackPressureError:
+            raise Problem(429, "Too many wait.", None, "overloaded", 1.0) from None
+    raise Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
+
+
+async def attempt(method: Any, asked: object, last: type) -> AsyncGenerator[Any]:
+    """One replica's updates, up to one of the type `last`. Leaving earlier cancels the call."""
+    updates = method.remote(asked)
+    is_over = False
+    try:
+        async for update in updates:
+            if isinstance(update, Problem):
+                is_over = True
+                raise update
+            is_over = isinstance(update, last)
+            yield update
+    finally:
+        if not is_over:
+            updates.cancel()
 
 
 async def gather(handle: Any, method: str) -> list[Any]:

@@ -21,6 +21,7 @@ PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
 """Variables of the same prefix that are not the service's."""
 DEVICES = ("auto", "gpu", "cpu")
+LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -42,7 +43,13 @@ class ServeSettings:
     precision: str = setting("", "the backend's own choice unless given")
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
-    llm: str = setting("none", "a language model to serve as well; only `none` exists so far")
+    llm: str = setting("mini", "a language model as well: a folder or a hub id; none for none")
+    llm_backend: str = setting("auto", "auto, transformers or tensorrt-llm")
+    llm_replicas: int = setting(1, "copies of the language model", 1)
+    llm_options: str = setting("", "TOML file of the backend's options, by TensorRT-LLM's names")
+    llm_python: str = setting("", "TensorRT-LLM's interpreter, such as /opt/trtllm/bin/python")
+    llm_start_s: float = setting(900.0, "how long TensorRT-LLM may take to start", 1)
+    expand_s: float = setting(2.0, "how long the expansion of a prompt may take", 0)
 
     keys: str = setting("", "file of API keys; `sdxl key` makes one")
     insecure: bool = setting(False, "listen on a public address without keys")
@@ -70,8 +77,9 @@ class ServeSettings:
     def __post_init__(self) -> None:
         for each in fields(self):
             check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata["low"])
-        if self.llm != "none":
-            raise InvalidParams("llm", self.llm, "needed none: no language model is served yet")
+        if self.llm_backend not in LLM_BACKENDS:
+            needed = f"needed one of {', '.join(LLM_BACKENDS)}"
+            raise InvalidParams("llm_backend", self.llm_backend, needed)
         if self.device not in DEVICES:
             raise InvalidParams("device", self.device, f"needed one of {', '.join(DEVICES)}")
         if self.max_replicas and self.max_replicas < max(self.replicas, 1):

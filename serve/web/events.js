@@ -1,5 +1,7 @@
 // Server-sent events out of a response's body, as the objects that their data holds.
 
+const END = "[DONE]";
+
 export async function* eventsOf(body) {
   let text = "";
   for await (const chunk of chunksOf(body.pipeThrough(new TextDecoderStream()))) {
@@ -9,7 +11,7 @@ export async function* eventsOf(body) {
       const lines = text.slice(0, end).split("\n");
       text = text.slice(end + 2);
       const data = lines.filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
-      if (data.length) yield JSON.parse(data.join("\n"));
+      if (data.length && data[0] !== END) yield JSON.parse(data.join("\n"));
     }
   }
 }

@@ -14,6 +14,7 @@ const DEFAULTS = {
   seed: "",
   scheduler: "euler",
   cache_interval: 2,
+  expand_prompt: false,
 };
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
 const LABELS = {
@@ -24,8 +25,9 @@ const LABELS = {
 const form = byId("ask");
 
 export function readForm() {
+  const fields = Object.fromEntries(new FormData(form));
   const { prompt, negative_prompt, n, size, steps, guidance, seed, scheduler, cache_interval } =
-    Object.fromEntries(new FormData(form));
+    fields;
   return {
     prompt: prompt.trim(),
     negative_prompt: negative_prompt.trim(),
@@ -36,13 +38,16 @@ export function readForm() {
     seed: seed.trim(),
     scheduler,
     cache_interval: Number(cache_interval),
+    expand_prompt: "expand_prompt" in fields,
   };
 }
 
 export function writeForm(settings) {
   for (const name of Object.keys(DEFAULTS).filter((name) => name in settings)) {
     offer(name, String(settings[name]));
-    form.elements[name].value = settings[name];
+    const control = form.elements[name];
+    if (control.type === "checkbox") control.checked = settings[name];
+    else control.value = settings[name];
   }
   changed();
 }
@@ -59,8 +64,10 @@ export function startForm() {
   form.addEventListener("input", changed);
 }
 
-/** What the model allows, from GET /v1/models. */
-export function limitForm(images) {
+/** What the models allow, from GET /v1/models. */
+export function limitForm({ images, chat }) {
+  const expand = form.elements.expand_prompt;
+  expand.disabled = expand.closest("label").hidden = !chat;
   form.elements.steps.max = images.max_steps;
   form.elements.prompt.maxLength = images.max_prompt_chars;
   for (const size of sizesWithin(images)) offer("size", size);

@@ -1,5 +1,6 @@
 // The page: what its parts are, and what its buttons and keys do.
 
+import { offerChat, startChat } from "./chat.js";
 import { model, startConnection } from "./connection.js";
 import { byId, make } from "./elements.js";
 import { limitForm, resetForm, startForm, writeForm } from "./form.js";
@@ -7,6 +8,7 @@ import { startGallery } from "./gallery.js";
 import { cancel, compareSides, generate } from "./making.js";
 import { examplesFor, surprise, unknownWords } from "./prompts.js";
 import { restore, startRestoring } from "./restoring.js";
+import { showTab, startTabs } from "./tabs.js";
 import { startViewer } from "./viewer.js";
 
 const THEMES = { auto: "light", light: "dark", dark: "auto" };
@@ -17,11 +19,19 @@ startForm();
 startViewer((picture) => restore(picture.params, "the picture", model?.id));
 startRestoring(() => model?.id);
 startGallery();
+startChat((prompt) => {
+  writeForm({ prompt, expand_prompt: false });
+  showTab("pictures");
+  showUnknownWords();
+  generate();
+});
+startTabs();
 startButtons();
 startKeys();
 startTheme();
 startConnection((found) => {
-  limitForm(found.images);
+  limitForm(found);
+  offerChat(found.chat);
   showExamples();
   showUnknownWords();
 });
@@ -42,7 +52,7 @@ function startButtons() {
 
 function startKeys() {
   addEventListener("keydown", (event) => {
-    if (document.querySelector("dialog[open]")) return;
+    if (document.querySelector("dialog[open]") || byId("pictures").hidden) return;
     const hasControl = event.ctrlKey || event.metaKey;
     const act = {
       Enter: hasControl && (event.shiftKey ? compareSides : generate),

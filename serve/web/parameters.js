@@ -14,6 +14,7 @@ export function requestOf(settings) {
     guidance_scale: settings.guidance,
     scheduler: settings.scheduler,
     cache_interval: settings.cache_interval,
+    expand_prompt: settings.expand_prompt || null,
     stream: true,
     partial_images: MOST_PREVIEWS,
     progress: true,
@@ -40,6 +41,8 @@ export function settingsOf(params) {
     seed: String(params.seed),
     scheduler: params.scheduler,
     cache_interval: params.cache_interval,
+    // What it was made from is what the language model said already.
+    expand_prompt: false,
   };
 }
 

@@ -11,10 +11,10 @@ export class ServiceError extends Error {
   }
 }
 
-/** The image model: its id, and what may be asked of it. */
+/** The image model: its id, what may be asked of it, and the language model beside it, if any. */
 export async function describe() {
   const { data } = await (await call("v1/models")).json();
-  return data.find((model) => model.images);
+  return { ...data.find((model) => model.images), chat: data.find((model) => !model.images)?.id };
 }
 
 export async function isReady() {
@@ -27,9 +27,14 @@ export async function isReady() {
 }
 
 /** The events of a streamed request, each with the index of its picture. */
-export async function* generate(json, signal) {
+export const generate = (json, signal) => stream("v1/images/generations", json, signal);
+
+/** The chunks of a streamed answer. */
+export const chat = (json, signal) => stream("v1/chat/completions", json, signal);
+
+async function* stream(path, json, signal) {
   const headers = { "content-type": "application/json" };
-  const answer = await call("v1/images/generations", { method: "POST", headers, body: json, signal });
+  const answer = await call(path, { method: "POST", headers, body: json, signal });
   try {
     for await (const event of eventsOf(answer.body)) {
       if (event.error) throw new ServiceError(500, event.error);

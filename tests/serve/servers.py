@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from sdxl.pipeline import Pipeline
 from serve.api import create_app
@@ -48,15 +49,24 @@ def listening(
     pipeline: Pipeline | None = None, queue: int = 64, tracer: Any = None, **settings: Any
 ) -> Iterator[tuple[str, Worker]]:
     """A true server on a free loopback port: its URL, and the worker behind it."""
-    with running(pipeline, queue=queue, tracer=tracer) as worker, socket.socket() as listener:
+    with (
+        running(pipeline, queue=queue, tracer=tracer) as worker,
+        listening_to(create_app(worker, ServeSettings(**settings))) as url,
+    ):
+        yield url, worker
+
+
+@contextmanager
+def listening_to(app: FastAPI) -> Iterator[str]:
+    """Its URL."""
+    with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        app = create_app(worker, ServeSettings(**settings))
         config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", worker
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(20)

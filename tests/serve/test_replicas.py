@@ -14,6 +14,7 @@ from ray.serve.exceptions import BackPressureError
 from sdxl.params import GenerationParams, Sizes
 from serve import errors
 from serve.errors import Problem
+from serve.llm.asks import Ended
 from serve.orders import Done, ModelCard, Order, Progress, Queued
 from serve.replicas import ATTEMPTS, Replicas
 
@@ -37,7 +38,7 @@ class Answer:
             if isinstance(item, Exception) and not isinstance(item, Problem):
                 raise item
             yield item
-        if not isinstance(item, Done):
+        if not isinstance(item, Done | Ended):
             await asyncio.Event().wait()
 
     def __await__(self) -> Any:

@@ -50,7 +50,7 @@ def test_booleans_read_in_every_place(tmp_path: Path) -> None:
         ("", {}, ("--queue", "-1"), "queue"),
         ("", {}, ("--deadline-s", "nan"), "deadline_s"),
         ("", {}, ("--deadline-s", "500"), "deadline_s"),
-        ("", {}, ("--llm", "gpt"), "llm"),
+        ("", {}, ("--llm-backend", "gpt"), "llm_backend"),
         ("", {}, ("--device", "tpu"), "device"),
         ("", {}, ("--replicas", "3", "--max-replicas", "2"), "max_replicas"),
         ("", {}, ("--max-replicas", "2", "--target-queue-s", "0"), "target_queue_s"),

@@ -1,0 +1,1 @@
+"""Language models beside the image model: served over the same front, expanding its prompts."""

@@ -1,0 +1,111 @@
+"""`POST /v1/chat/completions` and `/v1/completions`: from a checked request to its answer, whole or
+streamed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from serve.errors import Problem
+from serve.fan_out import fan_out
+from serve.generations import DRAWN_SEEDS, SSE_HEADERS, deadline_of, take_rate, within
+from serve.keys import RateLimiter
+from serve.llm.asks import Ask, Delta, Ended, Taken, TextBackend, Update
+from serve.llm.openai_text import ChatRequest, CompletionRequest, check
+from serve.llm.wire import DONE, Choice, Wire, failure, usage_of
+from serve.settings import ServeSettings
+
+Stream = AsyncGenerator[tuple[int, Update]]
+
+
+@dataclass
+class Answers:
+    backend: TextBackend
+    model: str
+    settings: ServeSettings
+    limiter: RateLimiter
+
+    async def answer(self, asked: ChatRequest | CompletionRequest, request: Request) -> Response:
+        check(asked, self.model, self.settings)
+        seed = secrets.randbelow(DRAWN_SEEDS) if asked.seed is None else asked.seed
+        deadline_s = deadline_of(asked.deadline_s, request, self.settings)
+        asks = asked.asks(seed, deadline_s)
+        if len(asks) > self.settings.max_n:
+            message = f"prompt: {len(asks)} answers are not allowed; at most {self.settings.max_n}"
+            raise Problem(400, message, "prompt", "invalid_value")
+        take_rate(self.limiter, request, len(asks))
+        wire = Wire(self.model, isinstance(asked, ChatRequest), asked.has_usage)
+        updates = within(fan_out(self.backend, asks, Ended), deadline_s)
+        prompts = len(asks) // (asked.n or 1)
+        if asked.stream:
+            return await streamed(wire, updates, asks, prompts)
+        choices = await collect(updates)
+        reply = wire.whole(choices, usage_of([c.end for c in choices], prompts))
+        return Response(reply.model_dump_json(), media_type="application/json")
+
+
+async def collect(updates: Stream) -> list[Choice]:
+    texts: dict[int, str] = {}
+    ends: dict[int, Ended] = {}
+    async with aclosing(updates):
+        async for index, update in updates:
+            match update:
+                case Delta():
+                    texts[index] = texts.get(index, "") + update.text
+                case Ended():
+                    ends[index] = update
+                case Taken():
+                    pass
+    return [Choice(texts.get(index, ""), ends[index]) for index in sorted(ends)]
+
+
+async def streamed(wire: Wire, updates: Stream, asks: Sequence[Ask], prompts: int) -> Response:
+    """A refusal is an answer of its own: the stream begins once every ask is taken on."""
+    early: list[tuple[int, Update]] = []
+    taken: set[int] = set()
+    try:
+        while len(taken) < len(asks):
+            index, update = await anext(updates)
+            taken |= {index} if isinstance(update, Taken) else set()
+            early.append((index, update))
+    except BaseException:
+        await updates.aclose()
+        raise
+    text = narrate(wire, early, updates, prompts)
+    return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
+
+
+async def narrate(
+    wire: Wire, early: list[tuple[int, Update]], updates: Stream, prompts: int
+) -> AsyncIterator[str]:
+    ends: dict[int, Ended] = {}
+
+    def tell(index: int, update: Update) -> str:
+        match update:
+            case Taken():
+                return wire.opening(index)
+            case Delta():
+                return wire.delta(index, update.text)
+            case Ended():
+                ends[index] = update
+                return wire.ending(index, update)
+
+    try:
+        async with aclosing(updates):
+            for index, update in early:
+                if text := tell(index, update):
+                    yield text
+            async for index, update in updates:
+                if text := tell(index, update):
+                    yield text
+        if wire.has_usage:
+            yield wire.usage(usage_of([ends[index] for index in sorted(ends)], prompts))
+        yield DONE
+    except Problem as problem:
+        yield failure(problem)

@@ -1,0 +1,92 @@
+"""What the REST front asks of a language model, and what it hears back: plain data, one protocol.
+
+It imports no tensor library, and knows neither Ray nor HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Reason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Its seed is fixed, so that the same text can be made again elsewhere."""
+
+    max_tokens: int | None = None
+    """as many as the context holds, unless given"""
+    temperature: float | None = None
+    """0 takes the likeliest token each time; the model's own unless given"""
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    json_schema: str | None = None
+    """JSON text; `{}` for any object"""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One answer to a chat, or one continuation of a text."""
+
+    prompt: str | tuple[Message, ...]
+    sampling: Sampling = Sampling()
+    deadline_s: float = math.inf
+    """seconds from when it is handed over"""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """It will be answered. The first update of every ask."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    reason: Reason
+    prompt_tokens: int
+    completion_tokens: int
+
+
+Update = Taken | Delta | Ended
+
+
+@dataclass(frozen=True)
+class LlmCard:
+    """What a client may know of a language model before it asks."""
+
+    id: str
+    context: int
+    engine: str = ""
+    device: str = ""
+
+
+class TextBackend(Protocol):
+    """Whatever writes text: a speaker in this process, or replicas behind a handle."""
+
+    async def card(self) -> LlmCard:
+        """Raises Problem, 503, until the model has said something."""
+        ...
+
+    def generate(self, ask: Ask) -> AsyncGenerator[Update]:
+        """Ends with Ended, or raises Problem. Closing it frees what the ask held."""
+        ...
+
+    async def metrics(self) -> Sequence[Any]:
+        """prometheus_client's Metric objects."""
+        ...

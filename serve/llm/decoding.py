@@ -1,0 +1,135 @@
+"""Continuous batching over a transformers model: generations join and leave between any two tokens.
+
+One call a step makes a token of every generation. Those that joined are read in one call of their
+own, padded on the left. It is pure: no threads, no clock, no text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serve.llm.asks import Reason, Sampling
+from serve.llm.kv_rows import KvRows
+from serve.llm.sampling import Sampler
+
+
+@dataclass(eq=False)
+class Generation:
+    ids: list[int]
+    """the prompt, and what was made so far"""
+    sampling: Sampling
+    max_tokens: int
+    made: int = 0
+    kept: int = 0
+    """tokens whose keys and values are in the cache"""
+    sampler: Sampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sampler = Sampler(self.sampling)
+
+
+@dataclass(frozen=True)
+class Made:
+    """One token of a generation; with a reason, its last."""
+
+    generation: Generation
+    token: int
+    reason: Reason | None
+
+
+class Decoding:
+    def __init__(self, model: Any, rows: int, context: int, ends: Iterable[int]) -> None:
+        self.model, self.context, self.ends = model, context, frozenset(ends)
+        self.cache = KvRows(model.config.num_hidden_layers, rows, context)
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []
+        """in the order of their rows"""
+
+    def submit(self, generation: Generation) -> None:
+        self.waiting.append(generation)
+
+    def cancel(self, generation: Generation) -> None:
+        """One that is done, or was never submitted, is no error."""
+        if generation in self.waiting:
+            self.waiting.remove(generation)
+        elif generation in self.running:
+            self._leave(generation)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.waiting or self.running)
+
+    @property
+    def kv_share(self) -> float:
+        return sum(g.kept for g in self.running) / (self.cache.rows * self.context)
+
+    @torch.inference_mode()
+    def step(self) -> list[Made]:
+        """A token of each. If the model fails, everything that ran is dropped, and it raises."""
+        try:
+            first = len(self.running)
+            joined = self._join()
+            return self._advance(first, joined) if joined else self._advance(0, self.running)
+        except Exception:
+            self.running.clear()
+            raise
+
+    def _join(self) -> list[Generation]:
+        free = self.cache.rows - len(self.running)
+        joined = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        self.running += joined
+        return joined
+
+    def _advance(self, first: int, rows: Sequence[Generation]) -> list[Made]:
+        logits = self._logits(first, [g.ids[g.kept :] for g in rows], [g.kept for g in rows])
+        likeliest = logits.argmax(-1).tolist()
+        made = [
+            self._take(g, best if g.sampler.is_greedy else g.sampler.draw(row))
+            for g, best, row in zip(rows, likeliest, logits, strict=True)
+        ]
+        for each in made:
+            if each.reason is not None:
+                self._leave(each.generation)
+        return made
+
+    def _logits(self, first: int, new: Sequence[list[int]], kept: Sequence[int]) -> Tensor:
+        """Of each row's last token [rows, vocabulary]."""
+        longest = max(map(len, new))
+        ids = torch.tensor([[0] * (longest - len(row)) + row for row in new])
+        ends = torch.tensor([k + len(row) for k, row in zip(kept, new, strict=True)])
+        positions = ends[:, None] - torch.arange(longest, 0, -1)
+        # Left of a row's first new token there is padding.
+        positions = positions.where(positions >= torch.tensor(kept)[:, None], -1)
+        mask = self.cache.aim(first, positions)
+        logits: Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions.clamp(min=0),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1]
+
+    def _take(self, generation: Generation, token: int) -> Made:
+        generation.kept = len(generation.ids)
+        generation.ids.append(token)
+        generation.made += 1
+        if token in self.ends:
+            return Made(generation, token, "stop")
+        is_last = generation.made >= generation.max_tokens
+        return Made(generation, token, "length" if is_last else None)
+
+    @torch.inference_mode()
+    def _leave(self, generation: Generation) -> None:
+        row = self.running.index(generation)
+        last = self.running.pop()
+        if last is not generation:
+            self.running[row] = last
+            self.cache.move(len(self.running), row)

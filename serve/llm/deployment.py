@@ -1,0 +1,85 @@
+"""How a language model is placed on the cluster: which processes, on which GPUs, beside the images.
+
+Image replicas take whole GPUs and so does a language model, so that Ray never puts both on one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+
+from sdxl.params import InvalidParams
+from serve.llm import options as options_
+from serve.llm.replica import LlmReplica
+from serve.settings import ServeSettings
+
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+MOST_RUNNING = 2048
+"""Answers that one replica may ever have in flight; TensorRT-LLM's own default."""
+
+
+def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
+    """How many of the cluster's GPUs the language model takes, and its deployment, bound; None
+    where there is none."""
+    if settings.llm == "none":
+        return 0, None
+    settings = replace(settings, llm_backend=backend_of(settings, gpus))
+    each = gpus_each(settings)
+    taken = each * settings.llm_replicas
+    check_room(each, taken, gpus)
+    return taken, deployment(settings, each).bind(settings)
+
+
+def backend_of(settings: ServeSettings, gpus: int) -> str:
+    """`auto` takes TensorRT-LLM where the cluster has GPUs, but for the embedded model."""
+    if settings.llm_backend != "auto":
+        return settings.llm_backend
+    return "tensorrt-llm" if gpus and settings.llm != "mini" else "transformers"
+
+
+def gpus_each(settings: ServeSettings) -> int:
+    options = options_.read(settings.llm_options, settings.llm_backend)
+    return options_.gpus_of(options) if settings.llm_backend == "tensorrt-llm" else 0
+
+
+def check_room(each: int, taken: int, gpus: int) -> None:
+    """Ray would wait for ever for GPUs that are not there."""
+    if each and each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
+        raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
+    if taken and taken >= gpus:
+        needed = f"needed fewer than the cluster's {gpus} GPUs: images need one"
+        raise InvalidParams("llm_replicas", f"{taken} GPUs", needed)
+
+
+def deployment(settings: ServeSettings, gpus: int) -> Any:
+    return ray_serve.deployment(name="LlmReplica")(LlmReplica).options(
+        num_replicas=settings.llm_replicas,
+        max_ongoing_requests=settings.queue + MOST_RUNNING,
+        graceful_shutdown_timeout_s=settings.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        **(on_gpus(gpus, settings.llm_python) if gpus else on_cpu()),
+    )
+
+
+def on_cpu() -> dict[str, Any]:
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": threads}}}
+
+
+def on_gpus(gpus: int, python: str) -> dict[str, Any]:
+    """The whole group in one bundle of one node: the replica's process sees all of its GPUs, and
+    TensorRT-LLM starts a rank on each."""
+    environment: dict[str, Any] = {"py_executable": python} if python else {}
+    if gpus == 1:
+        environment["env_vars"] = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
+    needs = {"num_cpus": 1, "num_gpus": gpus}
+    return {
+        "ray_actor_options": {**needs, "runtime_env": environment},
+        "placement_group_bundles": [{"CPU": 1, "GPU": gpus}],
+        "placement_group_strategy": "STRICT_PACK",
+    }

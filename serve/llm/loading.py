@@ -1,0 +1,26 @@
+"""From settings to a speaker: which model, which backend, which engine."""
+
+from __future__ import annotations
+
+from serve.llm import options as options_
+from serve.llm.names import folder_of, id_of
+from serve.llm.prompts import Prompts
+from serve.llm.speaker import Speaker
+from serve.settings import ServeSettings
+
+
+def load(settings: ServeSettings) -> Speaker:
+    """`llm_backend` is no longer `auto`."""
+    folder, backend = folder_of(settings.llm), settings.llm_backend
+    options = options_.read(settings.llm_options, backend)
+    prompts = Prompts(folder)
+    if backend == "transformers":
+        from serve.llm import transformers_engine
+
+        rows, context = options.get("max_batch_size"), options.get("max_seq_len")
+        engine = transformers_engine.load(folder, prompts.tokenizer, rows, context)
+        return Speaker(id_of(settings.llm), prompts, engine, settings.queue)
+    from serve.llm import trtllm_engine
+
+    started = trtllm_engine.load(folder, options, settings.llm_start_s)
+    return Speaker(id_of(settings.llm), prompts, started, settings.queue)

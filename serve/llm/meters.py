@@ -1,0 +1,70 @@
+"""What a language model's replica counts, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from serve.llm.asks import Ended
+from serve.llm.engine import Occupancy
+
+FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class LlmMeters:
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.first = Histogram(
+            "sdxl_llm_first_token_seconds",
+            "from an ask to its first token",
+            buckets=FIRST_BUCKETS,
+            registry=registry,
+        )
+        self.each = Histogram(
+            "sdxl_llm_output_token_seconds",
+            "from token to token, the mean of an answer",
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        kinds = ("kind",)
+        self.tokens = Counter("sdxl_llm_tokens", "prompt, completion", kinds, registry=registry)
+        self.answers = Counter(
+            "sdxl_llm_answers", "by how they ended", ("outcome",), registry=registry
+        )
+        self.running = Gauge("sdxl_llm_running", "asks being answered", registry=registry)
+        self.waiting = Gauge("sdxl_llm_waiting", "asks that wait", registry=registry)
+        self.kv = Gauge("sdxl_llm_kv_cache_share", "of the KV cache, in use", registry=registry)
+
+    def collect(self, occupancy: Occupancy) -> list[Any]:
+        self.running.set(occupancy.running)
+        self.waiting.set(occupancy.waiting)
+        self.kv.set(occupancy.kv_share)
+        return list(self.registry.collect())
+
+
+class AskMeter:
+    """One ask's times."""
+
+    def __init__(self, meters: LlmMeters, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._meters, self._clock = meters, clock
+        self._began_s, self._first_s, self._first_tokens = clock(), 0.0, 0
+
+    def heard(self, tokens: int) -> None:
+        """Of its answer, so many tokens are there."""
+        if not self._first_tokens and tokens:
+            self._first_s, self._first_tokens = self._clock(), tokens
+            self._meters.first.observe(self._first_s - self._began_s)
+
+    def ended(self, outcome: str, end: Ended | None) -> None:
+        self._meters.answers.labels(outcome).inc()
+        if end is None:
+            return
+        self._meters.tokens.labels("prompt").inc(end.prompt_tokens)
+        self._meters.tokens.labels("completion").inc(end.completion_tokens)
+        later = end.completion_tokens - self._first_tokens
+        if later > 0:
+            self._meters.each.observe((self._clock() - self._first_s) / later)

@@ -1,0 +1,64 @@
+"""The model's tokenizer: byte-complete BPE, so that any text encodes, with a chat template.
+
+Its merges come from the training prompts alone: every word of the grammar is one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sdxl.mini.scenes import caption
+from serve.llm.mini.wishes import change, full_scene, phrase, wish_for
+
+END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
+VOCABULARY = 576
+CONTEXT = 512
+SEED, PAIRS = 11, 4000
+# A system message is for models that need to be told their task; of a long chat, the end will do.
+TEMPLATE = (
+    "{% set turns = messages | rejectattr('role', 'equalto', 'system') | list %}"
+    "{% for message in turns[-5:] %}"
+    "<|{{ message.role }}|>{{ message.content }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path) -> Any:
+    core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END, USER, ASSISTANT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(_texts(), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=END,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _texts() -> Iterator[str]:
+    rng = np.random.default_rng(SEED)
+    for _ in range(PAIRS):
+        scene = full_scene(rng)
+        yield caption(scene)
+        yield phrase(wish_for(scene, rng), rng)
+        if changed := change(scene, rng):
+            yield changed[0]

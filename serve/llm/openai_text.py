@@ -1,0 +1,230 @@
+"""OpenAI's chat and completions APIs as data: what a client may ask, and what it means here.
+
+It knows no HTTP server and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sdxl.params import MAX_SEED
+from serve.errors import Problem, invalid
+from serve.llm.asks import Ask, Message, Sampling
+from serve.openai_images import Reply
+from serve.settings import ServeSettings
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""of /v1/completions, as OpenAI's"""
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Neutral = Annotated[Any, Field(description="accepted; has no effect")]
+
+
+class Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TextPart(Asked):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Asked):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+    def plain(self) -> Message:
+        text = self.content
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        # What newer clients call a developer, chat templates call the system.
+        return Message("system" if self.role == "developer" else self.role, text)
+
+
+class JsonSchema(Asked):
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Asked):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def schema_text(self) -> str | None:
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return "{}"
+        if self.json_schema is None:
+            raise invalid("response_format", "response_format: needed json_schema with the type")
+        return json.dumps(self.json_schema.schema_)
+
+
+class StreamOptions(Asked):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TextRequest(Asked):
+    """What both routes take."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED, description="choice i uses seed + i")] | None = (
+        None
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, description="0 alone")] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, description="0 alone")] | None = None
+    user: Annotated[str | None, Field(description="accepted; not stored")] = None
+    deadline_s: Annotated[float, Field(gt=0, description="seconds")] | None = None
+
+    @property
+    def has_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens
+
+    def _stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def _sampling(self, seed: int, schema: str | None = None) -> Sampling:
+        return Sampling(
+            max_tokens=self.limit,
+            temperature=self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=seed,
+            stop=self._stops(),
+            json_schema=schema,
+        )
+
+    def asks(self, first_seed: int, deadline_s: float) -> list[Ask]:
+        raise NotImplementedError
+
+
+class ChatRequest(TextRequest):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    store: Neutral = None
+    metadata: Neutral = None
+    service_tier: Neutral = None
+    reasoning_effort: Neutral = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.logprobs or self.top_logprobs)
+
+    def asks(self, first_seed: int, deadline_s: float) -> list[Ask]:
+        schema = self.response_format.schema_text() if self.response_format else None
+        messages = tuple(message.plain() for message in self.messages)
+        return [
+            Ask(messages, self._sampling(first_seed + i, schema), deadline_s)
+            for i in range(self.n or 1)
+        ]
+
+
+class CompletionRequest(TextRequest):
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=128)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.logprobs is not None
+
+    def asks(self, first_seed: int, deadline_s: float) -> list[Ask]:
+        prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        return [
+            Ask(prompt, self._sampling(first_seed + i, None), deadline_s)
+            for prompt in prompts
+            for i in range(self.n or 1)
+        ]
+
+
+def check(request: ChatRequest | CompletionRequest, model: str, settings: ServeSettings) -> None:
+    """Raises Problem for what this server does not allow or cannot do."""
+    if request.model is not None and request.model != model:
+        name = request.model[:100]
+        message = f"The model {name!r} does not exist; here is {model!r}."
+        raise Problem(404, message, "model", "model_not_found")
+    if request.n is not None and request.n > settings.max_n:
+        raise invalid("n", f"n: {request.n} is not allowed; at most {settings.max_n}")
+    if request.has_logprobs:
+        raise invalid("logprobs", "logprobs: the model's backend does not give them")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "stream_options: needed stream to be true")
+    unmet: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
+    unmet |= {"echo": False, "suffix": None, "best_of": 1}
+    for field, neutral in unmet.items():
+        value = getattr(request, field, None)
+        if value is not None and value != neutral:
+            raise invalid(field, f"{field}: {value!r} is not possible here; leave it out")
+
+
+class TextUsage(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerMessage(Reply):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Reply):
+    index: int
+    message: AnswerMessage
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class TextChoice(Reply):
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatResponse(Reply):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TextUsage
+
+
+class CompletionResponse(Reply):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: TextUsage

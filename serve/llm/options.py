@@ -1,0 +1,86 @@
+"""How a language model's backend runs, from a TOML file in TensorRT-LLM's own names.
+
+The transformers backend takes two of them; a name that is not known, or that a backend does not
+have, is an error that names it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sdxl.params import InvalidParams
+from serve.llm import trtllm_api
+
+OURS = frozenset(
+    {
+        "model",
+        "tokenizer",
+        "tokenizer_mode",
+        "skip_tokenizer_init",
+        "tokenizer_revision",
+        "batched_logits_processor",
+        "gpus_per_node",
+    }
+)
+"""What the service decides itself."""
+OF_TRANSFORMERS = frozenset({"max_batch_size", "max_seq_len"})
+TABLES = ("kv_cache_config", "speculative_config")
+COUNTS = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_seq_len")
+
+
+def read(file: str, backend: str) -> dict[str, Any]:
+    if not file:
+        return {}
+    try:
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        cause = getattr(error, "strerror", None) or error
+        raise InvalidParams("llm_options", file, f"needed a TOML file ({cause})") from error
+    check(values, backend)
+    return values
+
+
+def check(values: dict[str, Any], backend: str) -> None:
+    is_transformers = backend == "transformers"
+    allowed = OF_TRANSFORMERS if is_transformers else trtllm_api.llm_names() - OURS
+    _known(values, allowed, f"of the backend {backend}")
+    for name in COUNTS:
+        value = values.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidParams(name, value, "needed a whole number of at least 1")
+    for name, value in values.items():
+        if isinstance(value, dict) != (name in TABLES):
+            needed = "a table" if name in TABLES else "a plain value"
+            raise InvalidParams(name, value, f"needed {needed}")
+    _known(values.get("kv_cache_config", {}), trtllm_api.kv_cache_names(), "of kv_cache_config")
+    if "speculative_config" in values:
+        _check_speculative(values["speculative_config"])
+
+
+def _check_speculative(table: dict[str, Any]) -> None:
+    kind = table.get("decoding_type")
+    if kind not in trtllm_api.SPECULATIVE:
+        needed = f"needed one of {', '.join(trtllm_api.SPECULATIVE)}"
+        raise InvalidParams("speculative_config.decoding_type", kind, needed)
+    _known(table, trtllm_api.speculative_names(kind), "of speculative_config")
+    if "max_draft_len" not in table:
+        raise InvalidParams("speculative_config.max_draft_len", None, "needed a number of tokens")
+
+
+def _known(values: Iterable[str], allowed: frozenset[str], whose: str) -> None:
+    for name in values:
+        if name not in allowed:
+            listed = ", ".join(sorted(allowed))
+            raise InvalidParams("llm_options", name, f"needed a name {whose}: {listed}")
+
+
+def gpus_of(values: dict[str, Any]) -> int:
+    """How many GPUs one replica takes under TensorRT-LLM."""
+    parts = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    count = 1
+    for part in parts:
+        count *= int(values.get(part, 1))
+    return count

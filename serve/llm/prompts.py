@@ -1,0 +1,68 @@
+"""A text or a chat as token ids: the model's own tokenizer and chat template. It computes nothing.
+
+Only tokenizers are imported, so that it works in any backend's interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from serve import errors
+from serve.errors import Problem
+from serve.llm.asks import Ask, Message
+
+
+class Prompts:
+    def __init__(self, model: str | Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
+        self.temperature = temperature_of(str(model))
+        """what the model's makers advise"""
+
+    def ids(self, ask: Ask) -> list[int]:
+        if isinstance(ask.prompt, str):
+            ids: list[int] = self.tokenizer(ask.prompt).input_ids
+        else:
+            ids = self.tokenizer(self._rendered(ask.prompt), add_special_tokens=False).input_ids
+        if not ids:
+            raise errors.invalid("prompt", "prompt: needed at least one token")
+        return ids
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        chat = [{"role": m.role, "content": m.content} for m in messages]
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError) as error:
+            # A template says so itself where it takes no system message, or no such order.
+            raise errors.invalid("messages", f"messages: {error}") from error
+        return text
+
+
+def temperature_of(model: str) -> float:
+    from transformers import GenerationConfig
+
+    try:
+        found = GenerationConfig.from_pretrained(model).temperature
+    except OSError:
+        # Not every model has such a file.
+        found = None
+    return 1.0 if found is None else float(found)
+
+
+def room(ids: list[int], max_tokens: int | None, context: int) -> int:
+    """How many tokens the answer may have."""
+    left = context - len(ids)
+    if left < 1 or (max_tokens or 1) > left:
+        asked = "" if max_tokens is None else f" and asks for {max_tokens} more"
+        message = (
+            f"The prompt has {len(ids)} tokens{asked}; the model's context holds {context} in all."
+        )
+        raise Problem(400, message, "messages", "context_length_exceeded")
+    return left if max_tokens is None else max_tokens

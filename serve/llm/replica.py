@@ -1,0 +1,98 @@
+"""A speaker as a Ray Serve replica, on the CPU or on the GPUs of one group.
+
+The constructor returns at once: a language model that loads slowly, or not at all, keeps nobody
+else waiting. What a replica says travels as plain data, Problems included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from serve import errors, logs
+from serve.errors import Problem
+from serve.front_metrics import labelled
+from serve.llm.asks import Ask, LlmCard, Update
+from serve.llm.speaker import Speaker
+from serve.replicas import replica_name
+from serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+LOAD_ATTEMPTS, PAUSE_S = 2, 5.0
+FAILED = "llm_failed"
+
+
+class LlmReplica:
+    def __init__(self, settings: ServeSettings) -> None:
+        logs.configure()
+        self.settings = settings
+        self.speaker: Speaker | None = None
+        self.problem = errors.starting()
+        """why there is no speaker"""
+        self.death: Exception | None = None
+        """what only a new process can mend"""
+        threading.Thread(target=self._load, name="load", daemon=True).start()
+
+    def _load(self) -> None:
+        # Here and not above: whoever deploys a replica need not load PyTorch.
+        from serve.llm import loading, trtllm_engine
+
+        for attempt in range(LOAD_ATTEMPTS):
+            time.sleep(attempt * PAUSE_S)
+            try:
+                speaker = loading.load(self.settings)
+                asyncio.run(speaker.warm_up())
+                self.speaker = speaker
+                log.info("%s writes", speaker.id)
+                return
+            except trtllm_engine.StartTimeout as error:
+                self.death = error
+                return
+            except Exception:
+                log.exception("the language model does not load")
+        message = "The language model does not load; the server's log says why."
+        self.problem = Problem(503, message, None, FAILED, 60.0)
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Update | Problem]:
+        if self.speaker is None:
+            yield self.problem
+            return
+        try:
+            async with aclosing(self.speaker.generate(ask)) as updates:
+                async for update in updates:
+                    yield update
+        except Problem as problem:
+            yield problem
+
+    async def card(self) -> LlmCard | Problem:
+        if self.speaker is None:
+            return self.problem
+        return replace(
+            await self.speaker.card(), device=os.environ.get("CUDA_VISIBLE_DEVICES") or "cpu"
+        )
+
+    async def metrics(self) -> Sequence[Any]:
+        if self.speaker is None:
+            return []
+        return labelled(await self.speaker.metrics(), replica=replica_name())
+
+    async def check_health(self) -> None:
+        """Ray asks, and replaces the replica when this raises."""
+        if self.death is not None:
+            raise self.death
+        if self.speaker is not None:
+            self.speaker.engine.check_health()
+
+    def __del__(self) -> None:
+        """Ray calls it after the last answer has left."""
+        speaker = getattr(self, "speaker", None)
+        if speaker is not None:
+            speaker.engine.close()

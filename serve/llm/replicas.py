@@ -1,0 +1,84 @@
+"""Language model replicas behind a Ray Serve handle, as one TextBackend.
+
+One that dies in the middle is no error: the ask, its seed fixed, goes to another one, and what the
+client has already read is not sent again. It knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from serve.errors import Problem
+from serve.llm.asks import Ask, Delta, Ended, LlmCard, Taken, Update
+from serve.replicas import CARD_AGE_S, ask_any, attempt, gather, persevere
+
+
+class LlmReplicas:
+    """Implements TextBackend over a Ray Serve DeploymentHandle."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle, self._stream = handle, handle.options(stream=True)
+        self._card: LlmCard | None = None
+        self._card_s = 0.0
+
+    async def card(self) -> LlmCard:
+        now = time.monotonic()
+        if self._card is None or now - self._card_s > CARD_AGE_S:
+            # Forgotten first: one that no longer answers is not to be believed.
+            self._card = None
+            found = await ask_any(self._handle.card)
+            if isinstance(found, Problem):
+                raise found
+            self._card, self._card_s = found, now
+        assert self._card is not None
+        return self._card
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
+        def begin(left_s: float) -> AsyncGenerator[Update]:
+            return attempt(self._stream.generate, replace(ask, deadline_s=left_s), Ended)
+
+        resumed, number = _Resumed(), 0
+        async with aclosing(persevere(begin, ask.deadline_s)) as updates:
+            async for attempt_number, update in updates:
+                if attempt_number != number:
+                    number = attempt_number
+                    resumed.begin()
+                if (news := resumed.news(update)) is not None:
+                    yield news
+
+    async def metrics(self) -> Sequence[Any]:
+        return await gather(self._handle, "metrics")
+
+
+class _Resumed:
+    """What is new in an answer that may have begun before."""
+
+    def __init__(self) -> None:
+        self._sent = self._repeated = ""
+        self._is_taken = False
+
+    def begin(self) -> None:
+        self._repeated = ""
+
+    def news(self, update: Update) -> Update | None:
+        if isinstance(update, Taken):
+            is_news, self._is_taken = not self._is_taken, True
+            return update if is_news else None
+        if isinstance(update, Ended):
+            return update
+        text = self._fresh(update.text)
+        self._sent += text
+        return Delta(text) if text else None
+
+    def _fresh(self, text: str) -> str:
+        """Beyond what was sent before, which must come again to the letter."""
+        known = self._sent[len(self._repeated) :]
+        same, text = text[: len(known)], text[len(known) :]
+        if not known.startswith(same):
+            raise Problem(503, "The answer was lost.", None, "unavailable", 5.0)
+        self._repeated += same + text
+        return text

@@ -1,0 +1,53 @@
+"""The language model's part of the REST application. It knows no engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from serve.llm.answers import Answers
+from serve.llm.openai_text import (
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+)
+
+log = logging.getLogger(__name__)
+
+EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+
+
+def answered(model: type) -> dict[int | str, Mapping[str, Any]]:
+    told = "the answer; as events with `stream`"
+    return {200: {"model": model, "content": EVENTS, "description": told}}
+
+
+def add_text_routes(app: FastAPI, answers: Answers) -> None:
+    def note(request: Request, asked: object) -> None:
+        if answers.settings.log_prompts:
+            log.info("%s asks for %r", request.state.request_id, asked)
+
+    @app.post(
+        "/v1/chat/completions",
+        responses=dict(answered(ChatResponse)),  # type: ignore[arg-type]
+        response_model=ChatResponse,
+    )
+    async def complete_chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a chat. Compatible with OpenAI's Chat Completions API."""
+        note(request, body.messages)
+        return await answers.answer(body, request)
+
+    @app.post(
+        "/v1/completions",
+        responses=dict(answered(CompletionResponse)),  # type: ignore[arg-type]
+        response_model=CompletionResponse,
+    )
+    async def complete_text(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text. Compatible with OpenAI's Completions API."""
+        note(request, body.prompt)
+        return await answers.answer(body, request)

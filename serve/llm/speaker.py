@@ -1,0 +1,138 @@
+"""One language model's worth of the service: asks in, text out, whatever engine is behind it.
+
+It renders prompts, keeps limits, deadlines and stop strings, and counts. It knows no Ray and no
+HTTP. Whatever goes wrong is a Problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from serve import errors
+from serve.errors import Problem
+from serve.llm.asks import Ask, Delta, Ended, LlmCard, Message, Reason, Sampling, Taken, Update
+from serve.llm.engine import LlmEngine, Piece
+from serve.llm.meters import AskMeter, LlmMeters
+from serve.llm.prompts import Prompts, room
+from serve.llm.stops import Stops
+
+log = logging.getLogger(__name__)
+
+WARM_UP = Ask((Message("user", "hello"),), Sampling(max_tokens=2, temperature=0.0))
+
+
+class Speaker:
+    """Implements TextBackend over an engine."""
+
+    def __init__(self, id_: str, prompts: Prompts, engine: LlmEngine, queue: int = 64) -> None:
+        self.id, self.prompts, self.engine, self.queue = id_, prompts, engine, queue
+        self.meters = LlmMeters()
+        self._open = 0
+        self._is_draining = False
+
+    async def warm_up(self) -> None:
+        """Returns when something was said."""
+        async with aclosing(self._answer(WARM_UP, AskMeter(LlmMeters()))) as updates:
+            async for _ in updates:
+                pass
+
+    # -- TextBackend ------------------------------------------------------------------------
+
+    async def card(self) -> LlmCard:
+        return LlmCard(self.id, self.engine.context, self.engine.name)
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
+        meter = AskMeter(self.meters)
+        outcome, end = "cancelled", None
+        self._open += 1
+        try:
+            async with aclosing(self._answer(ask, meter)) as updates:
+                async for update in updates:
+                    if isinstance(update, Ended):
+                        outcome, end = update.reason, update
+                    yield update
+        except Problem as problem:
+            outcome = problem.code or "failed"
+            raise
+        except Exception:
+            outcome = "engine"
+            log.exception("the language model's engine failed")
+            raise Problem(500, "The language model failed.", None, "engine") from None
+        finally:
+            self._open -= 1
+            meter.ended(outcome, end)
+
+    async def metrics(self) -> Sequence[Any]:
+        return self.meters.collect(await self.engine.occupancy())
+
+    # -- what its owner asks ----------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._open
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, and let what is here finish."""
+        self._is_draining = True
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + timeout_s
+        while self._open and clock() < until_s:
+            await asyncio.sleep(0.02)
+
+    # -- one ask ----------------------------------------------------------------------------
+
+    async def _answer(self, ask: Ask, meter: AskMeter) -> AsyncGenerator[Update]:
+        ids, sampling = await self._accept(ask)
+        yield Taken(len(ids))
+        stops, made = Stops(sampling.stop), 0
+        reason: Reason = "stop"
+        async with aclosing(self._pieces(ids, sampling, ask.deadline_s)) as pieces:
+            async for piece in pieces:
+                made = piece.tokens
+                meter.heard(made)
+                if text := stops.feed(piece.text):
+                    yield Delta(text)
+                if stops.is_over:
+                    break
+                reason = piece.reason or reason
+        if text := stops.rest():
+            yield Delta(text)
+        yield Ended("stop" if stops.is_over else reason, len(ids), made)
+
+    async def _accept(self, ask: Ask) -> tuple[list[int], Sampling]:
+        """Refuse before any work what cannot be served."""
+        if self._is_draining:
+            raise errors.draining()
+        if (await self.engine.occupancy()).waiting > self.queue:
+            raise Problem(429, "Too many wait for the language model.", None, "overloaded", 1.0)
+        if ask.sampling.json_schema is not None and not self.engine.has_json:
+            raise errors.invalid(
+                "response_format",
+                f"response_format: the backend {self.engine.name!r} cannot be made to write JSON",
+            )
+        ids = await asyncio.to_thread(self.prompts.ids, ask)
+        most = room(ids, ask.sampling.max_tokens, self.engine.context)
+        temperature = ask.sampling.temperature
+        if temperature is None:
+            temperature = self.prompts.temperature
+        return ids, replace(ask.sampling, max_tokens=most, temperature=temperature)
+
+    async def _pieces(
+        self, ids: list[int], sampling: Sampling, deadline_s: float
+    ) -> AsyncGenerator[Piece]:
+        until_s = asyncio.get_running_loop().time() + deadline_s
+        async with aclosing(self.engine.generate(ids, sampling)) as pieces:
+            while True:
+                try:
+                    async with asyncio.timeout_at(until_s):
+                        piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise errors.late() from None
+                yield piece

@@ -1,0 +1,185 @@
+"""A transformers model on the CPU as an LlmEngine: one thread makes tokens for all who listen.
+
+Messages reach the thread through an inbox, and tokens leave it as text. It knows no prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Any
+
+import torch
+from tokenizers.decoders import DecodeStream
+
+from sdxl.params import InvalidParams
+from serve.denoiser import Unhealthy
+from serve.errors import Problem
+from serve.llm.asks import Sampling
+from serve.llm.decoding import Decoding, Generation, Made
+from serve.llm.engine import Occupancy, Piece
+
+log = logging.getLogger(__name__)
+
+MAX_CONTEXT = 4096
+"""Unless `max_seq_len` says otherwise: every row's memory is taken at once."""
+MAX_ROWS = 16
+BEAT_S = 0.5
+SICK_AFTER = 3
+"""steps in a row that failed, after which the model is given up"""
+FULL = "full_attention"
+
+
+class Listener:
+    """Turns one generation's tokens into text, and carries it to the task that waits."""
+
+    def __init__(self, generation: Generation, tokenizer: Any) -> None:
+        self.generation = generation
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+
+    def heard(self, made: Made) -> None:
+        text = self._stream.step(self._tokenizer, made.token) or ""
+        self.tell(Piece(text, made.generation.made, made.reason))
+
+    def tell(self, news: Piece | Exception) -> None:
+        # Where the event loop was closed, nobody waits any more.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+    async def pieces(self) -> AsyncGenerator[Piece]:
+        """Whoever is slow hears several tokens in one piece."""
+        while True:
+            news = await self._news.get()
+            while isinstance(news, Piece) and news.reason is None and not self._news.empty():
+                later = self._news.get_nowait()
+                if isinstance(later, Exception):
+                    raise later
+                news = Piece(news.text + later.text, later.tokens, later.reason)
+            if isinstance(news, Exception):
+                raise news
+            yield news
+            if news.reason is not None:
+                return
+
+
+class TransformersEngine:
+    """Implements LlmEngine. Its thread starts at once."""
+
+    name = "transformers"
+    has_json = False
+
+    def __init__(
+        self, model: Any, tokenizer: Any, context: int, rows: int = MAX_ROWS, stall_s: float = 60.0
+    ) -> None:
+        self.context, self.stall_s = context, stall_s
+        self.decoding = Decoding(model, rows, context, ends_of(model))
+        self._tokenizer = tokenizer.backend_tokenizer
+        self._listeners: dict[Generation, Listener] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._occupancy = Occupancy(0, 0, 0.0)
+        self._failures, self._beat_s, self._is_stopping = 0, time.monotonic(), False
+        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread.start()
+
+    # -- LlmEngine, from the event loop -----------------------------------------------------
+
+    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+        assert sampling.max_tokens is not None
+        listener = Listener(Generation(list(ids), sampling, sampling.max_tokens), self._tokenizer)
+        self._inbox.put(partial(self._begin, listener))
+        try:
+            async for piece in listener.pieces():
+                yield piece
+        finally:
+            self._inbox.put(partial(self._end, listener))
+
+    async def occupancy(self) -> Occupancy:
+        return self._occupancy
+
+    def check_health(self) -> None:
+        still_s = time.monotonic() - self._beat_s
+        if not self._thread.is_alive() or still_s > self.stall_s:
+            raise Unhealthy(f"no token was made for {still_s:.1f} s")
+        if self._failures >= SICK_AFTER:
+            raise Unhealthy(f"the language model failed {self._failures} times in a row")
+
+    def close(self) -> None:
+        self._is_stopping = True
+        self._inbox.put(lambda: None)
+        self._thread.join(5.0)
+
+    # -- on the thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._read_inbox()
+            self._beat_s = time.monotonic()
+            if not self.decoding.is_idle:
+                self._step()
+            running, waiting = len(self.decoding.running), len(self.decoding.waiting)
+            self._occupancy = Occupancy(running, waiting, self.decoding.kv_share)
+
+    def _read_inbox(self) -> None:
+        try:
+            message = self._inbox.get(self.decoding.is_idle, BEAT_S)
+            while True:
+                message()
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _begin(self, listener: Listener) -> None:
+        self._listeners[listener.generation] = listener
+        self.decoding.submit(listener.generation)
+
+    def _end(self, listener: Listener) -> None:
+        self._listeners.pop(listener.generation, None)
+        self.decoding.cancel(listener.generation)
+
+    def _step(self) -> None:
+        victims = [*self.decoding.running, *self.decoding.waiting]
+        try:
+            made = self.decoding.step()
+            self._failures = 0
+        except Exception:
+            log.exception("the language model failed")
+            self._failures += 1
+            self._fail(victims)
+            return
+        for each in made:
+            self._listeners[each.generation].heard(each)
+
+    def _fail(self, victims: list[Generation]) -> None:
+        for generation in victims:
+            if generation not in self.decoding.waiting:
+                listener = self._listeners[generation]
+                listener.tell(Problem(500, "The language model failed.", None, "engine"))
+
+
+def ends_of(model: Any) -> list[int]:
+    """The tokens that end an answer."""
+    found = model.generation_config.eos_token_id
+    return [] if found is None else [found] if isinstance(found, int) else list(found)
+
+
+def load(folder: str, tokenizer: Any, rows: int | None, context: int | None) -> TransformersEngine:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or [FULL])
+    if kinds != {FULL} or getattr(config, "sliding_window", None):
+        shown = ", ".join(sorted(kinds))
+        raise InvalidParams("llm", folder, f"needed full attention in every layer; found {shown}")
+    most = config.max_position_embeddings
+    if context is not None and context > most:
+        raise InvalidParams("max_seq_len", context, f"the model's context holds {most}")
+    return TransformersEngine(model, tokenizer, context or min(most, MAX_CONTEXT), rows or MAX_ROWS)

@@ -1,0 +1,44 @@
+"""TensorRT-LLM's public names, as recorded in trtllm_api.json: what an options file may set, and
+what the adapter may use. It imports nothing of TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).with_name("trtllm_api.json")
+UNCOMMITTED = "also (not committed to stay)"
+EAGLE = "EagleDecodingConfig (1.2; Eagle3DecodingConfig later)"
+SPECULATIVE = {
+    "Eagle": ("EagleDecodingConfig",),
+    "Eagle3": ("Eagle3DecodingConfig", "EagleDecodingConfig"),
+    "Draft_Target": ("DraftTargetDecodingConfig",),
+}
+"""`decoding_type` of an options file → the class, the first that the installed version has"""
+
+
+@cache
+def record() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
+    return found
+
+
+def llm_names() -> frozenset[str]:
+    """Of LLM's arguments."""
+    arguments = dict(record()["LLM.__init__"])
+    return frozenset(arguments) - {UNCOMMITTED} | frozenset(arguments[UNCOMMITTED])
+
+
+def kv_cache_names() -> frozenset[str]:
+    return frozenset(record()["tensorrt_llm.llmapi"]["KvCacheConfig"])
+
+
+def speculative_names(decoding_type: str) -> frozenset[str]:
+    base = record()["additions"]["DecodingBaseConfig"]["fields"]
+    names = {*base, "speculative_model_dir"}
+    if decoding_type != "Draft_Target":
+        names |= set(record()["tensorrt_llm.llmapi"][EAGLE])
+    return frozenset(names)

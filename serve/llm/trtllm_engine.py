@@ -1,0 +1,171 @@
+"""TensorRT-LLM as an LlmEngine, over its `LLM` API; in-flight batching and the paged KV cache are
+its own.
+
+Every name used here is in trtllm_api.json. It runs in an interpreter of its own, and imports
+TensorRT-LLM only when it is loaded: that initialises MPI.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from serve.errors import Problem
+from serve.llm import trtllm_api
+from serve.llm.asks import Reason, Sampling
+from serve.llm.engine import Occupancy, Piece
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS = 2048
+"""TensorRT-LLM's own default of max_batch_size."""
+SICK_AFTER = 3
+STATS_TIMEOUT_S = 0.5
+HALF_CHARACTER = "\ufffd"
+REASONS: dict[str | None, Reason] = {"stop": "stop", "length": "length", None: "stop"}
+
+
+class StartTimeout(RuntimeError):
+    """TensorRT-LLM was not up in time."""
+
+
+class EngineLost(RuntimeError):
+    """TensorRT-LLM keeps failing."""
+
+
+class TrtllmEngine:
+    """Implements LlmEngine."""
+
+    name = "tensorrt-llm"
+
+    def __init__(self, llm: Any, context: int, has_json: bool, rows: int = MAX_ROWS) -> None:
+        self.llm, self.context, self.has_json, self.rows = llm, context, has_json, rows
+        self._running, self._failures, self._kv_share = 0, 0, 0.0
+
+    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+        request: Any = None
+        is_over, sent = False, 0
+        self._running += 1
+        try:
+            request = self.llm.generate_async(ids, params_of(sampling), streaming=True)
+            async for answer in request:
+                output, is_over = answer.outputs[0], answer.finished
+                text = output.text if is_over else output.text.rstrip(HALF_CHARACTER)
+                reason = reason_of(output.finish_reason) if is_over else None
+                yield Piece(text[sent:], len(output.token_ids), reason)
+                sent = max(sent, len(text))
+            self._failures = 0
+        except Problem:
+            raise
+        except Exception:
+            # Whatever its executor raises: one request's failure, until it happens again and again.
+            self._failures += 1
+            is_over = True
+            log.exception("TensorRT-LLM failed")
+            raise Problem(500, "The language model failed.", None, "engine") from None
+        finally:
+            self._running -= 1
+            if request is not None and not is_over:
+                request.abort()
+
+    async def occupancy(self) -> Occupancy:
+        async for stats in self.llm.get_stats_async(timeout=STATS_TIMEOUT_S):
+            blocks = stats.get("kvCacheStats")
+            if blocks:
+                self._kv_share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
+        waiting = max(self._running - self.rows, 0)
+        return Occupancy(self._running - waiting, waiting, self._kv_share)
+
+    def check_health(self) -> None:
+        if self._failures >= SICK_AFTER:
+            raise EngineLost(f"TensorRT-LLM failed {self._failures} times in a row")
+
+    def close(self) -> None:
+        self.llm.shutdown()
+
+
+def params_of(sampling: Sampling) -> Any:
+    module = importlib.import_module("tensorrt_llm")
+    is_greedy = sampling.temperature == 0
+    guided = None
+    if sampling.json_schema is not None:
+        guiding = importlib.import_module("tensorrt_llm.sampling_params").GuidedDecodingParams
+        is_any = sampling.json_schema == "{}"
+        guided = guiding(json_object=True) if is_any else guiding(json=sampling.json_schema)
+    return module.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=None if is_greedy else sampling.temperature,
+        top_k=1 if is_greedy else None,
+        top_p=None if is_greedy else sampling.top_p,
+        seed=sampling.seed,
+        stop=list(sampling.stop) or None,
+        # The speaker cuts it off; without it, text that was sent would be taken back.
+        include_stop_str_in_output=True,
+        guided_decoding=guided,
+        # The prompt's template has put them there.
+        add_special_tokens=False,
+    )
+
+
+def reason_of(found: str | None) -> Reason:
+    if found not in REASONS:
+        raise Problem(503, f"The language model gave up: {found}.", None, "unavailable", 5.0)
+    return REASONS[found]
+
+
+def load(folder: str, options: dict[str, Any], timeout_s: float) -> TrtllmEngine:
+    """Raises StartTimeout. Whoever is told so should end the process: MPI cannot be interrupted."""
+    context = int(options.get("max_seq_len") or context_of(folder))
+    has_json = options.get("guided_decoding_backend") is not None
+    llm = within(lambda: make_llm(folder, {**options, "max_seq_len": context}), timeout_s)
+    rows = int(options.get("max_batch_size", MAX_ROWS))
+    return TrtllmEngine(llm, context, has_json, rows)
+
+
+def make_llm(folder: str, options: dict[str, Any]) -> Any:
+    module = importlib.import_module("tensorrt_llm")
+    configs = importlib.import_module("tensorrt_llm.llmapi")
+    given = {"enable_iter_perf_stats": True, **options}
+    if "kv_cache_config" in given:
+        given["kv_cache_config"] = configs.KvCacheConfig(**given["kv_cache_config"])
+    if "speculative_config" in given:
+        given["speculative_config"] = speculative_of(configs, given["speculative_config"])
+    return module.LLM(model=folder, **given)
+
+
+def speculative_of(configs: Any, table: dict[str, Any]) -> Any:
+    names = trtllm_api.SPECULATIVE[table["decoding_type"]]
+    found = next((getattr(configs, name) for name in names if hasattr(configs, name)), None)
+    if found is None:
+        raise RuntimeError(f"this TensorRT-LLM has none of {', '.join(names)}")
+    return found(**{name: value for name, value in table.items() if name != "decoding_type"})
+
+
+def context_of(folder: str) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(folder).max_position_embeddings)
+
+
+def within(work: Callable[[], Any], timeout_s: float) -> Any:
+    """What `work` returns, or raises; it runs on a thread, which a timeout leaves behind."""
+    ends: list[Any] = []
+
+    def run() -> None:
+        try:
+            ends.append((work(), None))
+        except BaseException as error:
+            ends.append((None, error))
+
+    thread = threading.Thread(target=run, name="tensorrt-llm", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not ends:
+        raise StartTimeout(f"TensorRT-LLM was not up after {timeout_s:.0f} s")
+    result, error = ends[0]
+    if error is not None:
+        raise error
+    return result

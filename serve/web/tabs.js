@@ -1,0 +1,26 @@
+// Pictures or chat: one is seen, the other keeps what it holds.
+
+import { byId } from "./elements.js";
+
+const NAMES = ["pictures", "chat"];
+
+export function startTabs() {
+  for (const name of NAMES) {
+    byId(`tab-${name}`).addEventListener("click", () => showTab(name));
+  }
+  byId("tabs").addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = NAMES.find((name) => byId(name).hidden);
+    showTab(other);
+    byId(`tab-${other}`).focus();
+  });
+}
+
+export function showTab(shown) {
+  for (const name of NAMES) {
+    const tab = byId(`tab-${name}`);
+    tab.setAttribute("aria-selected", name === shown);
+    tab.tabIndex = name === shown ? 0 : -1;
+    byId(name).hidden = name !== shown;
+  }
+}

@@ -1,0 +1,138 @@
+"""Stands for TensorRT-LLM where it cannot be installed: its recorded names, and nothing else.
+
+A name, argument or field that trtllm_api.json does not hold raises, as it would on a GPU machine.
+Put this folder's parent on the path and `import tensorrt_llm` finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from serve.llm import trtllm_api
+
+RECORD = trtllm_api.record()
+WORDS = ("a", " red", " circle", " with", " caf", "\ufffd", "é", " on", " blue")
+"""One a token; the sixth is half a character, which the next replaces."""
+START_VARIABLE = "TRTLLM_DOUBLE_START_S"
+
+
+def recorded(name: str, fields: Any) -> type:
+    """A class that holds these fields, and refuses any other."""
+
+    def __init__(self: Any, **given: Any) -> None:
+        for key in given:
+            if key not in fields:
+                raise TypeError(f"{name} has no argument {key!r}")
+        needed = [key for key, default in fields.items() if default == "required"]
+        if missing := [key for key in needed if key not in given]:
+            raise TypeError(f"{name} needs {missing}")
+        self.__dict__.update({**fields, **given})
+
+    return type(name, (), {"__init__": __init__})
+
+
+SamplingParams = recorded("SamplingParams", RECORD["SamplingParams"])
+CompletionOutput = recorded("CompletionOutput", RECORD["CompletionOutput"])
+
+
+class RequestOutput:
+    """Only what the record lists: its properties, its methods, and asynchronous iteration."""
+
+    def __init__(self, llm: LLM, ids: list[int], params: Any) -> None:
+        self.request_id, self.prompt, self.prompt_token_ids = id(self), None, ids
+        self.outputs: list[Any] = []
+        self.finished, self.context_logits = False, None
+        self._llm, self._params, self._is_aborted = llm, params, False
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        words = list(self._llm.words)[: self._params.max_tokens]
+        for i in range(1, len(words) + 1):
+            await asyncio.sleep(self._llm.token_s)
+            if self._llm.fault is not None:
+                self._llm.open.discard(self)
+                raise self._llm.fault
+            self._advance(words[:i], is_last=i == len(words))
+            yield self
+            if self.finished:
+                break
+
+    def _advance(self, words: list[str], is_last: bool) -> None:
+        text = "".join(words)
+        text = text if text.endswith("\ufffd") else text.replace("\ufffd", "")
+        params, is_whole = self._params, len(words) == len(self._llm.words)
+        kept = [stop if params.include_stop_str_in_output else "" for stop in params.stop or ()]
+        stopped = [
+            text.find(stop) + len(end)
+            for stop, end in zip(params.stop or (), kept, strict=True)
+            if stop in text
+        ]
+        reason = self._llm.reason if is_whole or stopped else "length"
+        self.finished = is_last or bool(stopped)
+        if self.finished:
+            self._llm.open.discard(self)
+        self.outputs = [
+            CompletionOutput(
+                index=0,
+                text=text[: min(stopped)] if stopped else text,
+                token_ids=list(range(len(words))),
+                finish_reason=reason if self.finished else None,
+            )
+        ]
+
+    def abort(self) -> None:
+        self._is_aborted = True
+        self._llm.aborted += 1
+        self._llm.open.discard(self)
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        raise NotImplementedError
+
+    async def aresult(self) -> RequestOutput:
+        raise NotImplementedError
+
+
+class LLM:
+    """The arguments are checked against the record; what it says is always the same."""
+
+    before_start: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, **given: Any) -> None:
+        for name in given:
+            if name not in trtllm_api.llm_names():
+                raise TypeError(f"LLM has no argument {name!r}")
+        if "model" not in given:
+            raise TypeError("LLM needs a model")
+        type(self).before_start()
+        time.sleep(float(os.environ.get(START_VARIABLE, "0")))
+        self.given = given
+        self.words, self.token_s, self.reason = WORDS, 0.0, "stop"
+        self.fault: Exception | None = None
+        self.open: set[RequestOutput] = set()
+        self.aborted, self.is_shut = 0, False
+        self.params: list[Any] = []
+
+    def generate_async(
+        self,
+        inputs: list[int],
+        sampling_params: Any = None,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        streaming: bool = False,
+    ) -> RequestOutput:
+        assert isinstance(inputs, list) and all(isinstance(token, int) for token in inputs)
+        assert streaming, "the adapter streams"
+        self.params.append(sampling_params)
+        request = RequestOutput(self, inputs, sampling_params)
+        self.open.add(request)
+        return request
+
+    async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        if self.given.get("enable_iter_perf_stats"):
+            yield {"kvCacheStats": {"maxNumBlocks": 8, "usedNumBlocks": len(self.open)}}
+
+    def shutdown(self) -> None:
+        self.is_shut = True

@@ -1,0 +1,74 @@
+"""Asks to replicas that die: the client reads one answer, each word of it once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from serve import errors
+from serve.errors import Problem
+from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
+from serve.llm.replicas import LlmReplicas
+from serve.replicas import ATTEMPTS
+from tests.serve.llm.texts import CIRCLE, text_of
+from tests.serve.test_replicas import Handle
+
+DIED = ActorDiedError()
+CARD = LlmCard("m", 512)
+WHOLE: list[Any] = [Taken(3), Delta("a red"), Delta(" circle"), Ended("stop", 3, 3)]
+
+
+def updates_of(*scripts: Sequence[Any]) -> list[Update]:
+    async def scenario() -> list[Update]:
+        async with aclosing(LlmReplicas(Handle(*scripts)).generate(CIRCLE)) as updates:
+            return [update async for update in updates]
+
+    return asyncio.run(scenario())
+
+
+def test_an_answer_passes_as_it_comes() -> None:
+    assert updates_of(WHOLE) == WHOLE
+
+
+@pytest.mark.parametrize("loss", [DIED, errors.draining(), errors.starting()])
+@pytest.mark.parametrize("told", range(3))
+def test_what_a_lost_replica_was_saying_is_said_on_elsewhere(loss: Exception, told: int) -> None:
+    updates = updates_of([*WHOLE[:told], loss], WHOLE)
+    assert text_of(updates) == "a red circle" and updates[-1] == WHOLE[-1]
+    assert sum(isinstance(update, Taken) for update in updates) == 1
+
+
+def test_pieces_may_lie_differently_the_second_time() -> None:
+    again = [Taken(3), Delta("a"), Delta(" red cir"), Delta("cle"), Ended("stop", 3, 3)]
+    assert text_of(updates_of([*WHOLE[:2], DIED], again)) == "a red circle"
+
+
+def test_another_text_is_not_glued_to_the_first() -> None:
+    with pytest.raises(Problem) as caught:
+        updates_of([*WHOLE[:2], DIED], [Taken(3), Delta("two stars")])
+    assert caught.value.status == 503
+
+
+def test_it_gives_up_after_a_few() -> None:
+    with pytest.raises(Problem) as caught:
+        updates_of(*[[DIED]] * ATTEMPTS)
+    assert caught.value.status == 503
+
+
+def test_a_refusal_is_not_tried_elsewhere() -> None:
+    with pytest.raises(Problem) as caught:
+        updates_of([Problem(400, "too long")])
+    assert caught.value.status == 400
+
+
+def test_a_replica_s_problem_is_raised_and_the_card_is_asked_for_again() -> None:
+    failed = Problem(503, "does not load", None, "llm_failed")
+    replicas = LlmReplicas(Handle([failed], [CARD]))
+    with pytest.raises(Problem, match="does not load"):
+        asyncio.run(replicas.card())
+    assert asyncio.run(replicas.card()) == CARD

@@ -1,0 +1,103 @@
+"""Both models on one cluster of made-up GPUs: who gets which, and what a kill costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from sdxl.params import InvalidParams
+from serve.llm import deployment
+from serve.settings import ServeSettings
+from tests.serve.llm.placement_probe import DOUBLE
+from tests.serve.services import ROOT, free_port
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    # Replicas find the double, as they would find TensorRT-LLM in an interpreter of its own.
+    "PYTHONPATH": f"{ROOT}:{DOUBLE}",
+}
+
+
+def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:
+    (tmp_path / "options.toml").write_text("tensor_parallel_size = 2\nmax_seq_len = 256\n")
+    module = ("-m", "tests.serve.llm.placement_probe")
+    done = subprocess.run(
+        [
+            sys.executable,
+            *module,
+            str(gpus),
+            str(tmp_path / "options.toml"),
+            str(free_port()),
+            *rest,
+        ],
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (text for text in done.stdout.splitlines() if text.startswith('{"images"'))
+    told: dict[str, Any] = json.loads(line)
+    return told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_eight_gpus_are_given_once_and_kills_on_both_sides_are_recovered(tmp_path: Path) -> None:
+    told = probe(tmp_path, 8, "40")
+    groups = [set(devices.split(",")) for devices in (*told["images"], *told["llm"])]
+    assert [len(g) for g in groups] == [1, 1, 1, 1, 2, 2], told
+    assert len(set().union(*groups)) == 8, f"a GPU was given twice: {told}"
+    for path, counts in told["statuses"].items():
+        assert set(counts) == {"200"}, f"{path}: {counts}"
+    assert set(told["after"].values()) == {200}
+
+
+def settings(tmp_path: Path, text: str, **rest: Any) -> ServeSettings:
+    (tmp_path / "options.toml").write_text(text)
+    return ServeSettings(llm="m", llm_options=str(tmp_path / "options.toml"), **rest)
+
+
+@pytest.fixture
+def nodes_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Resources": {"GPU": 4.0}}, {"Resources": {"GPU": 4.0}}, {"Resources": {}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+
+
+def test_a_group_has_the_gpus_of_one_node(nodes_of_four: None, tmp_path: Path) -> None:
+    asked = settings(tmp_path, "tensor_parallel_size = 2\npipeline_parallel_size = 2\n")
+    taken, _ = deployment.place(asked, 8)
+    options = deployment.on_gpus(4, "/opt/trtllm/bin/python")
+    assert taken == 4 and options["placement_group_strategy"] == "STRICT_PACK"
+    assert options["placement_group_bundles"] == [{"CPU": 1, "GPU": 4}]
+    assert options["ray_actor_options"]["runtime_env"]["py_executable"] == "/opt/trtllm/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("text", "replicas", "named"),
+    [
+        ("tensor_parallel_size = 8", 1, "a node with so many"),
+        ("tensor_parallel_size = 4", 2, "images need one"),
+        ("tensor_paralel_size = 4", 1, "tensor_paralel_size"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused(
+    nodes_of_four: None, tmp_path: Path, text: str, replicas: int, named: str
+) -> None:
+    with pytest.raises(InvalidParams, match=named):
+        deployment.place(settings(tmp_path, text, llm_replicas=replicas), 8)
+
+
+def test_the_embedded_model_and_none_take_no_gpu() -> None:
+    assert deployment.place(ServeSettings(), 8)[0] == 0
+    assert deployment.place(ServeSettings(llm="none"), 8) == (0, None)

@@ -1,0 +1,151 @@
+"""Asks to a speaker: each ends with its text or one Problem, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serve.errors import Problem
+from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Taken
+from serve.llm.speaker import Speaker
+from tests.serve.llm.texts import (
+    CIRCLE,
+    WORDS,
+    FakeLlm,
+    end_of,
+    fake_speaker,
+    text_of,
+    updates_of,
+)
+
+
+def run(speaker: Speaker, ask: Ask = CIRCLE, **sampling: Any) -> Any:
+    ask = replace(ask, sampling=replace(ask.sampling, **sampling))
+    return asyncio.run(updates_of(speaker, ask))
+
+
+def problem_of(speaker: Speaker, ask: Ask = CIRCLE, **sampling: Any) -> Problem:
+    with pytest.raises(Problem) as caught:
+        run(speaker, ask, **sampling)
+    return caught.value
+
+
+def test_an_answer_comes_word_by_word_and_is_counted() -> None:
+    updates = run(fake_speaker())
+    assert updates[0] == Taken(4) and text_of(updates) == "".join(WORDS)
+    assert updates[-1] == Ended("stop", 4, len(WORDS))
+    assert sum(isinstance(update, Delta) for update in updates) == len(WORDS)
+
+
+@pytest.mark.parametrize("stop", ["ed cir", " on", "d"])
+def test_a_stop_string_ends_the_answer_across_tokens(stop: str) -> None:
+    engine = FakeLlm()
+    updates = run(fake_speaker(engine), stop=(stop,))
+    assert text_of(updates) == "".join(WORDS).partition(stop)[0]
+    assert end_of(updates).reason == "stop" and engine.cancelled == 1 and engine.open == 0
+
+
+def test_max_tokens_ends_it_with_length() -> None:
+    updates = run(fake_speaker(), max_tokens=3)
+    assert text_of(updates) == "a red circle" and end_of(updates) == Ended("length", 4, 3)
+
+
+def test_the_answer_has_what_the_context_leaves() -> None:
+    engine = FakeLlm()
+    run(fake_speaker(engine), max_tokens=None)
+    assert engine.asked[0].max_tokens == 512 - 4
+
+
+@pytest.mark.parametrize(("prompt", "most"), [("circle " * 600, None), ("circle", 511)])
+def test_a_context_too_long_is_named(prompt: str, most: int | None) -> None:
+    problem = problem_of(fake_speaker(), Ask((Message("user", prompt),)), max_tokens=most)
+    assert (problem.status, problem.code) == (400, "context_length_exceeded")
+
+
+def test_a_full_queue_is_a_429() -> None:
+    engine = FakeLlm()
+    engine.waiting = 2
+    problem = problem_of(fake_speaker(engine, queue=1))
+    assert problem.status == 429 and problem.retry_after_s
+
+
+def test_a_deadline_frees_what_the_ask_held() -> None:
+    engine = FakeLlm(token_s=0.2)
+    problem = problem_of(fake_speaker(engine), replace(CIRCLE, deadline_s=0.3))
+    assert problem.status == 408 and engine.open == 0 and engine.cancelled == 1
+
+
+def test_an_engine_s_failure_is_a_500_that_says_nothing_of_it() -> None:
+    engine = FakeLlm()
+    engine.fault = RuntimeError("/secret/path")
+    problem = problem_of(fake_speaker(engine))
+    assert problem.status == 500 and "secret" not in problem.message and engine.open == 0
+
+
+def test_json_needs_a_backend_that_can() -> None:
+    problem = problem_of(fake_speaker(), json_schema="{}")
+    assert (problem.status, problem.param) == (400, "response_format")
+
+
+def test_draining_refuses_what_is_new_and_waits_for_the_rest() -> None:
+    speaker = fake_speaker(FakeLlm(token_s=0.02))
+
+    async def scenario() -> list[Any]:
+        first = asyncio.create_task(updates_of(speaker, CIRCLE))
+        await asyncio.sleep(0.03)
+        await speaker.drain(5)
+        assert speaker.is_idle
+        with pytest.raises(Problem):
+            await updates_of(speaker, CIRCLE)
+        return await first
+
+    assert text_of(asyncio.run(scenario())) == "".join(WORDS)
+
+
+def sample(speaker: Speaker, name: str, **labels: str) -> float:
+    async def collect() -> Any:
+        return await speaker.metrics()
+
+    found = [s for metric in asyncio.run(collect()) for s in metric.samples]
+    return sum(s.value for s in found if s.name == name and labels.items() <= s.labels.items())
+
+
+def test_metrics_tell_times_tokens_and_the_cache() -> None:
+    speaker = fake_speaker()
+    run(speaker)
+    problem_of(speaker, json_schema="{}")
+    assert sample(speaker, "sdxl_llm_first_token_seconds_count") == 1
+    assert sample(speaker, "sdxl_llm_output_token_seconds_count") == 1
+    assert sample(speaker, "sdxl_llm_tokens_total", kind="completion") == len(WORDS)
+    assert sample(speaker, "sdxl_llm_answers_total", outcome="stop") == 1
+    assert sample(speaker, "sdxl_llm_answers_total", outcome="invalid_value") == 1
+    assert sample(speaker, "sdxl_llm_kv_cache_share") == 0
+
+
+def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
+    """On the embedded model: every row of the cache is free again, and it goes on as before."""
+
+    async def leave(number: int) -> None:
+        asked = Ask((Message("user", "circle"),), Sampling(max_tokens=400, seed=number))
+        async with aclosing(speaker.generate(asked)) as updates:
+            async for update in updates:
+                if isinstance(update, Delta) or number % 3 == 0:
+                    return
+
+    async def scenario() -> None:
+        expected = text_of(await updates_of(speaker, CIRCLE))
+        for first in range(0, 200, 40):
+            await asyncio.gather(*(leave(number) for number in range(first, first + 40)))
+        until = time.monotonic() + 30
+        while (left := await speaker.engine.occupancy()).running or left.waiting:
+            assert time.monotonic() < until, f"{left} after every client left"
+            await asyncio.sleep(0.01)
+        assert left.kv_share == 0 and speaker.is_idle
+        assert text_of(await updates_of(speaker, CIRCLE)) == expected
+
+    asyncio.run(scenario())

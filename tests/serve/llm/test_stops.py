@@ -1,0 +1,43 @@
+"""Stop strings: the same text, however it comes in pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve.llm.stops import Stops
+
+SHORT = st.text("ab", max_size=30)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+@given(SHORT, STOPS, st.lists(st.integers(0, 30)))
+def test_what_comes_out_does_not_depend_on_the_pieces(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    found, out = Stops(stops), []
+    for i, j in itertools.pairwise(borders):
+        if not found.is_over:
+            out.append(found.feed(text[i:j]))
+    out.append(found.rest())
+    # Where one stop string ends earlier but begins later than another, the pieces do decide.
+    first = "".join(out)
+    assert text.startswith(first) and found.is_over == bool(ends)
+    assert not any(stop in first for stop in stops)
+    if len(stops) <= 1:
+        assert first == text[: min(ends, default=len(text))]
+
+
+def test_nothing_is_held_back_longer_than_it_may_be_a_beginning() -> None:
+    stops = Stops(["END"])
+    assert [stops.feed(piece) for piece in ("one E", "NT", "wo EN", "D three")] == [
+        "one ",
+        "ENT",
+        "wo ",
+        "",
+    ]
+    assert stops.is_over and stops.rest() == ""

@@ -1,0 +1,285 @@
+"""The TensorRT-LLM adapter: whole, over a double that has the recorded names and no others."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdxl.params import InvalidParams
+from serve.errors import Problem
+from serve.llm import options, trtllm_api, trtllm_engine
+from serve.llm.asks import Delta, Ended
+from serve.llm.names import MINI
+from serve.llm.speaker import Speaker
+from tests.serve.llm.texts import CIRCLE, end_of, prompts, text_of, updates_of
+
+DOUBLE = Path(__file__).parent / "double"
+SAID = "a red circle with café on blue"
+NAMES = ("tensorrt_llm", "tensorrt_llm.llmapi", "tensorrt_llm.sampling_params")
+
+
+@pytest.fixture(autouse=True)
+def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    yield importlib.import_module("tensorrt_llm")
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def engine_of(timeout_s: float = 30, **given: Any) -> trtllm_engine.TrtllmEngine:
+    return trtllm_engine.load(str(MINI), given, timeout_s)
+
+
+def speaker_of(engine: trtllm_engine.TrtllmEngine) -> Speaker:
+    return Speaker("llm", prompts(), engine)
+
+
+def run(engine: trtllm_engine.TrtllmEngine, **sampling: Any) -> Any:
+    ask = replace(CIRCLE, sampling=replace(CIRCLE.sampling, **sampling))
+    return asyncio.run(updates_of(speaker_of(engine), ask))
+
+
+def test_cumulative_text_becomes_deltas_and_no_half_character_is_let_out() -> None:
+    engine = engine_of()
+    updates = run(engine)
+    assert text_of(updates) == SAID and not any("\ufffd" in u.text for u in updates[1:-1])
+    assert end_of(updates) == Ended("stop", 4, 9)
+    assert not engine.llm.open and engine.llm.aborted == 0
+
+
+def test_we_render_the_chat_and_send_token_ids() -> None:
+    engine = engine_of()
+    asked: list[Any] = []
+    send = engine.llm.generate_async
+
+    def note(ids: list[int], *rest: Any, **named: Any) -> Any:
+        asked.append(ids)
+        return send(ids, *rest, **named)
+
+    engine.llm.generate_async = note
+    run(engine)
+    assert asked == [prompts().ids(CIRCLE)]
+
+
+def test_sampling_arrives_under_its_names() -> None:
+    engine = engine_of(guided_decoding_backend="xgrammar")
+    run(engine, temperature=0.5, top_p=0.9, seed=7, stop=("x",), json_schema='{"type": "object"}')
+    run(engine, json_schema="{}")
+    warm, greedy = engine.llm.params
+    assert (warm.temperature, warm.top_p, warm.seed, warm.stop) == (0.5, 0.9, 7, ["x"])
+    assert warm.guided_decoding.json == '{"type": "object"}' and warm.top_k is None
+    assert greedy.top_k == 1 and greedy.temperature is None
+    assert greedy.guided_decoding.json_object is True
+
+
+def test_length_is_told() -> None:
+    assert end_of(run(engine_of(), max_tokens=2)) == Ended("length", 4, 2)
+
+
+def test_a_stop_string_ends_it_and_aborts() -> None:
+    engine = engine_of()
+    assert text_of(run(engine, stop=("cle w",))) == "a red cir"
+    assert not engine.llm.open
+
+
+def test_leaving_aborts_the_request() -> None:
+    engine = engine_of()
+
+    async def leave() -> None:
+        async with aclosing(speaker_of(engine).generate(CIRCLE)) as updates:
+            async for update in updates:
+                if isinstance(update, Delta):
+                    return
+
+    asyncio.run(leave())
+    assert engine.llm.aborted == 1 and not engine.llm.open
+
+
+def test_a_deadline_aborts_the_request() -> None:
+    engine = engine_of()
+    engine.llm.token_s = 0.3
+    with pytest.raises(Problem) as caught:
+        asyncio.run(updates_of(speaker_of(engine), replace(CIRCLE, deadline_s=0.4)))
+    assert caught.value.status == 408 and engine.llm.aborted == 1
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled"])
+def test_what_it_gives_up_is_a_503(reason: str) -> None:
+    engine = engine_of()
+    engine.llm.reason = reason
+    with pytest.raises(Problem) as caught:
+        run(engine)
+    assert caught.value.status == 503
+
+
+def test_failures_are_one_request_s_until_they_go_on() -> None:
+    engine = engine_of()
+    engine.llm.fault = RuntimeError("CUDA error: /secret")
+    for _ in range(trtllm_engine.SICK_AFTER):
+        engine.check_health()
+        with pytest.raises(Problem) as caught:
+            run(engine)
+        assert caught.value.status == 500 and "secret" not in caught.value.message
+    with pytest.raises(trtllm_engine.EngineLost):
+        engine.check_health()
+    engine.llm.fault = None
+    run(engine)
+    engine.check_health()
+
+
+def test_a_start_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_DOUBLE_START_S", "3")
+    with pytest.raises(trtllm_engine.StartTimeout, match="0 s"):
+        engine_of(timeout_s=0.2)
+
+
+def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, double: Any) -> None:
+    def fail() -> None:
+        raise MemoryError("no room for the KV cache")
+
+    monkeypatch.setattr(double.LLM, "before_start", staticmethod(fail))
+    with pytest.raises(MemoryError, match="no room"):
+        engine_of()
+
+
+def test_the_cache_s_use_is_known() -> None:
+    engine = engine_of()
+    engine.llm.generate_async([1], None, streaming=True)
+    assert asyncio.run(engine.occupancy()).kv_share == 1 / 8
+
+
+LLAMA_70B: dict[str, Any] = {
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "max_batch_size": 64,
+    "max_seq_len": 256,
+    "enable_chunked_prefill": True,
+    "guided_decoding_backend": "xgrammar",
+    "kv_cache_config": {
+        "enable_block_reuse": True,
+        "free_gpu_memory_fraction": 0.9,
+        "dtype": "fp8",
+    },
+    "speculative_config": {
+        "decoding_type": "Eagle3",
+        "max_draft_len": 3,
+        "speculative_model": "/models/eagle3",
+        "eagle3_one_model": True,
+    },
+}
+
+
+def test_options_reach_it_under_its_own_names() -> None:
+    options.check(LLAMA_70B, "tensorrt-llm")
+    engine = engine_of(**LLAMA_70B)
+    given = engine.llm.given
+    assert given["tensor_parallel_size"] == 2 and given["kv_cache_config"].dtype == "fp8"
+    assert given["speculative_config"].max_draft_len == 3
+    assert engine.context == 256 and engine.has_json and options.gpus_of(LLAMA_70B) == 4
+    draft: dict[str, Any] = {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": 4,
+        "speculative_model": "/m",
+    }
+    assert engine_of(speculative_config=draft).llm.given["speculative_config"].max_draft_len == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"tensor_paralel_size": 8}, "tensor_paralel_size"),
+        ({"model": "/m"}, "model"),
+        ({"kv_cache_config": {"dtyp": "fp8"}}, "dtyp"),
+        ({"kv_cache_config": True}, "kv_cache_config"),
+        ({"speculative_config": {"decoding_type": "Magic"}}, "Magic"),
+        ({"speculative_config": {"decoding_type": "Eagle"}}, "max_draft_len"),
+        ({"speculative_config": {"decoding_type": "Eagle", "max_draft": 1}}, "max_draft"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+        ({"max_batch_size": True}, "max_batch_size"),
+        ({"cuda_graph_config": {}}, "cuda_graph_config"),
+    ],
+)
+def test_what_it_does_not_know_is_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidParams, match=named):
+        options.check(values, "tensorrt-llm")
+
+
+def test_the_transformers_backend_takes_two_of_them() -> None:
+    options.check({"max_batch_size": 4, "max_seq_len": 128}, "transformers")
+    with pytest.raises(InvalidParams, match="kv_cache_config"):
+        options.check({"kv_cache_config": {}}, "transformers")
+
+
+# -- every name against the record ------------------------------------------------------------
+
+
+def tree() -> ast.Module:
+    return ast.parse(Path(trtllm_engine.__file__).read_text(encoding="utf-8"))
+
+
+def arguments_of(function: str) -> set[str]:
+    """Of the calls of this name: which keywords they pass."""
+    return {
+        str(keyword.arg)
+        for node in ast.walk(tree())
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == function
+        for keyword in node.keywords
+        if keyword.arg is not None
+    }
+
+
+def read_from(variable: str) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(tree())
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == variable
+    }
+
+
+def test_the_adapter_uses_recorded_names_alone() -> None:
+    record = trtllm_api.record()
+    answer = set(record["RequestOutput"]["properties"])
+    methods = {m.partition("(")[0] for m in record["RequestOutput"]["methods"]}
+    checks = {
+        "LLM": (arguments_of("LLM"), trtllm_api.llm_names()),
+        "LLM set by us": ({"enable_iter_perf_stats", "max_seq_len"}, trtllm_api.llm_names()),
+        "SamplingParams": (arguments_of("SamplingParams"), set(record["SamplingParams"])),
+        "generate_async": (
+            arguments_of("generate_async"),
+            set(record["LLM methods"]["generate_async"]),
+        ),
+        "get_stats_async": (
+            arguments_of("get_stats_async"),
+            set(record["LLM methods"]["get_stats_async"]),
+        ),
+        "answer": (read_from("answer"), answer),
+        "request": (read_from("request"), methods),
+        "output": (read_from("output"), set(record["CompletionOutput"])),
+        "configs": (read_from("configs"), set(record["tensorrt_llm.llmapi"])),
+        "module": (read_from("module"), set(record["tensorrt_llm"])),
+    }
+    strange = {name: used - known for name, (used, known) in checks.items() if used - known}
+    assert not strange, f"not in {trtllm_api.RECORD.name}: {strange}"
+    assert all(used for used, _ in checks.values()), "a name here matches nothing in the adapter"
+    reasons = set(record["CompletionOutput"]["finish_reason"])
+    assert set(trtllm_engine.REASONS) <= reasons
+
+
+def test_the_record_says_where_it_is_from() -> None:
+    record = json.loads(trtllm_api.RECORD.read_text(encoding="utf-8"))
+    assert "TensorRT-LLM" in record["source"] and record["version"]
+    assert all(each["source"].startswith("https://") for each in record["additions"].values())

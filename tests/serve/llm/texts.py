@@ -1,0 +1,122 @@
+"""Speakers on a fake engine, or on the embedded model, and the REST application over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import cache
+from typing import Any
+
+import httpx
+
+from serve.api import create_app
+from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Update
+from serve.llm.engine import Occupancy, Piece
+from serve.llm.loading import load
+from serve.llm.names import MINI, MINI_ID
+from serve.llm.prompts import Prompts
+from serve.llm.speaker import Speaker
+from serve.settings import ServeSettings
+from serve.worker import Worker
+from tests.serve.servers import listening_to
+from tests.serve.workers import running
+
+CHAT = "/v1/chat/completions"
+WORDS = ("a", " red", " circle", " on", " a", " blue", " background")
+CIRCLE = Ask((Message("user", "circle"),), Sampling(max_tokens=40, temperature=0.0))
+
+
+class FakeLlm:
+    """Implements LlmEngine: says the same words to everybody, one a token."""
+
+    name = "fake"
+
+    def __init__(self, words: Sequence[str] = WORDS, token_s: float = 0.0) -> None:
+        self.words, self.token_s = tuple(words), token_s
+        self.context, self.has_json, self.waiting = 512, False, 0
+        self.open = self.cancelled = 0
+        self.asked: list[Sampling] = []
+        self.fault: Exception | None = None
+
+    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+        assert sampling.max_tokens is not None
+        self.asked.append(sampling)
+        self.open += 1
+        is_over, words = False, self.words[: sampling.max_tokens]
+        try:
+            for i, word in enumerate(words, 1):
+                await asyncio.sleep(self.token_s)
+                if self.fault is not None:
+                    raise self.fault
+                is_over = i == len(words)
+                reason: Any = "stop" if len(words) == len(self.words) else "length"
+                yield Piece(word, i, reason if is_over else None)
+        finally:
+            self.open -= 1
+            self.cancelled += not is_over
+
+    async def occupancy(self) -> Occupancy:
+        return Occupancy(self.open, self.waiting, self.open / 10)
+
+    def check_health(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@cache
+def prompts() -> Prompts:
+    return Prompts(MINI)
+
+
+def fake_speaker(engine: FakeLlm | None = None, **options: Any) -> Speaker:
+    return Speaker(MINI_ID, prompts(), engine or FakeLlm(), **options)
+
+
+@contextmanager
+def mini_speaker(**settings: Any) -> Iterator[Speaker]:
+    speaker = load(ServeSettings(llm_backend="transformers", **settings))
+    try:
+        yield speaker
+    finally:
+        speaker.engine.close()
+
+
+async def updates_of(speaker: Any, ask: Ask) -> list[Update]:
+    async with aclosing(speaker.generate(ask)) as updates:
+        return [update async for update in updates]
+
+
+def text_of(updates: Sequence[Update]) -> str:
+    return "".join(update.text for update in updates if isinstance(update, Delta))
+
+
+def end_of(updates: Sequence[Update]) -> Ended:
+    assert isinstance(updates[-1], Ended)
+    return updates[-1]
+
+
+@asynccontextmanager
+async def client(
+    worker: Worker, speaker: Any, key: str | None = None, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """In process: no socket."""
+    app = create_app(worker, ServeSettings(**settings), text=speaker)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://test", headers=headers, timeout=60
+    ) as found:
+        yield found
+
+
+@contextmanager
+def listening(speaker: Any, **settings: Any) -> Iterator[str]:
+    """A true server on a free loopback port, pictures on fakes."""
+    with (
+        running() as worker,
+        listening_to(create_app(worker, ServeSettings(**settings), text=speaker)) as url,
+    ):
+        yield url
