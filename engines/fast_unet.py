@@ -8,6 +8,7 @@ attention names its kernel. It knows no sizes and no precision; what it does not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -94,12 +95,12 @@ class Attention(nn.Module):
         self.apart = nn.ModuleList(
             projections if self.joint is None else projections[: -len(fused)]
         )
-        chosen = [] if kernel is None else [ATTENTION[kernel]]
-        self.order = [*chosen, *(b for b in ATTENTION.values() if b not in chosen)]
+        others = (backend for name, backend in ATTENTION.items() if name != kernel)
+        self.order = None if kernel is None else [ATTENTION[kernel], *others]
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         query, key, value = (self._heads(t) for t in self._projected(x, context))
-        with sdpa_kernel(self.order, set_priority=True):
+        with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
             out = F.scaled_dot_product_attention(query, key, value)
         found: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
         return found
