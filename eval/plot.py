@@ -87,6 +87,9 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
     axis.set_xlabel("images/s")
     axis.set_ylabel(f"{name}, change from the exact model, %")
     axis.set_title(f"{name} ({'lower' if name == 'FID' else 'higher'} is better)", fontsize=10)
+    # Linear around the gates, where settings differ little; beyond them, logarithmic.
+    axis.set_yscale("symlog", linthresh=200 * gate, linscale=2)
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.margins(x=0.12, y=0.12)
 
 

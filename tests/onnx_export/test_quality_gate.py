@@ -1,0 +1,40 @@
+"""Speed that costs more quality than it did is caught. It is here because the exports are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.quality_gate import Band, Measured, measure
+from sdxl.checkpoint import find
+from tests.onnx_export.exports import Exports
+
+BAND = Path(__file__).with_name("quality_band.json")
+RECORD = "python -m eval.quality_gate tests/onnx_export/quality_band.json"
+pytestmark = pytest.mark.skipif(not BAND.exists(), reason=f"no band is recorded yet: {RECORD}")
+
+
+@pytest.fixture(scope="module")
+def band() -> Band:
+    return Band.read(BAND)
+
+
+def test_the_band_is_of_these_weights(band: Band) -> None:
+    assert band.weights == find("mini").digest, f"the weights have changed; run: {RECORD}"
+
+
+def test_int8_and_interval_2_keep_their_quality(band: Band, exports: Exports) -> None:
+    found = measure(exports("int8"))
+    assert not (wrong := band.outside(found)), "; ".join(wrong) + f"; all: {found}"
+
+
+@pytest.mark.parametrize("what", ["exact", "fast"])
+@pytest.mark.parametrize(("name", "factor"), [("FID", 1.05), ("CLIP", 0.99)])
+def test_a_score_outside_the_band_is_named(what: str, name: str, factor: float, band: Band) -> None:
+    worse = dict(getattr(band.recorded, what))
+    worse[name] *= factor
+    found: Measured = replace(band.recorded, **{what: worse})
+    (wrong,) = band.outside(found)
+    assert wrong.startswith(f"{what} {name}: measured ")
