@@ -68,7 +68,8 @@ async def closed(url: str, seconds: float) -> float:
 
 
 async def poisson(url: str, rate: float, seconds: float) -> Run:
-    run, chance, tasks = Run(seconds), random.Random(7), []
+    run, chance = Run(seconds), random.Random(7)
+    tasks: list[asyncio.Task[None]] = []
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         began = due = time.perf_counter()
         while (due := due + chance.expovariate(rate)) < began + seconds:

@@ -30,7 +30,7 @@ BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
 IGNORED = ("response_format", "user", "moderation", "style")
 """Fields of OpenAI's that do not change a picture here."""
-DUPLICATES_CACHE_KB = 64_000
+DUPLICATES_CACHE_KB = 16_000
 ANY_STEPS = ServeSettings(max_steps=1000, max_prompt_chars=10_000)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import random
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
@@ -37,6 +38,10 @@ class Renderer(Protocol):
         """The share of its places that are taken."""
         ...
 
+    def check(self) -> None:
+        """Raises where it will never make a picture again."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -55,7 +60,7 @@ class LocalRenderer:
         from serve.worker import Worker
 
         # It never has more than a window's worth, so that it never turns one away.
-        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000)
+        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000, stall_s=math.inf)
         worker.start()
         return cls(worker)
 
@@ -72,6 +77,10 @@ class LocalRenderer:
 
     def occupancy(self) -> float:
         return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
+
+    def check(self) -> None:
+        """Engines that keep failing would make dead letters of everything."""
+        self.worker.check_health()
 
     async def close(self) -> None:
         self.worker.close()
@@ -132,6 +141,9 @@ class HttpRenderer:
 
     def occupancy(self) -> float:
         return self._asked / self.window
+
+    def check(self) -> None:
+        """Its health is its owner's to mend."""
 
     async def close(self) -> None:
         await self._http.aclose()

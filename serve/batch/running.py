@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import signal
 import sys
@@ -38,10 +39,10 @@ Crew = Callable[[Order, Job, Task], AbstractContextManager[tuple[Hire, int]]]
 def run(order: Order, crew: Crew | None = None) -> int:
     """`crew` says where workers come from; as the order says unless given."""
     crew = crew or (through_service if order.through else on_ray)
-    signal.signal(signal.SIGTERM, interrupt)
     run_id = token()
     store = open_store(order.out, run_id)
     with ExitStack() as stack:
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, interrupt))
         stack.enter_context(locked(order.out))
         job, stored = describe(order), load_job(store)
         if stored is not None:
@@ -166,7 +167,8 @@ class Start:
             self._meet,
             self._show,
             self._pack if self.order.is_tarred else ignore,
-            self.order.stall_s,
+            # A service may let low priority wait for hours, or restart meanwhile.
+            math.inf if self.order.through else self.order.stall_s,
         )
         try:
             driver.run(self.job.shards())

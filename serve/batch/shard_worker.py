@@ -91,6 +91,7 @@ class ShardWorker:
 
     async def turn(self, pieces: dict[int, Piece]) -> Report:
         """Take on more, and say how it goes when there is something to say."""
+        self.renderer.check()
         for key, piece in pieces.items():
             self._held[key] = Tally()
             self._not_begun += len(piece.rows)

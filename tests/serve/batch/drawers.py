@@ -73,6 +73,9 @@ class Drawer:
     def occupancy(self) -> float:
         return min(self.busy / self.window, 1.0)
 
+    def check(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

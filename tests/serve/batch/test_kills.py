@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -133,6 +134,25 @@ def test_twenty_kills_of_workers(tmp_path: Path) -> None:
     twice, allowed = len(noted(job.log)) - rows, killed * 64
     print(f"{killed} kills of workers, {rows} rows: {twice} made twice")
     assert killed >= 10 and twice <= allowed, f"{twice} made twice, allowed {allowed}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+def test_a_node_that_goes_away_takes_nothing_with_it(tmp_path: Path) -> None:
+    rows, flags = 400, ("--shard-size", "64", "--stall-s", "20")
+    source, log, out = prompts(tmp_path, rows), tmp_path / "log", tmp_path / "out"
+    argv = [sys.executable, "-m", "tests.serve.batch.removed_node", str(source), str(out), str(log)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*argv, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert pictures(out) == undisturbed(tmp_path, source, flags[:2])
+    assert command.main(["--verify", str(out)]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    twice, lost = len(noted(log)) - rows, summary["run"]["lost_workers"]
+    print(f"a node removed, {lost} workers lost: {twice} of {rows} made twice")
+    assert lost >= 1 and twice <= lost * 64
 
 
 @pytest.mark.long

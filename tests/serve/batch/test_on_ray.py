@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,32 @@ def test_workers_that_cannot_load_stop_the_job_with_their_reason(
     with pytest.raises(BatchFailed, match="no worker could be started: .*the engines are missing"):
         run(order, on_ray(refuse))
     assert time.monotonic() - began < 120
+
+
+def test_a_worker_whose_engines_broke_is_replaced_and_nothing_is_given_up(
+    on_ray: OnRay, tmp_path: Path
+) -> None:
+    """As after a GPU's sticky error: everything it touches from then on fails."""
+    source, log = prompts(tmp_path, 40), tmp_path / "broken"
+    order = order_of(source, tmp_path / "out", "--shard-size", "8")
+    assert run(order, on_ray(partial(Breaking, str(log)))) == 0
+    assert len(pictures(tmp_path / "out")) == 40 and len(noted(log)) >= 40
+
+
+class Breaking(Drawer):
+    """The first process of its kind breaks after ten pictures, for good."""
+
+    async def _misbehave(self, prompt: str) -> None:
+        if self._is_broken():
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def check(self) -> None:
+        if self._is_broken():
+            raise RuntimeError("the engines failed 3 times in a row")
+
+    def _is_broken(self) -> bool:
+        first = noted(Path(self.log))[:1]
+        return self.made >= 10 and first == [f"{os.getpid()} {first[0].split()[1]}"]
 
 
 def refuse() -> Drawer:

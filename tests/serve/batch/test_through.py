@@ -66,11 +66,14 @@ def test_low_priority_has_no_usual_deadline() -> None:
 
 async def low(worker: Worker, count: int) -> list[asyncio.Task[object]]:
     """So many of low priority that are with the worker."""
-    orders = [order(seed=i, steps=200, priority=Priority.BATCH) for i in range(count)]
-    tasks = [asyncio.create_task(updates_of(worker, asked)) for asked in orders]
-    while len(worker._started().denoiser.flights) < count:
-        await asyncio.sleep(0.01)
-    return tasks  # type: ignore[return-value]
+    denoiser, tasks = worker._started().denoiser, list[asyncio.Task[object]]()
+    for i in range(count):
+        asked = order(seed=i, steps=1000, priority=Priority.BATCH)
+        tasks.append(asyncio.create_task(updates_of(worker, asked)))
+        # The first runs, and the others wait for it.
+        while len(denoiser.flights) <= i or denoiser.flights[0].step == 0:
+            await asyncio.sleep(0.01)
+    return tasks
 
 
 async def end(tasks: list[asyncio.Task[object]]) -> None:
