@@ -70,16 +70,16 @@ class ClipScorer:
         """What the vision tower sees in a whole picture, before it is projected to words."""
         vision = self.model.model.vision_model
         found: Tensor = vision(self.prepare(pictures).to(self.device)).pooler_output
-        return found.cpu()
+        return found.flatten(1).cpu()
 
     @torch.inference_mode()
     def distances(self, pictures: Sequence[Pixels], others: Sequence[Pixels]) -> list[float]:
         """As LPIPS measures (Zhang et al., 2018), unweighted: the squared difference of unit
-        feature vectors, over patches and layers. 0 is the same picture, 2 has nothing alike."""
+        feature vectors, over places and layers. 0 is the same picture, 2 has nothing alike."""
         vision, layers = self.model.model.vision_model, []
         for each in (pictures, others):
             out = vision(self.prepare(each).to(self.device), output_hidden_states=True)
-            layers.append([F.normalize(h[:, 1:], dim=-1) for h in out.hidden_states[1:]])
+            layers.append([F.normalize(_by_place(h), dim=-1) for h in out.hidden_states[1:]])
         apart = [(a - b).square().sum(-1).mean(-1) for a, b in zip(*layers, strict=True)]
         return [float(x) for x in torch.stack(apart).mean(0)]
 
@@ -91,6 +91,11 @@ class ClipScorer:
             return {"pixel_values": self.prepare([i.movedim(0, -1).numpy() for i in images])}
         found = self.tokenizer(text, padding=True, truncation=True, return_tensors="pt")
         return {"input_ids": found.input_ids, "attention_mask": found.attention_mask}
+
+
+def _by_place(hidden: Tensor) -> Tensor:
+    """A ResNet's map, or a transformer's patches without the token that stands for all of them."""
+    return hidden.flatten(2).mT if hidden.ndim == 4 else hidden[:, 1:]
 
 
 def vit_b_32(folder: Path, device: str = "cpu") -> ClipScorer:

@@ -19,9 +19,10 @@ from diffusers import StableDiffusionXLPipeline
 from sdxl.mini.clip import Scorer
 from sdxl.mini.judge import faults
 from sdxl.mini.scenes import SIDE, Image, Scene, caption, distractors, draw, sample_scene
+from sdxl.params import GenerationParams
 
 WEIGHTS = Path(__file__).parent / "weights"
-STEPS, GUIDANCE = 20, 4.0
+STEPS, GUIDANCE = 20, GenerationParams().guidance
 _SEED, _BATCH, _COLUMNS = 2024, 20, 20
 
 

@@ -1,19 +1,21 @@
 """The scorer: a small CLIP of its own, which ranks captions for a picture and gives features.
 
 It learns by contrast, each scene beside three that differ from it in one attribute, so that it
-tells a count, a place or a colour from the next. Plain transformers loads it from weights/clip.
+tells a count, a place or a colour from the next. Plain transformers loads its two towers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import CLIPModel, CLIPTokenizer
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer, ResNetForImageClassification
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from sdxl.mini import topology
 from sdxl.mini.fitting import Schedule, fit
@@ -35,34 +37,68 @@ _GROUP, _PLACE_SHARE = 4, 0.3
 _SHARPNESS = 10.0  # of answers, as unit vectors are short
 
 
+class MiniClip(nn.Module):
+    """A ResNet and a CLIP text encoder whose outputs share a space, called as a CLIPModel is."""
+
+    def __init__(self, vision: ResNetForImageClassification, text: Any) -> None:
+        super().__init__()
+        self.vision, self.text = vision, text
+        self.config = text.config
+
+    @classmethod
+    def load(cls, folder: Path) -> MiniClip:
+        vision = ResNetForImageClassification.from_pretrained(
+            folder / "vision", dtype=torch.float32
+        )
+        text = CLIPTextModelWithProjection.from_pretrained(folder / "text", dtype=torch.float32)
+        return cls(vision, text).eval()
+
+    def save(self, folder: Path) -> None:
+        """In halves."""
+        for name in ("vision", "text"):
+            network = getattr(self, name)
+            network.half().save_pretrained(folder / name)
+            network.float()
+
+    @property
+    def vision_model(self) -> nn.Module:
+        """What a picture is before it is put into words: the features that FID compares."""
+        resnet: nn.Module = self.vision.resnet
+        return resnet
+
+    def get_image_features(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
+        return BaseModelOutputWithPooling(pooler_output=self.vision(pixel_values).logits)
+
+    def get_text_features(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> BaseModelOutputWithPooling:
+        found = self.text(input_ids, attention_mask=attention_mask)
+        return BaseModelOutputWithPooling(pooler_output=found.text_embeds)
+
+
 class Scorer:
     """Pictures and captions in one space, whose cosine says how well they agree."""
 
     def __init__(self, folder: Path = WEIGHTS) -> None:
-        self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = MiniClip.load(folder)
         self.tokenizer = CLIPTokenizer.from_pretrained(folder)
 
     @torch.no_grad()
     def image_features(self, images: np.ndarray) -> Tensor:
         """uint8 (n, 128, 128, 3) to unit vectors (n, 128)."""
-        found = self.model.get_image_features(pixel_values=pixels_of(images))
-        return F.normalize(_tensor(found), dim=-1)
+        found = self.model.get_image_features(pixels_of(images)).pooler_output
+        return F.normalize(found, dim=-1)
 
     @torch.no_grad()
     def text_features(self, texts: list[str]) -> Tensor:
         tokens = self.tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt")
-        found = self.model.get_text_features(input_ids=tokens.input_ids)
-        return F.normalize(_tensor(found), dim=-1)
+        found = self.model.get_text_features(tokens.input_ids).pooler_output
+        return F.normalize(found, dim=-1)
 
     def rank(self, image: Image, texts: list[str]) -> int:
         """The place (0 is best) that this picture gives the first text among all of them."""
         scores = self.text_features(texts) @ self.image_features(image[None])[0]
         return int((scores > scores[0]).sum())
-
-
-def _tensor(found: object) -> Tensor:
-    """transformers 5 wraps the projected features; earlier ones return them bare."""
-    return found if isinstance(found, Tensor) else found.pooler_output  # type: ignore[attr-defined]
 
 
 def pixels_of(images: np.ndarray) -> Tensor:
@@ -130,19 +166,20 @@ class Student(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clip = topology.new_scorer()
-        self.heads = nn.Linear(self.clip.config.projection_dim, sum(self.ANSWERS))
+        self.clip = MiniClip(topology.new_scorer_vision(), topology.new_scorer_text())
+        self.heads = nn.Linear(topology.SCORER_WIDTH, sum(self.ANSWERS))
+        self.sharpness = nn.Parameter(torch.tensor(np.log(1 / 0.07), dtype=torch.float32))
 
     def misses(self, features: Tensor, scenes: list[Scene]) -> Tensor:
         """How far the answers read off unit vectors are from the facts."""
         asked = torch.tensor([facts(scene) for scene in scenes], device=features.device)
         answers = (_SHARPNESS * self.heads(features)).split(self.ANSWERS, dim=-1)
-        return torch.stack(
-            [
-                F.cross_entropy(answer, fact, ignore_index=UNKNOWN)
-                for answer, fact in zip(answers, asked.T, strict=True)
-            ]
-        ).mean()
+        errors = [
+            F.cross_entropy(answer, fact, ignore_index=UNKNOWN, reduction="sum")
+            for answer, fact in zip(answers, asked.T, strict=True)
+        ]
+        known = (asked != UNKNOWN).sum(0).clamp(min=1)
+        return (torch.stack(errors) / known).mean()
 
 
 def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> None:
@@ -159,10 +196,9 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
         tokens = tokenizer(texts, padding=True, return_tensors="pt").input_ids.to(device)
         with torch.autocast(device, torch.bfloat16):
             pixels = _soften(pixels_of(images).to(device), rng)
-            seen = model.get_image_features(pixel_values=pixels)
-            read = model.get_text_features(input_ids=tokens)
-        seen, read = (F.normalize(_tensor(f).float(), dim=-1) for f in (seen, read))
-        logits = model.logit_scale.clamp(max=np.log(100.0)).exp() * read @ seen.T
+            found = model.get_image_features(pixels), model.get_text_features(tokens)
+        seen, read = (F.normalize(f.pooler_output.float(), dim=-1) for f in found)
+        logits = student.sharpness.clamp(max=np.log(100.0)).exp() * read @ seen.T
         logits = logits.masked_fill(_is_no_negative(scenes).to(device), -1e4)
         target = torch.arange(len(scenes), device=device)
         contrast = (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
-from transformers import CLIPModel, CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
+from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import SIDE
 from sdxl.mini.topology import new_scheduler
 from sdxl.mini.vocabulary import EOS, write_tokenizer
@@ -61,7 +62,7 @@ class Trained:
     unet: UNet2DConditionModel
     text_encoder: CLIPTextModel
     text_encoder_2: CLIPTextModelWithProjection
-    scorer: CLIPModel
+    scorer: MiniClip
     preview: dict[str, Any]
 
 
@@ -90,14 +91,13 @@ def export(trained: Trained, out: Path) -> None:
         network.float()
     _name_as_sdxl(fresh / "text_encoder")
     _name_as_sdxl(fresh / "text_encoder_2")
-    trained.scorer.half().save_pretrained(fresh / "clip")
-    trained.scorer.float()
+    trained.scorer.save(fresh / "clip")
     write_tokenizer(fresh / "tokenizer", EOS)
     write_tokenizer(fresh / "tokenizer_2", "!")
     write_tokenizer(fresh / "clip", EOS)
     _write_scheduler(fresh / "scheduler")
     _write_json(fresh / "model_index.json", _INDEX)
-    _write_json(fresh / "clip" / "preprocessor_config.json", _PICTURES)
+    _write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PICTURES)
     _write_json(fresh / "preview.json", trained.preview)
     _swap(fresh, out)
 

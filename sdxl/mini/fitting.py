@@ -99,6 +99,8 @@ def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
     if not checkpoint.exists():
         return False
     state = torch.load(checkpoint, map_location="cpu")
+    # Running statistics of a norm are in the module's state alone.
+    module.load_state_dict(state["module"])
     _load_average([p for p in module.parameters() if p.requires_grad], state["average"])
     module.eval()
     return True

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
 from transformers import (
-    CLIPConfig,
-    CLIPModel,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
+    ResNetConfig,
+    ResNetForImageClassification,
 )
 
 from sdxl.mini.scenes import SIDE
@@ -34,7 +34,8 @@ class _TextSize:
 # SDXL reads hidden_states[-2]: of these three layers two shape the context.
 _ENCODER = _TextSize(TEXT_WIDTH, 3, 4, "quick_gelu")
 _ENCODER_2 = _TextSize(TEXT_WIDTH, 3, 4, "gelu")
-_SCORER_TEXT = _TextSize(128, 3, 4, "gelu")
+SCORER_WIDTH = 128
+_SCORER_TEXT = _TextSize(SCORER_WIDTH, 3, 4, "gelu")
 
 
 def _text_config(size: _TextSize, pad: str, projection: int) -> CLIPTextConfig:
@@ -96,19 +97,20 @@ def new_vae() -> AutoencoderKL:
     )
 
 
-def new_scorer() -> CLIPModel:
-    width = 128
-    text = _text_config(_SCORER_TEXT, EOS, width).to_dict()
-    vision = {
-        "hidden_size": width,
-        "intermediate_size": 4 * width,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "image_size": SIDE,
-        "patch_size": 16,
-        "hidden_act": "gelu",
-    }
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=width))
+def new_scorer_text() -> CLIPTextModelWithProjection:
+    return CLIPTextModelWithProjection(_text_config(_SCORER_TEXT, EOS, SCORER_WIDTH))
+
+
+def new_scorer_vision() -> ResNetForImageClassification:
+    """Its "classes" are the dimensions of the space that it shares with the text."""
+    config = ResNetConfig(
+        embedding_size=32,
+        hidden_sizes=[32, 64, 128, SCORER_WIDTH],
+        depths=[1, 1, 1, 1],
+        layer_type="basic",
+        num_labels=SCORER_WIDTH,
+    )
+    return ResNetForImageClassification(config)
 
 
 def new_scheduler() -> EulerDiscreteScheduler:

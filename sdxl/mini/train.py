@@ -38,7 +38,7 @@ STAGES = ("vae", "unet", "contrast", "scorer", "decoder", "export")
 _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
 _DECODER = Schedule(steps=500, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
-_SCORER = Schedule(steps=3000, peak_rate=1e-3, seed=3)
+_SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from safetensors import safe_open
 from torch.nn import functional as F
-from transformers import CLIPModel
+from transformers import CLIPTextModelWithProjection, ResNetForImageClassification
 
 from sdxl.mini.check import WEIGHTS, Verdict, held_out_scenes, judge_all, paint
 from sdxl.mini.clip import Scorer
-from sdxl.mini.judge import faults
 from sdxl.mini.scenes import SIDE, draw
 
 MIB = 2**20
@@ -83,9 +82,10 @@ def test_the_prompts_end_is_pooled_whatever_follows() -> None:
 
 
 def test_plain_transformers_loads_the_scorer() -> None:
-    model, found = CLIPModel.from_pretrained(WEIGHTS / "clip", output_loading_info=True)
-    assert not found["missing_keys"] and not found["unexpected_keys"]
-    assert model.config.vision_config.image_size == SIDE
+    towers = {"vision": ResNetForImageClassification, "text": CLIPTextModelWithProjection}
+    for name, tower in towers.items():
+        _, found = tower.from_pretrained(WEIGHTS / "clip" / name, output_loading_info=True)
+        assert not found["missing_keys"] and not found["unexpected_keys"], f"{name}: {found}"
 
 
 def test_the_preview_shows_the_latents_colours() -> None:
@@ -113,15 +113,6 @@ def test_the_vae_gives_a_picture_back() -> None:
     assert psnr > 26, f"{psnr:.1f} dB, at least 26"
 
 
-def test_generated_pictures_have_their_background_colours_and_count() -> None:
-    scenes = [s for s in held_out_scenes(40, seed=5) if s.place is None and s.relation is None]
-    wrong = [found for s, i in zip(scenes, paint(scenes), strict=True) for found in faults(i, s)]
-    share = 1 - len(wrong) / len(scenes)
-    assert share >= 0.6, f"{share:.0%} of {len(scenes)} are right, at least 60%: {wrong}"
-
-
-@pytest.mark.long
-@pytest.mark.xfail(reason="the scorer's training is not finished: see sdxl/mini/README.md")
 def test_the_scorer_ranks_originals_first(scorer: Scorer) -> None:
     scenes = held_out_scenes(60, seed=99)
     drawn = [draw(scene, i) for i, scene in enumerate(scenes)]
@@ -129,12 +120,22 @@ def test_the_scorer_ranks_originals_first(scorer: Scorer) -> None:
     assert first >= 0.95, f"{first:.1%} of originals rank first, at least 95%"
 
 
-@pytest.mark.long
-@pytest.mark.xfail(reason='the stage "places" and the scorer are not trained: see the README')
 def test_generated_pictures_show_their_captions(scorer: Scorer) -> None:
-    scenes = held_out_scenes(60, seed=5)
+    check_pictures(scorer, count=40)
+
+
+@pytest.mark.long
+def test_two_hundred_pictures_show_their_captions(scorer: Scorer) -> None:
+    check_pictures(scorer, count=200)
+
+
+def check_pictures(scorer: Scorer, count: int) -> None:
+    scenes = held_out_scenes(count)
     verdicts = judge_all(scenes, paint(scenes), scorer)
-    first = _share(verdicts, lambda v: v.is_first)
+    singles = [v for v in verdicts if v.scene.kind == "single"]
+    first, first_of_singles = (_share(each, lambda v: v.is_first) for each in (verdicts, singles))
     right = _share(verdicts, lambda v: not v.fault)
     wrong = [v.fault for v in verdicts if v.fault]
-    assert first >= 0.75 and right >= 0.9, f"first {first:.0%}, pixels {right:.0%}: {wrong}"
+    assert first >= 0.75, f"own caption first {first:.0%}, at least 75%"
+    assert first_of_singles >= 0.9, f"of single things {first_of_singles:.0%}, at least 90%"
+    assert right >= 0.9, f"pixels right {right:.0%}, at least 90%: {wrong}"
