@@ -11,7 +11,10 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton is not installed: no wheel for this platform")
+pytest.importorskip(
+    "triton",
+    reason="Triton comes with a GPU's PyTorch; here `pip install triton` runs its interpreter",
+)
 
 PRELUDE = """
 import torch, torch.nn.functional as F

@@ -54,7 +54,7 @@ def test_an_unknown_command_names_the_known_ones(
         ),
         (argparse.ArgumentError(None, "unrecognized: --x"), 2, "sdxl: unrecognized: --x"),
         (FileNotFoundError(2, "No such file", "a.png"), 1, "[Errno 2] No such file: 'a.png'"),
-        (OutputError("a", OSError(28, "full")), 1, "sdxl: out: 'a' is not allowed"),  # type: ignore[arg-type]
+        (OutputError("a", OSError(28, "full")), 1, "sdxl: out: 'a' is not allowed"),
         (KeyError("weight"), 1, "unexpected KeyError: 'weight' (SDXL_TRACEBACK=1 shows where)"),
         (RuntimeError("two\nlines"), 1, "unexpected RuntimeError: two lines"),
     ],
