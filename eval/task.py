@@ -88,7 +88,9 @@ def embedded_task(given: dict[str, Any], count: int | None) -> Task:
         ),
         MINI_SIDE,
         mini_judges,
-        sha256_of(WEIGHTS / "model.safetensors")[:16],
+        "-".join(
+            sha256_of(WEIGHTS / tower / "model.safetensors")[:8] for tower in ("vision", "text")
+        ),
     )
 
 
