@@ -84,6 +84,14 @@ class Visit:
     expected: tuple[str, ...] = ()
     """words of complaints that are the test's own doing"""
 
+    def wait_for_program(self) -> None:
+        """It comes after the first paint; until then nobody hears a click."""
+        expect(self.page.locator("#service", has_text="connecting")).to_have_count(0)
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.wait_for_program()
+
     def generate(self, prompt: str = "", pictures: int = 1, **settings: str) -> None:
         """As asked; without a prompt, with what the form holds."""
         if prompt:
@@ -162,6 +170,7 @@ def visit(browser: Browser, origin: str, view: View, path: str = "/") -> Iterato
     page.add_init_script(WATCH_PREVIEWS)
     try:
         page.goto(f"{origin}{path}")
+        found.wait_for_program()
         yield found
         found.check()
     finally:

@@ -76,7 +76,7 @@ def test_with_keys_set_the_page_asks_for_one(browser: Browser, view: View, tmp_p
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
         web.generate(PROMPT, steps="2")
         web.wait_for_pictures()
-        web.page.reload()
+        web.reload()
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
         expect(web.page.locator("#docs")).to_be_hidden()
         stored = web.page.evaluate("[sessionStorage['api-key'], localStorage['api-key'] ?? null]")

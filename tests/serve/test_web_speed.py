@@ -73,7 +73,7 @@ def test_previews_are_seen_within_100_ms_of_their_events(
 ) -> None:
     with visit(browser, running.url, VIEWS[0]) as web:
         web.page.add_init_script(NOTE_ARRIVALS)
-        web.page.reload()
+        web.reload()
         for seed in range(VISITS):
             web.generate(PROMPT, steps="100", seed=str(seed))
             expect(web.page.locator("#thumbs li")).to_have_count(seed + 1)
