@@ -21,7 +21,7 @@ from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
 from tests.onnx_export.exports import Exports, OnceTraced, export_tiny, write_tiny
 
-PROMPTS = 4
+PROMPTS = 8
 """that 8-bit exports are calibrated on here: enough for numerics, not for quality"""
 
 
@@ -65,7 +65,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
             recipe = RECIPES[precision]
             prompts = tuple(calibration_prompts(checkpoint, None, recipe)[:PROMPTS])
         order = Order(checkpoint, precision, root / precision, prompts=prompts)
-        subject = subject_of(checkpoint, compared=2, scored=16)
+        subject = subject_of(checkpoint, compared=2, scored=32)
         return export(order, lambda made, order, say: check(made, order, say, subject))
 
     return exported

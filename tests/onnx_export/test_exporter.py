@@ -61,6 +61,7 @@ def test_graphs_compute_what_torch_does(tiny: Checkpoint, tiny_export: ExportFol
     assert_same_as_torch(tiny_export, tiny)
 
 
+@pytest.mark.long
 def test_the_other_cut_too(tiny: Checkpoint, out: Path) -> None:
     cut: Cut = "fresh_skips"
     assert_same_as_torch(export_tiny(tiny, out, cut=cut), tiny)

@@ -62,6 +62,7 @@ def run(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_renamed_tensor_is_exported_built_and_run(renamed: Path, tiny: Checkpoint) -> None:
     model, folder, plans = str(tiny.folder), str(renamed / "export"), str(renamed / "plans")
     sdxl = ("-m", "sdxl.cli")
