@@ -150,7 +150,9 @@ def request_of(body: object) -> ImageRequest:
 def unique(rows: Iterable[Row]) -> Iterator[Row]:
     """Ids that came before are kept in a database on disk that nobody else sees: their number is
     not bounded by memory."""
-    with closing(sqlite3.connect("", isolation_level=None)) as seen:
+    # A job that stops leaves its rows to the collector, which may run in any thread.
+    connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    with closing(connection) as seen:
         seen.execute(f"PRAGMA cache_size = -{DUPLICATES_CACHE_KB}")
         seen.execute("PRAGMA synchronous = OFF")
         seen.execute("PRAGMA journal_mode = OFF")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
 from serve.batch import command
 from serve.batch.running import run
+from serve.orders import Order as PictureOrder
+from serve.orders import Update
 from tests.serve.batch.conftest import OnRay
 from tests.serve.batch.drawers import (
     DIES,
@@ -18,6 +22,7 @@ from tests.serve.batch.drawers import (
     dead_letters,
     jsonl,
     make,
+    note,
     noted,
     order_of,
     pictures,
@@ -39,9 +44,22 @@ def test_a_poison_set_leaves_exactly_its_rows_as_dead_letters(
     assert len(pictures(out)) == 7 and command.main(["--verify", str(out)]) == 0
 
 
+class Accompanied(Drawer):
+    """Begins once two workers are there: one that starts early could else draw everything."""
+
+    async def generate(self, order: PictureOrder) -> AsyncGenerator[Update]:
+        there = Path(f"{self.log}.there")
+        if str(os.getpid()) not in noted(there):
+            note(str(there), str(os.getpid()))
+        while len(set(noted(there))) < 2:
+            await asyncio.sleep(0.05)
+        async for update in super().generate(order):
+            yield update
+
+
 def test_two_workers_share_a_job_and_make_the_same_pictures(on_ray: OnRay, tmp_path: Path) -> None:
     source, log = prompts(tmp_path, 64), tmp_path / "log"
-    load = partial(Drawer, str(log), 0.05)
+    load = partial(Accompanied, str(log), 0.05)
     order = order_of(source, tmp_path / "two", "--workers", "2", "--shard-size", "8")
     assert run(order, on_ray(load)) == 0
     assert make(source, tmp_path / "one", "--shard-size", "8") == 0
