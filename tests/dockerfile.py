@@ -21,6 +21,15 @@ def arguments(name: str) -> list[str]:
     return [rest for found, rest in instructions() if found == name]
 
 
+def stage(name: str) -> list[tuple[str, str]]:
+    """The instructions of one stage, without those it builds on."""
+    found = instructions()
+    first = found.index(next(x for x in found if x[0] == "FROM" and x[1].endswith(f" AS {name}")))
+    rest = found[first + 1 :]
+    ends = [place for place, (word, _) in enumerate(rest) if word == "FROM"]
+    return rest[: ends[0]] if ends else rest
+
+
 def environment() -> dict[str, str]:
     (text,) = arguments("ENV")
     return dict(pair.split("=", 1) for pair in text.split())

@@ -66,10 +66,11 @@ def test_its_python_is_one_that_the_project_takes() -> None:
 
 
 def test_nobody_is_root_and_what_is_written_is_a_volume() -> None:
-    places = [place for place, (name, _) in enumerate(instructions()) if name == "USER"]
-    (user,) = arguments("USER")
-    assert int(user) > 0 and len(places) == 1
-    assert all(name != "RUN" for name, _ in instructions()[places[0] :])
+    for stage in ("service", "llm"):
+        steps = dockerfile.stage(stage)
+        last = max(place for place, (name, _) in enumerate(steps) if name == "USER")
+        assert int(steps[last][1]) > 0, f"{stage} ends as {steps[last][1]}"
+        assert all(name != "RUN" for name, _ in steps[last:]), f"{stage} installs as a user"
     home = dockerfile.environment()["SDXL_HOME"]
     (volumes,) = arguments("VOLUME")
     assert home in volumes and dockerfile.environment()["HF_HOME"].startswith(home)
