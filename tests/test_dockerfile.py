@@ -12,7 +12,7 @@ import pytest
 
 from serve.cli import read_settings
 from tests import dockerfile
-from tests.dockerfile import ROOT, arguments, instructions
+from tests.dockerfile import ROOT, arguments
 from tests.isolation import run_alone
 from tests.serve.servers import listening
 from tests.serve.services import free_port
