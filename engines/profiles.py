@@ -17,7 +17,8 @@ MAX_CHUNKS_OF_TOKENS = 3
 """prompts of up to three encoder calls"""
 SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
 """of the wide profile, in the model's own sides"""
-MAX_DECODE_BATCH = 4
+DECODE_BATCH = 1
+"""Pictures are decoded one by one; the profile of four asked for 68.8 GB at SDXL's largest size."""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -94,7 +95,7 @@ def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
         rows=buckets(max_batch)[-1],
         tokens=CHUNK * MAX_CHUNKS_OF_TOKENS,
         side=arch.sample_size * LARGEST_SIDE,
-        batch=MAX_DECODE_BATCH,
+        batch=DECODE_BATCH,
         chunks=MAX_CHUNKS_PER_CALL,
     )
 

@@ -46,7 +46,6 @@ def test_every_bucket_has_its_exact_profile(name: str, max_batch: int) -> None:
         {"latent_h": 64, "latent_w": 256},
         {"chunks": 1},
         {"chunks": MAX_CHUNKS_PER_CALL},
-        {"batch": 4},
     ],
 )
 def test_the_wide_profile_takes_the_rest(axes: dict[str, int], has_exact: bool) -> None:
