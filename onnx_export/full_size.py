@@ -38,7 +38,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/full-size"))
     parser.add_argument("--max-batch", type=int, default=1, help="of the plans")
     options = parser.parse_args()
-    print(table([measure(*step) for step in steps(options.out, options.max_batch)]))
+    try:
+        print(table([measure(*step) for step in steps(options.out, options.max_batch)]))
+    except StepFailed as error:
+        raise SystemExit(f"full-size: {error}") from None
 
 
 def steps(out: Path, max_batch: int) -> list[tuple[str, list[str], Path]]:

@@ -46,6 +46,17 @@ async def fan_out(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def in_order(
+    early: Sequence[tuple[int, U]], updates: AsyncGenerator[tuple[int, U]]
+) -> AsyncGenerator[tuple[int, U]]:
+    """What came before the answer began, then the rest; closing it closes `updates`."""
+    async with aclosing(updates):
+        for each in early:
+            yield each
+        async for each in updates:
+            yield each
+
+
 async def _follow(
     backend: Maker[O, U],
     index: int,

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from serve import errors, events
 from serve.errors import Problem
-from serve.fan_out import fan_out
+from serve.fan_out import fan_out, in_order
 from serve.keys import Key, RateLimiter
 from serve.llm.expansion import Expander
 from serve.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
@@ -190,11 +190,8 @@ async def narrate(
                 return None
 
     try:
-        async with aclosing(updates):
-            for index, update in early:
-                if text := tell(index, update):
-                    yield text
-            async for index, update in updates:
+        async with aclosing(in_order(early, updates)) as news:
+            async for index, update in news:
                 if text := tell(index, update):
                     yield text
     except Problem as problem:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from serve.errors import Problem
-from serve.fan_out import fan_out
+from serve.fan_out import fan_out, in_order
 from serve.generations import DRAWN_SEEDS, SSE_HEADERS, deadline_of, take_rate, within
 from serve.keys import RateLimiter
 from serve.llm.asks import Ask, Delta, Ended, Taken, TextBackend, Update
@@ -97,11 +97,8 @@ async def narrate(
                 return wire.ending(index, update)
 
     try:
-        async with aclosing(updates):
-            for index, update in early:
-                if text := tell(index, update):
-                    yield text
-            async for index, update in updates:
+        async with aclosing(in_order(early, updates)) as news:
+            async for index, update in news:
                 if text := tell(index, update):
                     yield text
         if wire.has_usage:
