@@ -282,6 +282,8 @@ def test_draining_finishes_what_is_here_and_refuses_what_comes() -> None:
 
 
 def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
+    before = set(threading.enumerate())
+
     async def scenario() -> None:
         worker = Worker(fake_pipeline(tick_s=0.01))
         worker.start()
@@ -293,8 +295,8 @@ def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
         assert caught.value.status == 503
 
     asyncio.run(scenario())
-    names = ("denoiser", "encode", "decode", "file")
-    assert not [t.name for t in threading.enumerate() if t.name.startswith(names)]
+    left = set(threading.enumerate()) - before
+    assert not left, f"still running: {sorted(thread.name for thread in left)}"
 
 
 def test_before_it_is_started_it_says_so() -> None:
