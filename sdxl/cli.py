@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import sdxl
 
 COMMANDS = {
-    "render": ("serve.render:main", "make pictures from text"),
+    "render": ("serve.render.command:main", "make pictures from text"),
     "serve": ("serve.cli:main", "serve pictures over HTTP, as OpenAI's clients ask for them"),
     "batch": ("serve.batch.command:main", "make a picture of every row of a file, over days"),
-    "key": ("serve.keys:main", "make an API key for the service"),
+    "key": ("serve.front.keys:main", "make an API key for the service"),
     "export": ("onnx_export.command:main", "turn a model into ONNX graphs, 8-bit ones too"),
     "build": ("engines.build_command:main", "build TensorRT engines from an export"),
     "engines": ("engines.engines_command:main", "list the engines that are here"),

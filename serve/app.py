@@ -16,11 +16,11 @@ from ray import serve as ray_serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from serve.ingress import ImageIngress
+from serve.front.ingress import ImageIngress
+from serve.front.results import folder_of, mark
 from serve.llm.deployment import place
-from serve.replica import ImageReplica
-from serve.results import folder_of, mark
 from serve.settings import ServeSettings, read
+from serve.worker.replica import ImageReplica
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
 MOST_IN_FLIGHT = 64
@@ -35,7 +35,7 @@ SCALING: dict[str, Any] = {
     "downscale_delay_s": 300.0,
 }
 ROUTING: dict[str, Any] = {
-    "request_router_class": "serve.router:EarliestFinishRouter",
+    "request_router_class": "serve.fleet.router:EarliestFinishRouter",
     "request_routing_stats_period_s": 0.5,
 }
 
@@ -84,7 +84,7 @@ def how_many(settings: ServeSettings, fewest: int) -> dict[str, Any]:
     if not settings.max_replicas:
         return {"num_replicas": fewest}
     policy = AutoscalingPolicy(
-        policy_function="serve.autoscaling:ByQueueTime",
+        policy_function="serve.fleet.autoscaling:ByQueueTime",
         policy_kwargs={"target_s": settings.target_queue_s},
     )
     scaling = AutoscalingConfig(

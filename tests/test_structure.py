@@ -19,6 +19,8 @@ MAY_IMPORT = {
     "serve": {"sdxl", "engines", "onnx_export"},
     "eval": {"sdxl", "engines", "onnx_export"},
 }
+ROOMS_OF_SERVE = ("batch", "render", "front", "llm", "worker", "fleet")
+"""Each imports only those after it."""
 FRONT_DOOR = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
 SHADOWING_NAMES = {"torch", "tensorrt", "onnx", "onnxruntime", "ray", "diffusers"}
@@ -53,6 +55,18 @@ def test_packages_import_only_what_is_below_them() -> None:
         and top not in MAY_IMPORT[own]
     ]
     assert not wrong, "serve, eval → onnx_export → engines → sdxl:\n" + "\n".join(wrong)
+
+
+def test_rooms_of_serve_import_only_what_is_below_them() -> None:
+    wrong = []
+    for room in ROOMS_OF_SERVE:
+        allowed = {*ROOMS_OF_SERVE[ROOMS_OF_SERVE.index(room) :]}
+        for path in sorted((ROOT / "serve" / room).rglob("*.py")):
+            for line, name in imports(path):
+                parts = name.split(".")
+                if parts[0] == "serve" and parts[1] in {*ROOMS_OF_SERVE} - allowed:
+                    wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert not wrong, " → ".join(ROOMS_OF_SERVE) + ":\n" + "\n".join(wrong)
 
 
 def test_nothing_imports_the_front_door() -> None:

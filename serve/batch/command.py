@@ -15,7 +15,7 @@ from typing import Any
 
 from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
-from serve.destination import SUFFIXES
+from serve.render.destination import SUFFIXES
 
 DEFAULT_SHARD = 128
 HAS_DEAD, HAS_PROBLEMS = 3, 1

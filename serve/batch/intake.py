@@ -20,7 +20,7 @@ from sdxl.params import GenerationParams, InvalidParams, Sizes
 from serve.batch.reading import COLUMNS, Record
 from serve.batch.rows import Piece, Row, content_id, seed_of, stem_of
 from serve.errors import Problem
-from serve.openai_images import ImageRequest, check_limits, params_of
+from serve.front.openai_images import ImageRequest, check_limits, params_of
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 

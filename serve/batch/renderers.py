@@ -57,7 +57,7 @@ class LocalRenderer:
 
     @classmethod
     def load(cls, pipeline: Any) -> LocalRenderer:
-        from serve.worker import Worker
+        from serve.worker.worker import Worker
 
         # It never has more than a window's worth, so that it never turns one away.
         worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000, stall_s=math.inf)

@@ -19,7 +19,7 @@ from serve.batch.ledger import Entry
 from serve.batch.progress import Progress
 from serve.batch.store import Store
 from serve.batch.tars import reader
-from serve.contact_sheet import Pixels, contact_sheet
+from serve.render.contact_sheet import Pixels, contact_sheet
 
 MANIFEST, DEAD_LETTERS, SUMMARY = "manifest.parquet", "dead_letter.jsonl", "summary.json"
 SHEET, SHEET_PICTURES = "contact_sheet.png", 24

@@ -24,9 +24,9 @@ from serve.batch.renderers import Renderer
 from serve.batch.rows import Piece, Row, shard_name, stem_of
 from serve.batch.store import Appender, Store
 from serve.batch.tars import LOOSE, reader
-from serve.destination import SUFFIXES
 from serve.errors import Problem
 from serve.orders import Done, ModelCard, Order
+from serve.render.destination import SUFFIXES
 
 BEAT_S = 0.5
 """A worker speaks at least this often."""

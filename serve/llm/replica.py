@@ -18,10 +18,9 @@ from typing import Any
 
 from serve import errors, logs
 from serve.errors import Problem
-from serve.front_metrics import labelled
+from serve.fleet.identity import labelled, replica_name
 from serve.llm.asks import Ask, LlmCard, Update
 from serve.llm.speaker import Speaker
-from serve.replicas import replica_name
 from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from serve.errors import Problem
+from serve.fleet.replicas import CARD_AGE_S, ask_any, attempt, gather, persevere
 from serve.llm.asks import Ask, Delta, Ended, LlmCard, Taken, Update
-from serve.replicas import CARD_AGE_S, ask_any, attempt, gather, persevere
 
 
 class LlmReplicas:

@@ -18,11 +18,11 @@ import torch
 from tokenizers.decoders import DecodeStream
 
 from sdxl.params import InvalidParams
-from serve.denoiser import Unhealthy
 from serve.errors import Problem
 from serve.llm.asks import Sampling
 from serve.llm.decoding import Decoding, Generation, Made
 from serve.llm.engine import Occupancy, Piece
+from serve.worker.denoiser import Unhealthy
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from sdxl.pipeline import Pipeline
-from serve.api import create_app
+from serve.front.api import create_app
 from serve.settings import ServeSettings
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.serve.workers import running
 
 GENERATE = "/v1/images/generations"

@@ -16,8 +16,8 @@ from PIL import Image
 
 from sdxl.images import read_parameters
 from serve.errors import Problem
-from serve.keys import sha256
-from serve.worker import Worker
+from serve.front.keys import sha256
+from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client, post
 from tests.serve.workers import fake, fake_pipeline, running
 

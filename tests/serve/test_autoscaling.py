@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.config import AutoscalingPolicy
 
-from serve.autoscaling import ByQueueTime
-from serve.worker import Worker
+from serve.fleet.autoscaling import ByQueueTime
+from serve.worker.worker import Worker
 from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, widen
 
 
@@ -44,7 +44,7 @@ def test_before_anyone_has_spoken_nothing_changes() -> None:
 
 def test_ray_takes_it_by_its_name() -> None:
     policy = AutoscalingPolicy(
-        policy_function="serve.autoscaling:ByQueueTime", policy_kwargs={"target_s": 2.0}
+        policy_function="serve.fleet.autoscaling:ByQueueTime", policy_kwargs={"target_s": 2.0}
     )
     assert policy.get_policy()(**policy.policy_kwargs).target_s == 2.0
 

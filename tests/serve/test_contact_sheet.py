@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from serve.contact_sheet import FONT_SIZE, MAX_LINES, PAPER, THUMBNAIL, contact_sheet, wrap
+from serve.render.contact_sheet import FONT_SIZE, MAX_LINES, PAPER, THUMBNAIL, contact_sheet, wrap
 
 FONT = ImageFont.load_default(FONT_SIZE)
 

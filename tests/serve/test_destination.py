@@ -8,7 +8,7 @@ import pytest
 
 from sdxl.files import OutputError
 from sdxl.params import GenerationParams, InvalidParams
-from serve.destination import Destination, slug
+from serve.render.destination import Destination, slug
 
 
 def named(out: Path, format: str | None, prompts: list[str]) -> list[str]:

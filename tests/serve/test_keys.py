@@ -8,8 +8,8 @@ import pytest
 
 from sdxl import cli
 from sdxl.params import InvalidParams
-from serve import keys
-from serve.keys import Key, Keyring, RateLimiter, sha256
+from serve.front import keys
+from serve.front.keys import Key, Keyring, RateLimiter, sha256
 from tests.fakes import FakeClock
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from serve import gpu_meter
+from serve.worker import gpu_meter
 from tests.serve.monitoring import ALERTS, DASHBOARD, DEPLOY, panels, questions, unanswered
 from tests.serve.servers import GENERATE, listening
 from tests.tools import tool

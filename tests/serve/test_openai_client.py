@@ -15,8 +15,8 @@ import openai
 import pytest
 from PIL import Image
 
-from serve.keys import sha256
-from serve.worker import Worker
+from serve.front.keys import sha256
+from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
 from tests.serve.workers import fake_pipeline
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from sdxl.mini import vocabulary
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.serve.servers import client
 from tests.serve.services import ROOT
 from tests.serve.workers import running

@@ -14,9 +14,9 @@ from ray.serve.exceptions import BackPressureError
 from sdxl.params import GenerationParams, Sizes
 from serve import errors
 from serve.errors import Problem
+from serve.fleet.replicas import ATTEMPTS, Replicas
 from serve.llm.asks import Ended
 from serve.orders import Done, ModelCard, Order, Progress, Queued
-from serve.replicas import ATTEMPTS, Replicas
 
 ORDER = Order(GenerationParams("a", seed=7), deadline_s=60)
 CARD = ModelCard("m", Sizes(128, 64, 512))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.results import ResultStore, check_shared, mark
+from serve.front.results import ResultStore, check_shared, mark
 from serve.settings import ServeSettings
 
 
@@ -69,7 +69,7 @@ def test_nodes_that_do_not_share_the_folder_are_told_apart(tmp_path: Path) -> No
 
 
 def test_a_front_whose_node_does_not_share_the_folder_does_not_start(tmp_path: Path) -> None:
-    from serve.ingress import ImageIngress
+    from serve.front.ingress import ImageIngress
 
     with pytest.raises(InvalidParams, match="results_dir"):
         ImageIngress(ServeSettings(results_dir=str(tmp_path)), None, mark(tmp_path / "other"))

@@ -81,9 +81,10 @@ def test_a_refused_request_s_span_says_so(collector: Collector) -> None:
 
 def test_without_an_address_nothing_of_it_is_loaded() -> None:
     code = (
-        "import sys, serve.worker, serve.api; from serve.settings import ServeSettings as S; "
+        "import sys, serve.worker.worker, serve.front.api; "
+        "from serve.settings import ServeSettings as S; "
         "from tests.serve.workers import fake_pipeline; "
-        "serve.api.create_app(serve.worker.Worker(fake_pipeline()), S()); "
+        "serve.front.api.create_app(serve.worker.worker.Worker(fake_pipeline()), S()); "
         "print(*[name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]

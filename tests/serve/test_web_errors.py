@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from serve.keys import sha256
+from serve.front.keys import sha256
 from tests.serve.browsers import EITHER_WIDTH, View, Visit, chromium, visit
 from tests.serve.servers import listening
 from tests.serve.workers import fake_pipeline

@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from sdxl.images import read_parameters
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.serve.browsers import (
     EITHER_WIDTH,
     VIEWS,

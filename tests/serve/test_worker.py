@@ -16,10 +16,10 @@ from PIL import Image
 
 from sdxl.images import read_parameters, to_pixels
 from sdxl.policy import Priority
-from serve.denoiser import Unhealthy
 from serve.errors import Problem
 from serve.orders import Done, Preview, Progress
-from serve.worker import Worker
+from serve.worker.denoiser import Unhealthy
+from serve.worker.worker import Worker
 from tests.serve.workers import (
     begun,
     fake,

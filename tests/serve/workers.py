@@ -12,7 +12,7 @@ from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from serve.orders import Done, Order, Update
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.fakes import FakeEngine, fake_engines
 
 

@@ -14,7 +14,7 @@ from sdxl.policy import Priority
 from serve.batch import command
 from serve.batch.running import run
 from serve.errors import Problem
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.serve.batch.drawers import dead_letters, jsonl, order_of, pictures, prompts
 from tests.serve.servers import GENERATE, listening, post
 from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, updates_of
@@ -128,7 +128,7 @@ def test_an_interactive_picture_runs_while_low_ones_pause() -> None:
 def test_with_keys_low_priority_needs_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from serve.keys import main as make_key
+    from serve.front.keys import main as make_key
 
     keys = tmp_path / "keys.txt"
     assert make_key(["batch", "--file", str(keys)]) == 0

@@ -12,9 +12,9 @@ from ray.exceptions import ActorDiedError
 
 from serve import errors
 from serve.errors import Problem
+from serve.fleet.replicas import ATTEMPTS
 from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
 from serve.llm.replicas import LlmReplicas
-from serve.replicas import ATTEMPTS
 from tests.serve.llm.texts import CIRCLE, text_of
 from tests.serve.test_replicas import Handle
 

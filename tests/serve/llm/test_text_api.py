@@ -14,10 +14,10 @@ import openai
 import pytest
 
 from serve.errors import Problem
-from serve.keys import sha256
+from serve.front.keys import sha256
 from serve.llm.mini.grammar import parse
 from serve.llm.speaker import Speaker
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.serve.llm.texts import CHAT, WORDS, FakeLlm, client, fake_speaker, listening
 from tests.serve.servers import GENERATE
 from tests.serve.test_api import error_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from serve.api import create_app
+from serve.front.api import create_app
 from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Update
 from serve.llm.engine import Occupancy, Piece
 from serve.llm.loading import load
@@ -18,7 +18,7 @@ from serve.llm.names import MINI, MINI_ID
 from serve.llm.prompts import Prompts
 from serve.llm.speaker import Speaker
 from serve.settings import ServeSettings
-from serve.worker import Worker
+from serve.worker.worker import Worker
 from tests.serve.servers import listening_to
 from tests.serve.workers import running
 

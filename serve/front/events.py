@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from serve.errors import Problem
-from serve.openai_images import ImageRequest, Usage
+from serve.front.openai_images import ImageRequest, Usage
 from serve.orders import Done, Preview, Progress
 
 PARTIAL = "image_generation.partial_image"

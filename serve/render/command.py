@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sdxl.arguments import Parser, add_generation_flags, given_params, whole
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import GenerationParams, InvalidParams
-from serve.destination import SUFFIXES, Destination, format_of
+from serve.render.destination import SUFFIXES, Destination, format_of
 
 if TYPE_CHECKING:
     from sdxl.images import Pixels
@@ -219,7 +219,7 @@ def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
 
     from PIL import Image
 
-    from serve.contact_sheet import contact_sheet
+    from serve.render.contact_sheet import contact_sheet
 
     file = io.BytesIO()
     Image.fromarray(contact_sheet(pictures)).save(file, format_of(path), quality=95)

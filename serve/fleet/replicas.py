@@ -134,10 +134,3 @@ async def gather(handle: Any, method: str) -> list[Any]:
     except (TimeoutError, *LOST, DeploymentUnavailableError):
         return []
     return [item for answer in answers if isinstance(answer, Sequence) for item in answer]
-
-
-def replica_name() -> str:
-    """Of the replica that this process is."""
-    from ray import serve as ray_serve
-
-    return str(ray_serve.get_replica_context().replica_id.unique_id)

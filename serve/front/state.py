@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from serve.front_metrics import FrontMetrics
+from serve.front.metrics import FrontMetrics
 
 
 @dataclass

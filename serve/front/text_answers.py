@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from serve.errors import Problem
-from serve.fan_out import fan_out, in_order
-from serve.generations import DRAWN_SEEDS, SSE_HEADERS, deadline_of, take_rate, within
-from serve.keys import RateLimiter
+from serve.front.fan_out import fan_out, in_order
+from serve.front.generations import DRAWN_SEEDS, SSE_HEADERS, deadline_of, take_rate, within
+from serve.front.keys import RateLimiter
+from serve.front.openai_text import ChatRequest, CompletionRequest, check
+from serve.front.text_wire import DONE, Choice, Wire, failure, usage_of
 from serve.llm.asks import Ask, Delta, Ended, Taken, TextBackend, Update
-from serve.llm.openai_text import ChatRequest, CompletionRequest, check
-from serve.llm.wire import DONE, Choice, Wire, failure, usage_of
 from serve.settings import ServeSettings
 
 Stream = AsyncGenerator[tuple[int, Update]]

@@ -21,9 +21,9 @@ from sdxl import images
 from sdxl.cost import Costs, smoothed
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
-from serve.job import Job
 from serve.orders import Done, Preview, Update
-from serve.side_stream import Mark, SideStream, mark
+from serve.worker.job import Job
+from serve.worker.side_stream import Mark, SideStream, mark
 
 FILE_THREADS = 2
 PREVIEW_QUALITY = 80

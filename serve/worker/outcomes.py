@@ -8,8 +8,8 @@ from sdxl.images import BrokenImage
 from sdxl.inflight import DeadlineExceeded, Refused
 from sdxl.params import InvalidParams
 from serve import errors
-from serve.denoiser import Unhealthy
 from serve.errors import Problem
+from serve.worker.denoiser import Unhealthy
 
 log = logging.getLogger(__name__)
 

@@ -54,10 +54,3 @@ class _Gathered(Collector):
 
     def collect(self) -> Iterator[Any]:
         yield from self.families.values()
-
-
-def labelled(metrics: Sequence[Any], **labels: str) -> Sequence[Any]:
-    """Each sample with these labels as well."""
-    for metric in metrics:
-        metric.samples = [s._replace(labels={**s.labels, **labels}) for s in metric.samples]
-    return metrics

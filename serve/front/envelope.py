@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve import errors
 from serve.errors import Problem
-from serve.front import Front
+from serve.front.state import Front
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
 
-from serve import autoscaling, logs
+from serve import logs
 from serve.errors import Problem
-from serve.front_metrics import labelled
+from serve.fleet import autoscaling
+from serve.fleet.identity import labelled, replica_name
 from serve.orders import ModelCard, Order, Update
-from serve.replicas import replica_name
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
 
@@ -29,7 +29,7 @@ class ImageReplica:
         logs.configure()
         # Here and not above: whoever deploys a replica need not load PyTorch.
         import engines
-        from serve.worker import Worker
+        from serve.worker.worker import Worker
 
         pipeline = engines.load(
             settings.model,

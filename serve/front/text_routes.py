@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from serve.llm.answers import Answers
-from serve.llm.openai_text import (
+from serve.front.openai_text import (
     ChatRequest,
     ChatResponse,
     CompletionRequest,
     CompletionResponse,
 )
+from serve.front.text_answers import Answers
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from sdxl.params import InvalidParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Flight, Priority, Shape
 from sdxl.specs import CHUNK
-from serve.denoiser import Denoiser
-from serve.job import Job
-from serve.side_stream import SideStream
+from serve.worker.denoiser import Denoiser
+from serve.worker.job import Job
+from serve.worker.side_stream import SideStream
 
 LOW_PRIORITY_BATCH = 4
 """prompts of low priority that are encoded in one call"""

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sdxl.params import MAX_SEED
 from serve.errors import Problem, invalid
+from serve.front.openai_images import Reply
 from serve.llm.asks import Ask, Message, Sampling
-from serve.openai_images import Reply
 from serve.settings import ServeSettings
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import FastAPI
 
 from serve import logs
-from serve.api import create_app
-from serve.front import Front
-from serve.front_metrics import labelled
+from serve.fleet.identity import labelled, replica_name
+from serve.fleet.replicas import Replicas, gather
+from serve.front.api import create_app
+from serve.front.results import check_shared
+from serve.front.state import Front
 from serve.llm.replicas import LlmReplicas
-from serve.replicas import Replicas, gather, replica_name
-from serve.results import check_shared
 from serve.settings import ServeSettings
 
 

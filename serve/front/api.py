@@ -16,21 +16,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import sdxl
-from serve import errors, front_metrics
-from serve.conversation import Conversation
-from serve.envelope import Envelope, response
+from serve import errors
 from serve.errors import Problem
-from serve.front import Front
-from serve.gate import Gate
-from serve.generations import Generations
-from serve.keys import Keyring, RateLimiter
-from serve.llm.answers import Answers
-from serve.llm.asks import TextBackend
-from serve.llm.expansion import Expander
-from serve.llm.names import id_of
-from serve.llm.readiness import Readiness
-from serve.llm.routes import add_text_routes
-from serve.openai_images import (
+from serve.front import metrics
+from serve.front.conversation import Conversation
+from serve.front.envelope import Envelope, response
+from serve.front.gate import Gate
+from serve.front.generations import Generations
+from serve.front.keys import Keyring, RateLimiter
+from serve.front.openai_images import (
     ErrorBody,
     ImageLimits,
     ImageRequest,
@@ -38,11 +32,18 @@ from serve.openai_images import (
     Model,
     ModelList,
 )
+from serve.front.page import add_pages
+from serve.front.readiness import Readiness
+from serve.front.results import ResultStore, folder_of
+from serve.front.state import Front
+from serve.front.text_answers import Answers
+from serve.front.text_routes import add_text_routes
+from serve.front.traced import Traced
+from serve.llm.asks import TextBackend
+from serve.llm.expansion import Expander
+from serve.llm.names import id_of
 from serve.orders import ImageBackend, ModelCard
-from serve.page import add_pages
-from serve.results import ResultStore, folder_of
 from serve.settings import ServeSettings
-from serve.traced import Traced
 from serve.tracing import tracer_to
 
 log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ def add_state_routes(
     async def show_metrics() -> Response:
         own = front.metrics.collect() if front else []
         texts = await text.metrics() if text else []
-        page = front_metrics.page([*await backend.metrics(), *texts, *own])
+        page = metrics.page([*await backend.metrics(), *texts, *own])
         return Response(page, media_type="text/plain; version=0.0.4")
 
 

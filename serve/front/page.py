@@ -18,13 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-HERE = Path(__file__).parent
+SERVE = Path(__file__).parents[1]
 INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def hash_of_inline_script() -> str:
     """Of the page's few lines that must run before anything is painted."""
-    (script,) = INLINE.findall((HERE / "web" / "index.html").read_bytes())
+    (script,) = INLINE.findall((SERVE / "web" / "index.html").read_bytes())
     return base64.b64encode(hashlib.sha256(script).digest()).decode("ascii")
 
 
@@ -61,7 +61,7 @@ def add_pages(app: FastAPI) -> None:
     # A machine's own table may call scripts text/plain, which `nosniff` then forbids to run.
     mimetypes.add_type("text/javascript", ".js")
     for path, below, folder in (("/", "/web", "web"), ("/docs", "/docs", "swagger_ui")):
-        files = Files(directory=HERE / folder)
+        files = Files(directory=SERVE / folder)
         app.router.add_route(path, front_of(files), include_in_schema=False)
         app.mount(below, files)
 

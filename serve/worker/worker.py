@@ -21,15 +21,16 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Flight, Group, Limits, Shape, State
 from sdxl.specs import CHUNK
-from serve import errors, tracing, warmup
-from serve.denoiser import Denoiser
-from serve.job import Job
+from serve import errors, tracing
 from serve.orders import Done, ModelCard, Order, Update
-from serve.outcomes import as_problem
-from serve.painter import Painter
-from serve.prompt_encoder import PromptEncoder
 from serve.tracing import Stretch
-from serve.worker_metrics import MeteredCosts, WorkerMetrics
+from serve.worker import warmup
+from serve.worker.denoiser import Denoiser
+from serve.worker.job import Job
+from serve.worker.metrics import MeteredCosts, WorkerMetrics
+from serve.worker.outcomes import as_problem
+from serve.worker.painter import Painter
+from serve.worker.prompt_encoder import PromptEncoder
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

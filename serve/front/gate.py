@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.errors import Problem
-from serve.keys import Keyring
+from serve.front.keys import Keyring
 
 OPEN_PATHS = ("/healthz", "/readyz", "/")
 OPEN_PREFIXES = ("/v1/results/", "/web/")

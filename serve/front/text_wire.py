@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve.errors import Problem
-from serve.llm.asks import Ended
-from serve.llm.openai_text import (
+from serve.front.openai_text import (
     AnswerMessage,
     ChatChoice,
     ChatResponse,
@@ -19,6 +18,7 @@ from serve.llm.openai_text import (
     TextChoice,
     TextUsage,
 )
+from serve.llm.asks import Ended
 
 DONE = "data: [DONE]\n\n"
 

@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from serve import errors, events
+from serve import errors
 from serve.errors import Problem
-from serve.fan_out import fan_out, in_order
-from serve.keys import Key, RateLimiter
+from serve.front import events
+from serve.front.fan_out import fan_out, in_order
+from serve.front.keys import Key, RateLimiter
+from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
+from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
-from serve.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
 from serve.orders import Done, ImageBackend, Order, Preview, Progress, Queued, Update
-from serve.results import ResultStore
 from serve.settings import ServeSettings
 
 DRAWN_SEEDS = 2**32

@@ -1,0 +1,1 @@
+"""`sdxl render`: text to picture files, without a service."""

@@ -1,0 +1,1 @@
+"""One device's worth of the service: orders in, pictures out. HTTP is not known here."""
