@@ -95,19 +95,19 @@ def full_size() -> str:
 
 def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> Report:
     until_s = time.perf_counter() + options.time_budget
-    paints, passed_over = load_all(setting, options.ours, has_compile=not options.no_compile)
+    loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
     # Compiled, memory is the eager one's, and compiling again takes minutes.
     weighed = (
         []
         if options.no_memory
-        else [name for name in paints if name not in (COMPILED, COMPILED_CACHED)]
+        else [name for name in loaded.paints if name not in (COMPILED, COMPILED_CACHED)]
     )
     memory = {name: _peak(name, given) for name in weighed}
     report: Report = {
         "system": describe_system(),
         "model": setting.model,
         "steps": setting.steps,
-        "passed_over": passed_over,
+        "passed_over": loaded.passed_over,
         "peak_bytes": memory,
         "batches": {},
     }
@@ -115,8 +115,11 @@ def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> 
     for batch in options.batch:
         now = time.perf_counter()
         part_s = now + max(until_s - now, 0) / left
-        runs = {name: partial(paint, prompts_for(batch)) for name, paint in paints.items()}
-        report["batches"][batch] = figures(runs, batch, options, part_s)
+        prompts = prompts_for(batch)
+        runs = {name: partial(paint, prompts) for name, paint in loaded.paints.items()}
+        found = figures(runs, batch, options, part_s)
+        loops = {name: begin(prompts) for name, begin in loaded.loops.items()}
+        report["batches"][batch] = found | denoising(loops, options, part_s)
         left -= 1
     return report
 
@@ -158,6 +161,18 @@ def figures(
     return found | ratios(seconds, options.ours)
 
 
+def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: float) -> Report:
+    """Of the loop alone, without the text encoders, the decoder and the picture."""
+    timed = cuda_s if torch.cuda.is_available() else wall_s
+    seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
+    return {
+        "milliseconds of denoising": {
+            name: Spread.of([1000 * s for s in each]) for name, each in seconds.items()
+        },
+        "denoising at interval 2 over interval 1": over_one(seconds, options.ours),
+    }
+
+
 def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
     found: Report = {
         f"times as fast as {peer}": {
@@ -166,13 +181,17 @@ def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
         for peer in PEERS
         if peer in seconds
     }
+    found["time at interval 2 over interval 1"] = over_one(seconds, ours)
+    return found
+
+
+def over_one(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> dict[str, Spread]:
     one, two = INTERVALS
-    found["time at interval 2 over interval 1"] = {
+    return {
         each: ratio(seconds[name_of(each, two)], seconds[name_of(each, one)])
         for each in ours
         if name_of(each, one) in seconds
     }
-    return found
 
 
 def _metered(run: Run, joules: list[float], counter: Callable[[], float] | None) -> Run:

@@ -47,7 +47,8 @@ VARIANTS: Mapping[str, Change] = {
     "no memory patterns": _set(enable_mem_pattern=False),
     "no arena": _set(enable_cpu_mem_arena=False),
     "no packed weights": _entry("session.disable_prepacking", "1"),
-    "threads stop spinning": _entry("session.force_spinning_stop", "1"),
+    "threads spin on": _entry("session.force_spinning_stop", "0"),
+    "threads never spin": _entry("session.intra_op.allow_spinning", "0"),
 }
 
 
@@ -70,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(change: Change, side: int, rows: list[int], rounds: int) -> dict[str, Any]:
-    def changed() -> Any:
-        options = session_options()
+    def changed(threads: int) -> Any:
+        options = session_options(threads)
         change(options)
         return options
 

@@ -5,7 +5,7 @@ backend, precision and interval. Each goes from prompts to image tensors. It tim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ import torch
 import engines
 from engines.export_folder import ExportError
 from engines.flavours import BackendMissing
+from eval.timing import Run
 from sdxl.checkpoint import find
+from sdxl.inflight import Failed, Request
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ OURS = {
 """backend and precision; one that is not there is passed over, and said"""
 
 Paint = Callable[[Sequence[str]], object]
+Begin = Callable[[Sequence[str]], Run]
+"""Encodes these prompts; what it returns denoises them and does nothing else."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +68,30 @@ def name_of(ours: str, interval: int) -> str:
     return f"ours, {backend} {precision}, interval {interval}"
 
 
-def load_all(
-    setting: Setting, ours: Sequence[str], has_compile: bool
-) -> tuple[dict[str, Paint], dict[str, str]]:
-    """Those that are there by name, and why the others are not."""
-    found = {EAGER: _peer(setting, EAGER), CACHED: _peer(setting, CACHED)}
-    if has_compile:
-        found |= {name: _peer(setting, name) for name in (COMPILED, COMPILED_CACHED)}
-    passed_over = {}
+@dataclass(frozen=True)
+class Loaded:
+    """Those that are there, by name, and why the others are not."""
+
+    paints: dict[str, Paint]
+    loops: dict[str, Begin] = field(default_factory=dict)
+    """ours, without what comes before and after the loop"""
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+
+def load_all(setting: Setting, ours: Sequence[str], has_compile: bool) -> Loaded:
+    peers = PEERS if has_compile else (EAGER, CACHED)
+    found = Loaded({name: _peer(setting, name) for name in peers})
     for each in ours:
         try:
             pipeline = _ours(setting, each)
         except (BackendMissing, ExportError, InvalidParams) as error:
-            passed_over[each] = str(error)
+            found.passed_over[each] = str(error)
             continue
         for interval in INTERVALS:
-            found[name_of(each, interval)] = paint_with(pipeline, setting, interval)
-    return found, passed_over
+            name = name_of(each, interval)
+            found.paints[name] = paint_with(pipeline, setting, interval)
+            found.loops[name] = partial(_begin, pipeline, setting, interval)
+    return found
 
 
 def load_one(setting: Setting, name: str, ours: Sequence[str]) -> Paint:
@@ -100,7 +111,29 @@ def _ours(setting: Setting, each: str) -> Pipeline:
 
 
 def _paint(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> object:
-    results = pipeline.generate(
+    results = pipeline.generate(_asked(setting, interval, prompts))
+    if errors := [result.error for result in results if result.error]:
+        raise errors[0]
+    return results
+
+
+def _begin(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> Run:
+    asked = [pipeline.resolve(params) for params in _asked(setting, interval, prompts)]
+    encoded = zip(asked, pipeline.encode(asked), strict=True)
+    return partial(_denoise, pipeline, [pipeline.request(*each) for each in encoded])
+
+
+def _denoise(pipeline: Pipeline, requests: Sequence[Request]) -> None:
+    loop = pipeline.in_flight()
+    for request in requests:
+        loop.submit(request)
+    for event in loop.drain():
+        if isinstance(event, Failed):
+            raise event.cause
+
+
+def _asked(setting: Setting, interval: int, prompts: Sequence[str]) -> list[GenerationParams]:
+    return [
         GenerationParams(
             prompt,
             steps=setting.steps,
@@ -110,10 +143,7 @@ def _paint(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequenc
             height=setting.side,
         )
         for i, prompt in enumerate(prompts)
-    )
-    if errors := [result.error for result in results if result.error]:
-        raise errors[0]
-    return results
+    ]
 
 
 def _peer(setting: Setting, name: str) -> Paint:

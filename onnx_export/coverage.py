@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 
 from engines.export_folder import ExportFolder
-from engines.onnxruntime_engine import session_options, start_threads
+from engines.onnxruntime_engine import session_options, threads
 
 SMALLEST = "unet_shallow"
 """Its optimised copy is written to be read: that of a full-size Deep would be gigabytes."""
@@ -28,9 +28,7 @@ def half_coverage(export: ExportFolder) -> str:
 
 def _inserted_casts(export: ExportFolder) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        # A process has one thread pool for all sessions, or one for each: never both.
-        start_threads()
-        options = session_options()
+        options = session_options(threads())
         options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
         path = export.folder / export.graphs[SMALLEST].file
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

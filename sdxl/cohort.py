@@ -93,17 +93,26 @@ class Cohort:
     def bucket(self) -> int:
         return self.buffers.key[1]
 
-    @property
+    @cached_property
     def latents(self) -> Tensor:
         return self.buffers.latents[: len(self.guided)]
 
-    @property
+    @cached_property
     def estimate(self) -> Tensor:
         return self.buffers.estimate[: len(self.guided)]
 
-    @property
+    @cached_property
     def guidance(self) -> Tensor:
         return self.buffers.guidance[: len(self.guided)]
+
+    @cached_property
+    def coefficients(self) -> tuple[Tensor, ...]:
+        return schedulers.columns(self.buffers.coefficients[: len(self.guided)])
+
+    @cached_property
+    def is_guided(self) -> bool:
+        """All are: the negative rows lie side by side."""
+        return all(self.guided)
 
     def holds(self, places: Sequence[Place | None], bucket: int) -> bool:
         """Whether exactly these images, in this order, are this cohort, and it can run."""
@@ -117,11 +126,10 @@ class Cohort:
 
     def prepare(self) -> None:
         """Fill the UNet's per-step inputs: the scaled sample and each row's own timestep."""
-        coefficients = self.buffers.coefficients[: len(self.guided)]
-        scale, time = coefficients[:, SCALE, None, None, None], coefficients[:, TIMESTEP]
+        scaled, times = self.latents * self.coefficients[SCALE], self.coefficients[TIMESTEP]
         named, image_of_row = self.buffers.by_name, self.buffers.image_of_row
-        named["sample"].copy_((self.latents * scale)[image_of_row])
-        named["timestep"].copy_(time[image_of_row])
+        named["sample"].copy_(scaled.index_select(0, image_of_row))
+        named["timestep"].copy_(times.flatten().index_select(0, image_of_row))
 
     def inputs(self, spec: ModelSpec) -> dict[str, Tensor]:
         return {t.name: self.buffers.by_name[t.name] for t in spec.inputs}
@@ -129,18 +137,20 @@ class Cohort:
     def outputs(self, spec: ModelSpec) -> dict[str, Tensor]:
         return {t.name: self.buffers.by_name[t.name] for t in spec.outputs}
 
-    def advance(self, *, is_noisy: bool) -> None:
+    def advance(self, *, reads_estimate: bool, is_noisy: bool) -> None:
         """Guide the noise prediction and take one scheduler step, in float32."""
-        count, buffers = len(self.guided), self.buffers
-        predicted = buffers.by_name["noise"].float()
-        positive, negative = predicted[:count], predicted[buffers.negative_row[:count]]
-        guided = negative + self.guidance * (positive - negative)
+        count = len(self.guided)
+        predicted = self.buffers.by_name["noise"].float()
+        if self.is_guided:
+            negative = predicted[count : 2 * count]
+        else:
+            negative = predicted.index_select(0, self.buffers.negative_row[:count])
         latents, estimate = schedulers.step(
             self.latents,
-            guided,
-            self.estimate,
-            buffers.noise[:count] if is_noisy else None,
-            buffers.coefficients[:count],
+            torch.lerp(negative, predicted[:count], self.guidance),
+            self.estimate if reads_estimate else None,
+            self.buffers.noise[:count] if is_noisy else None,
+            self.coefficients,
         )
         self.latents.copy_(latents)
         self.estimate.copy_(estimate)

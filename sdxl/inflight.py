@@ -28,7 +28,7 @@ from sdxl.engine import Engines
 from sdxl.images import NoiseSource
 from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
 
-NOISE = schedulers.COLUMNS.index("d")
+TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))
 
 
 class Refused(RuntimeError):
@@ -217,20 +217,23 @@ class InFlight:
         self._launched.append(_Launch(group, cohort, began, wait))
 
     def _step(self, group: Group, cohort: Cohort) -> None:
-        rows = [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids]
-        cohort.buffers.fill("coefficients", torch.from_numpy(np.stack(rows)).float())
-        noise = self._draw(group.ids, cohort, rows)
-        if noise is not None:
-            cohort.buffers.fill("noise", noise)
+        rows = np.stack(
+            [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids]
+        )
+        cohort.buffers.fill("coefficients", torch.from_numpy(rows).float())
+        reads_estimate, is_noisy = bool(rows[:, TREND].any()), bool(rows[:, NOISE].any())
+        if is_noisy:
+            cohort.buffers.fill("noise", self._draw(group.ids, cohort, rows))
         engine = self.engines[group.network]
 
+        @torch.inference_mode()
         def work() -> None:
             cohort.prepare()
             engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
-            cohort.advance(is_noisy=noise is not None)
+            cohort.advance(reads_estimate=reads_estimate, is_noisy=is_noisy)
 
-        key = group.network, len(group.ids), noise is not None, cohort.buffers.addresses
-        self.engines.repeat(key, work)
+        kind = len(group.ids), cohort.is_guided, reads_estimate, is_noisy
+        self.engines.repeat((group.network, kind, cohort.buffers.addresses), work)
 
     def _settle(self, depth: int, events: list[Event]) -> None:
         """Wait for launched calls beyond `depth`, learn their cost, hand out what is done."""
@@ -336,16 +339,11 @@ class InFlight:
                 self._pool.leave(old)
             self._images[id_].place = Place(cohort, index)
 
-    def _draw(
-        self, ids: tuple[int, ...], cohort: Cohort, rows: list[NDArray[np.float64]]
-    ) -> Tensor | None:
+    def _draw(self, ids: tuple[int, ...], cohort: Cohort, rows: NDArray[np.float64]) -> Tensor:
         """Fresh noise for the images whose scheduler asks for it, each from its own generator."""
-        is_noisy = [bool(row[NOISE]) for row in rows]
-        if not any(is_noisy):
-            return None
         zero = torch.zeros(cohort.latents.shape[1:])
         drawn = [
-            self._images[id_].noise.next() if noisy else zero
-            for id_, noisy in zip(ids, is_noisy, strict=True)
+            self._images[id_].noise.next() if is_noisy else zero
+            for id_, is_noisy in zip(ids, rows[:, NOISE] != 0, strict=True)
         ]
         return torch.stack(drawn)

@@ -141,24 +141,26 @@ def table(name: str, steps: int, config: SchedulerConfig) -> Table:
     return made
 
 
+def columns(coefficients: Tensor) -> tuple[Tensor, ...]:
+    """Of float32 [n, len(COLUMNS)]: a view for each coefficient, a value per row of latents."""
+    return coefficients[:, :, None, None, None].unbind(1)
+
+
 def step(
-    x: Tensor, eps: Tensor, h: Tensor, z: Tensor | None, coefficients: Tensor
+    x: Tensor, eps: Tensor, h: Tensor | None, z: Tensor | None, coefficients: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """One step of every row, whatever its scheduler: (x', h').
 
-    `coefficients` is float32 [n, len(COLUMNS)]. Where c or d is zero, h and z are not read, so a
-    slot's stale contents (NaN included) cannot reach a new request. An infinite eps does show.
+    Where c or d is zero, h and z are not read, so a slot's stale contents (NaN included) cannot
+    reach a new request; where no row reads one, it may be None. An infinite eps does show.
     """
-    by_name = dict(zip(COLUMNS, coefficients[:, :, None, None, None].unbind(1), strict=True))
-    moved = by_name["a"] * x + by_name["b"] * eps + _scaled(by_name["c"], h)
-    if z is not None:
-        moved = moved + _scaled(by_name["d"], z)
-    estimate = by_name["e"] * x + by_name["f"] * eps
-    return moved.to(x.dtype), estimate.to(h.dtype)
-
-
-def _scaled(coefficient: Tensor, value: Tensor) -> Tensor:
-    return torch.where(coefficient == 0, 0.0, coefficient * value)
+    # Few passes: a small model's shallow step is hardly longer than this.
+    _, _, a, b, c, d, e, f = coefficients
+    moved = (a * x).addcmul_(b, eps)
+    for weight, value in ((c, h), (d, z)):
+        if value is not None:
+            moved.addcmul_(weight, torch.where(weight == 0, 0.0, value))
+    return moved, (e * x).addcmul_(f, eps)
 
 
 def _euler(steps: int, config: SchedulerConfig, is_karras: bool, is_ancestral: bool) -> Table:

@@ -6,8 +6,10 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,13 +59,13 @@ def tiny_engines(tmp_path: Path) -> Engines:
     return load_onnxruntime(write_export(tmp_path / "tiny"))
 
 
-def random_inputs(spec: ModelSpec) -> dict[str, Tensor]:
+def random_inputs(spec: ModelSpec, **axes: int) -> dict[str, Tensor]:
     def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if dtype == torch.int64:
             return torch.randint(0, VOCABULARY, shape)
         return torch.randn(shape).to(dtype)
 
-    return {t.name: tensor(t.shape(AXES), torch_dtype(t)) for t in spec.inputs}
+    return {t.name: tensor(t.shape(AXES | axes), torch_dtype(t)) for t in spec.inputs}
 
 
 def assert_same_images(found: list[Result], expected: list[Result]) -> None:
@@ -147,20 +149,52 @@ def run_python(code: str, home: Path, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_all_sessions_share_one_pool_of_threads(tmp_path: Path) -> None:
-    """Its workers beside the calling thread, once for five networks."""
-    folder = write_export(tmp_path / "tiny").folder
-    code = f"""
-import os, torch
-from pathlib import Path
-from engines.export_folder import ExportFolder
-from engines.onnxruntime_engine import load_onnxruntime, start_threads
-before = len(os.listdir("/proc/self/task"))
-found = load_onnxruntime(ExportFolder.open(Path({str(folder)!r})))
-print(len(os.listdir("/proc/self/task")) - before, start_threads() - 1)
+def test_halves_of_a_call_are_the_call(tiny_engines: Engines) -> None:
+    """Rows by themselves make what they make together, an odd one among them."""
+    for name in ("unet_deep", "unet_shallow"):
+        engine = tiny_engines[name]
+        inputs = random_inputs(engine.spec, rows=5)
+        together = call(engine, tiny_engines.arch, inputs)
+        for row in range(5):
+            part = slice(row, row + 1)
+            alone = call(engine, tiny_engines.arch, {n: t[part] for n, t in inputs.items()})
+            for output, found in together.items():
+                torch.testing.assert_close(found[part], alone[output], atol=1e-5, rtol=1e-5)
+
+
+def test_a_failure_in_either_half_is_the_calls(tiny_engines: Engines) -> None:
+    deep = tiny_engines["unet_deep"]
+    assert isinstance(deep, OnnxRuntimeEngine)
+    session = deep.session
+
+    class Session:
+        io_binding = session.io_binding
+
+        def run_with_iobinding(self, binding: Any) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError("no memory")
+            session.run_with_iobinding(binding)
+
+    broken = replace(deep, session=Session(), _bound={})
+    inputs = random_inputs(deep.spec, rows=4)
+    outputs = {t.name: allocate(t, AXES | {"rows": 4}) for t in deep.spec.outputs}
+    with pytest.raises(OnnxRuntimeError, match="unet_deep: no memory"):
+        broken(inputs, outputs)
+
+
+def test_threads_that_wait_cost_nothing(tmp_path: Path) -> None:
+    code = """
+import time, engines
+from sdxl.params import GenerationParams
+pipeline = engines.load("mini", "onnxruntime")
+(result,) = pipeline.generate([GenerationParams("a red circle", steps=2, seed=0)])
+assert result.image is not None, result.error
+before = time.process_time()
+time.sleep(1)
+print(time.process_time() - before)
 """
-    begun, needed = run_python(code, tmp_path)
-    assert begun == needed, f"{begun} threads were begun, needed {needed}"
+    (spent,) = run_python(code, tmp_path / "home")
+    assert float(spent) < 0.5, f"{spent} s of computing in an idle second"
 
 
 def test_a_picture_needs_neither_diffusers_nor_transformers(tmp_path: Path) -> None:

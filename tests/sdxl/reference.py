@@ -37,5 +37,5 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         if request.rows == 2:
             guided = predicted[1:] + request.guidance * (predicted[:1] - predicted[1:])
         fresh = noise.next()[None] if row[schedulers.COLUMNS.index("d")] else None
-        x, h = schedulers.step(x, guided, h, fresh, coefficients)
+        x, h = schedulers.step(x, guided, h, fresh, schedulers.columns(coefficients))
     return x[0]

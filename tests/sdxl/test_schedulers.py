@@ -16,7 +16,15 @@ from diffusers import (
 )
 
 from sdxl.params import SCHEDULERS, InvalidParams
-from sdxl.schedulers import COLUMNS, SchedulerConfig, Table, UnsupportedScheduler, step, table
+from sdxl.schedulers import (
+    COLUMNS,
+    SchedulerConfig,
+    Table,
+    UnsupportedScheduler,
+    columns,
+    step,
+    table,
+)
 
 # diffusers hands tensors to numpy in the way numpy 2 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -95,7 +103,7 @@ def compare(name: str, steps: int, values: Mapping[str, Any]) -> None:
         z = torch.randn(SHAPE, generator=noise) if row[0, COLUMNS.index("d")] else None
         extra = {"generator": their_noise} if name == "euler_a" else {}
         result = theirs.step(eps, timestep, x, **extra)
-        moved, h = step(x, eps, h, z, row)
+        moved, h = step(x, eps, h, z, columns(row))
         assert_close(moved, result.prev_sample, x, where)
         estimate = result.get("pred_original_sample")
         if estimate is None:  # DPM++ keeps it to itself
@@ -188,9 +196,9 @@ def test_a_mixed_batch_equals_its_rows_alone() -> None:
     rows = [coefficients(table(name, 20, config), i) for i, name in enumerate(SCHEDULERS)]
     shape = (len(rows), *SHAPE[1:])
     x, eps, h, z = (torch.randn(shape, generator=draw) for _ in range(4))
-    together = step(x, eps, h, z, torch.cat(rows))
+    together = step(x, eps, h, z, columns(torch.cat(rows)))
     for i, row in enumerate(rows):
-        alone = step(x[i : i + 1], eps[i : i + 1], h[i : i + 1], z[i : i + 1], row)
+        alone = step(x[i : i + 1], eps[i : i + 1], h[i : i + 1], z[i : i + 1], columns(row))
         for found, needed in zip(together, alone, strict=True):
             assert torch.equal(found[i : i + 1], needed), SCHEDULERS[i]
 
@@ -200,17 +208,19 @@ def test_stale_buffers_do_not_reach_a_new_row() -> None:
     x, eps = torch.randn(SHAPE), torch.randn(SHAPE)
     stale = torch.full(SHAPE, float("inf"))
     row = coefficients(table("dpmpp_2m", 20, config), 0)
-    needed = step(x, eps, torch.zeros(SHAPE), None, row)
-    found = step(x, eps, stale, stale, row)
-    assert torch.equal(found[0], needed[0]) and torch.equal(found[1], needed[1])
+    needed = step(x, eps, torch.zeros(SHAPE), None, columns(row))
+    found = step(x, eps, stale, stale, columns(row))
+    unread = step(x, eps, None, None, columns(row))
+    for of in (found, unread):
+        assert torch.equal(of[0], needed[0]) and torch.equal(of[1], needed[1])
 
 
 def test_half_precision_output_is_stepped_in_float32() -> None:
     row = coefficients(table("euler", 20, SchedulerConfig.from_dict(SDXL)), 3)
     x, eps, h = torch.randn(SHAPE), torch.randn(SHAPE).half(), torch.zeros(SHAPE)
-    moved, _ = step(x, eps, h, None, row)
+    moved, _ = step(x, eps, h, None, columns(row))
     assert moved.dtype == torch.float32
-    assert torch.equal(moved, step(x, eps.float(), h, None, row)[0])
+    assert torch.equal(moved, step(x, eps.float(), h, None, columns(row))[0])
 
 
 @pytest.mark.parametrize(
