@@ -1,10 +1,10 @@
 """ONNX Runtime behind the Engine contract: the fast way on a CPU.
 
-Sessions read and write the very memory of the tensors they are handed. A UNet call's rows are
-independent, so its two halves run at the same time: two threads that never wait for each other
-inside a layer take less time than two that share every layer. Deep and Shallow share their weights
-on disk, not in memory: Shallow holds about 1% of them, and its copies are folded and packed for its
-own kernels.
+Sessions read and write the very memory of the tensors they are handed. What lies along the first
+axis of a call is independent, so its two halves run at the same time: two threads that never wait
+for each other inside a layer take less time than two that share every layer. Deep and Shallow share
+their weights on disk, not in memory: Shallow holds about 1% of them, and its copies are folded and
+packed for its own kernels.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ class OnnxRuntimeEngine:
             raise OnnxRuntimeError(f"{self.spec.name}: {_line(error)}") from error
 
     def _bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> list[Any]:
-        rows = check_inputs(self.spec, inputs).get("rows", 0)
-        half = (rows + 1) // 2 if threads() > 1 else rows
-        parts = (slice(half), slice(half, rows)) if 0 < half < rows else (slice(None),)
+        check_inputs(self.spec, inputs)
+        count = len(inputs[self.spec.inputs[0].name])
+        half = (count + 1) // 2 if threads() > 1 else count
+        parts = (slice(half), slice(half, count)) if half < count else (slice(count),)
         return [self._bind_part(inputs, outputs, part) for part in parts]
 
     def _bind_part(
@@ -96,6 +97,7 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
         engines,
         cut=export.cut,
         buckets=BUCKETS,
+        decodes=2,
         description={
             "backend": "onnxruntime",
             "precision": export.precision,
@@ -109,8 +111,7 @@ def open_session(export: ExportFolder, name: str) -> Any:
     """A session on one graph of an export; its bytes are checked before they are parsed."""
     graph = export.graphs[name]
     # Halves of a call share the session's threads; each brings one of its own.
-    count = max(threads() - 1, 1) if name.startswith("unet") else threads()
-    return new_session(export.graph_bytes(name), export.folder / graph.file, count)
+    return new_session(export.graph_bytes(name), export.folder / graph.file, max(threads() - 1, 1))
 
 
 def new_session(graph: bytes, path: Path, threads: int) -> Any:

@@ -42,6 +42,8 @@ class Engines:
     cut: Cut = "reference"
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Row counts a UNet call is padded to; the largest bounds one call."""
+    decodes: int = 1
+    """Pictures that are best decoded in one call."""
     fence: Callable[[], Callable[[], None]] = lambda: _done
     """Marks what was enqueued so far; calling the result waits until it is computed."""
     depth: int = 0

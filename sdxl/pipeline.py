@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -104,13 +104,16 @@ class Pipeline:
             if on_tick is not None:
                 on_tick(loop.steps_taken - before)
             for event in events:
-                result = pending.pop(event.id)
+                result = pending[event.id]
                 result.timings["denoise_s"] = self.clock() - began.pop(event.id)
                 if isinstance(event, Failed):
                     result.error = event.cause
                 else:
-                    self._finish(result, event.latents)
-                yield result
+                    result.latents = event.latents
+            ended = [pending.pop(event.id) for event in events]
+            for together in self._decoded_together(ended):
+                self._finish(together)
+                yield from together
 
     def encode(self, params: list[GenerationParams]) -> list[Conditioning]:
         return encode(
@@ -137,13 +140,13 @@ class Pipeline:
 
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, h, w] → [3, height, width] in -1..1."""
+        return checked(self._decode(latents[None])[0])
+
+    def _decode(self, latents: Tensor) -> Tensor:
         engine = self.engines["vae_decoder"]
         dtype = torch_dtype(engine.spec.inputs[0])
-        batch = latents[None].to(self.engines.device, dtype)
-        image = call(engine, self.engines.arch, {"latents": batch})["image"][0].float().cpu()
-        if not torch.isfinite(image).all():
-            raise BrokenImage("the decoded image holds NaN or infinity")
-        return image
+        batch = latents.to(self.engines.device, dtype)
+        return call(engine, self.engines.arch, {"latents": batch})["image"].float().cpu()
 
     def _submit(
         self, loop: InFlight, numbered: list[tuple[int, GenerationParams]]
@@ -160,11 +163,37 @@ class Pipeline:
             result.timings["encode_s"] = encode_s
             yield loop.submit(request), result
 
-    def _finish(self, result: Result, latents: Tensor) -> None:
+    def _decoded_together(self, ended: Sequence[Result]) -> Iterator[list[Result]]:
+        """Those of one size, as many as one decoder call takes; failed ones apart."""
+        by_shape: dict[tuple[int, ...], list[Result]] = {}
+        for result in ended:
+            shape = () if result.latents is None else tuple(result.latents.shape)
+            by_shape.setdefault(shape, []).append(result)
+        for results in by_shape.values():
+            size = self.engines.decodes
+            yield from (results[i : i + size] for i in range(0, len(results), size))
+
+    def _finish(self, results: Sequence[Result]) -> None:
+        latents = [result.latents for result in results if result.latents is not None]
+        if not latents:
+            return
         start = self.clock()
-        result.latents = latents
         try:
-            result.image = self.decode(latents)
+            images = self._decode(torch.stack(latents))
         except Exception as cause:
-            result.error = cause
-        result.timings["decode_s"] = self.clock() - start
+            for result in results:
+                result.error = cause
+            return
+        took_s = (self.clock() - start) / len(results)
+        for result, image in zip(results, images, strict=True):
+            result.timings["decode_s"] = took_s
+            try:
+                result.image = checked(image)
+            except BrokenImage as cause:
+                result.error = cause
+
+
+def checked(image: Tensor) -> Tensor:
+    if not torch.isfinite(image).all():
+        raise BrokenImage("the decoded image holds NaN or infinity")
+    return image
