@@ -3,7 +3,8 @@
 sdxl bench load [--url http://127.0.0.1:8000] [--seconds 30]
 
 Without a URL it starts `sdxl serve` on this machine, and ends it. Arrivals are Poisson; the share
-is of the rate that a closed loop reached. Latencies count from when a request was due.
+is of the rate that a closed loop reached. Latencies count from when a request was due; `late` are
+pictures past the 20 s that they were accepted for, `MiB` is the replicas' memory afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
+import psutil
 
 from eval.local_service import local_service
 
@@ -27,6 +29,7 @@ GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
 SHARES = (0.5, 0.8, 0.9, 0.95, 1.5)
 OVERHEAD_REQUESTS = 30
+DEADLINE_S = 20.0
 CLOSED_LOOP = 24
 WARM_S = 5.0
 
@@ -41,6 +44,8 @@ class Answers:
     statuses: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
     """of pictures"""
+    late: int = 0
+    """pictures that came after their deadline"""
     added: list[float] = field(default_factory=list)
     """of pictures: latency less what the replica says its work took"""
 
@@ -54,7 +59,7 @@ class Answers:
         told = " ".join(f"{status}:{n}" for status, n in sorted(self.statuses.items()))
         return (
             f"{name:<12}{offered:>9.2f}{self.rate:>9.2f}{self.rate / offered:>8.1%}"
-            f"{mean:>9.3f}{p50:>9.3f}{p99:>9.3f}  {told}"
+            f"{mean:>9.3f}{p50:>9.3f}{p99:>9.3f}{self.late:>6}{memory_mib():>7.0f}  {told}"
         )
 
 
@@ -63,9 +68,16 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
+def memory_mib() -> float:
+    """Of the replicas that this process started, by way of a service of its own."""
+    ours = psutil.Process().children(recursive=True)
+    return sum(p.memory_info().rss for p in ours if "ImageReplica" in " ".join(p.cmdline())) / 2**20
+
+
 async def ask(http: httpx.AsyncClient, seed: int, answers: Answers, due_s: float) -> None:
     try:
-        answer = await http.post(GENERATE, json={"prompt": PROMPT, "seed": seed})
+        asked = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
+        answer = await http.post(GENERATE, json=asked)
     except httpx.HTTPError:
         answers.statuses[0] += 1
         return
@@ -73,6 +85,7 @@ async def ask(http: httpx.AsyncClient, seed: int, answers: Answers, due_s: float
     latency = answers.last_s - due_s
     answers.statuses[answer.status_code] += 1
     if answer.status_code == 200:
+        answers.late += latency > DEADLINE_S
         answers.latencies.append(latency)
         answers.added.append(latency - answer.json()["data"][0]["timings"]["total_s"])
 
@@ -123,6 +136,7 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
         full = await closed_loop(http, seconds)
         print(
             f"\n{'load':<12}{'offered':>9}{'images/s':>9}{'':>8}{'mean s':>9}{'p50':>9}{'p99':>9}"
+            f"{'late':>6}{'MiB':>7}"
         )
         print(full.row("closed loop", full.rate))
         for share in shares:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +28,8 @@ def local_service(flags: Sequence[str] = ()) -> Iterator[str]:
         try:
             yield _until_ready(process, Path(log.name))
         finally:
-            process.send_signal(signal.SIGINT)
+            # Not SIGINT: what a shell runs in the background does not hear it.
+            process.terminate()
             process.wait()
 
 

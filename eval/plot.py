@@ -138,7 +138,7 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
         axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
         axis.set_xlabel("images/s: median, least to most")
-        axis.legend(frameon=False, loc="lower right")
+        axis.legend(frameon=False, loc="upper right")
         _write(figure, stem)
 
 

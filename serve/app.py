@@ -14,8 +14,9 @@ from typing import Any
 import ray
 from ray import serve as ray_serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from serve.fleet.router import ROUTING
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
 from serve.llm.deployment import place
@@ -33,10 +34,6 @@ SCALING: dict[str, Any] = {
     "upscale_delay_s": 10.0,
     # A replica takes a while to load: one that was needed lately stays.
     "downscale_delay_s": 300.0,
-}
-ROUTING: dict[str, Any] = {
-    "request_router_class": "serve.fleet.router:EarliestFinishRouter",
-    "request_routing_stats_period_s": 0.5,
 }
 
 
@@ -63,7 +60,7 @@ def application(settings: ServeSettings) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_constructor_retry_count=LOAD_ATTEMPTS,
         ray_actor_options=actor_options(is_gpu, settings.max_replicas or fewest),
-        request_router_config=RequestRouterConfig(**ROUTING),
+        request_router_config=ROUTING,
     )
     front = ray_serve.ingress()(ImageIngress)
     ingress = ray_serve.deployment(name="ImageIngress")(front).options(

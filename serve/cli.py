@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,8 @@ RAY_ENVIRONMENT = {
     # A killed proxy is replaced in 4 s instead of 30.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    # From process to process as gRPC, not as Ray tasks: a third less time.
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
 }
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 """Ray's part of the log; our own is serve/logs.py's."""
@@ -144,8 +147,11 @@ def stop(handle: Any, settings: ServeSettings) -> None:
     if handle is not None:
         drain(handle, settings.shutdown_s)
         flush(settings)
-        ray_serve.shutdown()
-    ray.shutdown()
+    # Ray tells of the ends of its own processes as of failures.
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        if handle is not None:
+            ray_serve.shutdown()
+        ray.shutdown()
 
 
 def drain(handle: Any, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ export RAY_worker_niceness=0
 # A killed proxy is replaced in 4 s instead of 30.
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
 export RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=2
+export RAY_SERVE_USE_GRPC_BY_DEFAULT=1
 
 role=${1:?head, or the address of the first node}
 shift

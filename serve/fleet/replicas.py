@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LOST = (RayActorError, ReplicaUnavailableError)
 ATTEMPTS = 4
+PAUSE_S = 0.1
+"""Routers hear twice a second who is starting or leaving; a second replica is asked at once."""
 CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 3.0
 METRICS_TIMEOUT_S = 3.0
 ELSEWHERE = ("shutting_down", "unhealthy", "starting")
@@ -89,6 +91,7 @@ async def persevere(
     with the seconds that are left."""
     clock = asyncio.get_running_loop().time
     until_s = clock() + deadline_s
+    cause = Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
     for number in range(1, ATTEMPTS + 1):
         left_s = until_s - clock()
         if left_s <= 0:
@@ -99,14 +102,17 @@ async def persevere(
                     yield number, update
             return
         except (*LOST, Problem) as error:
-            if isinstance(error, Problem) and error.code not in ELSEWHERE:
-                raise
+            if isinstance(error, Problem):
+                if error.code not in ELSEWHERE:
+                    raise
+                cause = error
+                await asyncio.sleep(PAUSE_S * (number - 1))
             log.warning("attempt %d of %d: %s", number, ATTEMPTS, type(error).__name__)
         except DeploymentUnavailableError:
             raise errors.draining() from None
         except BackPressureError:
             raise Problem(429, "Too many wait.", None, "overloaded", 1.0) from None
-    raise Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
+    raise cause
 
 
 async def attempt(method: Any, asked: object, last: type) -> AsyncGenerator[Any]:

@@ -1,7 +1,7 @@
-"""Which replica gets an image: the one that will finish it first.
+"""Which replica gets an order: the one that will finish it first.
 
-Every replica publishes now and then when a picture would be ready. Between two such words, a
-router adds what it has itself sent since, so that a burst spreads. It knows no pictures.
+Every replica publishes now and then when one more would be ready. Between two such words, a router
+adds what it has itself sent since, so that a burst spreads. It knows neither pictures nor texts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
+from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import (
     FIFOMixin,
     PendingRequest,
@@ -60,4 +61,10 @@ def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> fl
     while sent and sent[0] <= stats["at_s"]:
         sent.popleft()
     left_s = max(stats["ready_in_s"] - (now - stats["at_s"]), stats["alone_s"])
-    return left_s + len(sent) * stats["image_s"]
+    return left_s + len(sent) * stats["each_s"]
+
+
+ROUTING = RequestRouterConfig(
+    request_router_class=f"{__name__}:{EarliestFinishRouter.__name__}",  # type: ignore[arg-type]
+    request_routing_stats_period_s=0.5,  # type: ignore[arg-type]
+)

@@ -12,6 +12,7 @@ import ray
 from ray import serve as ray_serve
 
 from sdxl.params import InvalidParams
+from serve.fleet.router import ROUTING
 from serve.llm import options as options_
 from serve.llm.replica import LlmReplica
 from serve.settings import ServeSettings
@@ -62,6 +63,7 @@ def deployment(settings: ServeSettings, gpus: int) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
+        request_router_config=ROUTING,
         **(on_gpus(gpus, settings.llm_python) if gpus else on_cpu()),
     )
 

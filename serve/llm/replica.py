@@ -25,6 +25,8 @@ from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
+LOADING_S = 1e6
+"""Longer than anything takes: whoever has loaded is asked first."""
 LOAD_ATTEMPTS, PAUSE_S = 2, 5.0
 FAILED = "llm_failed"
 
@@ -82,6 +84,16 @@ class LlmReplica:
         if self.speaker is None:
             return []
         return labelled(await self.speaker.metrics(), replica=replica_name())
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """Ray asks, and gives it to every router, which sends asks to who has loaded. An answer
+        under way counts a second, whatever it takes: all of them do alike."""
+        left_s = LOADING_S
+        if self.speaker is not None:
+            occupancy = await self.speaker.engine.occupancy()
+            left_s = float(occupancy.running + occupancy.waiting)
+        alone_s = 0.0 if self.speaker is not None else LOADING_S
+        return {"at_s": time.time(), "ready_in_s": left_s, "alone_s": alone_s, "each_s": 1.0}
 
     async def check_health(self) -> None:
         """Ray asks, and replaces the replica when this raises."""

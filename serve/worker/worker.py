@@ -43,7 +43,7 @@ class Outlook:
     ready_in_s: float
     alone_s: float
     """how long it takes with nothing else to do"""
-    image_s: float
+    each_s: float
     """how much later each further image makes the next one"""
     queue_s: float
     """how long it would wait for its first step"""

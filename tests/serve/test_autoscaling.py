@@ -57,7 +57,7 @@ def test_a_worker_tells_how_busy_it_is_and_how_long_its_queue() -> None:
                 await asyncio.sleep(0.01)
             told = worker.outlook()
         await asyncio.gather(*waiting)
-        return told.busy, told.queue_s / told.image_s
+        return told.busy, told.queue_s / told.each_s
 
     with running(fake_pipeline(tick_s=0.005, buckets=(1, 2))) as worker:
         widen(worker, rows=2)

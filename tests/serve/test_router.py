@@ -8,7 +8,7 @@ import pytest
 
 from serve.fleet.router import ready_in_s
 
-IDLE = {"at_s": 100.0, "ready_in_s": 2.0, "alone_s": 2.0, "image_s": 0.5}
+IDLE = {"at_s": 100.0, "ready_in_s": 2.0, "alone_s": 2.0, "each_s": 0.5}
 BUSY = {**IDLE, "ready_in_s": 8.0}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ from ray.exceptions import ActorDiedError
 from serve import errors
 from serve.errors import Problem
 from serve.fleet.replicas import ATTEMPTS
+from serve.fleet.router import ready_in_s
 from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
+from serve.llm.engine import Occupancy
+from serve.llm.replica import LlmReplica
 from serve.llm.replicas import LlmReplicas
 from tests.serve.llm.texts import CIRCLE, text_of
 from tests.serve.test_replicas import Handle
@@ -60,6 +65,11 @@ def test_it_gives_up_after_a_few() -> None:
     assert caught.value.status == 503
 
 
+def test_one_that_still_loads_says_so() -> None:
+    with pytest.raises(Problem, match="still loading"):
+        updates_of(*[[errors.starting()]] * ATTEMPTS)
+
+
 def test_a_refusal_is_not_tried_elsewhere() -> None:
     with pytest.raises(Problem) as caught:
         updates_of([Problem(400, "too long")])
@@ -72,3 +82,18 @@ def test_a_replica_s_problem_is_raised_and_the_card_is_asked_for_again() -> None
     with pytest.raises(Problem, match="does not load"):
         asyncio.run(replicas.card())
     assert asyncio.run(replicas.card()) == CARD
+
+
+def test_who_has_not_loaded_is_asked_last() -> None:
+    async def outlook(speaker: Any) -> float:
+        replica = LlmReplica.__new__(LlmReplica)
+        replica.speaker = speaker
+        stats = await replica.record_routing_stats()
+        return ready_in_s(stats, deque([stats["at_s"] + 1] * 100), stats["at_s"])
+
+    class Engine:
+        async def occupancy(self) -> Occupancy:
+            return Occupancy(2000, 50, 1.0)
+
+    busy = asyncio.run(outlook(SimpleNamespace(engine=Engine())))
+    assert busy == 2150 < asyncio.run(outlook(None))
