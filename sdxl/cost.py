@@ -8,11 +8,22 @@ meet. It knows no engines and no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
+from sdxl.policy import (
+    Flight,
+    Group,
+    Limits,
+    Network,
+    Shape,
+    State,
+    foremost,
+    groups_of,
+    plan_tick,
+    unchanged_ticks,
+)
 
 SMOOTHING = 0.2
 """share of a new measurement in the running mean; an outlier counts at most twice the mean"""
@@ -108,22 +119,36 @@ def project(
     finish = {f.id: math.inf for f in flights}
     asked = set(states if of is None else of)
     while asked:
-        plan = plan_tick(list(states.values()), limits, now)
+        near = foremost(states.values(), limits)
+        plan = plan_tick(near, limits, now)
         if not plan.groups:
             break
         for id_ in (*plan.admitted, *plan.resumed):
             states[id_] = replace(states[id_], state=State.RUNNING)
         for id_ in plan.paused:
             states[id_] = replace(states[id_], state=State.PAUSED)
-        now += sum(costs.tick_s(group) for group in plan.groups)
-        for id_ in _members(plan.groups):
-            states[id_] = states[id_].advanced()
-            if states[id_].is_done:
-                finish[id_] = now + costs.decode_s
-                asked.discard(id_)
-                del states[id_]
+        running = [states[id_] for group in plan.groups for id_ in group.ids]
+        ticks = unchanged_ticks(near, running, limits)
+        now += sum(_tick_costs(running, ticks, limits, costs))
+        for flight in running:
+            moved = flight.advanced(ticks)
+            states[flight.id] = moved
+            if moved.is_done:
+                finish[flight.id] = now + costs.decode_s
+                asked.discard(flight.id)
+                del states[flight.id]
     return finish
 
 
-def _members(groups: Iterable[Group]) -> Iterable[int]:
-    return (id_ for group in groups for id_ in group.ids)
+def _tick_costs(
+    running: Sequence[Flight], ticks: int, limits: Limits, costs: Costs
+) -> Iterator[float]:
+    """Seconds of each of the next ticks of the same images. What a tick costs depends on who is
+    at a deep step in it, and those patterns come again."""
+    known: dict[tuple[bool, ...], float] = {}
+    for tick in range(ticks):
+        pattern = tuple(f.plan[f.step + tick] for f in running)
+        if pattern not in known:
+            then = [flight.advanced(tick) for flight in running]
+            known[pattern] = sum(costs.tick_s(group) for group in groups_of(then, limits))
+        yield known[pattern]

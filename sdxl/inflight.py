@@ -259,7 +259,9 @@ class InFlight:
         waiting = sum(f.state is State.QUEUED for f in ahead)
         now = self.clock()
         if waiting >= self.limits.queue:
-            first = min(project(self.flights, self.limits, self.costs, now).values())
+            going = [f for f in self.flights if f.state is State.RUNNING]
+            ends = project(going, self.limits, self.costs, now).values()
+            first = min(ends, default=now)
             raise Refused(f"the queue is full ({waiting} images wait)", max(first - now, 0.0))
         timed = {f.id for f in (flight, *self._flights.values()) if f.deadline_s < math.inf}
         if not timed:
@@ -271,12 +273,10 @@ class InFlight:
                 f"the deadline is in {flight.deadline_s - now:.2f} s",
                 after[flight.id] - flight.deadline_s,
             )
-        before = project(self.flights, self.limits, self.costs, now, timed)
-        for other in self._flights.values():
-            if before[other.id] <= other.deadline_s < after[other.id]:
-                raise Refused(
-                    "another image's promised time would be missed", after[flight.id] - now
-                )
+        late = [f for f in self._flights.values() if f.deadline_s < after[f.id]]
+        before = project(self.flights, self.limits, self.costs, now, timed) if late else {}
+        if any(before[other.id] <= other.deadline_s for other in late):
+            raise Refused("another image's promised time would be missed", after[flight.id] - now)
 
     def _latent_dims(self, request: Request) -> tuple[int, int, int]:
         return self.engines.arch.latent_channels, request.latent_h, request.latent_w

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sdxl.cost import Costs, Key, project, smoothed
 from sdxl.deepcache import plan, uneven_steps
@@ -130,3 +133,52 @@ def test_a_held_image_is_never_promised() -> None:
     found = project([flight(0, is_held=True), flight(1)], LIMITS, costs({2: 1.0}), 10.0)
     assert found[0] == math.inf
     assert found[1] == pytest.approx(10.0 + 3 * 1.0 + 3 * 0.048)
+
+
+def tick_by_tick(
+    flights: list[Flight], limits: Limits, known: Costs, now: float
+) -> dict[int, float]:
+    """`project` the plain way: the whole policy, of everybody, at every tick."""
+    states = {f.id: f for f in flights}
+    finish = {f.id: math.inf for f in flights}
+    while (found := plan_tick(list(states.values()), limits, now)).groups:
+        for ids, state in (
+            ((*found.admitted, *found.resumed), RUNNING),
+            (found.paused, State.PAUSED),
+        ):
+            for id_ in ids:
+                states[id_] = replace(states[id_], state=state)
+        now += sum(known.tick_s(group) for group in found.groups)
+        for id_ in (id_ for group in found.groups for id_ in group.ids):
+            states[id_] = replace(states[id_], step=states[id_].step + 1)
+            if states[id_].is_done:
+                finish[id_] = now + known.decode_s
+                del states[id_]
+    return finish
+
+
+@st.composite
+def any_flight(draw: st.DrawFn) -> Flight:
+    made = plan(draw(st.integers(1, 9)), draw(st.integers(1, 4)))
+    state = draw(st.sampled_from(State))
+    return Flight(
+        0,
+        draw(st.sampled_from((SHAPE, WIDE))),
+        draw(st.integers(1, 2)),
+        made,
+        step=0 if state is State.QUEUED else draw(st.integers(0, len(made) - 1)),
+        priority=draw(st.sampled_from(Priority)),
+        state=state,
+        is_held=draw(st.integers(0, 5)) == 0,
+    )
+
+
+@given(st.lists(any_flight(), max_size=14), st.integers(2, 8))
+def test_looking_ahead_in_strides_finds_what_every_tick_would(
+    drawn: list[Flight], rows: int
+) -> None:
+    flights = [replace(f, id=i) for i, f in enumerate(drawn)]
+    known = costs({1: 1.0, 2: 1.7, 4: 2.9, 8: 5.1})
+    limits = replace(LIMITS, rows=rows, paused_cache_rows=2)
+    found = project(flights, limits, known, 3.0)
+    assert found == pytest.approx(tick_by_tick(flights, limits, known, 3.0))
