@@ -86,7 +86,7 @@ def test_every_field_reaches_the_picture(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quality", "expected"), [("low", (12, 3)), ("standard", (20, 2)), ("high", (30, 1))]
+    ("quality", "expected"), [("low", (10, 1)), ("standard", (20, 2)), ("high", (30, 2))]
 )
 def test_quality_stands_for_steps_and_interval(
     worker: Worker, quality: str, expected: tuple[int, int]
