@@ -4,7 +4,8 @@ python -m eval.low_priority [--seconds 60] [--load 0.6]
 
 It starts `sdxl serve` on this machine, finds its rate in a closed loop, and sends Poisson arrivals
 at a share of that: first alone, then beside `sdxl batch --through`. Latencies count from when a
-request was due. The job's rate is held against that of the capacity that was left.
+request was due. Idle ticks are the time in which the replica's UNet has nothing to do: how much the
+job takes of what the interactive load alone leaves.
 """
 
 from __future__ import annotations
@@ -79,6 +80,19 @@ async def poisson(url: str, rate: float, seconds: float) -> Run:
     return run
 
 
+def busy_while(url: str, rate: float, seconds: float) -> tuple[Run, float]:
+    """Also the share of the time in which the UNet computed."""
+    began_s, before_s = time.perf_counter(), unet_s(url)
+    run = asyncio.run(poisson(url, rate, seconds))
+    return run, (unet_s(url) - before_s) / (time.perf_counter() - began_s)
+
+
+def unet_s(url: str) -> float:
+    page = httpx.get(f"{url}/metrics", timeout=30).text
+    sums = [line for line in page.splitlines() if line.startswith("sdxl_tick_seconds_sum")]
+    return sum(float(line.split()[-1]) for line in sums)
+
+
 @contextmanager
 def batch_through(url: str, folder: Path) -> Iterator[Path]:
     """A job that does not end by itself; its ledger is told."""
@@ -108,12 +122,11 @@ def main(argv: Sequence[str]) -> int:
     with local_service(["--llm", "none"]) as url, tempfile.TemporaryDirectory() as folder:
         most = asyncio.run(closed(url, options.seconds / 2))
         rate = options.load * most
-        alone = asyncio.run(poisson(url, rate, options.seconds))
+        alone, alone_busy = busy_while(url, rate, options.seconds)
         with batch_through(url, Path(folder)) as out:
             before = pictures(out)
-            beside = asyncio.run(poisson(url, rate, options.seconds))
+            beside, beside_busy = busy_while(url, rate, options.seconds)
             made = pictures(out) - before
-    idle = (most - rate) * options.seconds
     told = {
         "closed_loop_images_per_s": round(most, 3),
         "interactive": len(beside.latencies),
@@ -122,7 +135,8 @@ def main(argv: Sequence[str]) -> int:
         "p99_worse": round(beside.quantile(0.99) / alone.quantile(0.99) - 1, 3),
         "refused": [alone.refused, beside.refused],
         "job_images": made,
-        "idle_capacity_used": round(made / idle, 3),
+        "busy_share": [round(alone_busy, 3), round(beside_busy, 3)],
+        "idle_ticks_used": round((beside_busy - alone_busy) / (1 - alone_busy), 3),
     }
     print(json.dumps(told, indent=2))
     return 0
