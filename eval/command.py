@@ -6,26 +6,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sdxl.arguments import Parser, add_generation_flags, given_params, whole
+from sdxl.arguments import Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
-    from eval.evaluation import Scores
-    from eval.sources import Source
-    from eval.task import Task
-    from sdxl.checkpoint import Checkpoint
+    pass
 
 ROUNDS = 200
 FEWEST = 2
 """pictures that a covariance needs"""
-EXACT = "exact"
-BENCHMARK_FILES = ("captions", "inception", "clip", "statistics")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
         return run_sweep(options)
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
     from eval.evaluation import Evaluation
-    from eval.report import table
+    from eval.inputs import read_exact, read_source, read_task
+    from eval.report import table, watched
 
     task, checkpoint = read_task(options)
     source = read_source(options, task, checkpoint)
@@ -102,65 +96,3 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("source", shown, "needed one source of pictures")
     if options.grid and not options.is_sweep:
         raise InvalidParams("grid", options.grid, "it is for --sweep")
-
-
-def read_task(options: argparse.Namespace) -> tuple[Task, Checkpoint]:
-    from eval.task import benchmark_task, embedded_task, is_embedded
-    from sdxl.checkpoint import find
-
-    checkpoint, given = find(options.model), given_params(options)
-    files = {name: getattr(options, name) for name in BENCHMARK_FILES}
-    if is_embedded(checkpoint) and not any(files.values()):
-        return embedded_task(given, options.count), checkpoint
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return benchmark_task(checkpoint, given, options.count, files, device), checkpoint
-
-
-def read_source(options: argparse.Namespace, task: Task, checkpoint: Checkpoint) -> Source:
-    import engines
-    from eval.accuracy_log import AccuracyLog
-    from eval.sources import Folder, Painted, Service
-
-    if options.images:
-        return Folder(Path(options.images), task)
-    if options.accuracy_log:
-        return AccuracyLog(Path(options.accuracy_log), task)
-    if options.url:
-        return Service(options.url, task.requests)
-    pipeline = engines.load(options.model, options.backend, precision=options.precision)
-    return Painted(pipeline, task.requests)
-
-
-def read_exact(options: argparse.Namespace, task: Task) -> Source | None:
-    from eval.sources import Folder
-
-    if options.against is None:
-        return None
-    return (
-        exact(options.model, task)
-        if options.against == EXACT
-        else Folder(Path(options.against), task)
-    )
-
-
-def exact(model: str, task: Task) -> Source:
-    """The whole UNet at every step, in float32, from the same seeds."""
-    import engines
-    from eval.sources import Painted
-
-    # The embedded model's fp32 graphs compute what PyTorch does, and faster on a CPU.
-    backend = "onnxruntime" if model == "mini" else "torch"
-    pipeline = engines.load(model, backend, precision="fp32")
-    requests = [replace(r, cache_interval=1, deep_steps=None) for r in task.requests]
-    return Painted(pipeline, requests)
-
-
-def watched(total: int, run: Callable[[Callable[[int], Any]], Scores]) -> Scores:
-    """Under a progress bar where a person is looking."""
-    from tqdm import tqdm
-
-    hidden = not sys.stderr.isatty()
-    with tqdm(total=total, unit="picture", file=sys.stderr, disable=hidden, leave=False) as bar:
-        return run(bar.update)

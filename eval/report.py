@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
 from eval.bootstrap import CONFIDENCE
 from eval.evaluation import Figure, Scores
 from eval.task import Task
@@ -23,3 +27,12 @@ def line(name: str, figure: Figure) -> str:
         return text
     verdict = "in" if figure.holds else "OUT OF"
     return f"{text}  {verdict} the range {figure.gate.low} to {figure.gate.high}"
+
+
+def watched(total: int, run: Callable[[Callable[[int], Any]], Scores]) -> Scores:
+    """Under a progress bar where a person is looking."""
+    from tqdm import tqdm
+
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, unit="picture", file=sys.stderr, disable=hidden, leave=False) as bar:
+        return run(bar.update)

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from eval.command import read_task, watched
 from eval.evaluation import Evaluation
+from eval.inputs import read_task
 from eval.pareto import Setting, Tried, table
 from eval.plot import plot_pareto
+from eval.report import watched
 from eval.sources import Folder, Painted
 from eval.task import Task
 from eval.timing import cpu_s, wall_s

@@ -7,47 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
+from serve.batch.order import API_KEY, Order
 from serve.render.destination import SUFFIXES
 
 DEFAULT_SHARD = 128
-HAS_DEAD, HAS_PROBLEMS = 3, 1
-API_KEY = "OPENAI_API_KEY"
-
-
-@dataclass(frozen=True)
-class Order:
-    """What one command asks for, checked as far as it can be without reading the input."""
-
-    inputs: tuple[str, ...]
-    out: str
-    parameters: dict[str, Any]
-    n: int
-    format: str
-    is_tarred: bool
-    shard_size: int
-    workers: int
-    address: str | None
-    through: str | None
-    model: str
-    backend: str
-    precision: str | None
-    deterministic: bool
-    is_quiet: bool
-    metrics_port: int | None
-    retries_dead: bool
-    stall_s: float
-
-    @property
-    def key(self) -> str | None:
-        return os.environ.get(API_KEY)
+HAS_PROBLEMS = 1
 
 
 def main(argv: Sequence[str]) -> int:
@@ -142,8 +112,9 @@ def read_order(options: argparse.Namespace) -> Order:
 
 def show_status(place: str, is_json: bool) -> int:
     from serve.batch.job import need_job
+    from serve.batch.places import open_store
     from serve.batch.status import describe, read_status
-    from serve.batch.store import open_store, token
+    from serve.batch.store import token
 
     store = open_store(place, token())
     status = read_status(store, need_job(store, place))
@@ -154,7 +125,8 @@ def show_status(place: str, is_json: bool) -> int:
 def verify(place: str) -> int:
     from serve.batch.audit import audit
     from serve.batch.job import need_job
-    from serve.batch.store import open_store, token
+    from serve.batch.places import open_store
+    from serve.batch.store import token
 
     store = open_store(place, token())
     found = audit(store, need_job(store, place))

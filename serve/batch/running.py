@@ -21,14 +21,15 @@ from typing import Any
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from serve.batch import displays, reading, results, tars
-from serve.batch.command import HAS_DEAD, Order
 from serve.batch.crews import Hire, Load, ray_hire, thread_hire, threads_for
 from serve.batch.driver import BatchFailed, Driver
 from serve.batch.job import FILE, Job, load_job
+from serve.batch.order import HAS_DEAD, Order
+from serve.batch.places import open_store
 from serve.batch.progress import Progress
 from serve.batch.renderers import HttpRenderer, load_local, service_model
 from serve.batch.shard_worker import Task
-from serve.batch.store import Store, open_store, token
+from serve.batch.store import Store, token
 from serve.orders import ModelCard
 
 LOCK = "lock"

@@ -58,15 +58,6 @@ class Store(Protocol):
     def append(self, shard: str) -> Appender: ...
 
 
-def open_store(place: str, run: str) -> Store:
-    """`run` keeps apart what several starts of one job leave unfinished."""
-    if "://" in place:
-        from serve.batch.object_store import ObjectStore
-
-        return ObjectStore(place)
-    return FolderStore(Path(place).absolute(), run)
-
-
 class FolderStore:
     def __init__(self, root: Path, run: str) -> None:
         self.root, self.scratch = root, root / SCRATCH / run

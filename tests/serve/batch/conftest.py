@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from serve.batch.command import Order
 from serve.batch.crews import Hire, ray_hire
 from serve.batch.job import Job
+from serve.batch.order import Order
 from serve.batch.running import Crew
 from serve.batch.shard_worker import Task
 from serve.cli import RAY_ENVIRONMENT

@@ -19,9 +19,10 @@ import numpy as np
 from PIL import Image
 
 from sdxl.params import Sizes
-from serve.batch.command import Order, build_parser, read_order
+from serve.batch.command import build_parser, read_order
 from serve.batch.crews import Hire, thread_hire
 from serve.batch.job import Job
+from serve.batch.order import Order
 from serve.batch.running import Crew, on_ray, run
 from serve.batch.shard_worker import Task
 from serve.orders import Done, ModelCard, Update

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.batch import command
 from serve.batch.displays import Bar, Metrics, clock, tail
 from serve.batch.job import need_job
+from serve.batch.order import HAS_DEAD
 from serve.batch.progress import Progress, WorkerState
 from serve.batch.status import SILENT_S, describe, read_status
 from serve.batch.store import FolderStore
@@ -114,4 +114,4 @@ def test_occupancy_of_each_worker_is_told_while_it_runs(
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert set(summary["run"]["workers"]) == {"w0", "w1"}
     assert sum(worker["made"] for worker in summary["run"]["workers"].values()) == 60
-    assert told[-1]["images"] == 60 and command.HAS_DEAD == 3
+    assert told[-1]["images"] == 60 and HAS_DEAD == 3

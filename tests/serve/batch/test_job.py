@@ -16,6 +16,7 @@ from sdxl.files import OutputError, write_atomic
 from sdxl.params import InvalidParams
 from serve.batch import command, store
 from serve.batch.driver import BatchFailed
+from serve.batch.order import HAS_DEAD
 from serve.batch.results import MANIFEST
 from tests.serve.batch.drawers import (
     RAISES,
@@ -191,7 +192,7 @@ def test_bad_rows_are_dead_letters_with_their_line_and_the_exit_code_says_so(
     rows = [{"prompt": "a"}, {"steps": 4}, {"prompt": "b", "width": 1}, {"prompt": "a"}]
     out = tmp_path / "out"
     for _ in range(2):
-        assert make(jsonl(tmp_path, rows), out) == command.HAS_DEAD
+        assert make(jsonl(tmp_path, rows), out) == HAS_DEAD
         letters = dead_letters(out)
         assert [letter["line"] for letter in letters] == [
             f"rows.jsonl, line {i}" for i in (2, 3, 4)
@@ -205,12 +206,12 @@ def test_a_row_whose_engine_call_raises_is_the_only_dead_letter_and_can_be_tried
 ) -> None:
     rows = [{"prompt": RAISES if i == 4 else f"p{i}", "id": f"i{i}"} for i in range(10)]
     source, out = jsonl(tmp_path, rows), tmp_path / "out"
-    assert make(source, out) == command.HAS_DEAD
+    assert make(source, out) == HAS_DEAD
     (letter,) = dead_letters(out)
     assert letter["id"] == "i4" and "does not like this one" in letter["error"]
     assert len(pictures(out)) == 9 and command.main(["--verify", str(out)]) == 0
     log = tmp_path / "log"
-    assert make(source, out, load=partial(Mended, str(log))) == command.HAS_DEAD
+    assert make(source, out, load=partial(Mended, str(log))) == HAS_DEAD
     assert noted(log) == [], "a dead letter is not tried again unless asked"
     assert make(source, out, "--retry-dead", load=partial(Mended, str(log))) == 0
     assert len(noted(log)) == 1 and dead_letters(out) == [] and len(pictures(out)) == 10

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from serve.batch import command
+from serve.batch.order import HAS_DEAD
 from serve.batch.running import run
 from serve.orders import Order as PictureOrder
 from serve.orders import Update
@@ -37,7 +38,7 @@ def test_a_poison_set_leaves_exactly_its_rows_as_dead_letters(
     rows = [{"prompt": bad.get(i, f"a ring, {i}"), "id": f"i{i}"} for i in range(10)]
     source, out = jsonl(tmp_path, rows), tmp_path / "out"
     order = order_of(source, out, "--workers", "2", "--stall-s", "4")
-    assert run(order, on_ray(Drawer)) == command.HAS_DEAD
+    assert run(order, on_ray(Drawer)) == HAS_DEAD
     letters = {letter["id"]: letter["error"] for letter in dead_letters(out)}
     assert set(letters) == {"i2", "i5", "i8"}, letters
     assert "does not like this one" in letters["i2"] and "no progress for" in letters["i8"]

@@ -12,6 +12,7 @@ import pytest
 from sdxl.params import InvalidParams
 from sdxl.policy import Priority
 from serve.batch import command
+from serve.batch.order import HAS_DEAD
 from serve.batch.running import run
 from serve.errors import Problem
 from serve.worker.worker import Worker
@@ -40,7 +41,7 @@ def test_a_job_goes_through_a_service_and_resumes(tmp_path: Path) -> None:
 def test_what_the_service_refuses_is_a_dead_letter_with_its_words(tmp_path: Path) -> None:
     source = jsonl(tmp_path, [{"prompt": "a"}, {"prompt": "b", "width": 100, "height": 64}])
     with listening() as (url, _):
-        assert through(source, tmp_path / "out", url) == command.HAS_DEAD
+        assert through(source, tmp_path / "out", url) == HAS_DEAD
     (letter,) = dead_letters(tmp_path / "out")
     assert "size: '100x64' is not allowed" in letter["error"]
 

@@ -1,0 +1,39 @@
+"""What one `sdxl batch` command asks for, as data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+HAS_DEAD = 3
+"""the exit code of a job with dead letters"""
+API_KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one command asks for, checked as far as it can be without reading the input."""
+
+    inputs: tuple[str, ...]
+    out: str
+    parameters: dict[str, Any]
+    n: int
+    format: str
+    is_tarred: bool
+    shard_size: int
+    workers: int
+    address: str | None
+    through: str | None
+    model: str
+    backend: str
+    precision: str | None
+    deterministic: bool
+    is_quiet: bool
+    metrics_port: int | None
+    retries_dead: bool
+    stall_s: float
+
+    @property
+    def key(self) -> str | None:
+        return os.environ.get(API_KEY)
