@@ -157,7 +157,7 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
     )
     one, two, _, *wrong = rows_of(source)
     assert one.params and (one.id, one.params.width, one.params.height) == ("one", 64, 128)
-    assert (one.params.steps, one.params.cache_interval, one.params.seed) == (12, 3, 3)
+    assert (one.params.steps, one.params.cache_interval, one.params.seed) == (10, 1, 3)
     assert two.id == "two-0" and two.params and two.params.width == 128
     for row, said in zip(
         wrong, ("'another'", "size: '100x100'", "colour: 'red'", "url: "), strict=True

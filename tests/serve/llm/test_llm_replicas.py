@@ -95,5 +95,8 @@ def test_who_has_not_loaded_is_asked_last() -> None:
         async def occupancy(self) -> Occupancy:
             return Occupancy(2000, 50, 1.0)
 
+        def close(self) -> None:
+            pass
+
     busy = asyncio.run(outlook(SimpleNamespace(engine=Engine())))
     assert busy == 2150 < asyncio.run(outlook(None))
