@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sdxl.files import OutputError
+from sdxl.files import OutputError, grant_usual
 
 DTYPES = {
     "F64": ir.DataType.DOUBLE,
@@ -84,6 +84,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Stored
     contiguous = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     try:
         save_file(contiguous, path)
+        grant_usual(path)
     except OSError as error:
         raise OutputError(path, error) from error
     places = read_places(path, path.name)

@@ -45,6 +45,14 @@ def prepare_folder(folder: Path) -> None:
         raise OutputError(folder, error, "a folder that can be written") from error
 
 
+def grant_usual(path: Path) -> None:
+    """The permissions that the user's umask gives, to a file that a library made private: whoever
+    serves is often not who exported."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
+
+
 def _write_synced(path: Path, data: bytes) -> None:
     # os.open and not tempfile: the file ends with the permissions the user's umask gives.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

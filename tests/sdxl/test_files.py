@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sdxl.files import OutputError, prepare_folder, write_atomic
+from sdxl.files import OutputError, grant_usual, prepare_folder, write_atomic
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -49,3 +49,11 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"out: .*file/sub.*folder that can be written"):
         prepare_folder(tmp_path / "file" / "sub")
+
+
+def test_a_private_file_gets_the_permissions_of_any_other(tmp_path: Path) -> None:
+    private, usual = tmp_path / "private", tmp_path / "usual"
+    private.touch(0o600)
+    write_atomic(usual, b"")
+    grant_usual(private)
+    assert private.stat().st_mode == usual.stat().st_mode
