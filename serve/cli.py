@@ -35,6 +35,7 @@ RAY_ENVIRONMENT = {
 }
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 """Ray's part of the log; our own is serve/logs.py's."""
+APPLICATION, FRONT = "default", "ImageIngress"
 WATCH_S = 1.0
 READY_TIMEOUT_S = 60.0
 """From loaded replicas to an answer through the front door."""
@@ -51,9 +52,8 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(argv)
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    handle = None
     try:
-        handle = start(settings)
+        start(settings)
         url = until_ready(settings)
         say(f"ready: {url}  (OpenAI's API below {url}/v1, its documentation at {url}/docs)")
         while True:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        stop(handle, settings)
+        stop(settings)
 
 
 def read_settings(argv: Sequence[str]) -> ServeSettings:
@@ -73,8 +73,8 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
     return settings_.read(file, flags=settings_.given(options))
 
 
-def start(settings: ServeSettings) -> Any:
-    """The handle of the HTTP front, once every replica has made a picture."""
+def start(settings: ServeSettings) -> None:
+    """Returns once every replica has made a picture."""
     import ray
     from ray import serve as ray_serve
 
@@ -91,7 +91,7 @@ def start(settings: ServeSettings) -> Any:
         logging_config=QUIET,
     )
     try:
-        return ray_serve.run(application(settings), logging_config=QUIET)
+        ray_serve.run(application(settings), logging_config=QUIET)
     except RuntimeError as error:
         raise ServeFailed(cause_of(error)) from error
 
@@ -136,7 +136,7 @@ def url_of(settings: ServeSettings) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def stop(handle: Any, settings: ServeSettings) -> None:
+def stop(settings: ServeSettings) -> None:
     """Answer what was asked, refuse what comes, end every process."""
     import ray
     from ray import serve as ray_serve
@@ -144,14 +144,25 @@ def stop(handle: Any, settings: ServeSettings) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not ray.is_initialized():
         return
+    handle = front()
     if handle is not None:
         drain(handle, settings.shutdown_s)
         flush(settings)
     # Ray tells of the ends of its own processes as of failures.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        if handle is not None:
-            ray_serve.shutdown()
+        ray_serve.shutdown()
         ray.shutdown()
+
+
+def front() -> Any:
+    """Of the HTTP fronts, if any answers already: `start` may not have returned."""
+    from ray import serve as ray_serve
+
+    application = ray_serve.status().applications.get(APPLICATION)
+    fronts = application and application.deployments.get(FRONT)
+    states = fronts.replica_states.items() if fronts else ()
+    is_up = any(count for state, count in states if state == "RUNNING")
+    return ray_serve.get_app_handle(APPLICATION) if is_up else None
 
 
 def drain(handle: Any, timeout_s: float) -> None:
