@@ -64,7 +64,8 @@ def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> fl
     return left_s + len(sent) * stats["each_s"]
 
 
-ROUTING = RequestRouterConfig(
-    request_router_class=f"{__name__}:{EarliestFinishRouter.__name__}",  # type: ignore[arg-type]
-    request_routing_stats_period_s=0.5,  # type: ignore[arg-type]
-)
+_SETTINGS: dict[str, Any] = {
+    "request_router_class": f"{__name__}:{EarliestFinishRouter.__name__}",
+    "request_routing_stats_period_s": 0.5,
+}
+ROUTING = RequestRouterConfig(**_SETTINGS)
