@@ -85,6 +85,7 @@ def start(settings: ServeSettings) -> None:
     ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
     # Ray has a handler of its own, which would leave its processes behind.
     signal.signal(signal.SIGTERM, interrupt)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray_serve.start(
         proxy_location="HeadOnly",
         http_options={"host": settings.host, "port": settings.port},
