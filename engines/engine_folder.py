@@ -20,7 +20,7 @@ from engines.targets import Capability, Target
 from sdxl.files import write_atomic
 from sdxl.specs import Architecture, Cut, ModelSpec
 
-FORMAT = 1
+FORMAT = 2
 FILE = "manifest.json"
 SUFFIX = ".plan"
 
@@ -163,7 +163,7 @@ class EngineFolder:
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:
     plans = {name: Plan.from_dict(name, plan) for name, plan in value.pop("plans").items()}
-    arch = Architecture(**value.pop("arch"))
+    arch = Architecture.from_dict(value.pop("arch"))
     major, minor = value.pop("capability")
     loras = tuple(value.pop("loras"))
     return {**value, "plans": plans, "arch": arch, "capability": (major, minor), "loras": loras}

@@ -20,7 +20,7 @@ from engines.spec_json import outdated, spec_as_dict, spec_from_dict
 from sdxl.files import write_atomic
 from sdxl.specs import CUTS, Architecture, Cut, ModelSpec
 
-FORMAT = 1
+FORMAT = 2
 FILE = "export.json"
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
 
@@ -142,7 +142,7 @@ class ExportFolder:
         return content
 
     def check_specs(self) -> None:
-        """The five graphs have today's tensors: names, dims and types."""
+        """The graphs have today's tensors: names, dims and types."""
         if wrong := outdated(self.specs, self.arch, self.cut):
             raise ExportError(f"{self.folder / FILE}: {wrong}; export again")
 
@@ -166,7 +166,7 @@ def _parsed(value: dict[str, Any]) -> dict[str, Any]:
     for graph in graphs.values():
         if missing := set(graph.data) - set(data):
             raise ValueError(f"{graph.file} points into {missing}, which `data` lacks")
-    arch = Architecture(**value.pop("arch"))
+    arch = Architecture.from_dict(value.pop("arch"))
     return {**value, "arch": arch, "graphs": graphs, "data": data, "loras": tuple(value["loras"])}
 
 

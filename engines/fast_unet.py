@@ -7,7 +7,8 @@ attention names its kernel. It knows no sizes and no precision; what it does not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.eight_bit import EightBit
 from engines.kernel_switch import has_kernels, kernels
+from sdxl.networks.attention import Text, attend, ready
 
 ATTENTION = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -76,47 +78,44 @@ class ResBlock(nn.Module):
         self.time_emb_proj = block.time_emb_proj
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.end(*self.begin(x), embedding)
+
+    def begin(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As in `networks.unet`: what does not depend on the time."""
         x = x.contiguous(memory_format=torch.channels_last)
-        time = self.time_emb_proj(F.silu(embedding))
         hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
-        hidden = self.norm2(hidden, shift=time, into=self.conv2)
-        past = x if self.shortcut is None else self.shortcut(x)
-        return apply(self.conv2, hidden, x, residual=past)
+        return hidden, x if self.shortcut is None else self.shortcut(x)
+
+    def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
+        time = self.time_emb_proj(F.silu(embedding))
+        rounded = self.norm2(hidden, shift=time, into=self.conv2)
+        return apply(self.conv2, rounded, past, residual=past)
 
 
 class Attention(nn.Module):
-    def __init__(self, attention: Any, kernel: str | None) -> None:
+    """Among pixels, or of pixels to a prompt whose keys and values come ready: `layer` counts
+    these."""
+
+    def __init__(self, attention: Any, kernel: str | None, layer: int | None = None) -> None:
         super().__init__()
-        self.heads, self.to_out = attention.heads, attention.to_out[0]
-        self.is_self = not attention.is_cross_attention
+        self.heads, self.to_out, self.layer = attention.heads, attention.to_out[0], layer
         projections = [attention.to_q, attention.to_k, attention.to_v]
-        fused = projections if self.is_self else projections[1:]
-        self.joint = joined(fused)
-        self.apart = nn.ModuleList(
-            projections if self.joint is None else projections[: -len(fused)]
-        )
+        self.to_q, self.to_k, self.to_v = projections
+        self.joint = joined(projections) if layer is None else None
         others = (backend for name, backend in ATTENTION.items() if name != kernel)
         self.order = None if kernel is None else [ATTENTION[kernel], *others]
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        query, key, value = (self._heads(t) for t in self._projected(x, context))
+    def forward(self, x: Tensor, text: Text = ()) -> Tensor:
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
-            out = F.scaled_dot_product_attention(query, key, value)
-        found: Tensor = self.to_out(out.transpose(1, 2).flatten(2))
+            found: Tensor = self.to_out(attend(*self._projected(x, text), self.heads))
         return found
 
-    def _projected(self, x: Tensor, context: Tensor | None) -> Sequence[Tensor]:
-        other = x if self.is_self or context is None else context
-        if self.joint is None:
-            query, key, value = self.apart
-            return [query(x), key(other), value(other)]
-        if self.is_self:
+    def _projected(self, x: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
+        if self.layer is not None:
+            return self.to_q(x), *ready(text, self.layer)
+        if self.joint is not None:
             return self.joint(x).chunk(3, dim=-1)
-        (query,) = self.apart
-        return [query(x), *self.joint(other).chunk(2, dim=-1)]
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.to_q(x), self.to_k(x), self.to_v(x)
 
 
 class FeedForward(nn.Module):
@@ -138,15 +137,16 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, block: Any, kernel: str | None) -> None:
+    def __init__(self, block: Any, kernel: str | None, layer: int) -> None:
         super().__init__()
         self.norm1, self.norm2, self.norm3 = block.norm1, block.norm2, block.norm3
-        self.attn1, self.attn2 = Attention(block.attn1, kernel), Attention(block.attn2, kernel)
+        self.attn1 = Attention(block.attn1, kernel)
+        self.attn2 = Attention(block.attn2, kernel, layer)
         self.ff = FeedForward(block.ff)
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+    def forward(self, x: Tensor, text: Text) -> Tensor:
         x = x + self.attn1(self.norm1(x))
-        x = x + self.attn2(self.norm2(x), context)
+        x = x + self.attn2(self.norm2(x), text)
         found: Tensor = x + self.ff(self.norm3(x))
         return found
 
@@ -154,17 +154,19 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Called as diffusers calls its own; between maps and tokens it moves nothing."""
 
-    def __init__(self, transformer: Any, kernel: str | None) -> None:
+    def __init__(self, transformer: Any, kernel: str | None, layers: Iterator[int]) -> None:
         super().__init__()
         self.norm = NormAct(transformer.norm, has_silu=False)
         self.proj_in, self.proj_out = transformer.proj_in, transformer.proj_out
-        self.blocks = nn.ModuleList(Block(b, kernel) for b in transformer.transformer_blocks)
+        self.transformer_blocks = nn.ModuleList(
+            Block(block, kernel, next(layers)) for block in transformer.transformer_blocks
+        )
 
     def forward(
-        self, x: Tensor, encoder_hidden_states: Tensor, return_dict: bool = False
+        self, x: Tensor, encoder_hidden_states: Text, return_dict: bool = False
     ) -> tuple[Tensor]:
         tokens = self.proj_in(self.norm(x).permute(0, 2, 3, 1).flatten(1, 2))
-        for block in self.blocks:
+        for block in self.transformer_blocks:
             tokens = block(tokens, encoder_hidden_states)
         out = self.proj_out(tokens).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
         return (out + x,)
@@ -191,9 +193,12 @@ def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
 
 def rearrange(unet: Any, attention: str | None = None) -> None:
     """In place, before Deep and Shallow are made of it."""
+    layers = itertools.count()
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)
         if getattr(block, "attentions", None):
-            block.attentions = nn.ModuleList(Transformer(t, attention) for t in block.attentions)
+            block.attentions = nn.ModuleList(
+                Transformer(each, attention, layers) for each in block.attentions
+            )
     unet.conv_norm_out = NormAct(unet.conv_norm_out, has_silu=True)
     unet.conv_act = nn.Identity()

@@ -121,6 +121,7 @@ def build(job: Job, on_progress: Callable[[float], None]) -> Any:
 
     builder, network, parser = NetworkFromOnnxPath(job.onnx, strongly_typed=True)()
     check_tensors(network, spec_from_dict(job.name, job.spec))
+    let_attention_decompose(network, importlib.import_module(job.module))
     return EngineBytesFromNetwork(
         (builder, network, parser),
         _config(job, on_progress),
@@ -140,6 +141,15 @@ def check_tensors(network: Any, spec: ModelSpec) -> None:
         needed = {t.name: DTYPES[t.dtype] for t in wanted}
         if needed != {name: dtype for name, (dtype, _) in there.items()}:
             raise BuildFailed(f"{spec.name}: TensorRT reads {there}, needed {needed}")
+
+
+def let_attention_decompose(network: Any, library: Any) -> None:
+    """Where TensorRT has no kernel for one as a whole it takes several, instead of failing."""
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == library.LayerType.ATTENTION_INPUT:
+            layer.__class__ = library.IAttentionInputLayer
+            layer.attention.decomposable = True
 
 
 def write(path: Path, plan: Any) -> None:

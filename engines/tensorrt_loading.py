@@ -19,6 +19,7 @@ from sdxl.engine import Engine, Engines
 TURNS = {
     "clip_l": "encode",
     "clip_g": "encode",
+    "unet_prompt": "denoise",
     "unet_deep": "denoise",
     "unet_shallow": "denoise",
     "vae_decoder": "decode",

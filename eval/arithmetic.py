@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -106,10 +107,10 @@ def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precisio
     inputs = [
         torch.empty(t.shape(axes), dtype=_counted(t.dtype), device="meta") for t in spec.inputs
     ]
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), _called(network) as called:
         network(*inputs)
     tensors = sum(WIDTH[t.dtype] * prod(t.shape(axes)) for t in spec.tensors)
-    weights = _weight_bytes(network, spec, precision)
+    weights = _weight_bytes(called, spec, precision)
     return Work(float(counter.get_total_flops()), weights, float(tensors))
 
 
@@ -118,14 +119,30 @@ def _counted(dtype: str) -> torch.dtype:
     return torch.int64 if dtype == "int64" else torch.float32
 
 
-def _weight_bytes(network: nn.Module, spec: ModelSpec, precision: str) -> float:
+@contextmanager
+def _called(network: nn.Module) -> Iterator[dict[str, nn.Module]]:
+    """Its layers by name, as they are called: a network may hold some that it does not need."""
+    called: dict[str, nn.Module] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda m, _, name=name: called.update({name: m}))
+        for name, module in network.named_modules()
+        if next(module.children(), None) is None
+    ]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _weight_bytes(layers: Mapping[str, nn.Module], spec: ModelSpec, precision: str) -> float:
     """An 8-bit network's weights have a byte where its recipe says so."""
     usual = WIDTH[spec.outputs[0].dtype]
-    total = float(usual * sum(p.numel() for p in network.parameters()))
+    total = float(usual * sum(p.numel() for each in layers.values() for p in each.parameters()))
     if precision not in RECIPES or not spec.name.startswith("unet"):
         return total
     recipe = RECIPES[precision]
-    for name, module in network.named_modules():
+    for name, module in layers.items():
         if (
             isinstance(module, nn.Linear | nn.Conv2d)
             and recipe.rule_for(_stored(name)).is_quantised

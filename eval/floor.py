@@ -125,6 +125,7 @@ def image_of(call: dict[str, Any]) -> dict[str, Any]:
     for interval in (1, 2):
         deep = -(-usual.steps // interval)
         counts = {
+            "unet_prompt": 1,
             "unet_deep": deep,
             "unet_shallow": usual.steps - deep,
             "vae_decoder": 1,

@@ -68,7 +68,7 @@ def _targets(bench: Bench) -> list[Target]:
 def _probe(
     bench: Bench, export: ExportFolder, name: str, target: Target, pipeline: Pipeline
 ) -> dict[str, Any]:
-    """One plan alone: a folder of engines would need all five."""
+    """One plan alone: a folder of engines would need all of them."""
     place = bench.out / "rtx" / f"{name}-{target.key}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

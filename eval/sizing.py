@@ -28,12 +28,13 @@ def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
     latent = side // arch.vae_scale
     axes = {"rows": GUIDED, "latent_h": latent, "latent_w": latent, "tokens": CHUNK}
     specs = network_specs(arch, dtype)
-    deep = specs["unet_deep"]
-    cache = [t for t in deep.outputs if t.name.startswith("cache")]
-    rest = [t for t in deep.tensors if t not in cache]
+    deep, text = specs["unet_deep"], specs["unet_prompt"].outputs
+    cache = deep.outputs[1:]
+    rest = [t for t in deep.tensors if t not in (*cache, *text)]
     own = 2 * arch.latent_channels * latent * latent * BYTES["float32"]
     return {
         "DeepCache's features": total(cache, axes),
+        "keys, values of text": total(text, axes),
         "inputs and output": total(rest, axes),
         "latents and estimate": own,
     }

@@ -22,7 +22,7 @@ SOURCES = (
     "onnx_export/lora.py",
     "onnx_export/mean_calibrator.py",
     "onnx_export/quantisation.py",
-    "onnx_export/sdpa.py",
+    "onnx_export/translations.py",
     "onnx_export/stored.py",
     "onnx_export/tracing.py",
     "sdxl/networks/text_encoder.py",

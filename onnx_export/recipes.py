@@ -52,10 +52,11 @@ EDGES = (
     Rule(r"conv_in|conv_out|conv_norm_out", False, "latents and noise: read and written raw"),
     Rule(r".*\.conv_shortcut", False, "carries the signal around the block unfiltered"),
     Rule(r"(time|add)_embedding\..*|.*\.time_emb_proj", False, "one vector a row: nothing to gain"),
+    Rule(r".*\.attn2\.to_[kv]", False, "of the prompt: computed once a picture, nothing to gain"),
     Rule(r".*\.attn\d\.to_out\.0", False, "sums what attention found: the reference keeps it"),
 )
 RESBLOCK_CONVS = r".*\.resnets\.\d+\.conv[12]"
-PROJECTIONS = r".*\.attn[12]\.to_[qkv]"
+PROJECTIONS = r".*\.(attn1\.to_[qkv]|attn2\.to_q)"
 FEED_FORWARD = r".*\.ff\.net\.(0\.proj|2)"
 
 # "min-mean" is the reference's choice for SDXL, whose convolutions see rare outliers. The embedded
@@ -65,7 +66,7 @@ INT8 = Recipe(
     (
         *EDGES,
         Rule(RESBLOCK_CONVS, True, "most of the arithmetic", statistic="min-mean"),
-        Rule(PROJECTIONS, True, "query, key, value", smoothing=0.8),
+        Rule(PROJECTIONS, True, "query, key, value of what a step computes", smoothing=0.8),
         Rule(FEED_FORWARD, True, "feed-forward", smoothing=0.8),
     ),
 )
@@ -79,7 +80,7 @@ FP8 = Recipe(
             "the last ResBlock: its outliers cost E4M3 most",
         ),
         Rule(RESBLOCK_CONVS, True, "most of the arithmetic"),
-        Rule(PROJECTIONS, True, "query, key, value"),
+        Rule(PROJECTIONS, True, "query, key, value of what a step computes"),
         Rule(FEED_FORWARD, True, "feed-forward"),
     ),
 )

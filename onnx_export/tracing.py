@@ -19,11 +19,11 @@ import torch
 from onnxscript import optimizer, rewriter
 from torch import Tensor, nn
 
-from onnx_export.sdpa import attention
+from onnx_export.translations import TRANSLATIONS
 from sdxl.engine import torch_dtype
 from sdxl.specs import ModelSpec
 
-OPSET = 20
+OPSET = 23
 PREFIX = "network."
 ONNX_NAMES = {"float32": "float", "float16": "float16", "int64": "int64"}
 
@@ -59,9 +59,7 @@ def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
             dynamic_shapes=(free,),
             input_names=[t.name for t in spec.inputs],
             output_names=[t.name for t in spec.outputs],
-            custom_translation_table={
-                torch.ops.aten.scaled_dot_product_attention.default: attention
-            },
+            custom_translation_table=dict(TRANSLATIONS),
             verbose=False,
         )
         assert program is not None

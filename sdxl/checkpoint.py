@@ -178,7 +178,7 @@ class Checkpoint:
         return self.unet() if part == "unet" else self.network(part)
 
     def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
-        """The five networks by their spec's name."""
+        """The six networks by their spec's name."""
         networks: dict[str, nn.Module] = {}
         for part in NETWORK_FOLDERS:
             networks |= networks_of(part, self.part(part), cut)
@@ -186,9 +186,9 @@ class Checkpoint:
 
 
 def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[str, nn.Module]:
-    """What is made of one part; Deep and Shallow share one set of weights."""
+    """What is made of one part; the UNet's three share one set of weights."""
     from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
-    from sdxl.networks.unet import DeepUNet, ShallowUNet
+    from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
     from sdxl.networks.vae import VaeDecoder
 
     match part:
@@ -198,6 +198,7 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
             return {"clip_g": ProjectingTextEncoder(module)}
         case "unet":
             return {
+                "unet_prompt": PromptUNet(module),
                 "unet_deep": DeepUNet(module, cut),
                 "unet_shallow": ShallowUNet(module, cut),
             }

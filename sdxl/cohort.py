@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ from sdxl.specs import ModelSpec
 MAX_FREE = 8
 """Unused buffer sets that are kept for reuse."""
 
-CONDITIONS = ("context", "pooled", "time_ids")
+PROMPT = "unet_prompt"
+Source = TypeVar("Source")
 SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
 
 
@@ -35,6 +37,16 @@ class Place:
 
     cohort: Cohort
     index: int
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """An image before its first step."""
+
+    conditioning: Conditioning
+    guidance: float
+    start: Tensor
+    """pure noise, [channels, h, w]"""
 
 
 @dataclass
@@ -166,22 +178,32 @@ class BufferPool:
             for network in ("unet_deep", "unet_shallow")
             for t in engines[network].spec.tensors
         }
+        self._prompt_names = [t.name for t in engines[PROMPT].spec.outputs]
         self._cache_names = [t.name for t in engines["unet_deep"].spec.outputs if t.name != "noise"]
         self._free: deque[Buffers] = deque(maxlen=MAX_FREE)
 
     def begin(
-        self, shape: Shape, conditioning: Conditioning, guidance: float, start: Tensor
-    ) -> Place:
-        """A cohort of one image at its first step."""
-        rows = int(conditioning.context.shape[0])
-        cohort = Cohort(self._buffers(shape, rows, with_cache=False), (rows == 2,))
-        cohort.buffers.fill("guidance", torch.full((1, 1, 1, 1), guidance))
-        cohort.latents.copy_(start[None])
+        self, shape: Shape, newcomers: Sequence[Newcomer], bucket: int, *, runs: bool
+    ) -> Cohort:
+        """A cohort of images at their first step; `runs` as in `form`."""
+        conditionings = [newcomer.conditioning for newcomer in newcomers]
+        cohort = Cohort(
+            self._buffers(shape, bucket, runs),
+            tuple(each.rows == 2 for each in conditionings),
+            members=len(newcomers),
+        )
+        factors = torch.tensor([newcomer.guidance for newcomer in newcomers])
+        cohort.buffers.fill("guidance", factors.view(-1, 1, 1, 1))
+        cohort.buffers.fill("latents", torch.stack([newcomer.start for newcomer in newcomers]))
         cohort.estimate.zero_()
-        for name in CONDITIONS:
-            cohort.buffers.by_name[name].copy_(getattr(conditioning, name))
-        cohort.members = 1
-        return Place(cohort, 0)
+        rows = _rows([(each, range(each.rows)) for each in conditionings], bucket)
+        prompt = self._engines[PROMPT]
+        inputs = {
+            t.name: torch.stack([getattr(each, t.name)[row] for each, row in rows])
+            for t in prompt.spec.inputs
+        }
+        prompt(inputs, cohort.outputs(prompt.spec))
+        return cohort
 
     def form(
         self, places: Sequence[Place], bucket: int, *, reads_cache: bool, runs: bool
@@ -200,11 +222,8 @@ class BufferPool:
         torch.stack([p.cohort.guidance[p.index] for p in places], out=cohort.guidance)
         torch.stack([p.cohort.latents[p.index] for p in places], out=cohort.latents)
         torch.stack([p.cohort.estimate[p.index] for p in places], out=cohort.estimate)
-        sources = [(p.cohort.buffers, p.cohort.rows[p.index]) for p in places]
-        rows = [(buffers, rows[0]) for buffers, rows in sources]
-        rows += [(buffers, rows[1]) for buffers, rows in sources if len(rows) == 2]
-        rows += rows[:1] * (bucket - len(rows))
-        for name in (*CONDITIONS, *(self._cache_names if reads_cache else ())):
+        rows = _rows([(p.cohort.buffers, p.cohort.rows[p.index]) for p in places], bucket)
+        for name in (*self._prompt_names, *(self._cache_names if reads_cache else ())):
             torch.stack([b.by_name[name][row] for b, row in rows], out=cohort.buffers.by_name[name])
         return cohort
 
@@ -232,3 +251,10 @@ class BufferPool:
         guidance = torch.empty(bucket, 1, 1, 1, device=device)
         rows = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(2))
         return Buffers(key, named, latents, estimate, coefficients, noise, guidance, *rows)
+
+
+def _rows(images: Sequence[tuple[Source, Sequence[int]]], bucket: int) -> list[tuple[Source, int]]:
+    """Every image's positive row, then the negative ones, then the first again up to the bucket."""
+    rows = [(source, own[0]) for source, own in images]
+    rows += [(source, own[1]) for source, own in images if len(own) == 2]
+    return rows + rows[:1] * (bucket - len(rows))

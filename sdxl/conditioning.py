@@ -25,7 +25,7 @@ Row = tuple[Tokens, Tokens] | None
 
 @dataclass(frozen=True)
 class Conditioning:
-    """One request's inputs to the UNet: two rows under guidance, positive first, else one."""
+    """What the UNet is told of one request: two rows under guidance, positive first, else one."""
 
     context: Tensor
     """[rows, tokens, context width]"""
@@ -68,7 +68,7 @@ def encode(
         _Encoded.of(encoder, engines, _unique(row[i] for row in rows), size, fixed_chunks)
         for i, encoder in enumerate(encoders)
     )
-    dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_deep"].spec.inputs}
+    dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_prompt"].spec.inputs}
     return [
         _condition(request, prompt, encoded_l, encoded_g, dtypes)
         for request, prompt in zip(requests, prompts, strict=True)

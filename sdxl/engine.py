@@ -34,7 +34,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Engines:
-    """The five networks of one model on one device."""
+    """The six networks of one model on one device."""
 
     arch: Architecture
     by_name: Mapping[str, Engine]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl import schedulers
-from sdxl.cohort import BufferPool, Cohort, Place
+from sdxl.cohort import BufferPool, Cohort, Newcomer, Place
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
 from sdxl.deepcache import Plan
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def rows(self) -> int:
-        return int(self.conditioning.context.shape[0])
+        return self.conditioning.rows
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,11 @@ class _Image:
     request: Request
     noise: NoiseSource
     place: Place | None = None
+
+    def newcomer(self) -> Newcomer:
+        request = self.request
+        start = self.noise.start() * request.table.start
+        return Newcomer(request.conditioning, request.guidance, start)
 
 
 @dataclass(frozen=True)
@@ -302,9 +307,10 @@ class InFlight:
         places = [image.place for image in images]
         if first is not None and first.cohort.holds(places, group.bucket):
             return first.cohort
-        for image in images:
-            if image.place is None:
-                image.place = self._begin(image)
+        if newcomers := [image for image in images if image.place is None]:
+            cohort = self._begin(newcomers, group)
+            if len(newcomers) == len(images):
+                return cohort
         cohort = self._pool.form(
             [image.place for image in images if image.place],
             group.bucket,
@@ -314,14 +320,19 @@ class InFlight:
         self._move(group.ids, cohort)
         return cohort
 
-    def _begin(self, image: _Image) -> Place:
-        request = image.request
-        return self._pool.begin(
-            request.shape,
-            request.conditioning,
-            request.guidance,
-            image.noise.start() * request.table.start,
+    def _begin(self, images: Sequence[_Image], group: Group) -> Cohort:
+        """A cohort of those that have taken no step yet: the group's, if they are all of it."""
+        is_all = len(images) == len(group.ids)
+        rows = sum(image.request.rows for image in images)
+        cohort = self._pool.begin(
+            group.shape,
+            [image.newcomer() for image in images],
+            group.bucket if is_all else self.limits.bucket(rows),
+            runs=is_all,
         )
+        for index, image in enumerate(images):
+            image.place = Place(cohort, index)
+        return cohort
 
     def _park(self, id_: int) -> None:
         """Give a pausing image buffers of its own, so that it holds no more than it needs."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,6 +195,7 @@ class Pipeline:
 
 
 def checked(image: Tensor) -> Tensor:
-    if not torch.isfinite(image).all():
+    # NumPy's: PyTorch's would wake its threads, and they spin on while others have work.
+    if not np.isfinite(image.numpy()).all():
         raise BrokenImage("the decoded image holds NaN or infinity")
     return image

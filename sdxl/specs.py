@@ -83,6 +83,10 @@ class Architecture:
     cache_channels: int
     """block_out_channels[1]: the width of what feeds the last up block."""
     stem_layers: int
+    embedding_width: int
+    """of the embedding of time, size and pooled prompt"""
+    attention_widths: tuple[int, ...]
+    """of every cross-attention, in the order they run"""
     clip_l_width: int
     clip_g_width: int
     pooled_width: int
@@ -104,11 +108,18 @@ class Architecture:
             stem_channels=unet["block_out_channels"][0],
             cache_channels=unet["block_out_channels"][1],
             stem_layers=unet["layers_per_block"],
+            embedding_width=4 * unet["block_out_channels"][0],
+            attention_widths=_attention_widths(unet),
             clip_l_width=clip_l["hidden_size"],
             clip_g_width=clip_g["hidden_size"],
             pooled_width=clip_g["projection_dim"],
             sample_size=unet["sample_size"],
         )
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Architecture:
+        """From JSON, which has no tuples."""
+        return cls(**{**value, "attention_widths": tuple(value["attention_widths"])})
 
     @property
     def context_width(self) -> int:
@@ -126,6 +137,8 @@ SDXL_1_0 = Architecture(
     stem_channels=320,
     cache_channels=640,
     stem_layers=2,
+    embedding_width=1280,
+    attention_widths=(*[640] * 4, *[1280] * 60, *[640] * 6),
     clip_l_width=768,
     clip_g_width=1280,
     pooled_width=1280,
@@ -133,10 +146,23 @@ SDXL_1_0 = Architecture(
 )
 
 
+def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
+    """Levels go down, through the middle and up again; the way up has a block more on each."""
+    widths, layers = unet["block_out_channels"], unet["layers_per_block"]
+    depths = unet["transformer_layers_per_block"]
+    if isinstance(depths, int):
+        depths = [depths] * len(widths)
+    levels = [(width, depth) for width, depth in zip(widths, depths, strict=True)][1:]
+    down = [width for width, depth in levels for _ in range(layers * depth)]
+    middle = [levels[-1][0]] * levels[-1][1]
+    up = [width for width, depth in reversed(levels) for _ in range((layers + 1) * depth)]
+    return (*down, *middle, *up)
+
+
 def network_specs(
     arch: Architecture, dtype: str = "float32", cut: Cut = "reference"
 ) -> dict[str, ModelSpec]:
-    """The five networks by name. `dtype` is that of the activations; timesteps stay float32."""
+    """The six networks by name. `dtype` is that of the activations; timesteps stay float32."""
 
     def tensor(name: str, *dims: Dim) -> TensorSpec:
         return TensorSpec(name, dtype, dims)
@@ -149,7 +175,12 @@ def network_specs(
     time_ids = tensor("time_ids", "rows", TIME_IDS)
     noise = replace(sample, name="noise")
     cache = cache_specs(arch, dtype, cut)
-    embedding = (timestep, pooled, time_ids)
+    added = tensor("added", "rows", arch.embedding_width)
+    text = [
+        tensor(f"{what}_{layer}", "rows", "tokens", width)
+        for layer, width in enumerate(arch.attention_widths)
+        for what in ("keys", "values")
+    ]
     models = (
         ModelSpec(
             "clip_l", (token_ids,), (tensor("hidden_l", "chunks", CHUNK, arch.clip_l_width),)
@@ -162,8 +193,9 @@ def network_specs(
                 tensor("pooled_g", "chunks", arch.pooled_width),
             ),
         ),
-        ModelSpec("unet_deep", (sample, *embedding, context), (noise, *cache)),
-        ModelSpec("unet_shallow", (sample, *embedding, *cache), (noise,)),
+        ModelSpec("unet_prompt", (context, pooled, time_ids), (added, *text)),
+        ModelSpec("unet_deep", (sample, timestep, added, *text), (noise, *cache)),
+        ModelSpec("unet_shallow", (sample, timestep, added, *cache), (noise,)),
         ModelSpec(
             "vae_decoder",
             (tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w"),),
@@ -179,8 +211,11 @@ def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, .
     def tensor(name: str, channels: int) -> TensorSpec:
         return TensorSpec(name, dtype, ("rows", channels, "latent_h", "latent_w"))
 
-    skips = [tensor(f"cache_skip{i}", arch.stem_channels) for i in range(arch.stem_layers)]
-    return (tensor("cache_up", arch.cache_channels), *(skips if cut == "reference" else ()))
+    if cut == "fresh_skips":
+        return (tensor("cache_up", arch.cache_channels),)
+    skips = (f"cache_skip{i}" for i in range(arch.stem_layers - 1))
+    names = ("cache_hidden", "cache_past", *skips)
+    return tuple(tensor(name, arch.stem_channels) for name in names)
 
 
 def image_axes(arch: Architecture, latent_h: int, latent_w: int) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""The five networks as torch modules whose arguments and results are the tensors of specs.py."""
+"""The six networks as torch modules whose arguments and results are the tensors of specs.py."""

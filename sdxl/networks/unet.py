@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
+from sdxl.networks.attention import Text, cross_attentions, take_ready_text
 from sdxl.specs import Cut
 
 SUPPORTED: Mapping[str, Any] = {
@@ -30,24 +32,39 @@ SUPPORTED: Mapping[str, Any] = {
 """The UNet config entries that make a model an SDXL; anything else is refused at load."""
 
 
+class PromptUNet(nn.Module):
+    """What no step changes: the embedding of prompt and size, and what attention reads of the
+    text. 13% of the weights of SDXL's UNet."""
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__()
+        self.add_time_proj, self.add_embedding = unet.add_time_proj, unet.add_embedding
+        attentions = list(cross_attentions(unet))
+        self.keys = nn.ModuleList(attention.to_k for attention in attentions)
+        self.values = nn.ModuleList(attention.to_v for attention in attentions)
+
+    def forward(self, context: Tensor, pooled: Tensor, time_ids: Tensor) -> tuple[Tensor, ...]:
+        # The sinusoids are float32 whatever the weights; half graphs are strongly typed, so the
+        # casts are spelled out.
+        sizes = self.add_time_proj(time_ids.flatten()).to(pooled.dtype)
+        added = torch.cat([pooled, sizes.reshape(pooled.shape[0], -1)], dim=-1)
+        text = [
+            layer(context) for both in zip(self.keys, self.values, strict=True) for layer in both
+        ]
+        return self.add_embedding(added), *text
+
+
 class Stem(nn.Module):
-    """What every step computes afresh: conv_in and the embedding of time and size."""
+    """What every step computes afresh: conv_in and the embedding of time."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
         self.conv_in = unet.conv_in
         self.time_proj, self.time_embedding = unet.time_proj, unet.time_embedding
-        self.add_time_proj, self.add_embedding = unet.add_time_proj, unet.add_embedding
 
-    def forward(
-        self, sample: Tensor, timestep: Tensor, pooled: Tensor, time_ids: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # The sinusoids are float32 whatever the weights; half graphs are strongly typed, so the
-        # casts are spelled out.
+    def forward(self, sample: Tensor, timestep: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         time = self.time_proj(timestep).to(sample.dtype)
-        sizes = self.add_time_proj(time_ids.flatten()).to(sample.dtype)
-        added = torch.cat([pooled, sizes.reshape(pooled.shape[0], -1)], dim=-1)
-        return self.conv_in(sample), self.time_embedding(time) + self.add_embedding(added)
+        return self.conv_in(sample), self.time_embedding(time) + added
 
 
 class FirstSkips(nn.Module):
@@ -75,18 +92,18 @@ class Core(nn.Module):
         self.mid_block: Any = unet.mid_block
         self.up_blocks = nn.ModuleList(unet.up_blocks[:-1])
 
-    def forward(self, skips: Sequence[Tensor], embedding: Tensor, context: Tensor) -> Tensor:
+    def forward(self, skips: Sequence[Tensor], embedding: Tensor, text: Text) -> Tensor:
         """`skips` are conv_in's output and FirstSkips'; the result has their height and width."""
         hidden = self.downsamplers[0](skips[-1])
         stack = [*skips, hidden]
         for block in self.down_blocks:
-            hidden = _down(block, hidden, embedding, context, stack)
+            hidden = _down(block, hidden, embedding, text, stack)
         mid = self.mid_block
         hidden = mid.resnets[0](hidden, embedding)
         for attention, resnet in zip(mid.attentions, mid.resnets[1:], strict=True):
-            hidden = resnet(_attend(attention, hidden, context), embedding)
+            hidden = resnet(_attend(attention, hidden, text), embedding)
         for block in self.up_blocks:
-            hidden = _up(block, hidden, embedding, context, stack)
+            hidden = _up(block, hidden, embedding, text, stack)
         return hidden
 
 
@@ -100,34 +117,45 @@ class Tail(nn.Module):
         self.activation: Any = unet.conv_act
         self.conv_out: Any = unet.conv_out
 
-    def forward(self, hidden: Tensor, skips: Sequence[Tensor], embedding: Tensor) -> Tensor:
-        for resnet, skip in zip(self.resnets, reversed(skips), strict=True):
+    def begin(self, up: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        """All that follows from the core and the last skip alone."""
+        return _begin(self.resnets[0], torch.cat([up, skip], dim=1))
+
+    def end(
+        self, hidden: Tensor, past: Tensor, skips: Sequence[Tensor], embedding: Tensor
+    ) -> Tensor:
+        hidden = _end(self.resnets[0], hidden, past, embedding)
+        for resnet, skip in zip(self.resnets[1:], reversed(skips), strict=True):
             hidden = resnet(torch.cat([hidden, skip], dim=1), embedding)
         noise: Tensor = self.conv_out(self.activation(self.norm(hidden)))
         return noise
 
 
 class DeepUNet(nn.Module):
-    """The whole UNet, which also returns what the Shallow one needs of it."""
+    """Every step's part of the UNet, which also returns what the Shallow one needs of it."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
+        take_ready_text(unet)
         self.cut = cut
         self.stem, self.first_skips = Stem(unet), FirstSkips(unet)
         self.core, self.tail = Core(unet), Tail(unet)
 
     def forward(
-        self, sample: Tensor, timestep: Tensor, pooled: Tensor, time_ids: Tensor, context: Tensor
+        self, sample: Tensor, timestep: Tensor, added: Tensor, *text: Tensor
     ) -> tuple[Tensor, ...]:
-        hidden, embedding = self.stem(sample, timestep, pooled, time_ids)
-        fresh = self.first_skips(hidden, embedding)
-        up = self.core([hidden, *fresh], embedding, context)
-        noise = self.tail(up, [hidden, *fresh], embedding)
-        return (noise, up, *fresh) if self.cut == "reference" else (noise, up)
+        hidden, embedding = self.stem(sample, timestep, added)
+        skips = [hidden, *self.first_skips(hidden, embedding)]
+        last = skips.pop()
+        up = self.core([*skips, last], embedding, text)
+        begun = self.tail.begin(up, last)
+        noise = self.tail.end(*begun, skips, embedding)
+        return (noise, *begun, *skips[1:]) if self.cut == "reference" else (noise, up)
 
 
 class ShallowUNet(nn.Module):
-    """Stem and tail around a cached core: 4.8% of the full UNet's arithmetic."""
+    """Stem and tail around a cached core. Where the skips are cached too, the tail's first half
+    block has nothing new to read, and what it made is cached instead."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
@@ -135,29 +163,42 @@ class ShallowUNet(nn.Module):
         self.first_skips = FirstSkips(unet) if cut == "fresh_skips" else None
 
     def forward(
-        self,
-        sample: Tensor,
-        timestep: Tensor,
-        pooled: Tensor,
-        time_ids: Tensor,
-        cache_up: Tensor,
-        *cache_skips: Tensor,
+        self, sample: Tensor, timestep: Tensor, added: Tensor, *cache: Tensor
     ) -> tuple[Tensor]:
-        hidden, embedding = self.stem(sample, timestep, pooled, time_ids)
-        skips = self.first_skips(hidden, embedding) if self.first_skips else cache_skips
-        return (self.tail(cache_up, [hidden, *skips], embedding),)
+        hidden, embedding = self.stem(sample, timestep, added)
+        if self.first_skips is None:
+            half, past, *others = cache
+            return (self.tail.end(half, past, [hidden, *others], embedding),)
+        (up,), skips = cache, [hidden, *self.first_skips(hidden, embedding)]
+        begun = self.tail.begin(up, skips.pop())
+        return (self.tail.end(*begun, skips, embedding),)
 
 
-def _attend(attention: Any, hidden: Tensor, context: Tensor) -> Tensor:
-    result: Tensor = attention(hidden, encoder_hidden_states=context, return_dict=False)[0]
+def _begin(block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A ResBlock up to where the time comes in: half of what it makes of x, and what goes past."""
+    if not isinstance(block, ResnetBlock2D):
+        found: tuple[Tensor, Tensor] = block.begin(x)
+        return found
+    return block.conv1(F.silu(block.norm1(x))), block.conv_shortcut(x)
+
+
+def _end(block: Any, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
+    if not isinstance(block, ResnetBlock2D):
+        found: Tensor = block.end(hidden, past, embedding)
+        return found
+    hidden = hidden + block.time_emb_proj(F.silu(embedding))[:, :, None, None]
+    result: Tensor = past + block.conv2(F.silu(block.norm2(hidden)))
     return result
 
 
-def _down(
-    block: Any, hidden: Tensor, embedding: Tensor, context: Tensor, stack: list[Tensor]
-) -> Tensor:
+def _attend(attention: Any, hidden: Tensor, text: Text) -> Tensor:
+    result: Tensor = attention(hidden, encoder_hidden_states=text, return_dict=False)[0]
+    return result
+
+
+def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
     for resnet, attention in zip(block.resnets, block.attentions, strict=True):
-        hidden = _attend(attention, resnet(hidden, embedding), context)
+        hidden = _attend(attention, resnet(hidden, embedding), text)
         stack.append(hidden)
     for downsampler in block.downsamplers or ():
         hidden = downsampler(hidden)
@@ -165,12 +206,10 @@ def _down(
     return hidden
 
 
-def _up(
-    block: Any, hidden: Tensor, embedding: Tensor, context: Tensor, stack: list[Tensor]
-) -> Tensor:
+def _up(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
     for resnet, attention in zip(block.resnets, block.attentions, strict=True):
         hidden = resnet(torch.cat([hidden, stack.pop()], dim=1), embedding)
-        hidden = _attend(attention, hidden, context)
+        hidden = _attend(attention, hidden, text)
     hidden = F.interpolate(hidden, size=stack[-1].shape[-2:], mode="nearest")
     result: Tensor = block.upsamplers[0].conv(hidden)
     return result

@@ -23,7 +23,7 @@ from sdxl.files import OutputError
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import PARITY, write_export
 
-NETWORKS = ["clip_g", "clip_l", "unet_deep", "unet_shallow", "vae_decoder"]
+NETWORKS = ["clip_g", "clip_l", "unet_deep", "unet_prompt", "unet_shallow", "vae_decoder"]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def files(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-def test_a_build_leaves_five_plans_and_a_manifest(
+def test_a_build_leaves_a_plan_for_each_network_and_a_manifest(
     tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
 ) -> None:
     out = tmp_path / "plans" / "l40s"

@@ -52,7 +52,7 @@ def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:
         (lambda d: (d / "export.json").unlink(), "no export.json there; needed a folder of"),
         (lambda d: (d / "export.json").write_text("{"), "not an export's description"),
         (lambda d: (d / "export.json").write_bytes(b"\xff"), "not readable"),
-        (lambda d: edit(d, lambda v: v.update(format=2)), "has format 2, needed 1"),
+        (lambda d: edit(d, lambda v: v.update(format=1)), "has format 1, needed 2"),
         (
             lambda d: edit(d, lambda v: v.pop("arch")),
             "not an export's description .KeyError: 'arch'",

@@ -15,13 +15,15 @@ from engines.eight_bit import EightBit, quantise
 from engines.fast_unet import Attention, rearrange
 from engines.torch_engine import load_torch
 from engines.torch_options import TorchOptions
+from onnx_export.check import example_inputs
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES, matching
 from onnx_export.reference import fake_quantise
 from sdxl.checkpoint import find, networks_of
+from sdxl.networks.attention import cross_attentions
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline, Result
-from tests.sdxl.unets import random_inputs
+from sdxl.specs import CHUNK, network_specs
 
 LEAST_ERROR = 2e-5
 MOST_ERROR = {"fp8": 0.06, "int8": 0.03}
@@ -47,7 +49,9 @@ def unet() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def inputs() -> dict[str, Tensor]:
-    return random_inputs("mini", 2, 8, 8)
+    arch = find("mini").arch
+    axes = {"rows": 2, "latent_h": 8, "latent_w": 8, "tokens": CHUNK}
+    return example_inputs(network_specs(arch)["unet_deep"], axes, arch, 0)
 
 
 @pytest.fixture(scope="module", params=list(RECIPES))
@@ -84,12 +88,13 @@ def test_rearranged_it_computes_the_same(unet: nn.Module, inputs: dict[str, Tens
         assert measured <= LEAST_ERROR, f"{measured:.2e}, at most {LEAST_ERROR:.0e}"
 
 
-def test_self_attention_is_one_product_and_cross_attention_two(unet: nn.Module) -> None:
+def test_self_attention_is_one_product_and_cross_attention_knows_its_turn(unet: nn.Module) -> None:
     ours = copy.deepcopy(unet)
     rearrange(ours)
     found = [m for m in ours.modules() if isinstance(m, Attention)]
-    assert found and all(m.joint is not None for m in found)
-    assert all(len(m.apart) == (0 if m.is_self else 1) for m in found)
+    assert all((m.joint is None) == (m.layer is not None) for m in found)
+    layers = [m.layer for m in cross_attentions(ours)]
+    assert layers == list(range(len(found) // 2))
 
 
 def test_8_bit_layers_are_the_recipes(numbers: tuple[str, Path], unet: nn.Module) -> None:

@@ -130,11 +130,11 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tiny_engines: Engines
         assert all(bool((t == 7).all()) for t in outputs.values())
 
     refused("'sample' is torch.float16, needed float32", sample=inputs["sample"].half())
-    refused("'context' has shape", context=inputs["context"][:1].contiguous())
+    refused("'keys_0' has shape", keys_0=inputs["keys_0"][:1].contiguous())
     gaps = inputs["sample"].to(memory_format=torch.channels_last)
     refused("'sample' is on cpu with strides", sample=gaps)
-    with pytest.raises(ShapeError, match="'pooled' is missing"):
-        deep({n: t for n, t in inputs.items() if n != "pooled"}, outputs)
+    with pytest.raises(ShapeError, match="'added' is missing"):
+        deep({n: t for n, t in inputs.items() if n != "added"}, outputs)
 
 
 def test_an_output_of_another_shape_is_an_error(tiny_engines: Engines) -> None:

@@ -68,12 +68,12 @@ def test_a_profile_names_the_inputs_of_its_network(arch: Architecture) -> None:
 
 def test_what_no_profile_takes_is_refused_with_what_one_would() -> None:
     spec = SPECS["unet_deep"]
-    with pytest.raises(ShapeError, match=r"'context' has shape .2, 308, 2048., the engine was"):
+    with pytest.raises(ShapeError, match=r"'keys_0' has shape .2, 308, 640., the engine was"):
         choose(spec.name, profiles(spec, SDXL_1_0, 4), shapes(spec, tokens=308))
 
 
 def test_the_sides_that_the_widest_profile_takes() -> None:
     for spec in network_specs(SDXL_1_0, "float16").values():
-        if not spec.name.startswith("clip"):
+        if any("latent_h" in tensor.dims for tensor in spec.inputs):
             found = profiles(spec, SDXL_1_0, 8)
             assert latent_sides(spec, found) == (64, 256), spec.name

@@ -32,7 +32,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> ExportFolder:
     return write_export(tmp_path_factory.mktemp("exports") / "half", dtype="float16")
 
 
-def test_all_five_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) -> None:
+def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) -> None:
     shares: dict[str, list[float]] = {}
     engines = build(
         order_of(export, tmp_path / "l40s"),

@@ -172,7 +172,7 @@ def test_the_exact_profile_is_preferred(rows: int, side: int, tokens: int, profi
 
 @pytest.mark.parametrize(
     ("rows", "side", "tokens", "named"),
-    [(16, 8, 77, "sample"), (2, 32, 77, "sample"), (2, 2, 77, "sample"), (2, 8, 308, "context")],
+    [(16, 8, 77, "sample"), (2, 32, 77, "sample"), (2, 2, 77, "sample"), (2, 8, 308, "keys_0")],
 )
 def test_a_shape_outside_every_profile_is_refused_before_anything_runs(
     rows: int, side: int, tokens: int, named: str
@@ -187,8 +187,8 @@ def test_a_shape_outside_every_profile_is_refused_before_anything_runs(
 def test_an_output_of_another_shape_is_refused() -> None:
     bench = Bench.of("unet_deep", captures=True)
     inputs, outputs = bench.tensors(rows=2)
-    outputs["cache_up"] = torch.empty(2, 3, 8, 7)
-    with pytest.raises(ShapeError, match="output 'cache_up' has shape .*, needed"):
+    outputs["cache_past"] = torch.empty(2, 2, 8, 7)
+    with pytest.raises(ShapeError, match="output 'cache_past' has shape .*, needed"):
         bench.engine(inputs, outputs)
 
 

@@ -103,6 +103,8 @@ def _weights(spec: ModelSpec, arch: Architecture) -> Weights:
         match spec.name:
             case "clip_l" | "clip_g":
                 dims: tuple[int, ...] = (VOCABULARY, width)
+            case "unet_prompt":
+                dims = (arch.context_width, width)
             case "vae_decoder":
                 dims = (arch.latent_channels, width, scale, scale)
             case _:
@@ -132,6 +134,7 @@ def _graph(
     ]
     constants = [
         helper.make_tensor("column", TensorProto.INT64, [4], [-1, 1, 1, 1]),
+        helper.make_tensor("beside", TensorProto.INT64, [3], [-1, 1, 1]),
         helper.make_tensor("tokens", TensorProto.INT64, [1], [1]),
     ]
     graph = helper.make_graph(
@@ -147,6 +150,8 @@ def _graph(
 def _nodes(spec: ModelSpec, arch: Architecture) -> Iterable[onnx.NodeProto]:
     if spec.name.startswith("clip"):
         yield from _text_nodes(spec)
+    elif spec.name == "unet_prompt":
+        yield from _prompt_nodes(spec)
     elif spec.name == "vae_decoder":
         weight = f"{spec.name}.image"
         yield helper.make_node(
@@ -163,6 +168,19 @@ def _text_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
         gathered = f"{pooled.name}.all"
         yield helper.make_node("Gather", [f"{spec.name}.{pooled.name}", "token_ids"], [gathered])
         yield helper.make_node("ReduceMean", [gathered, "tokens"], [pooled.name], keepdims=0)
+
+
+def _prompt_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:
+    context, *others = (tensor.name for tensor in spec.inputs)
+    for name in others:
+        yield helper.make_node("ReduceMean", [name, "tokens"], [f"{name}.mean"], keepdims=1)
+    yield helper.make_node("Add", [f"{name}.mean" for name in others], ["mean"])
+    yield helper.make_node("Reshape", ["mean", "beside"], ["mean.beside"])
+    yield helper.make_node("Add", [context, "mean.beside"], ["told"])
+    yield helper.make_node("ReduceMean", ["told", "tokens"], ["told.mean"], keepdims=0)
+    for tensor in spec.outputs:
+        read = "told" if len(tensor.dims) == 3 else "told.mean"
+        yield helper.make_node("MatMul", [read, f"{spec.name}.{tensor.name}"], [tensor.name])
 
 
 def _unet_nodes(spec: ModelSpec) -> Iterable[onnx.NodeProto]:

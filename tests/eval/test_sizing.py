@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.sizing import image_bytes, main, tick_costs
-from sdxl.cohort import BufferPool
+from sdxl.cohort import BufferPool, Newcomer
 from sdxl.policy import Shape
 from tests.fakes import ARCH, fake_conditioning, fake_engines
 
@@ -26,8 +26,8 @@ def test_memory_is_what_the_loop_s_buffers_take() -> None:
     side, pool = 64, BufferPool(fake_engines())
     latent = side // ARCH.vae_scale
     shape, conditioning = Shape(latent, latent, 77), fake_conditioning(0, rows=2)
-    place = pool.begin(shape, conditioning, 5.0, torch.zeros(ARCH.latent_channels, latent, latent))
-    buffers = pool.form([place], 2, reads_cache=False, runs=True).buffers
+    start = torch.zeros(ARCH.latent_channels, latent, latent)
+    buffers = pool.begin(shape, [Newcomer(conditioning, 5.0, start)], 2, runs=True).buffers
     tensors = [*buffers.by_name.values(), buffers.latents, buffers.estimate]
     taken = sum(tensor.nbytes for tensor in tensors)
     said = sum(image_bytes(ARCH, side, "float32").values())
@@ -43,4 +43,4 @@ def test_costs_are_means_over_all_replicas() -> None:
 def test_the_table_says_what_an_image_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     told = capsys.readouterr().out
-    assert "DeepCache's features      83.9 MB" in told, told
+    assert "DeepCache's features      62.9 MB" in told, told

@@ -30,7 +30,7 @@ def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) 
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
     """The fixture's own check raises where they are not; its findings are kept."""
     findings = exports(precision).parity["findings"]
-    assert len(findings) == 6 + (precision in ("int8", "fp8"))
+    assert len(findings) == 7 + (precision in ("int8", "fp8"))
     for finding in findings:
         assert Finding(**finding).holds, finding
 
@@ -39,7 +39,7 @@ def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoin
     said: Said = []
     run(tiny_export, tiny, said)
     lines = [line for line in said if "measured" in line]
-    assert len(lines) == 6 and all("required at" in line for line in lines), lines
+    assert len(lines) == 7 and all("required at" in line for line in lines), lines
 
 
 def test_another_models_weights_are_found_out(

@@ -56,7 +56,7 @@ def test_an_export_says_where_it_is(
     assert main(["--model", str(tiny.folder), "--out", str(out), "--unchecked"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "nodes" in line] == [
-        *("clip_l", "clip_g", "unet_deep", "unet_shallow", "vae_decoder")
+        *("clip_l", "clip_g", "unet_prompt", "unet_deep", "unet_shallow", "vae_decoder")
     ]
     assert lines[-1] == f"{out}: fp32 of tiny, reference cut"
 
@@ -76,7 +76,7 @@ def test_a_folder_is_checked_again(
     export_tiny(tiny, out)
     assert main(["--model", str(tiny.folder), "--check", str(out)]) == 0
     assert "unet_deep, fp32" in capsys.readouterr().out
-    assert len(ExportFolder.open(out).parity["findings"]) == 6
+    assert len(ExportFolder.open(out).parity["findings"]) == 7
 
 
 def truncate(path: Path) -> None:

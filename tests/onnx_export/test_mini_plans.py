@@ -32,7 +32,7 @@ def order_for_l40s(export: ExportFolder, out: Path) -> Order:
     return Order(export, target, TENSORRT_RTX, target.max_batch, False, out)
 
 
-def test_all_five_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:
+def test_all_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:
     export = exports("fp16")
     engines = build(order_for_l40s(export, tmp_path / "fp16"))
     assert set(engines.plans) == set(export.graphs)

@@ -66,8 +66,9 @@ def test_the_reference_submissions_layers_are_quantised(
     convs = {name for name in quantised if ".resnets." in name}
     assert len(convs) == 2 * 17 - (2 if number == "fp8" else 0)
     assert (convs & last) == (set() if number == "fp8" else last)
-    # 70 transformer blocks: two attentions with three projections, and two feed-forward linears.
-    assert len(quantised - convs) == 70 * (2 * 3 + 2)
+    # 70 transformer blocks: three projections of the picture by itself, one of it to the text, and
+    # two feed-forward linears.
+    assert len(quantised - convs) == 70 * (3 + 1 + 2)
 
 
 def test_only_the_linears_are_smoothed(full_size_layers: list[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from sdxl.checkpoint import Checkpoint
 
 ROOT = Path(__file__).parents[2]
-OLD, NEW = '"cache_up"', '"deep_features"'
+OLD, NEW = '"cache_hidden"', '"deep_features"'
 RUN = """
 import json, sys
 from pathlib import Path
@@ -68,10 +68,10 @@ def test_a_renamed_tensor_is_exported_built_and_run(renamed: Path, tiny: Checkpo
     sdxl = ("-m", "sdxl.cli")
     run(renamed, *sdxl, "export", "--model", model, "--out", folder, "--unchecked")
     found = json.loads(run(renamed, "-c", RUN, model, folder))
-    assert "deep_features" in found["names"] and "cache_up" not in found["names"]
+    assert "deep_features" in found["names"] and "cache_hidden" not in found["names"]
     assert found["psnr"] >= 45, f"{found['psnr']:.1f} dB, needed 45"
     if find_spec("tensorrt_rtx"):
         target = ("--gpu", "l40s", "--backend", "tensorrt-rtx", "--max-batch", "1")
         run(renamed, *sdxl, "build", "--onnx", folder, "--out", plans, *target)
         manifest = (Path(plans) / "manifest.json").read_text()
-        assert "deep_features" in manifest and "cache_up" not in manifest
+        assert "deep_features" in manifest and "cache_hidden" not in manifest

@@ -15,6 +15,7 @@ from tests.onnx_export.exports import OnceTraced
 NETWORKS = {
     "clip_l": "text_encoder",
     "clip_g": "text_encoder_2",
+    "unet_prompt": "unet",
     "unet_deep": "unet",
     "unet_shallow": "unet",
     "vae_decoder": "vae",
@@ -65,8 +66,8 @@ def test_weights_have_no_part_in_a_graph(tiny: Checkpoint, graphs: dict[str, ir.
 def test_every_parameter_is_a_weight_without_a_value(
     tiny: Checkpoint, graphs: dict[str, ir.Model]
 ) -> None:
-    network = tiny.networks()["unet_shallow"]
-    graph = graphs["unet_shallow"].graph
+    network = tiny.networks()["unet_prompt"]
+    graph = graphs["unet_prompt"].graph
     open_ = {name for name, v in graph.initializers.items() if v.const_value is None}
     assert open_ == {name for name, _ in network.named_parameters()}
 

@@ -17,19 +17,18 @@ def denoise(engines: Engines, request: Request) -> Tensor:
     x = noise.start()[None] * request.table.start
     h = torch.zeros_like(x)
     condition = request.conditioning
+    told = {name: getattr(condition, name) for name in ("context", "pooled", "time_ids")}
+    ready = call(engines["unet_prompt"], engines.arch, told)
     cache: dict[str, Tensor] = {}
     for row, is_deep in zip(request.table.rows, request.plan, strict=True):
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
             "sample": (x * coefficients[0, 0]).repeat(request.rows, 1, 1, 1),
             "timestep": coefficients[:, 1].repeat(request.rows),
-            "pooled": condition.pooled,
-            "time_ids": condition.time_ids,
+            "added": ready["added"],
         }
         if is_deep:
-            cache = call(
-                engines["unet_deep"], engines.arch, {**inputs, "context": condition.context}
-            )
+            cache = call(engines["unet_deep"], engines.arch, inputs | ready)
             predicted = cache.pop("noise")
         else:
             predicted = call(engines["unet_shallow"], engines.arch, {**inputs, **cache})["noise"]

@@ -9,7 +9,7 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
-from sdxl.networks.unet import DeepUNet, ShallowUNet
+from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
 from sdxl.networks.vae import VaeDecoder
 from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
 from tests.sdxl.unets import SIZES, TOPOLOGY
@@ -37,6 +37,7 @@ def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
         return {
             "clip_l": TextEncoder(CLIPTextModel(clip_l)),
             "clip_g": ProjectingTextEncoder(CLIPTextModelWithProjection(clip_g)),
+            "unet_prompt": PromptUNet(unet),
             "unet_deep": DeepUNet(unet, cut),
             "unet_shallow": ShallowUNet(unet, cut),
             "vae_decoder": VaeDecoder(vae),

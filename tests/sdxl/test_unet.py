@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sdxl.networks.unet import DeepUNet, ShallowUNet
+from sdxl.networks.attention import cross_attentions
+from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
 from sdxl.specs import CUTS, Cut, network_specs
-from tests.sdxl.unets import architecture, random_inputs, random_unet
+from tests.sdxl.unets import architecture, random_inputs, random_prompt, random_unet
 
 SHAPES = [(2, 16, 16), (1, 24, 16), (3, 17, 15), (2, 18, 22)]
 
@@ -27,14 +28,16 @@ def unet(size: str) -> torch.nn.Module:
 def test_deep_equals_diffusers(
     unet: torch.nn.Module, size: str, cut: Cut, rows: int, h: int, w: int
 ) -> None:
-    inputs = random_inputs(size, rows, h, w)
-    expected = unet(
-        inputs["sample"],
-        inputs["timestep"],
-        inputs["context"],
-        added_cond_kwargs={"text_embeds": inputs["pooled"], "time_ids": inputs["time_ids"]},
+    inputs, prompt = random_inputs(size, rows, h, w), random_prompt(size, rows, h, w)
+    sample, timestep = inputs["sample"], inputs["timestep"]
+    expected = random_unet(size)(
+        sample,
+        timestep,
+        prompt["context"],
+        added_cond_kwargs={"text_embeds": prompt["pooled"], "time_ids": prompt["time_ids"]},
     ).sample
-    noise = DeepUNet(unet, cut)(*inputs.values())[0]
+    ready = PromptUNet(unet)(*prompt.values())
+    noise = DeepUNet(unet, cut)(sample, timestep, *ready)[0]
     difference = float((noise - expected).abs().max())
     assert difference <= 1e-5, f"differs by {difference:.2e}, allowed 1e-5"
 
@@ -46,10 +49,27 @@ def test_shallow_on_deeps_cache_equals_deep(
 ) -> None:
     inputs = random_inputs(size, rows, h, w)
     noise, *cache = DeepUNet(unet, cut)(*inputs.values())
-    stem_inputs = [inputs[name] for name in ("sample", "timestep", "pooled", "time_ids")]
+    stem_inputs = [inputs[name] for name in ("sample", "timestep", "added")]
     (shallow,) = ShallowUNet(unet, cut)(*stem_inputs, *cache)
     difference = float((shallow - noise).abs().max())
     assert difference <= 1e-5, f"differs by {difference:.2e}, allowed 1e-5"
+
+
+def test_the_unet_still_takes_an_encoded_prompt(unet: torch.nn.Module, size: str) -> None:
+    """Making Deep of a UNet leaves it what it was: diffusers' own, for whoever holds it."""
+    inputs, prompt = random_inputs(size, 2, 16, 16), random_prompt(size, 2, 16, 16)
+    added = {"text_embeds": prompt["pooled"], "time_ids": prompt["time_ids"]}
+    asked = inputs["sample"], inputs["timestep"], prompt["context"]
+    DeepUNet(unet)
+    found, expected = (u(*asked, added_cond_kwargs=added).sample for u in (unet, random_unet(size)))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("size_", ["mini", "mid", "full"])
+def test_widths_of_cross_attention_are_the_unets_own(size_: str) -> None:
+    with torch.device("meta"):
+        found = [each.to_k.out_features for each in cross_attentions(random_unet(size_))]
+    assert architecture(size_).attention_widths == tuple(found)
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -59,11 +79,11 @@ def test_the_seam_is_the_same_objects(cut: Cut) -> None:
     cache = deep.outputs[1:]
     assert shallow.inputs[-len(cache) :] == cache
     assert all(a is b for a, b in zip(shallow.inputs[-len(cache) :], cache, strict=True))
-    assert deep.inputs[:4] == shallow.inputs[:4]
+    assert deep.inputs[:3] == shallow.inputs[:3]
 
 
 def test_guides_name_what_is_wrong() -> None:
-    spec = network_specs(architecture("mini"))["unet_deep"]
+    spec = network_specs(architecture("mini"))["unet_prompt"]
     shapes = {t.name: tuple(t.shape(dict.fromkeys(t.free_axes.values(), 8))) for t in spec.inputs}
     with pytest.raises(ValueError, match=r"'context'.*\(8, 8, 3\).*128"):
         spec.axes({**shapes, "context": (8, 8, 3)})

@@ -74,10 +74,21 @@ def random_inputs(
     size: str, rows: int, h: int, w: int, cut: Cut = "reference", tokens: int = 77
 ) -> dict[str, Tensor]:
     """Deep's inputs, seeded, at different timesteps in each row."""
+    inputs = _random("unet_deep", size, rows, h, w, cut, tokens)
+    return inputs | {"timestep": torch.linspace(999.0, 1.5, rows)}
+
+
+def random_prompt(size: str, rows: int, h: int, w: int, tokens: int = 77) -> dict[str, Tensor]:
+    """What is encoded of a prompt and a picture's size, seeded."""
+    inputs = _random("unet_prompt", size, rows, h, w, "reference", tokens)
+    time_ids = torch.tensor([[h * 8.0, w * 8.0, 0, 0, h * 8.0, w * 8.0]] * rows)
+    return inputs | {"time_ids": time_ids}
+
+
+def _random(
+    network: str, size: str, rows: int, h: int, w: int, cut: Cut, tokens: int
+) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(rows * 1000 + h * 10 + w)
     axes = {"rows": rows, "latent_h": h, "latent_w": w, "tokens": tokens}
-    spec = network_specs(architecture(size), cut=cut)["unet_deep"]
-    inputs = {t.name: torch.randn(t.shape(axes), generator=generator) for t in spec.inputs}
-    inputs["timestep"] = torch.linspace(999.0, 1.5, rows)
-    inputs["time_ids"] = torch.tensor([[h * 8.0, w * 8.0, 0, 0, h * 8.0, w * 8.0]] * rows)
-    return inputs
+    spec = network_specs(architecture(size), cut=cut)[network]
+    return {t.name: torch.randn(t.shape(axes), generator=generator) for t in spec.inputs}

@@ -96,6 +96,7 @@ def test_prompts_are_encoded_and_latents_decoded_off_the_loop_s_thread() -> None
     assert found == {
         "clip_l": {"encode"},
         "clip_g": {"encode"},
+        "unet_prompt": {"denoiser"},
         "unet_deep": {"denoiser"},
         "unet_shallow": {"denoiser"},
         "vae_decoder": {"decode"},

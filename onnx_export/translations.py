@@ -1,0 +1,57 @@
+"""Two of PyTorch's operators as the few ONNX nodes that they need, in the order that backends fuse.
+
+The exporter's own attention finds out at run time how many axes the keys have, before it swaps the
+last two; SDXL's always have four. Its own group norm is one node that ONNX Runtime has no kernel
+for and takes apart into ten. It knows nothing of networks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from onnxscript import opset23 as op
+from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """softmax(query · keyᵀ · scale) · value, [rows, heads, positions, width] each."""
+    if attn_mask is not None or is_causal:
+        return aten_scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+        )
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    # Scaled before the product, so that halves do not overflow in it.
+    scaled = op.Mul(query, op.CastLike(op.Constant(value_float=factor), query))
+    scores = op.MatMul(scaled, op.Transpose(key, perm=[0, 1, 3, 2]))
+    return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+def group_norm(
+    x: Any, groups: int, weight: Any, bias: Any, eps: float = 1e-5, cudnn_enabled: bool = True
+) -> Any:
+    """An instance norm over each group as if it were a channel, then a factor and a term for each
+    channel."""
+    unit, zero = (op.CastLike(op.Constant(value_floats=[v] * groups), x) for v in (1.0, 0.0))
+    rows_of_groups = op.Reshape(x, op.Constant(value_ints=[0, groups, -1]))
+    normed = op.InstanceNormalization(rows_of_groups, unit, zero, epsilon=eps)
+    over_map = op.Constant(value_ints=[*range(1, len(x.shape) - 1)])
+    factor, term = (op.Unsqueeze(each, over_map) for each in (weight, bias))
+    return op.Add(op.Mul(op.Reshape(normed, op.Shape(x)), factor), term)
+
+
+TRANSLATIONS: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.scaled_dot_product_attention.default: attention,
+    torch.ops.aten.group_norm.default: group_norm,
+}

@@ -1,0 +1,73 @@
+"""Attention inside the UNet: keys and values of a prompt come ready, those of a picture do not.
+
+A processor for diffusers' Attention modules, whose weights it leaves as they are. It knows no
+graph format but the one operator that exporters have for all of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Text = Sequence[Tensor]
+"""Keys and values of every cross-attention in turn, [rows, tokens, width] each."""
+
+
+class Attend:
+    """`layer` counts the cross-attentions, in the order they run; None: among pixels."""
+
+    def __init__(self, layer: int | None) -> None:
+        self.layer = layer
+
+    def __call__(
+        self,
+        attention: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | Text | None = None,
+        attention_mask: None = None,
+        temb: None = None,
+    ) -> Tensor:
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        if isinstance(source, Tensor):
+            key, value = attention.to_k(source), attention.to_v(source)
+        else:
+            assert self.layer is not None
+            key, value = ready(source, self.layer)
+        found: Tensor = attention.to_out[0](
+            attend(attention.to_q(hidden_states), key, value, attention.heads)
+        )
+        return found
+
+
+def ready(text: Text, layer: int) -> tuple[Tensor, Tensor]:
+    return text[2 * layer], text[2 * layer + 1]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """[rows, positions, width] each."""
+    if torch.compiler.is_exporting():
+        # One node, which every backend has a kernel for.
+        return torch.onnx.ops.attention(query, key, value, q_num_heads=heads, kv_num_heads=heads)[0]
+    split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key, value))
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+def cross_attentions(unet: Any) -> Iterator[Any]:
+    """In the order they run."""
+    for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
+        for transformer in getattr(block, "attentions", None) or ():
+            for each in transformer.transformer_blocks:
+                yield each.attn2
+
+
+def take_ready_text(unet: Any) -> None:
+    """From now on its blocks take a Text where diffusers hands them a prompt's encoding; they
+    still take that too."""
+    layers = {id(cross): layer for layer, cross in enumerate(cross_attentions(unet))}
+    for module in unet.modules():
+        if hasattr(module, "set_processor"):
+            module.set_processor(Attend(layers.get(id(module))))
