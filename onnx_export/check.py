@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
+from sdxl.policy import Network
 from sdxl.specs import Architecture, ModelSpec
 
 AXES = (
@@ -156,7 +157,7 @@ class _Run:
         self, name: str, found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]
     ) -> Finding:
         spec = self.export.graphs[name].spec
-        is_eight_bit = self.is_quantised and name.startswith("unet")
+        is_eight_bit = self.is_quantised and name in get_args(Network)
         is_whole = spec.outputs[0].dtype == "float32"
         precision = self.export.precision if is_eight_bit else "fp32" if is_whole else "fp16"
         measure = largest_difference if precision == "fp32" else relative_norm
