@@ -10,7 +10,7 @@ packed for its own kernels.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -59,9 +59,10 @@ class OnnxRuntimeEngine:
             self._run(halves[0])
         finally:
             # Whatever became of this half, nobody may write to the tensors after the call.
-            wait(others)
-        for other in others:
-            other.result()
+            failures = [other.exception() for other in others]
+        for failure in failures:
+            if failure is not None:
+                raise failure
 
     def _run(self, binding: Any) -> None:
         try:

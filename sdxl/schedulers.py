@@ -116,6 +116,7 @@ class Table:
     start: float
 
 
+@lru_cache(maxsize=64)
 def table(name: str, steps: int, config: SchedulerConfig) -> Table:
     """What diffusers' scheduler of this name, made from the checkpoint's config, would compute."""
     if name not in SCHEDULERS:
