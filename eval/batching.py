@@ -2,12 +2,13 @@
 
 sdxl bench batching [--model mini] [--costs costs.json]
 
-Once with equal requests, once with steps as people mix them (a static batch runs as long as its
-longest). The engines' calls are measured, every bucket, deep and shallow. Then each discipline
-serves the same Poisson arrivals in simulated time, where a call takes what was measured: in flight
-by the service's own policy; static by a greedy batcher with the batch and the wait that are best
-for it at that very load; and one by one. Encoding and decoding overlap with all three alike and are
-left out.
+With equal requests, with the service's own qualities, and with steps that differ more. The engines'
+calls are measured, every bucket, deep and shallow. Then each discipline serves the same Poisson
+arrivals in simulated time, where a call takes what was measured: in flight by the service's own
+policy; static by a greedy batcher, which starts with what is queued and runs as long as the longest
+of it, with the batch and the wait that are best for it at that very load; by one that only puts
+alike requests together; and one by one. Encoding and decoding overlap with all of them and are left
+out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from sdxl import deepcache
@@ -29,7 +31,14 @@ from sdxl.pipeline import Pipeline
 from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
 
 USUAL = GenerationParams()
-MIXES = {"20 steps each": (20,), "10, 20 or 40 steps": (10, 20, 40)}
+Kind = tuple[int, int]
+"""steps and cache interval"""
+MEDIUM = (20, 2)
+MIXES: dict[str, tuple[Kind, ...]] = {
+    "all of medium quality": (MEDIUM,),
+    "low, medium or high quality": ((10, 1), MEDIUM, (30, 2)),
+    "10, 20 or 40 steps": ((10, 2), (20, 2), (40, 2)),
+}
 ROWS = 2
 IMAGES, WARM_SHARE = 2000, 0.1
 LOADS = (0.5, 0.8, 0.95)
@@ -40,11 +49,7 @@ WAITS = (0.0, 0.25, 0.5, 1.0)
 @dataclass(frozen=True)
 class Arrival:
     at_s: float
-    steps: int
-
-
-def plan_of(steps: int) -> deepcache.Plan:
-    return deepcache.plan(steps, USUAL.cache_interval)
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,11 @@ class Device:
     limits: Limits
     shape: Shape
 
-    def batch_s(self, images: int, steps: int) -> float:
+    def batch_s(self, images: int, kind: Kind) -> float:
         """All steps of a static batch."""
         bucket = self.limits.bucket(images * ROWS)
         deep, shallow = self.call_s("unet_deep", bucket), self.call_s("unet_shallow", bucket)
-        return sum(deep if is_deep else shallow for is_deep in plan_of(steps))
+        return sum(deep if is_deep else shallow for is_deep in deepcache.plan(*kind))
 
     def call_s(self, network: Network, bucket: int) -> float:
         return self.costs.tick_s(Group(network, self.shape, (), bucket))
@@ -68,10 +73,12 @@ class Device:
     def batches(self) -> list[int]:
         return [bucket // ROWS for bucket in self.limits.buckets if bucket >= ROWS]
 
-    def capacity(self, mix: Sequence[int]) -> float:
-        """Images a second of the best batch, always full, of equal images of the mean length."""
-        steps = round(statistics.fmean(mix))
-        return max(images / self.batch_s(images, steps) for images in self.batches)
+    def capacity(self, mix: Sequence[Kind]) -> float:
+        """Images a second of the best batch, always full, each of one kind."""
+        return max(
+            images / statistics.fmean(self.batch_s(images, kind) for kind in mix)
+            for images in self.batches
+        )
 
 
 def measure(pipeline: Pipeline) -> Device:
@@ -102,7 +109,7 @@ def stored(path: Path) -> Device:
     return device_of(costs, Limits(buckets, buckets[-1]))
 
 
-def arrivals_at(rate: float, mix: Sequence[int], count: int = IMAGES) -> list[Arrival]:
+def arrivals_at(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[Arrival]:
     chance, now, found = random.Random(1), 0.0, []
     for _ in range(count):
         now += chance.expovariate(rate)
@@ -118,7 +125,9 @@ def in_flight(device: Device, arrivals: Sequence[Arrival]) -> list[float]:
         if not flights:
             now = max(now, arrivals[coming].at_s)
         while coming < len(arrivals) and arrivals[coming].at_s <= now:
-            flights[coming] = Flight(coming, device.shape, ROWS, plan_of(arrivals[coming].steps))
+            flights[coming] = Flight(
+                coming, device.shape, ROWS, deepcache.plan(*arrivals[coming].kind)
+            )
             coming += 1
         plan = plan_tick(list(flights.values()), device.limits, now)
         for id_ in plan.admitted:
@@ -133,25 +142,40 @@ def in_flight(device: Device, arrivals: Sequence[Arrival]) -> list[float]:
 
 
 def static(
-    device: Device, arrivals: Sequence[Arrival], most: int, wait_s: float = 0.0
+    device: Device,
+    arrivals: Sequence[Arrival],
+    most: int,
+    wait_s: float = 0.0,
+    *,
+    is_alike: bool = False,
 ) -> list[float]:
-    """Starts with what is queued once it is full, or the first has waited long enough."""
-    latencies: list[float] = []
-    now, first = 0.0, 0
-    while first < len(arrivals):
-        full_s = arrivals[min(first + most, len(arrivals)) - 1].at_s
-        now = max(now, min(full_s, arrivals[first].at_s + wait_s))
-        batch = [a for a in arrivals[first : first + most] if a.at_s <= now]
-        now += device.batch_s(len(batch), max(arrival.steps for arrival in batch))
-        latencies += [now - arrival.at_s for arrival in batch]
-        first += len(batch)
+    """Starts with what is queued once it is full, or the first has waited long enough; `is_alike`:
+    only with what is of the first one's kind."""
+    latencies = [0.0] * len(arrivals)
+    waiting = list(range(len(arrivals)))
+    now = 0.0
+    while waiting:
+        first = arrivals[waiting[0]]
+        fitting = (i for i in waiting if not is_alike or arrivals[i].kind == first.kind)
+        candidates = list(islice(fitting, most))
+        full_s = arrivals[candidates[-1]].at_s if len(candidates) == most else math.inf
+        now = max(now, min(full_s, first.at_s + wait_s))
+        batch = [i for i in candidates if arrivals[i].at_s <= now]
+        now += max(device.batch_s(len(batch), kind) for kind in {arrivals[i].kind for i in batch})
+        for i in batch:
+            latencies[i] = now - arrivals[i].at_s
+            waiting.remove(i)
     return latencies
 
 
-def best_static(device: Device, arrivals: Sequence[Arrival]) -> tuple[list[float], str]:
-    alone_s = device.batch_s(1, USUAL.steps)
+def best_static(
+    device: Device, arrivals: Sequence[Arrival], *, is_alike: bool
+) -> tuple[list[float], str]:
+    alone_s = device.batch_s(1, MEDIUM)
     tried = {
-        f"batch {most}, wait {wait * alone_s:.3f} s": static(device, arrivals, most, wait * alone_s)
+        f"batch {most}, wait {wait * alone_s:.3f} s": static(
+            device, arrivals, most, wait * alone_s, is_alike=is_alike
+        )
         for most in device.batches
         for wait in WAITS
     }
@@ -174,7 +198,7 @@ def table(device: Device) -> str:
         capacity = device.capacity(mix)
         lines.append(f"\n{name}; 100% is {capacity:.2f} images/s")
         lines.append(
-            f"{'load':<6}{'discipline':<12}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
+            f"{'load':<6}{'discipline':<14}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
         )
         for load in LOADS:
             lines += rows(device, arrivals_at(load * capacity, mix), load)
@@ -183,15 +207,15 @@ def table(device: Device) -> str:
 
 def rows(device: Device, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
     ours = in_flight(device, arrivals)
-    greedy, name = best_static(device, arrivals)
     disciplines = {
         "in flight": (ours, ""),
-        "static": (greedy, name),
+        "static": best_static(device, arrivals, is_alike=False),
+        "static, alike": best_static(device, arrivals, is_alike=True),
         "one by one": (static(device, arrivals, 1), ""),
     }
     for title, (latencies, note) in disciplines.items():
         mean, ratio = statistics.fmean(settled(latencies)), p99(ours) / p99(latencies)
-        yield f"{load:<6.0%}{title:<12}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
+        yield f"{load:<6.0%}{title:<14}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
