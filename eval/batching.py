@@ -40,6 +40,7 @@ MIXES: dict[str, tuple[Kind, ...]] = {
     "10, 20 or 40 steps": ((10, 2), (20, 2), (40, 2)),
 }
 ROWS = 2
+OURS = "in flight"
 IMAGES, WARM_SHARE = 2000, 0.1
 LOADS = (0.5, 0.8, 0.95)
 WAITS = (0.0, 0.25, 0.5, 1.0)
@@ -205,16 +206,20 @@ def table(device: Device) -> str:
     return "\n".join(lines)
 
 
-def rows(device: Device, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
-    ours = in_flight(device, arrivals)
-    disciplines = {
-        "in flight": (ours, ""),
+def disciplines(device: Device, arrivals: Sequence[Arrival]) -> dict[str, tuple[list[float], str]]:
+    """Latencies by name, and what was best for those that have a choice."""
+    return {
+        OURS: (in_flight(device, arrivals), ""),
         "static": best_static(device, arrivals, is_alike=False),
         "static, alike": best_static(device, arrivals, is_alike=True),
         "one by one": (static(device, arrivals, 1), ""),
     }
-    for title, (latencies, note) in disciplines.items():
-        mean, ratio = statistics.fmean(settled(latencies)), p99(ours) / p99(latencies)
+
+
+def rows(device: Device, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
+    found = disciplines(device, arrivals)
+    for title, (latencies, note) in found.items():
+        mean, ratio = statistics.fmean(settled(latencies)), p99(found[OURS][0]) / p99(latencies)
         yield f"{load:<6.0%}{title:<14}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
 
 

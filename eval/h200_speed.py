@@ -211,12 +211,17 @@ def batching(bench: Bench) -> Found:
             count = 100 if bench.is_dry else arrivals.IMAGES
             for load in arrivals.LOADS:
                 coming = arrivals.arrivals_at(load * capacity, mix, count)
-                ours = arrivals.in_flight(device, coming)
-                theirs, name = arrivals.best_static(device, coming)
-                found = {"in flight": _latencies(ours), f"static, {name}": _latencies(theirs)}
+                found = {
+                    name: _latencies(*each)
+                    for name, each in arrivals.disciplines(device, coming).items()
+                }
                 yield f"{precision}, {mix_name}, {load:.0%} of {capacity:.3f} images/s", found
 
 
-def _latencies(seconds: Sequence[float]) -> dict[str, float]:
+def _latencies(seconds: Sequence[float], best: str) -> dict[str, float | str]:
     settled = arrivals.settled(seconds)
-    return {"mean_s": statistics.fmean(settled), "p99_s": arrivals.p99(seconds)}
+    figures: dict[str, float | str] = {
+        "mean_s": statistics.fmean(settled),
+        "p99_s": arrivals.p99(seconds),
+    }
+    return figures | ({"best": best} if best else {})

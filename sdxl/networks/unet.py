@@ -1,4 +1,4 @@
-"""SDXL's UNet cut into stem, core and tail, and the Deep and Shallow networks made of them.
+"""SDXL's UNet cut into stem, core and tail, and the Prompt, Deep and Shallow networks made of it.
 
 The modules are those of diffusers' UNet2DConditionModel, with its weights unchanged; only the
 order of calls is written here, so that it exports without Python branching on sizes: an upsampled

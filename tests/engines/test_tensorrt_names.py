@@ -68,6 +68,9 @@ def test_what_the_worker_builds_with_is_tensorrts(real: Any) -> None:
     from engines.plan_worker import DTYPES
 
     assert TENSORRT_RTX.architectures is not None
+    assert hasattr(real.LayerType, "ATTENTION_INPUT")
+    assert hasattr(real.IAttentionInputLayer, "attention")
+    assert hasattr(real.IAttention, "decomposable")
     architectures = {n for n in dir(real.ComputeCapability) if n.startswith("SM")}
     assert set(TENSORRT_RTX.architectures) == architectures
     assert all(hasattr(real.DataType, name) for name in DTYPES.values())

@@ -1,0 +1,44 @@
+"""What a graph computes otherwise than PyTorch is the same, asked of the forms themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdxl.networks.attention import attend
+from sdxl.networks.vae import Doubled
+
+MOST = 1e-5
+
+
+def both_forms(
+    monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Tensor]
+) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        plain = compute()
+        monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+        return plain, compute()
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (5, 3), (1, 2)])
+def test_doubling_after_the_convolution_is_doubling_before(
+    monkeypatch: pytest.MonkeyPatch, height: int, width: int
+) -> None:
+    torch.manual_seed(height)
+    doubled = Doubled(nn.Conv2d(3, 5, 3, padding=1))
+    pixels = torch.randn(2, 3, height, width)
+    plain, exported = both_forms(monkeypatch, lambda: doubled(pixels))
+    assert plain.shape == exported.shape == (2, 5, 2 * height, 2 * width)
+    difference = float((plain - exported).abs().max())
+    assert difference <= MOST, f"differs by {difference:.1e}, at most {MOST:.0e}"
+
+
+def test_attention_as_one_node_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, n, 12) for n in (7, 5, 5))
+    plain, exported = both_forms(monkeypatch, lambda: attend(query, key, value, heads=3))
+    difference = float((plain - exported).abs().max())
+    assert difference <= MOST, f"differs by {difference:.1e}, at most {MOST:.0e}"
