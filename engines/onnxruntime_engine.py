@@ -59,10 +59,10 @@ class OnnxRuntimeEngine:
             self._run(halves[0])
         finally:
             # Whatever became of this half, nobody may write to the tensors after the call.
-            failures = [other.exception() for other in others]
-        for failure in failures:
-            if failure is not None:
-                raise failure
+            for other in others:
+                other.exception()
+        for other in others:
+            other.result()
 
     def _run(self, binding: Any) -> None:
         try:

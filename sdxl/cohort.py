@@ -199,7 +199,7 @@ class BufferPool:
         rows = _rows([(each, range(each.rows)) for each in conditionings], bucket)
         prompt = self._engines[PROMPT]
         inputs = {
-            t.name: _stack([getattr(each, t.name)[row] for each, row in rows])
+            t.name: torch.stack([getattr(each, t.name)[row] for each, row in rows])
             for t in prompt.spec.inputs
         }
         prompt(inputs, cohort.outputs(prompt.spec))
@@ -251,14 +251,6 @@ class BufferPool:
         guidance = torch.empty(bucket, 1, 1, 1, device=device)
         rows = (torch.empty(bucket, dtype=torch.int64, device=device) for _ in range(2))
         return Buffers(key, named, latents, estimate, coefficients, noise, guidance, *rows)
-
-
-def _stack(rows: Sequence[Tensor]) -> Tensor:
-    """Row by row: PyTorch copies large stacks with threads, and they spin on while others work."""
-    found = rows[0].new_empty((len(rows), *rows[0].shape))
-    for place, row in zip(found.unbind(), rows, strict=True):
-        place.copy_(row)
-    return found
 
 
 def _rows(images: Sequence[tuple[Source, Sequence[int]]], bucket: int) -> list[tuple[Source, int]]:

@@ -322,13 +322,12 @@ class InFlight:
 
     def _begin(self, images: Sequence[_Image], group: Group) -> Cohort:
         """A cohort of those that have taken no step yet: the group's, if they are all of it."""
-        is_all = len(images) == len(group.ids)
         rows = sum(image.request.rows for image in images)
         cohort = self._pool.begin(
             group.shape,
             [image.newcomer() for image in images],
-            group.bucket if is_all else self.limits.bucket(rows),
-            runs=is_all,
+            self.limits.bucket(rows),
+            runs=len(images) == len(group.ids),
         )
         for index, image in enumerate(images):
             image.place = Place(cohort, index)
