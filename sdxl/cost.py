@@ -29,7 +29,7 @@ SMOOTHING = 0.2
 """share of a new measurement in the running mean; an outlier counts at most twice the mean"""
 KNEE_TOLERANCE = 0.03
 """a bucket is on the knee when its cost per row is within this of the best"""
-SHALLOW_SHARE = 0.048
+SHALLOW_SHARE = 0.034
 """a shallow step's arithmetic over a deep one's, until both are measured"""
 
 

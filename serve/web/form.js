@@ -87,7 +87,7 @@ function changed() {
   byId("cache-hint").textContent =
     interval === 1
       ? "DeepCache off: the whole network in every step, the exact model."
-      : `DeepCache: the whole network in ${cacheWords(interval)}, 5% of it in the others.`;
+      : `DeepCache: the whole network in ${cacheWords(interval)}, a small part of it in the others.`;
 }
 
 /** A choice that a list does not have yet; a restored picture may have any. */
