@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdxl.cost import Costs, Key, project, smoothed
+from sdxl.cost import SHALLOW_SHARE, Costs, Key, project, smoothed
 from sdxl.deepcache import plan, uneven_steps
 from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
 
@@ -116,7 +116,7 @@ def test_unmeasured_costs_scale_from_the_nearest() -> None:
     known = costs({2: 1.0})
     assert known.tick_s(Group("unet_deep", SHAPE, (0,), 4)) == pytest.approx(2.0)
     assert known.tick_s(Group("unet_deep", WIDE, (0,), 2)) == pytest.approx(2.0)
-    assert known.tick_s(Group("unet_shallow", SHAPE, (0,), 2)) == pytest.approx(0.048)
+    assert known.tick_s(Group("unet_shallow", SHAPE, (0,), 2)) == pytest.approx(SHALLOW_SHARE)
 
 
 def test_one_slow_tick_does_not_spoil_the_mean() -> None:
@@ -132,7 +132,7 @@ def test_costs_survive_a_restart() -> None:
 def test_a_held_image_is_never_promised() -> None:
     found = project([flight(0, is_held=True), flight(1)], LIMITS, costs({2: 1.0}), 10.0)
     assert found[0] == math.inf
-    assert found[1] == pytest.approx(10.0 + 3 * 1.0 + 3 * 0.048)
+    assert found[1] == pytest.approx(10.0 + 3 * 1.0 + 3 * SHALLOW_SHARE)
 
 
 def tick_by_tick(
