@@ -30,11 +30,17 @@ def describe_system() -> dict[str, Any]:
 
 
 def processor() -> str:
+    """With family and model where there are such: a maker's processors share a name for years, at
+    twice the speed."""
+    found: dict[str, str] = {}
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
-            if line.startswith("model name"):
-                return line.split(": ")[1].strip()
-    return platform.machine()
+            name, _, value = line.partition(":")
+            found.setdefault(name.strip(), value.strip())
+    name = found.get("model name", platform.machine())
+    if "cpu family" not in found:
+        return name
+    return f"{name} (family {found['cpu family']}, model {found['model']})"
 
 
 def memory_bytes() -> int:

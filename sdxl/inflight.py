@@ -222,20 +222,22 @@ class InFlight:
         self._launched.append(_Launch(group, cohort, began, wait))
 
     def _step(self, group: Group, cohort: Cohort) -> None:
-        rows = np.stack(
-            [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids]
+        rows = np.array(
+            [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids],
+            np.float32,
         )
-        cohort.buffers.fill("coefficients", torch.from_numpy(rows).float())
-        reads_estimate, is_noisy = bool(rows[:, TREND].any()), bool(rows[:, NOISE].any())
+        cohort.buffers.fill("coefficients", torch.from_numpy(rows))
+        used = rows.any(axis=0)
+        reads_estimate, is_noisy = bool(used[TREND]), bool(used[NOISE])
         if is_noisy:
             cohort.buffers.fill("noise", self._draw(group.ids, cohort, rows))
         engine = self.engines[group.network]
 
-        @torch.inference_mode()
         def work() -> None:
-            cohort.prepare()
-            engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
-            cohort.advance(reads_estimate=reads_estimate, is_noisy=is_noisy)
+            with torch.inference_mode():
+                cohort.prepare()
+                engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
+                cohort.advance(reads_estimate=reads_estimate, is_noisy=is_noisy)
 
         kind = len(group.ids), cohort.is_guided, reads_estimate, is_noisy
         self.engines.repeat((group.network, kind, cohort.buffers.addresses), work)
@@ -349,7 +351,7 @@ class InFlight:
                 self._pool.leave(old)
             self._images[id_].place = Place(cohort, index)
 
-    def _draw(self, ids: tuple[int, ...], cohort: Cohort, rows: NDArray[np.float64]) -> Tensor:
+    def _draw(self, ids: tuple[int, ...], cohort: Cohort, rows: NDArray[np.float32]) -> Tensor:
         """Fresh noise for the images whose scheduler asks for it, each from its own generator."""
         zero = torch.zeros(cohort.latents.shape[1:])
         drawn = [
