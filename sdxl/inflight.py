@@ -227,8 +227,7 @@ class InFlight:
             np.float32,
         )
         cohort.buffers.fill("coefficients", torch.from_numpy(rows))
-        used = rows.any(axis=0)
-        reads_estimate, is_noisy = bool(used[TREND]), bool(used[NOISE])
+        reads_estimate, is_noisy = (bool(rows[:, column].any()) for column in (TREND, NOISE))
         if is_noisy:
             cohort.buffers.fill("noise", self._draw(group.ids, cohort, rows))
         engine = self.engines[group.network]
