@@ -40,7 +40,7 @@ format: $(INSTALLED) ## rewrite the files as `check` wants them
 	$(PYTHON_OF_VENV) -m ruff format .
 	$(PYTHON_OF_VENV) -m ruff check --fix .
 
-bench: $(INSTALLED) ## interval 2 against 1, and interval 1 against diffusers' own pipeline
+bench: $(INSTALLED) ## speed beside diffusers, torch.compile and DeepCache, in one run
 	$(PYTHON_OF_VENV) -m eval.peers
 
 quality: $(INSTALLED) ## quality against speed of the embedded model: renews docs/quality.*

@@ -11,7 +11,6 @@ import ctypes
 import importlib
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.spec_json import spec_from_dict
+from sdxl.memory import peak_bytes
 from sdxl.specs import ModelSpec
 
 SWITCH = "POLYGRAPHY_USE_TENSORRT_RTX"
@@ -104,8 +104,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         say(error=" ".join(str(error).split()) or type(error).__name__)
         return 1
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    say(seconds=round(time.perf_counter() - start, 2), peak_bytes=peak)
+    say(seconds=round(time.perf_counter() - start, 2), peak_bytes=peak_bytes())
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from eval.variants import (
     load_one,
     name_of,
 )
+from sdxl import memory
 from sdxl.arguments import Parser, number, whole
 from sdxl.files import prepare_folder, write_atomic
 
@@ -223,7 +223,7 @@ def peak_bytes(setting: Setting, options: argparse.Namespace) -> int:
         # All of the GPU's: not only what PyTorch's allocator knows of.
         free, total = torch.cuda.mem_get_info()
         return int(total - free)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return memory.peak_bytes()
 
 
 def keep(report: Report, folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from engines.onnxruntime_engine import load_onnxruntime, session_options
 from engines.shipped import open_mini
 from eval.timing import Spread
 from sdxl.engine import Engines, allocate, torch_dtype
+from sdxl.memory import peak_bytes
 from sdxl.specs import CHUNK, image_axes
 
 Change = Callable[[Any], None]
@@ -84,7 +84,7 @@ def measure(change: Change, side: int, rows: list[int], rounds: int) -> dict[str
         for count in rows if name != "vae_decoder" else [1]:
             seconds = timed(engines, name, count, side, rounds)
             figures["calls_ms"][f"{name}, {count}"] = [1000 * s for s in seconds]
-    figures["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    figures["peak_mib"] = peak_bytes() / 2**20
     figures["threads"] = torch.get_num_threads()
     return figures
 
