@@ -144,7 +144,7 @@ def table(report: dict[str, Any]) -> str:
     lines = [
         f"{report['model']}, {report['precision']}, {report['side']}×{report['side']}; "
         f"{', '.join(system['accelerators']) or system['processor']}, {system['threads']} threads",
-        f"measured here: {ceilings['flops'] / GIGA:.1f} GFLOP/s in a matrix product, "
+        f"measured here: {ceilings['flops'] / GIGA:.1f} GFLOP/s in products, "
         f"{ceilings['bytes'] / GIGA:.1f} GB/s in a copy",
     ]
     for call in report["calls"]:
