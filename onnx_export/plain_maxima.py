@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from onnx_export.quantisation import stored_numbers
 from onnx_export.recipes import Recipe, matching
+from sdxl.files import grant_usual
 
 
 def write_numbers(
@@ -39,6 +40,7 @@ def write_numbers(
         per_channel = weight.flatten(1).abs().amax(1)
         tensors |= stored_numbers(name, weight, per_channel, maxima[name], recipe, torch.float16)
     save_file({key: value.cpu().contiguous() for key, value in tensors.items()}, path)
+    grant_usual(path)
     return tuple(chosen)
 
 

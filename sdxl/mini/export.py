@@ -18,6 +18,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
+from sdxl.files import grant_usual
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import SIDE
 from sdxl.mini.topology import new_scheduler
@@ -99,6 +100,8 @@ def export(trained: Trained, out: Path) -> None:
     _write_json(fresh / "model_index.json", _INDEX)
     _write_json(fresh / "clip" / "vision" / "preprocessor_config.json", _PICTURES)
     _write_json(fresh / "preview.json", trained.preview)
+    for weights in fresh.rglob("*.safetensors"):
+        grant_usual(weights)
     _swap(fresh, out)
 
 
