@@ -69,7 +69,7 @@ export function factsOf({ params, seconds, made }) {
 }
 
 export const secondsWords = (seconds) =>
-  `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)} s`;
+  `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;
 
 /** The same request for a terminal. */
 export function curlOf(params) {

@@ -200,7 +200,7 @@ def test_deepcache_off_and_on_stand_side_by_side_with_their_times(web: Visit, sh
     sides = web.page.locator("#stage figcaption")
     texts = sides.all_inner_texts()
     assert texts[0].startswith("DeepCache off") and texts[1].startswith("DeepCache every 2nd step")
-    assert all(text.endswith(" s") for text in texts), texts
+    assert all(text.endswith("\N{NO-BREAK SPACE}s") for text in texts), texts
     expect(web.page.locator("#line")).to_contain_text("The same seed")
     if web.view.name == "desktop":
         web.page.locator("#stage").screenshot(path=shots / "web-compare.png")
