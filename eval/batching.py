@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from eval.timing import quantile
 from sdxl import deepcache
 from sdxl.cost import Costs
 from sdxl.params import GenerationParams
@@ -189,8 +190,7 @@ def settled(latencies: Sequence[float]) -> Sequence[float]:
 
 
 def p99(latencies: Sequence[float]) -> float:
-    ordered = sorted(settled(latencies))
-    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+    return quantile(settled(latencies), 0.99)
 
 
 def table(device: Device) -> str:

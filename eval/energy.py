@@ -10,10 +10,12 @@ def meter() -> Callable[[], float] | None:
     """Reads the first GPU's counter; None where there is none that counts."""
     try:
         import pynvml
-
+    except ImportError:
+        return None
+    try:
         pynvml.nvmlInit()
         handle: Any = pynvml.nvmlDeviceGetHandleByIndex(0)
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except (ImportError, pynvml.NVMLError):
+    except pynvml.NVMLError:
         return None
     return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000

@@ -18,7 +18,9 @@ from typing import Any
 
 import httpx
 
+from eval import api_key
 from eval.local_service import local_service
+from eval.timing import quantile
 from sdxl.arguments import Parser, number, whole
 from sdxl.params import InvalidParams
 
@@ -68,7 +70,8 @@ class Figures:
 
     def table(self, price: float | None) -> dict[str, Any]:
         good = [heard for heard in self.answers if heard.status == 200]
-        waits = [heard.wait_s for heard in good]
+        # An answer may be empty: then there was no first token to wait for.
+        waits = [heard.wait_s for heard in good if heard.first_s]
         each = [heard.token_s for heard in good if heard.token_s is not None]
         rate = self.tokens / self.took_s
         found: dict[str, Any] = {
@@ -88,23 +91,17 @@ class Figures:
         return {**found, **self.extra}
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
-
-
 class Client:
     """Streams answers from one service."""
 
     def __init__(self, url: str, model: str, key: str, max_tokens: int) -> None:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = api_key.headers(key)
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits)
         self.model, self.max_tokens = model, max_tokens
 
-    async def ask(self, prompt: str, seed: int) -> Heard:
+    async def ask(self, prompt: str, seed: int, due_s: float | None = None) -> Heard:
+        """`due_s`: when it should have been asked, if its times count from there."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -113,11 +110,14 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        heard = Heard(time.perf_counter())
-        async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            heard.status = answer.status_code
-            async for event in events(answer):
-                told(heard, event)
+        heard = Heard(time.perf_counter() if due_s is None else due_s)
+        try:
+            async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                heard.status = answer.status_code
+                async for event in events(answer):
+                    told(heard, event)
+        except httpx.HTTPError:
+            heard.status = 0
         return heard
 
 
@@ -141,10 +141,11 @@ def told(heard: Heard, event: dict[str, Any]) -> None:
 async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     """Arrivals do not wait for answers."""
     drawn, tasks = random.Random(0), list[asyncio.Task[Heard]]()
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
-        tasks.append(asyncio.create_task(client.ask(drawn.choice(PROMPTS), len(tasks))))
-        await asyncio.sleep(drawn.expovariate(rate))
+    began_s, due = time.perf_counter(), 0.0
+    while (due := due + drawn.expovariate(rate)) < seconds:
+        due_s = began_s + due
+        await asyncio.sleep(max(due_s - time.perf_counter(), 0))
+        tasks.append(asyncio.create_task(client.ask(drawn.choice(PROMPTS), len(tasks), due_s)))
     answers = list(await asyncio.gather(*tasks))
     return Figures(answers, time.perf_counter() - began_s)
 
@@ -191,7 +192,7 @@ def plain_generate(folder: str, max_tokens: int, seconds: float) -> float:
 
 def llm_of(url: str, key: str) -> str:
     """The first model that makes no pictures."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = api_key.headers(key)
     listed = httpx.get(f"{url}/v1/models", headers=headers, timeout=30).json()["data"]
     found = [model["id"] for model in listed if "images" not in model]
     if not found:
@@ -205,7 +206,7 @@ def service(url: str) -> AbstractContextManager[str]:
 
 def joules_of(url: str, key: str) -> float | None:
     """What the service's GPUs have used so far; None without GPUs."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = api_key.headers(key)
     lines = httpx.get(f"{url}/metrics", headers=headers, timeout=30).text.splitlines()
     values = [float(x.split()[-1]) for x in lines if x.startswith("sdxl_gpu_energy_joules_total")]
     return sum(values) if values else None
@@ -244,7 +245,7 @@ def shown(value: Any) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="sdxl bench llm", description="A language model under load, over HTTP.")
     parser.add_argument("--url", default="", help="a running service; one is started unless given")
-    parser.add_argument("--key", default="", help="its API key, if it needs one")
+    parser.add_argument("--key", default="", help=f"its API key, unless {api_key.VARIABLE} has it")
     parser.add_argument("--rate", type=number, default=5.0, help="arrivals a second (%(default)s)")
     parser.add_argument("--seconds", type=number, default=30.0, help="of load (%(default)s)")
     parser.add_argument("--streams", type=whole, default=8, help="at once (%(default)s)")

@@ -23,7 +23,9 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
+from eval import api_key
 from eval.local_service import local_service
+from eval.timing import quantile
 
 GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
@@ -51,6 +53,8 @@ class Answers:
 
     @property
     def rate(self) -> float:
+        if not self.statuses[200]:
+            raise SystemExit(f"load: no picture came; answers by status: {dict(self.statuses)}")
         return self.statuses[200] / (self.last_s - self.began_s)
 
     def row(self, name: str, offered: float) -> str:
@@ -61,11 +65,6 @@ class Answers:
             f"{name:<12}{offered:>9.2f}{self.rate:>9.2f}{self.rate / offered:>8.1%}"
             f"{mean:>9.3f}{p50:>9.3f}{p99:>9.3f}{self.late:>6}{memory_mib():>7.0f}  {told}"
         )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
 
 
 def memory_mib() -> float:
@@ -126,7 +125,9 @@ async def open_loop(http: httpx.AsyncClient, rate: float, seconds: float) -> tup
 
 async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=120, limits=limits, headers=api_key.headers()
+    ) as http:
         await closed_loop(http, WARM_S)
         alone = await one_by_one(http, OVERHEAD_REQUESTS)
         print(

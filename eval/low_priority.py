@@ -27,6 +27,7 @@ from pathlib import Path
 import httpx
 
 from eval.local_service import local_service
+from eval.timing import quantile
 
 GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
@@ -42,8 +43,7 @@ class Run:
     refused: int = 0
 
     def quantile(self, share: float) -> float:
-        ordered = sorted(self.latencies)
-        return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+        return quantile(self.latencies, share)
 
 
 async def ask(http: httpx.AsyncClient, run: Run, due_s: float, seed: int) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval import api_key
 from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
 
@@ -213,7 +214,7 @@ def probe_service(url: str, request: GenerationParams) -> float:
 
     from eval.sources import ask
 
-    with httpx.Client(base_url=url, timeout=600) as http:
+    with httpx.Client(base_url=url, timeout=600, headers=api_key.headers()) as http:
         ask(http, request)
         began = time.perf_counter()
         ask(http, request)

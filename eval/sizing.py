@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from eval import api_key
 from sdxl.specs import CHUNK, SDXL_1_0, Architecture, TensorSpec, network_specs
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
@@ -59,7 +60,7 @@ def tick_costs(page: str) -> dict[tuple[str, int], float]:
 
 
 def scraped(url: str, key: str) -> str:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = api_key.headers(key)
     with urlopen(Request(f"{url}/metrics", headers=headers), timeout=10) as answer:
         return str(answer.read().decode())
 
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--side", type=int, default=1024, help="pixels (%(default)s)")
     parser.add_argument("--dtype", choices=["float16", "float32"], default="float16")
     parser.add_argument("--url", help="a service whose measured costs to show")
-    parser.add_argument("--key", default="", help="its API key, if it asks for one")
+    parser.add_argument("--key", default="", help=f"its API key, unless {api_key.VARIABLE} has it")
     options = parser.parse_args(argv)
     parts = image_bytes(SDXL_1_0, options.side, options.dtype)
     print(f"SDXL, an image of {options.side}×{options.side} in flight, {options.dtype}, guided:")

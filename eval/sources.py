@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from eval import api_key
 from eval.task import Task
 from sdxl.images import Pixels, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
@@ -115,7 +116,7 @@ class Service:
         import httpx
 
         with (
-            httpx.Client(base_url=self.url, timeout=TIMEOUT_S) as http,
+            httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http,
             ThreadPoolExecutor(AT_ONCE) as pool,
         ):
             return list(pool.map(lambda i: ask(http, self.requests[i]), indices))

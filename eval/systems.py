@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from eval import api_key
 from eval.sources import ask
 from sdxl.images import to_pixels
 from sdxl.inflight import Event, Failed, InFlight
@@ -36,6 +37,7 @@ class InProcess:
         self.requests = [pipeline.resolve(request) for request in requests]
         self.error: Exception | None = None
         self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._is_open = True
         self._thread = threading.Thread(target=self._run, name="system under test")
         self._thread.start()
 
@@ -53,29 +55,45 @@ class InProcess:
             raise self.error
 
     def _run(self) -> None:
+        under_way = set[int]()
+        try:
+            self._serve(under_way)
+        except Exception as error:
+            self.error = error
+            # LoadGen waits for each.
+            for response in under_way:
+                self.complete(response, b"")
+            while self._is_open:
+                for response, _ in self._take(1, waits=True):
+                    self.complete(response, b"")
+
+    def _serve(self, under_way: set[int]) -> None:
+        """`under_way`: the responses that are still owed."""
         loop = self.pipeline.in_flight()
         responses: dict[int, int] = {}
-        is_open = True
-        while is_open or not loop.is_idle:
+        while self._is_open or not loop.is_idle:
             # Prompts are encoded only as rows fall free, so that a query of 5000 starts at once.
             room = 2 * loop.limits.rows - len(responses)
-            samples, is_open = self._take(room, is_open, waits=loop.is_idle)
+            samples = self._take(room, waits=loop.is_idle)
+            under_way |= {response for response, _ in samples}
             self._submit(loop, samples, responses)
             for event in loop.tick():
-                self.complete(responses.pop(event.id), self._picture(event))
+                response = responses.pop(event.id)
+                self.complete(response, self._picture(event))
+                under_way.remove(response)
 
-    def _take(self, room: int, is_open: bool, waits: bool) -> tuple[list[Sample], bool]:
+    def _take(self, room: int, waits: bool) -> list[Sample]:
         found: list[Sample] = []
-        while is_open and len(found) < room:
+        while self._is_open and len(found) < room:
             try:
                 sample = self._arrived.get(block=waits and not found)
             except queue.Empty:
                 break
             if sample is None:
-                is_open = False
+                self._is_open = False
             else:
                 found.append(sample)
-        return found, is_open
+        return found
 
     def _submit(self, loop: InFlight, samples: list[Sample], responses: dict[int, int]) -> None:
         if not samples:
@@ -106,7 +124,9 @@ class OverHttp:
         import httpx
 
         limits = httpx.Limits(max_connections=CONNECTIONS)
-        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits)
+        self.http = httpx.Client(
+            base_url=url, timeout=TIMEOUT_S, limits=limits, headers=api_key.headers()
+        )
         self.requests, self.complete = requests, complete
         self.error: Exception | None = None
         self._pool = ThreadPoolExecutor(CONNECTIONS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Run = Callable[[], object]
@@ -26,6 +27,12 @@ class Spread:
 
     def __format__(self, spec: str) -> str:
         return f"{self.median:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least of them that such a share does not exceed; not a number where there are none."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
 
 
 def wall_s(run: Run) -> float:

@@ -109,7 +109,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)  # type: ignore[arg-type]
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _check_int(field: str, value: object, low: int, high: int) -> None:

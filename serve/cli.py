@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import urllib.error
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sdxl.arguments import Parser
+from sdxl.params import InvalidParams
 from serve import settings as settings_
 from serve.settings import ServeSettings
 
@@ -80,6 +82,7 @@ def start(settings: ServeSettings) -> None:
 
     from serve.app import application
 
+    check_port(settings.host, settings.port)
     models = [settings.model, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
     say(f"starting Ray, then loading {', '.join(models)}")
     ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
@@ -95,6 +98,20 @@ def start(settings: ServeSettings) -> None:
         ray_serve.run(application(settings), logging_config=QUIET)
     except RuntimeError as error:
         raise ServeFailed(cause_of(error)) from error
+
+
+def check_port(host: str, port: int) -> None:
+    """Ray's proxy would share the port with whoever has it, request by request."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        needed = f"needed a free port of {host} ({error.strerror or error})"
+        raise InvalidParams("port", port, needed) from error
 
 
 def interrupt(*_: object) -> NoReturn:

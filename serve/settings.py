@@ -7,6 +7,7 @@ is not known, or a value that does not fit, is an error that names it. It knows 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -15,24 +16,26 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from sdxl.params import InvalidParams
+from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 
 PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
 """Variables of the same prefix that are not the service's."""
 DEVICES = ("auto", "gpu", "cpu")
+MAX_N = 10
+"""images a request, as OpenAI's"""
 LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def setting(default: Any, text: str, low: float | None = None) -> Any:
-    return field(default=default, metadata={"text": text, "low": low})
+def setting(default: Any, text: str, low: float | None = None, high: float = math.inf) -> Any:
+    return field(default=default, metadata={"text": text, "low": low, "high": high})
 
 
 @dataclass(frozen=True)
 class ServeSettings:
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on", 1)
+    port: int = setting(8000, "port to listen on", 1, 65_535)
     replicas: int = setting(0, "copies of the model; 0 for one per GPU, or one on a CPU", 0)
     max_replicas: int = setting(0, "grow up to so many as the queue does; 0 for never", 0)
     target_queue_s: float = setting(2.0, "how long images should wait at most before it grows", 0)
@@ -63,10 +66,10 @@ class ServeSettings:
     body_timeout_s: float = setting(10.0, "how long a request's body may take to arrive", 0)
     shutdown_s: float = setting(25.0, "how long requests in flight may take at shutdown", 0)
     max_body_bytes: int = setting(256 * 1024, "the largest request body", 1)
-    max_json_depth: int = setting(8, "how deep a body may nest", 1)
-    max_prompt_chars: int = setting(4000, "the longest prompt", 1)
+    max_json_depth: int = setting(32, "how deep a body may nest", 1)
+    max_prompt_chars: int = setting(4000, "the longest prompt", 1, MAX_PROMPT_CHARS)
     max_prompt_tokens: int = setting(225, "the longest prompt in tokens; 75 fit one pass", 1)
-    max_n: int = setting(10, "images a request", 1)
+    max_n: int = setting(10, "images a request", 1, MAX_N)
     max_steps: int = setting(100, "denoising steps an image", 1)
     max_side: int = setting(0, "the longest side in pixels; 0 for the model's own limit", 0)
 
@@ -76,7 +79,7 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata["low"])
+            check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
         if self.llm_backend not in LLM_BACKENDS:
             needed = f"needed one of {', '.join(LLM_BACKENDS)}"
             raise InvalidParams("llm_backend", self.llm_backend, needed)
@@ -97,13 +100,16 @@ class ServeSettings:
 TYPES: Mapping[str, type] = get_type_hints(ServeSettings)
 
 
-def check(name: str, value: object, kind: type, low: float | None) -> None:
+def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> None:
+    low, high = limits["low"], limits["high"]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     is_kind = number if kind is float else isinstance(value, kind)
     if not is_kind or (kind is int and isinstance(value, bool)):
         raise InvalidParams(name, value, f"needed {describe(kind)}")
     if low is not None and not (isinstance(value, int | float) and low <= value < float("inf")):
         raise InvalidParams(name, value, f"needed at least {low}")
+    if isinstance(value, int | float) and value > high:
+        raise InvalidParams(name, value, f"needed at most {high}")
 
 
 def describe(kind: type) -> str:

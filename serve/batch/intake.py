@@ -28,6 +28,8 @@ PARAM_NAMES = {"guidance_scale": "guidance"}
 """What a column is called in GenerationParams, where it isn't the same."""
 BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
+OF_THE_SERVICE = ("expand_prompt", "output_compression", "stream", "partial_images")
+"""What only a service's own answer can have."""
 IGNORED = ("response_format", "user", "moderation", "style")
 """Fields of OpenAI's that do not change a picture here."""
 DUPLICATES_CACHE_KB = 16_000
@@ -103,6 +105,9 @@ class Intake:
             asked = f"{values.get('method')} {values.get('url')}"
             raise InvalidParams("url", asked, f"needed POST {BATCH_URL}")
         request = request_of(values.get("body"))
+        for name in OF_THE_SERVICE:
+            if (value := getattr(request, name)) not in (None, False):
+                raise InvalidParams(name, value, "a job has no such thing; leave it out")
         if request.format != self.format and request.output_format is not None:
             raise InvalidParams("output_format", request.format, f"the job makes {self.format}")
         # Where the service alone knows its sizes, it is the one to refuse.

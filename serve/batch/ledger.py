@@ -32,7 +32,12 @@ class Entry:
     error: str | None = None
 
     def as_line(self) -> bytes:
-        return json.dumps(asdict(self), ensure_ascii=False).encode() + b"\n"
+        return as_json(asdict(self)) + b"\n"
+
+
+def as_json(facts: object) -> bytes:
+    """What a broken input holds may be no Unicode: it becomes JSON's own escapes."""
+    return json.dumps(facts, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def entries(data: bytes) -> dict[int, Entry]:

@@ -6,7 +6,8 @@ then is the same bytes under the same name.
 
 from __future__ import annotations
 
-import time
+import threading
+from contextlib import suppress
 from typing import Any
 
 from sdxl.files import OutputError
@@ -89,22 +90,38 @@ class ObjectStore:
 
 
 class PartAppender:
-    """Numbers go on from the parts that are there; the token keeps two writers apart."""
+    """Numbers go on from the parts that are there; the token keeps two writers apart. Lines that
+    a late write could not put are kept for the next."""
 
     def __init__(self, store: ObjectStore, shard: str, first: int) -> None:
         self.store, self.shard, self.number = store, shard, first
         self._token = token()
         self._lines: list[bytes] = []
-        self._since_s = 0.0
+        self._lock = threading.Lock()
+        self._late: threading.Timer | None = None
 
     def add(self, line: bytes) -> None:
-        if not self._lines:
-            self._since_s = time.monotonic()
-        self._lines.append(line)
-        if len(self._lines) >= PART_LINES or time.monotonic() - self._since_s >= PART_S:
-            self.close()
+        with self._lock:
+            self._lines.append(line)
+            if len(self._lines) >= PART_LINES:
+                self._write()
+            elif self._late is None:
+                self._late = threading.Timer(PART_S, self._write_late)
+                self._late.daemon = True
+                self._late.start()
 
     def close(self) -> None:
+        with self._lock:
+            self._write()
+
+    def _write_late(self) -> None:
+        with self._lock, suppress(OutputError):
+            self._write()
+
+    def _write(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         if self._lines:
             name = f"ledger/{self.shard}/{self.number:06d}-{self._token}.jsonl"
             self.store.put(name, b"".join(self._lines))

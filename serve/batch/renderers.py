@@ -20,9 +20,15 @@ from serve.orders import Done, ModelCard, Order, Update
 THROUGH_WINDOW = 32
 """Pictures asked of a service at a time: enough for several devices, less than one's queue."""
 BUSY = (429, 502, 503, 504)
+CLOSED = (401, 403, 404, 405)
+"""The service, its key or its model is another one: no row's fault."""
 MAX_PAUSE_S = 15.0
 ANSWER_S = 3600.0
 """A picture of low priority may wait long for its turn."""
+
+
+class RendererLost(RuntimeError):
+    """Nothing will be drawn before somebody mends it: what, and where."""
 
 
 class Renderer(Protocol):
@@ -105,12 +111,13 @@ class HttpRenderer:
         self._http = httpx.AsyncClient(
             headers=headers, limits=limits, timeout=httpx.Timeout(30, read=ANSWER_S)
         )
+        self._model: str | None = None
         self._answers = 0
         self._asked = 0
 
     async def card(self) -> ModelCard:
-        model = await asyncio.to_thread(service_model, self.url, self._key)
-        return ModelCard(model, Sizes(0, 0, 0), engines={"service": model})
+        self._model = await asyncio.to_thread(service_model, self.url, self._key)
+        return ModelCard(self._model, Sizes(0, 0, 0), engines={"service": self._model})
 
     async def generate(self, order: Order) -> AsyncGenerator[Update]:
         import httpx
@@ -120,7 +127,7 @@ class HttpRenderer:
             self._asked += 1
             try:
                 answer = await self._http.post(
-                    f"{self.url}/v1/images/generations", json=body_of(order)
+                    f"{self.url}/v1/images/generations", json=body_of(order, self._model)
                 )
             except httpx.TransportError:
                 answer = None
@@ -132,6 +139,8 @@ class HttpRenderer:
             await asyncio.sleep(min(max(hinted, pause_s), MAX_PAUSE_S) * random.uniform(0.8, 1.2))
             pause_s *= 2
         self._answers += 1
+        if answer.status_code in CLOSED:
+            raise RendererLost(f"{self.url} said {answer.status_code}: {problem_of(answer)}")
         if answer.status_code != 200:
             raise problem_of(answer)
         yield done_of(order, answer.json()["data"][0])
@@ -166,9 +175,10 @@ def service_model(url: str, key: str | None) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-def body_of(order: Order) -> dict[str, Any]:
+def body_of(order: Order, model: str | None) -> dict[str, Any]:
     params = order.params
     return {
+        "model": model,
         "prompt": params.prompt,
         "negative_prompt": params.negative_prompt,
         "size": f"{params.width}x{params.height}" if params.width and params.height else None,

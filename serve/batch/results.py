@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from serve.batch import ledger
-from serve.batch.ledger import Entry
+from serve.batch.ledger import Entry, as_json
 from serve.batch.progress import Progress
 from serve.batch.store import Store
 from serve.batch.tars import reader
@@ -34,7 +34,7 @@ def all_entries(store: Store) -> Iterator[Entry]:
 def write_results(store: Store, progress: Progress, facts: dict[str, Any]) -> dict[str, int]:
     counted = write_lists(store)
     summary = {**facts, **counted, "run": progress.as_dict()}
-    store.put(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False).encode() + b"\n")
+    store.put(SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
     write_sheet(store, counted["images"])
     return counted
 
@@ -61,7 +61,7 @@ def write_lists(store: Store) -> dict[str, int]:
 
 def letter(entry: Entry) -> bytes:
     facts = {"id": entry.id, "line": entry.line, "ordinal": entry.ordinal, "error": entry.error}
-    return json.dumps(facts, ensure_ascii=False).encode() + b"\n"
+    return as_json(facts) + b"\n"
 
 
 class ManifestWriter:

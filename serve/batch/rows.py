@@ -50,9 +50,11 @@ class Piece:
 
 
 def content_id(given: Mapping[str, Any]) -> str:
-    """Of what a row says itself; defaults may change without its name changing."""
-    text = json.dumps(given, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:ID_HEX]
+    """Of what a row says itself, right or wrong; defaults may change without its name changing."""
+    text = json.dumps(
+        given, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr
+    )
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:ID_HEX]
 
 
 def seed_of(id_: str) -> int:
@@ -63,7 +65,10 @@ def seed_of(id_: str) -> int:
 def stem_of(id_: str) -> str:
     """A file name for an id: one for one, and without any character that means something to a
     file system, a shell or a URL."""
-    stem = quote(id_, safe="")
+    try:
+        stem = quote(id_, safe="")
+    except UnicodeEncodeError:
+        raise InvalidParams("id", id_, "needed valid Unicode, without lone surrogates") from None
     if stem.startswith("."):
         stem = "%2E" + stem[1:]
     if not 1 <= len(stem) <= MAX_NAME:

@@ -20,7 +20,7 @@ from typing import Any
 from sdxl.files import OutputError
 from serve.batch import ledger
 from serve.batch.ledger import Entry
-from serve.batch.renderers import Renderer
+from serve.batch.renderers import Renderer, RendererLost
 from serve.batch.rows import Piece, Row, shard_name, stem_of
 from serve.batch.store import Appender, Store
 from serve.batch.tars import LOOSE, reader
@@ -145,7 +145,7 @@ class ShardWorker:
             tally.found = len(piece.rows) - len(left)
             self._begun(tally.found)
             await self._make_all(piece.shard, left, tally)
-        except OutputError as error:
+        except (OutputError, RendererLost) as error:
             self._broken = str(error)
         except Exception as error:
             # Of the output, too, or a defect: either way nothing good comes of going on.
@@ -192,6 +192,8 @@ class ShardWorker:
                 return
             try:
                 done = await self._picture(Order(row.params, self.task.format))
+            except RendererLost:
+                raise
             except Exception as error:
                 # What a worker's front hides from its clients is told here.
                 cause = error.__context__ or error

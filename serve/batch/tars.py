@@ -76,7 +76,7 @@ def key_of(entry: Entry) -> str:
 
 def tar_of(pictures: list[tuple[str, Entry, bytes]]) -> bytes:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for key, entry, data in pictures:
             facts = {"id": entry.id, "sha256": entry.sha256, **entry.params}
             suffix = PurePosixPath(entry.file).suffix

@@ -79,7 +79,7 @@ def create_app(
         redoc_url=None,
     )
     store = open_store(settings)
-    limiter = RateLimiter()
+    limiter = RateLimiter(share=1 / settings.ingresses)
     expander = Expander(text, settings.expand_s) if text else None
     generations = Generations(backend, settings, store, limiter, expander)
     add_generation_routes(app, backend, generations)

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve.errors import Problem, invalid
 from serve.settings import ServeSettings
 
-STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|$)', re.DOTALL)
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+"""Matches at every quote it meets, closed or not: nothing is scanned twice."""
 BRACKET = re.compile(rb"[\[\]{}]")
 
 

@@ -71,7 +71,7 @@ class Generations:
             model=card.id,
             usage=Usage.of(done),
         )
-        body = reply.model_dump_json(exclude_unset=True, exclude_none=True)
+        body = reply.model_dump_json(exclude_none=True)
         return Response(body, media_type="application/json")
 
     async def _expanded(self, asked: ImageRequest, seed: int) -> ImageRequest:

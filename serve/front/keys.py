@@ -71,10 +71,11 @@ class Keyring:
 
 
 class RateLimiter:
-    """A bucket of tokens per key, filled evenly and holding a minute's worth."""
+    """A bucket of tokens per key, filled evenly and holding a minute's worth. `share` of a key's
+    rate is this one's to grant: others grant the rest."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, share: float = 1.0) -> None:
+        self._clock, self._share = clock, share
         self._tokens: dict[str, tuple[float, float]] = {}
 
     def take(self, key: Key, images: int) -> float:
@@ -82,7 +83,7 @@ class RateLimiter:
         is granted when the bucket is full, and then paid off."""
         if key.images_a_minute is None:
             return 0.0
-        most, now = float(key.images_a_minute), self._clock()
+        most, now = key.images_a_minute * self._share, self._clock()
         tokens, at = self._tokens.get(key.digest, (most, now))
         tokens = min(most, tokens + (now - at) * most / 60)
         needed = min(float(images), most)

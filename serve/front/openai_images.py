@@ -17,7 +17,7 @@ from sdxl.params import MAX_SEED, SCHEDULERS, GenerationParams, InvalidParams
 from sdxl.policy import Priority
 from serve.errors import Problem, invalid, of_params
 from serve.orders import Done, ModelCard, Order
-from serve.settings import ServeSettings
+from serve.settings import MAX_N, ServeSettings
 
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "standard", "hd"]
@@ -37,7 +37,7 @@ class ImageRequest(BaseModel):
 
     prompt: Annotated[str, Field(min_length=1, description="what to draw; (word:1.3) weighs it")]
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=10)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     size: Annotated[str, Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT")] | None = None
     quality: Annotated[Quality | None, Field(description="stands for steps and cache_interval")] = (
         None

@@ -35,6 +35,12 @@ class ChatMessage(Asked):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
+    # What an answer carries besides, and a client that continues the talk sends back.
+    refusal: Neutral = None
+    annotations: Neutral = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
 
     def plain(self) -> Message:
         text = self.content

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,12 +22,25 @@ from sdxl.params import InvalidParams
 NAME = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
 MARK = ".shared"
 SWEEP_S = 10.0
-"""Expired files are looked for this often at most."""
+"""Expired files, and what other processes put, are looked for this often."""
+KEPT = 0.9
+"""of the room, when it is used up: so that not every picture after it looks through all files"""
 
 
 def folder_of(results_dir: str) -> Path:
-    private = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
-    return Path(results_dir) if results_dir else private
+    return Path(results_dir) if results_dir else private_folder()
+
+
+def private_folder() -> Path:
+    """In the common place for temporary files, but nobody else's to list: names are the keys."""
+    folder = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat() if folder.is_dir() else None
+    if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise InvalidParams("results_dir", str(folder), "needed a folder of our own; name another")
+    folder.chmod(0o700)
+    return folder
 
 
 def mark(folder: Path) -> str:
@@ -58,13 +72,14 @@ class ResultStore:
 
     def __post_init__(self) -> None:
         prepare_folder(self.folder)
-        self._swept_s = float("-inf")
+        self._swept_s, self._held = float("-inf"), 0
 
     def put(self, file: bytes, format: str) -> str:
         """The name to fetch it by."""
         self._sweep(room=len(file))
         name = f"{secrets.token_urlsafe(32)}.{format}"
         write_atomic(self.folder / name, file)
+        self._held += len(file)
         return name
 
     def get(self, name: str) -> bytes | None:
@@ -81,22 +96,23 @@ class ResultStore:
     def _sweep(self, room: int) -> None:
         """Remove what is over, then the oldest until there is room."""
         now = self.clock()
-        files = self._files()
-        total = sum(size for _, size, _ in files)
-        if now - self._swept_s < SWEEP_S and total + room <= self.max_bytes:
+        if now - self._swept_s < SWEEP_S and self._held + room <= self.max_bytes:
             return
-        self._swept_s = now
-        for made_s, size, path in sorted(files, key=lambda f: f[0]):
-            if now - made_s > self.ttl_s or total + room > self.max_bytes:
+        files = sorted(self._files())
+        self._swept_s, self._held = now, sum(size for _, size, _ in files)
+        is_full = self._held + room > self.max_bytes
+        most = KEPT * self.max_bytes if is_full else self.max_bytes
+        for made_s, size, path in files:
+            if now - made_s > self.ttl_s or self._held + room > most:
                 # Another process may have been first.
                 path.unlink(missing_ok=True)
-                total -= size
+                self._held -= size
 
     def _files(self) -> list[tuple[float, int, Path]]:
         found = []
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name):
                 with suppress(OSError):
-                    stat = path.stat()
-                    found.append((stat.st_mtime, stat.st_size, path))
+                    told = path.stat()
+                    found.append((told.st_mtime, told.st_size, path))
         return found

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Reason = Literal["stop", "length"]
+COLDEST, NARROWEST = 1e-5, 1e-6
+"""A lower temperature or top_p is greedy: in float32 it would leave no token to draw."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Sampling:
     stop: tuple[str, ...] = ()
     json_schema: str | None = None
     """JSON text; `{}` for any object"""
+
+    @property
+    def is_greedy(self) -> bool:
+        is_cold = self.temperature is not None and self.temperature < COLDEST
+        return is_cold or self.top_p < NARROWEST
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class _Resumed:
             is_news, self._is_taken = not self._is_taken, True
             return update if is_news else None
         if isinstance(update, Ended):
+            if self._repeated != self._sent:
+                raise lost()
             return update
         text = self._fresh(update.text)
         self._sent += text
@@ -79,6 +81,10 @@ class _Resumed:
         known = self._sent[len(self._repeated) :]
         same, text = text[: len(known)], text[len(known) :]
         if not known.startswith(same):
-            raise Problem(503, "The answer was lost.", None, "unavailable", 5.0)
+            raise lost()
         self._repeated += same + text
         return text
+
+
+def lost() -> Problem:
+    return Problem(503, "The answer was lost.", None, "unavailable", 5.0)

@@ -12,11 +12,8 @@ class Sampler:
     def __init__(self, sampling: Sampling) -> None:
         given = sampling.temperature
         self.temperature, self.top_p = 1.0 if given is None else given, sampling.top_p
+        self.is_greedy = sampling.is_greedy
         self._generator = torch.Generator("cpu").manual_seed(sampling.seed)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0 or self.top_p == 0
 
     def draw(self, logits: Tensor) -> int:
         """`logits` are of one row."""

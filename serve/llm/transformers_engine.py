@@ -155,13 +155,24 @@ class TransformersEngine:
             self._fail(victims)
             return
         for each in made:
-            self._listeners[each.generation].heard(each)
+            listener = self._listeners[each.generation]
+            try:
+                listener.heard(each)
+            except Exception:
+                # Of this text alone: the others go on.
+                log.exception("a token could not be told")
+                self.decoding.cancel(each.generation)
+                listener.tell(failed())
 
     def _fail(self, victims: list[Generation]) -> None:
         for generation in victims:
             if generation not in self.decoding.waiting:
                 listener = self._listeners[generation]
-                listener.tell(Problem(500, "The language model failed.", None, "engine"))
+                listener.tell(failed())
+
+
+def failed() -> Problem:
+    return Problem(500, "The language model failed.", None, "engine")
 
 
 def ends_of(model: Any) -> list[int]:

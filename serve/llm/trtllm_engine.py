@@ -62,7 +62,8 @@ class TrtllmEngine:
             raise
         except Exception:
             # Whatever its executor raises: one request's failure, until it happens again and again.
-            self._failures += 1
+            # A schema is the client's, and may be one that its grammars cannot express.
+            self._failures += sampling.json_schema is None
             is_over = True
             log.exception("TensorRT-LLM failed")
             raise Problem(500, "The language model failed.", None, "engine") from None
@@ -89,7 +90,7 @@ class TrtllmEngine:
 
 def params_of(sampling: Sampling) -> Any:
     module = importlib.import_module("tensorrt_llm")
-    is_greedy = sampling.temperature == 0
+    is_greedy = sampling.is_greedy
     guided = None
     if sampling.json_schema is not None:
         guiding = importlib.import_module("tensorrt_llm.sampling_params").GuidedDecodingParams

@@ -42,6 +42,11 @@ class Watcher(Protocol):
     def wants_progress(self) -> bool: ...
     @property
     def preview_steps(self) -> tuple[int, ...]: ...
+    @property
+    def is_cancelled(self) -> bool:
+        """Nobody waits any more."""
+        ...
+
     def admitted(self, position: int) -> None: ...
     def started(self, at_s: float) -> None: ...
     def ran(self, group: Group, began_s: float, ended_s: float) -> None: ...
@@ -174,6 +179,9 @@ class Denoiser:
             self._tell_end(event)
 
     def _admit(self, request: Request, watcher: Watcher) -> None:
+        if watcher.is_cancelled:
+            # Its `cancel` came before it.
+            return
         try:
             id_ = self.loop.submit(request)
         except Exception as refusal:

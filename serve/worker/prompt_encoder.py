@@ -142,6 +142,5 @@ class PromptEncoder:
             return
         job.stage("encode_s")
         job.deep_steps = sum(request.plan)
-        if not job.is_cancelled:
-            timed = replace(request, deadline_s=job.deadline_s, priority=job.order.priority)
-            self.denoiser.submit(timed, job)
+        timed = replace(request, deadline_s=job.deadline_s, priority=job.order.priority)
+        self.denoiser.submit(timed, job)

@@ -188,3 +188,17 @@ def test_the_embedded_model_is_valid(scenario: str, over: str, tmp_path: Path) -
 def test_the_embedded_model_passes_the_compliance_tests(audit: str, tmp_path: Path) -> None:
     flags = ["--audit", audit, "--short", "--steps", "2", "--deterministic"]
     assert cli.main(["bench", "mlperf", *flags, "--out", str(tmp_path)]) == 0
+
+
+def test_a_system_that_breaks_answers_all_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, answered = fake_pipeline(), set[int]()
+
+    def broken(_: object) -> None:
+        raise RuntimeError("no encoder")
+
+    monkeypatch.setattr(pipeline, "encode", broken)
+    system = InProcess(pipeline, REQUESTS, lambda response, _: answered.add(response))
+    system.issue([(response, 0) for response in range(5)])
+    with pytest.raises(RuntimeError, match="no encoder"):
+        system.close()
+    assert answered == set(range(5))

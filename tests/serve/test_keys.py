@@ -58,6 +58,16 @@ def test_a_rate_is_a_minute_s_worth_refilled_evenly() -> None:
     assert limiter.take(Key("eve", "f"), 1000) == 0, "no rate, no limit"
 
 
+def test_two_fronts_grant_what_one_would() -> None:
+    clock = FakeClock()
+    fronts, key = [RateLimiter(clock, share=0.5) for _ in range(2)], Key("ann", "d", 60)
+    granted = 0
+    for second in range(600):
+        clock.now = second
+        granted += sum(front.take(key, 1) == 0 for front in fronts for _ in range(3))
+    assert granted == pytest.approx(60 * 11, abs=2), "ten minutes, and a full bucket before them"
+
+
 def test_more_than_a_minute_s_worth_waits_for_a_full_bucket() -> None:
     clock = FakeClock()
     limiter, key = RateLimiter(clock), Key("ann", "d", 4)

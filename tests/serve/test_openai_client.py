@@ -51,7 +51,11 @@ def test_it_generates(client: openai.OpenAI) -> None:
     answer = client.images.generate(prompt=PROMPT, model=model, n=2, size="128x128", quality="low")
     assert answer.data is not None and answer.usage is not None
     assert [image_of(d.b64_json).size for d in answer.data] == [(128, 128)] * 2
-    assert answer.output_format == "png" and answer.usage.input_tokens_details.text_tokens == 154
+    assert (answer.output_format, answer.background) == ("png", "opaque")
+    usage = answer.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (154, 0, 154)
+    details = usage.input_tokens_details
+    assert (details.text_tokens, details.image_tokens) == (154, 0)
 
 
 def test_extensions_travel_in_extra_body(client: openai.OpenAI) -> None:

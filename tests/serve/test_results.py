@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.front.results import ResultStore, check_shared, mark
+from serve.front.results import ResultStore, check_shared, folder_of, mark
 from serve.settings import ServeSettings
 
 
@@ -78,3 +78,39 @@ def test_a_front_whose_node_does_not_share_the_folder_does_not_start(tmp_path: P
 def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:
     one, other = (ResultStore(tmp_path, ttl_s=10, max_bytes=10**6) for _ in range(2))
     assert other.get(one.put(b"shared", "png")) == b"shared"
+
+
+def test_the_folder_of_its_own_is_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (folder,) = {folder_of(""), folder_of("")}
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder.symlink_to(elsewhere)
+    with pytest.raises(InvalidParams, match="results_dir: .*needed a folder of our own"):
+        folder_of("")
+    monkeypatch.setattr("os.getuid", lambda: 4242)
+    (tmp_path / "sdxl-results-4242").mkdir()
+    with pytest.raises(InvalidParams, match="results_dir"):
+        folder_of("")
+
+
+def test_a_picture_that_fits_looks_through_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ResultStore(tmp_path, ttl_s=1000, max_bytes=100)
+    store.put(bytes(10), "png")
+    looked, files = list[int](), store._files
+
+    def look() -> list[tuple[float, int, Path]]:
+        looked.append(1)
+        return files()
+
+    monkeypatch.setattr(store, "_files", look)
+    for _ in range(30):
+        store.put(bytes(10), "png")
+    assert 0 < len(looked) <= 15, "each time it is full, a tenth is made free"
+    assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100

@@ -19,6 +19,7 @@ from sdxl.policy import Priority
 from serve.errors import Problem
 from serve.orders import Done, Preview, Progress
 from serve.worker.denoiser import Unhealthy
+from serve.worker.job import Job
 from serve.worker.worker import Worker
 from tests.serve.workers import (
     begun,
@@ -115,6 +116,22 @@ def test_cancelling_frees_the_slot_within_a_tick() -> None:
         assert flights(worker) == () and worker.is_idle
 
     with running(fake_pipeline(tick_s=0.02)) as worker:
+        asyncio.run(scenario(worker))
+
+
+def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
+    async def scenario(worker: Worker) -> None:
+        denoiser, pipeline = worker._started().denoiser, worker.pipeline
+        params = pipeline.resolve(order(steps=500).params)
+        request = pipeline.request(params, *pipeline.encode([params]))
+        gone = Job(order(), params, pipeline.clock, print, print, is_cancelled=True)
+        denoiser.cancel(gone)
+        denoiser.submit(request, gone)
+        before = worker.steps_taken
+        await picture_of(worker, order(steps=6))
+        assert worker.steps_taken == before + 6
+
+    with running() as worker:
         asyncio.run(scenario(worker))
 
 

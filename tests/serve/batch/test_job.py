@@ -17,6 +17,7 @@ from sdxl.params import InvalidParams
 from serve.batch import command, store
 from serve.batch.driver import BatchFailed
 from serve.batch.order import HAS_DEAD
+from serve.batch.renderers import RendererLost
 from serve.batch.results import MANIFEST
 from tests.serve.batch.drawers import (
     RAISES,
@@ -330,6 +331,48 @@ def test_tar_shards_hold_the_same_pictures_and_resume(finished: Path, tmp_path: 
     assert make(source, out, *SMALL, "--tar", load=partial(Drawer, str(log))) == 0
     assert len(noted(log)) == 8 and pictures(out) == before
     assert command.main(["--verify", str(out)]) == 0 and not list(out.glob("loose/*/*"))
+
+
+def test_long_names_fit_into_tar_shards(tmp_path: Path) -> None:
+    ids = ["x" * 97, "红色圆圈在蓝色背景上面呢", "красный круг на синем фоне"]
+    source = jsonl(tmp_path, [{"prompt": "a circle", "id": id_} for id_ in ids])
+    out = tmp_path / "out"
+    assert make(source, out, "--tar") == 0
+    assert command.main(["--verify", str(out)]) == 0
+
+
+def test_what_is_no_unicode_is_a_dead_letter_and_keeps_its_place(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a"},
+        {"prompt": "b", "id": "\ud800"},
+        {"prompt": "c\udfff"},
+        {"prompt": "d"},
+    ]
+    out = tmp_path / "out"
+    for _ in range(2):
+        assert make(jsonl(tmp_path, rows), out) == HAS_DEAD
+        assert len(pictures(out)) == 2
+        assert [letter["line"][-1] for letter in dead_letters(out)] == ["2", "3"]
+    assert command.main(["--verify", str(out)]) == 0
+
+
+class Lost(Drawer):
+    """Draws two pictures; then its service has another key."""
+
+    async def generate(self, order: Any) -> Any:
+        if self.made == 2:
+            raise RendererLost("http://there said 401: A valid API key is needed.")
+        async for update in super().generate(order):
+            yield update
+
+
+def test_a_service_that_is_lost_stops_the_job_and_buries_nothing(tmp_path: Path) -> None:
+    source, out = prompts(tmp_path, 6), tmp_path / "out"
+    with pytest.raises(BatchFailed, match="401: A valid API key.*goes on from here"):
+        make(source, out, load=partial(Lost, window=1))
+    assert len(pictures(out)) == 2
+    assert make(source, out) == 0
+    assert len(pictures(out)) == 6 and not dead_letters(out)
 
 
 def test_the_status_of_a_finished_job(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,22 @@ def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
     assert make(source, bucket, *SMALL, load=partial(Drawer, str(log))) == 0
     assert len(noted(log)) == 1 and command.main(["--verify", bucket]) == 0
     assert command.main(["--status", bucket]) == 0
+
+
+def test_a_line_that_no_other_follows_is_written_all_the_same(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "PART_S", 0.05)
+    store = ObjectStore(bucket)
+    book = store.append("000000")
+    book.add(b"one\n")
+    until_s = time.monotonic() + 20
+    while not (found := store.ledger("000000")) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert found == b"one\n"
+    book.add(b"two\n")
+    book.close()
+    assert store.ledger("000000") == b"one\ntwo\n"
 
 
 def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sdxl.params import InvalidParams, Sizes
 from serve.batch.intake import Intake
-from serve.batch.reading import count, find_inputs, read
+from serve.batch.reading import COLUMNS, Record, count, find_inputs, read
 from serve.batch.rows import MAX_NAME, Row, content_id, seed_of, stem_of
 from tests.serve.batch.drawers import jsonl
 
@@ -91,6 +91,10 @@ def test_a_rows_own_values_go_before_the_flags(tmp_path: Path) -> None:
         ({"prompt": "a", "seed": 1.5}, "seed: 1.5"),
         ({"prompt": "a", "id": ["x"]}, "id: "),
         ({"prompt": "a", "id": "x" * 300}, "id: "),
+        ({"prompt": "a", "id": "\ud800"}, "id: "),
+        ({"prompt": "\ud800"}, "prompt: "),
+        ({"prompt": "a", "guidance_scale": 10**400}, "guidance: "),
+        ({"prompt": "a", "seed": 10**400}, "seed: "),
         (["a"], "needed a JSON object"),
     ],
 )
@@ -101,6 +105,35 @@ def test_a_bad_row_keeps_its_place_and_says_what_is_wrong(
     assert first.error is None and last.error is None and (bad.ordinal, last.ordinal) == (1, 2)
     assert bad.error is not None and bad.error.startswith(error), bad.error
     assert bad.line == "rows.jsonl, line 2" and bad.params is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*COLUMNS, "custom_id", "method", "url", "body"]) | st.text(max_size=3)
+
+
+@given(st.dictionaries(NAMES, JSON | st.binary(), max_size=4))
+def test_no_row_stops_the_others(values: dict[str, Any]) -> None:
+    good = [Record(f"line {n}", {"prompt": f"good row {n}"}) for n in (1, 3)]
+    rows = list(intake().rows([good[0], Record("line 2", values), good[1]]))
+    assert rows[0].error is None and rows[-1].error is None
+    assert all((row.error is None) != (row.params is None) for row in rows)
+
+
+def test_what_is_no_text_in_a_table_is_one_bad_row(tmp_path: Path) -> None:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes("prompt\ncafé\na\n".encode("latin-1"))
+    binary = tmp_path / "binary.parquet"
+    parquet.write_table(arrow.table({"prompt": [b"\xff", b"a"]}), binary)
+    bad, good = rows_of(latin)
+    assert bad.error and bad.error.startswith("prompt: ") and good.params
+    assert all(row.error and row.error.startswith("prompt: ") for row in rows_of(binary))
 
 
 @pytest.mark.parametrize("text", ["{", "[1", '"', "\ud800"])
@@ -153,6 +186,9 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
             line("four", prompt="d", size="100x100"),
             line("five", prompt="e", colour="red"),
             {**line("six", prompt="f"), "url": "/v1/chat/completions"},
+            line("seven", prompt="g", expand_prompt=True),
+            line("eight", prompt="h", output_compression=50),
+            line("nine", prompt="i", stream=True),
         ],
     )
     one, two, _, *wrong = rows_of(source)
@@ -160,7 +196,17 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
     assert (one.params.steps, one.params.cache_interval, one.params.seed) == (10, 1, 3)
     assert two.id == "two-0" and two.params and two.params.width == 128
     for row, said in zip(
-        wrong, ("'another'", "size: '100x100'", "colour: 'red'", "url: "), strict=True
+        wrong,
+        (
+            "'another'",
+            "size: '100x100'",
+            "colour: 'red'",
+            "url: ",
+            "expand_prompt: ",
+            "output_compression: ",
+            "stream: ",
+        ),
+        strict=True,
     ):
         assert row.error and said in row.error, row.error
 

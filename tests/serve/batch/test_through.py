@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sdxl.params import InvalidParams
 from sdxl.policy import Priority
 from serve.batch import command
 from serve.batch.order import HAS_DEAD
+from serve.batch.renderers import HttpRenderer, RendererLost
 from serve.batch.running import run
 from serve.errors import Problem
 from serve.worker.worker import Worker
@@ -44,6 +46,26 @@ def test_what_the_service_refuses_is_a_dead_letter_with_its_words(tmp_path: Path
         assert through(source, tmp_path / "out", url) == HAS_DEAD
     (letter,) = dead_letters(tmp_path / "out")
     assert "size: '100x64' is not allowed" in letter["error"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_another_key_address_or_model_is_no_rows_fault(status: int) -> None:
+    asked = list[bytes]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.content)
+        error = {"message": "not here", "param": None, "code": None}
+        return httpx.Response(status, json={"error": error})
+
+    async def ask() -> None:
+        renderer = HttpRenderer("http://there", None)
+        renderer._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        renderer._model = "sdxl-mini"
+        await anext(renderer.generate(order()))
+
+    with pytest.raises(RendererLost, match=f"http://there said {status}: not here"):
+        asyncio.run(ask())
+    assert json.loads(asked[0])["model"] == "sdxl-mini"
 
 
 def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:

@@ -118,6 +118,18 @@ def test_top_p_keeps_the_fewest_tokens_that_weigh_so_much() -> None:
     assert (drawn(0.5), drawn(0.8), drawn(1.0)) == ({1}, {1, 2}, {0, 1, 2})
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1e-40), Sampling(top_p=1e-46)])
+def test_what_leaves_nothing_to_draw_is_greedy_and_harms_nobody(
+    mini_llm: Any, sampling: Sampling
+) -> None:
+    decoding = decoding_of(mini_llm, 2)
+    edge, plain = (Generation(ids_of("circle"), each, 4) for each in (sampling, GREEDY))
+    for each in (edge, plain):
+        decoding.submit(each)
+    finish(decoding)
+    assert edge.ids == plain.ids
+
+
 def test_a_low_temperature_takes_the_likeliest() -> None:
     logits = torch.tensor([1.0, 2.0, 1.5])
     cold = {Sampler(Sampling(temperature=0.01, seed=seed)).draw(logits) for seed in range(20)}

@@ -53,6 +53,13 @@ def test_pieces_may_lie_differently_the_second_time() -> None:
     assert text_of(updates_of([*WHOLE[:2], DIED], again)) == "a red circle"
 
 
+def test_a_text_that_ends_sooner_the_second_time_is_lost_not_cut() -> None:
+    shorter = [Taken(3), Delta("a red"), Ended("stop", 3, 2)]
+    with pytest.raises(Problem) as caught:
+        updates_of([*WHOLE[:3], DIED], shorter)
+    assert caught.value.status == 503
+
+
 def test_another_text_is_not_glued_to_the_first() -> None:
     with pytest.raises(Problem) as caught:
         updates_of([*WHOLE[:2], DIED], [Taken(3), Delta("two stars")])

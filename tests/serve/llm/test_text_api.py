@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from serve.errors import Problem
 from serve.front.keys import sha256
@@ -124,6 +125,30 @@ def test_a_conversation_goes_on(ai: openai.OpenAI) -> None:
     ]
     answer = ai.chat.completions.create(model=MODEL, messages=turns, temperature=0)
     assert answer.choices[0].message.content == "a green circle on a blue background"
+
+
+def test_an_answer_goes_back_as_it_came(ai: openai.OpenAI) -> None:
+    turns: list[Any] = [*CIRCLE]
+    first = ai.chat.completions.create(model=MODEL, messages=turns, temperature=0)
+    turns += [first.choices[0].message, {"role": "user", "content": "make it green"}]
+    second = ai.chat.completions.create(model=MODEL, messages=turns, temperature=0)
+    assert "green" in (second.choices[0].message.content or "")
+
+
+class Shape(BaseModel):
+    name: str
+    colour: str | None
+
+
+class Scene(BaseModel):
+    shapes: list[Shape]
+
+
+def test_a_schema_of_lists_of_things_is_not_too_deep(ai: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ai.chat.completions.parse(model=MODEL, messages=CIRCLE, response_format=Scene)
+    # This backend has no grammars: that it says so, it has read it.
+    assert caught.value.param == "response_format"
 
 
 def test_it_completes_texts(ai: openai.OpenAI) -> None:

@@ -137,6 +137,15 @@ def test_failures_are_one_request_s_until_they_go_on() -> None:
     engine.check_health()
 
 
+def test_a_schema_that_it_cannot_take_makes_no_replica_sick() -> None:
+    engine = engine_of(guided_decoding_backend="xgrammar")
+    engine.llm.fault = ValueError("no grammar for this")
+    for _ in range(trtllm_engine.SICK_AFTER):
+        with pytest.raises(Problem):
+            run(engine, json_schema='{"type": "strange"}')
+    engine.check_health()
+
+
 def test_a_start_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTLLM_DOUBLE_START_S", "3")
     with pytest.raises(trtllm_engine.StartTimeout, match="0 s"):
