@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.digests import sha256_of
-from engines.engine_folder import SUFFIX, EngineError, EngineFolder, Plan
+from engines.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, Plan
 from engines.export_folder import ExportFolder
 from engines.flavours import Flavour
 from engines.places import home
 from engines.plan_process import run_worker
 from engines.plan_worker import Job
 from engines.profiles import profiles
-from engines.publishing import link_or_copy, locked, publish
+from engines.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
 from engines.spec_json import spec_as_dict
 from engines.targets import Target
 from sdxl.files import OutputError, write_atomic
@@ -106,6 +106,7 @@ def build(order: Order, on_progress: OnProgress = lambda name, share: None) -> E
     """The engines at `order.out`, made there where they are not yet."""
     with locked(order.out, waits=False):
         published = _published(order.out)
+        refuse_strangers(order.out, FILE, "a folder of engines")
         kept = {} if published is None else _kept(order, published)
         if published is not None and order.manifest(kept).as_dict() == published.as_dict():
             return published
@@ -121,8 +122,10 @@ def build(order: Order, on_progress: OnProgress = lambda name, share: None) -> E
                     or _finished(order, name, making)
                     or _build(order, name, making, on_progress)
                 )
-            _keep_only(making, {plan.file for plan in plans.values()})
+            # The notes go last: whatever fails before, the plans are known to be finished.
             order.manifest(plans).write(making)
+            sync_folder(making)
+            _keep_only(making, {FILE, *(plan.file for plan in plans.values())})
         publish(making, order.out)
         return EngineFolder.read(order.out)
 

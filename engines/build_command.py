@@ -67,8 +67,11 @@ def read_order(options: argparse.Namespace) -> Order:
             "max-batch", max_batch, f"a {target.name} takes 1 to {target.max_batch}"
         )
     export = ExportFolder.open(Path(options.onnx), verify=True)
+    if export.loras and not options.out:
+        # Where `auto` looks, there are the engines of the model itself.
+        raise InvalidParams("out", None, "needed a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
-    out = Path(options.out) if options.out else place / f"{target.key}-{flavour.name}"
+    out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
     return Order(export, target, flavour, max_batch, options.sparse, out)
 
 

@@ -14,7 +14,7 @@ from engines.digests import model_digest
 from engines.engine_folder import EngineError
 from engines.engine_store import best_for
 from engines.export_folder import FILE, ExportError, ExportFolder
-from engines.flavours import FLAVOURS, BackendMissing, Flavour
+from engines.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
 from engines.gpus import local_target
 from engines.places import export_place, plans_root
 from engines.torch_options import TorchOptions
@@ -26,6 +26,15 @@ from sdxl.params import InvalidParams
 log = logging.getLogger(__name__)
 
 CPU_PRECISION = "fp32"
+CANNOT = (
+    BackendFailed,
+    BackendMissing,
+    EngineError,
+    ExportError,
+    InvalidParams,
+    OutputError,
+)
+"""What a backend says that cannot serve a wish."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,7 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
     for name, load in _by_speed(wish):
         try:
             engines = load(wish)
-        except (BackendMissing, EngineError, ExportError, InvalidParams, OutputError) as error:
+        except CANNOT as error:
             passed_over[name] = str(error)
             log.info("%s is passed over: %s", name, error)
             continue

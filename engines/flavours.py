@@ -15,6 +15,10 @@ from engines.targets import Target
 from sdxl.params import InvalidParams
 
 
+class BackendFailed(RuntimeError):
+    """A backend that is here, and cannot load or run what it was given."""
+
+
 class BackendMissing(RuntimeError):
     """A library, or a GPU, that a backend needs and that is not here."""
 
@@ -42,7 +46,10 @@ class Flavour:
         """The library's module."""
         if not self.is_installed:
             raise BackendMissing(f"{self.name} is not installed; needed: pip install {self.name}")
-        return importlib.import_module(self.module)
+        try:
+            return importlib.import_module(self.module)
+        except (ImportError, OSError) as error:
+            raise BackendMissing(f"{self.name} does not load: {error}") from error
 
     @property
     def version(self) -> str:

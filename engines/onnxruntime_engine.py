@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engines.export_folder import ExportFolder
+from engines.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
@@ -33,7 +34,7 @@ ERRORS_ONLY = 3
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-class OnnxRuntimeError(RuntimeError):
+class OnnxRuntimeError(BackendFailed):
     """A graph that ONNX Runtime cannot load or run: which one, and why."""
 
 

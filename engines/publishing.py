@@ -25,7 +25,9 @@ class Busy(RuntimeError):
 @contextmanager
 def locked(target: Path, *, waits: bool) -> Iterator[None]:
     """Hold the right to make `target`. Where another holds it: wait for it, or raise Busy."""
-    path = target.with_name(f".{target.name}.lock")
+    if not target.absolute().name:
+        raise OutputError(target, OSError(errno.EINVAL, "it has no name"), "a folder with a name")
+    path = target.absolute().with_name(f".{target.absolute().name}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
@@ -55,11 +57,21 @@ def publish(finished: Path, target: Path) -> None:
             os.rename(target, old)
         os.rename(finished, target)
         _sync(target.parent)
-    except OSError as error:
+    except BaseException as error:
         if old.exists() and not target.exists():
             os.rename(old, target)
-        raise OutputError(target, error) from error
+        if isinstance(error, OSError):
+            raise OutputError(target, error) from error
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_strangers(folder: Path, mark: str, kind: str) -> None:
+    """Publishing replaces the folder: what is not of this kind, by the file that marks it, may not
+    be lost so."""
+    if folder.exists() and not (folder / mark).exists() and any(folder.iterdir()):
+        cause = FileExistsError(errno.EEXIST, "there is something else in it")
+        raise OutputError(folder, cause, f"a new or empty folder, or {kind}")
 
 
 def sync_folder(folder: Path) -> None:

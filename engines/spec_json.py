@@ -37,6 +37,8 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
         if name not in specs:
             return f"{name!r} is missing"
         found = specs[name]
+        if not (found.inputs and found.outputs):
+            return f"{name!r} has no inputs or no outputs"
         needed = network_specs(arch, found.outputs[0].dtype, cut)[name]
         if wrong := difference(found, needed):
             return wrong

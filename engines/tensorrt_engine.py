@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engines.flavours import BackendFailed
 from engines.profiles import Profile, choose
 from engines.recordings import Device, Recording
 from sdxl.engine import check_inputs
@@ -26,7 +27,7 @@ MAX_LANES = 32
 Key = tuple[tuple[int, ...], ...]
 
 
-class TensorRTError(RuntimeError):
+class TensorRTError(BackendFailed):
     """A plan that cannot be loaded or run: which, and what was asked of it."""
 
 

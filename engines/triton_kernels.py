@@ -3,8 +3,8 @@
 A group norm is two readings: sums per channel, then one multiplication and addition a value, with
 SiLU and the rounding to 8 bits in the same pass. The 8-bit product serves linears and 3×3
 convolutions, as an implicit matrix product whose epilogue scales, adds the bias and the residual.
-It knows no modules; fused_ops.py decides when these run. With TRITON_INTERPRET=1, set before the
-import, they run on a CPU.
+It knows no modules; kernel_switch.py decides when these run. With TRITON_INTERPRET=1, set before
+the import, they run on a CPU.
 """
 
 from __future__ import annotations

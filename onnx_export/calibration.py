@@ -5,7 +5,8 @@ It knows nothing of quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from onnx_export.recipes import Recipe
 from onnx_export.reference import torch_engines
 from sdxl.checkpoint import MINI, Checkpoint
-from sdxl.inflight import Failed
+from sdxl.inflight import Failed, Request
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 
@@ -53,17 +54,28 @@ def first_steps(
     """Run the first steps of every prompt's image, each of them through the whole UNet: the
     modules that Deep and Shallow share then see all of these steps, whatever plan they serve."""
     pipeline = Pipeline(checkpoint, torch_engines(checkpoint, parts))
-    for start in range(0, len(prompts), recipe.batch):
-        batch = [
-            pipeline.resolve(
-                GenerationParams(text, steps=recipe.steps, cache_interval=1, seed=start + i)
-            )
-            for i, text in enumerate(prompts[start : start + recipe.batch])
-        ]
+    asked = [
+        pipeline.resolve(GenerationParams(text, steps=recipe.steps, cache_interval=1, seed=i))
+        for i, text in enumerate(prompts)
+    ]
+    for batch in _batches(pipeline, asked, recipe.batch):
         loop = pipeline.in_flight()
-        for params, conditioning in zip(batch, pipeline.encode(batch), strict=True):
-            loop.submit(pipeline.request(params, conditioning))
+        for request in batch:
+            loop.submit(request)
         for _ in range(recipe.calibrated_steps):
             for event in loop.tick():
                 if isinstance(event, Failed):
                     raise event.cause
+
+
+def _batches(
+    pipeline: Pipeline, asked: Sequence[GenerationParams], size: int
+) -> Iterator[list[Request]]:
+    """Of prompts of one length each, so that a step of theirs is one call of the UNet."""
+    by_length = defaultdict[int, list[Request]](list)
+    for params in asked:
+        (conditioning,) = pipeline.encode([params])
+        request = pipeline.request(params, conditioning)
+        by_length[conditioning.tokens].append(request)
+    for requests in by_length.values():
+        yield from (requests[i : i + size] for i in range(0, len(requests), size))

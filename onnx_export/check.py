@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,11 +162,13 @@ class _Run:
         is_whole = spec.outputs[0].dtype == "float32"
         precision = self.export.precision if is_eight_bit else "fp32" if is_whole else "fp16"
         measure = largest_difference if precision == "fp32" else relative_norm
-        worst = max(
+        differences = [
             measure(ours[t.name].float(), theirs[t.name])
             for ours, theirs in zip(found, expected, strict=True)
             for t in spec.outputs
-        )
+        ]
+        # Unlike Python's, NumPy's passes on what is no number.
+        worst = float(np.max(differences))
         return Finding(f"{name}, {precision}", worst, GRAPH_BOUNDS[precision])
 
     def compared_pictures(self, found: Tensor, expected: Tensor) -> Iterator[Finding]:

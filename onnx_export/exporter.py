@@ -7,7 +7,6 @@ know command lines.
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import time
@@ -22,7 +21,7 @@ from torch import nn
 
 from engines.digests import sha256_of
 from engines.export_folder import FILE, DataFile, ExportError, ExportFolder, Graph, changed_file
-from engines.publishing import link_or_copy, locked, publish
+from engines.publishing import link_or_copy, locked, publish, refuse_strangers
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
 from onnx_export.lora import Lora, fuse
@@ -56,7 +55,7 @@ def export(order: Order, check: Check, say: Say = print) -> ExportFolder:
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
     if old is None:
-        _refuse_strangers(order.out)
+        refuse_strangers(order.out, FILE, "an export")
     elif old.versions.get("parts") == keys and _is_same(old, order):
         say(f"{order.out}: nothing has changed")
         return old if old.parity else _checked(old, order, check, say)
@@ -79,13 +78,6 @@ def _checked(folder: ExportFolder, order: Order, check: Check, say: Say) -> Expo
     folder = replace(folder, parity=check(folder, order, say))
     folder.write()
     return folder
-
-
-def _refuse_strangers(folder: Path) -> None:
-    """Publishing replaces the folder: nothing that is not an export may be lost so."""
-    if folder.exists() and not (folder / FILE).exists() and any(folder.iterdir()):
-        cause = FileExistsError(errno.EEXIST, "there is something else in it")
-        raise OutputError(folder, cause, "a new or empty folder, or an export")
 
 
 def load_parts(checkpoint: Checkpoint, loras: tuple[Lora, ...], *names: str) -> dict[str, Any]:

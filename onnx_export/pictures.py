@@ -66,7 +66,7 @@ def paint(checkpoint: Checkpoint, engines: Engines, subject: Subject, count: int
 def psnr(found: Tensor, expected: Tensor) -> float:
     """Over all pixels of all pictures together, in dB; at most 120."""
     error = float(((found - expected) / 2).double().square().mean())
-    return min(120.0, -10 * float(torch.tensor(max(error, 1e-13)).log10()))
+    return float(-10 * torch.tensor(error, dtype=torch.float64).clamp(min=1e-12).log10())
 
 
 def clip_score(images: Tensor, prompts: Sequence[str]) -> float:

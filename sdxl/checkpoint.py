@@ -49,7 +49,6 @@ class Checkpoint:
 
     name: str
     folder: Path
-    variant: str | None = None
 
     @cached_property
     def index(self) -> dict[str, Any]:
@@ -66,6 +65,10 @@ class Checkpoint:
         except KeyError as error:
             raise CheckpointError(
                 f"{self.folder}: the config.json of {', '.join(parts)} lack {error}"
+            ) from error
+        except (ValueError, IndexError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.folder}: the config.json of {', '.join(parts)} do not fit: {error}"
             ) from error
 
     @cached_property
@@ -113,31 +116,34 @@ class Checkpoint:
         return digests
 
     def weight_files(self, part: str) -> list[Path]:
-        """The safetensors of one network, whole and readable; the chosen variant first."""
+        """The safetensors of one network, whole and readable."""
+        return self._weights(part)[1]
+
+    def _weights(self, part: str) -> tuple[str | None, list[Path]]:
+        """Also which variant they are: fp16 where nothing else is there."""
         folder, stem = _existing(self.folder / part), WEIGHT_NAMES[part]
-        for suffix in [f".{self.variant}"] if self.variant else ["", ".fp16"]:
+        for variant in (None, "fp16"):
+            suffix = f".{variant}" if variant else ""
             single = folder / f"{stem}{suffix}.safetensors"
             sharded = folder / f"{stem}.safetensors.index{suffix}.json"
             files = [single] if single.exists() else _shards(sharded)
             if files:
                 for file in files:
                     _check_safetensors(file)
-                return files
+                return variant, files
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
         if pickles:
             raise CheckpointError(
                 f"{folder / pickles[0]}: pickle weights can run code and are refused; "
                 f"needed {stem}.safetensors"
             )
-        wanted = f"{stem}{'.' + self.variant if self.variant else ''}.safetensors"
-        raise CheckpointError(f"{folder}: no weights found; needed {wanted}")
+        raise CheckpointError(f"{folder}: no weights found; needed {stem}.safetensors")
 
     def network(self, part: str) -> nn.Module:
         """diffusers' or transformers' own module with this checkpoint's weights, in float32."""
         import torch
 
-        files = self.weight_files(part)
-        variant = ".fp16" if files[0].name.split(".")[1] == "fp16" else None
+        variant, files = self._weights(part)
         loader = _loader(part)
         with quiet_loading():
             try:
@@ -145,7 +151,7 @@ class Checkpoint:
                     str(self.folder / part),
                     use_safetensors=True,
                     local_files_only=True,
-                    variant=variant and variant[1:],
+                    variant=variant,
                     torch_dtype=torch.float32,
                     output_loading_info=True,
                 )
@@ -206,19 +212,19 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
             return {"vae_decoder": VaeDecoder(module)}
 
 
-def find(model: str, variant: str | None = None) -> Checkpoint:
+def find(model: str) -> Checkpoint:
     """`mini`, a folder in diffusers layout, or a hub id such as `org/name`."""
     if model == "mini":
-        return Checkpoint("sdxl-mini", MINI, variant)
+        return Checkpoint("sdxl-mini", MINI)
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "model_index.json").exists():
             raise CheckpointError(
                 f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
             )
-        return Checkpoint(folder.resolve().name, folder, variant)
+        return Checkpoint(folder.resolve().name, folder)
     if HUB_ID.fullmatch(model):
-        return Checkpoint(model.split("/")[1], _download(model), variant)
+        return Checkpoint(model.split("/")[1], _download(model))
     raise CheckpointError(
         f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, or a hub id"
     )
@@ -226,11 +232,15 @@ def find(model: str, variant: str | None = None) -> Checkpoint:
 
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(model, allow_patterns=HUB_FILES))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"model {model!r} is neither a folder here nor could be fetched: {line}"

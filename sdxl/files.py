@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 
 class OutputError(OSError):
@@ -17,6 +18,10 @@ class OutputError(OSError):
             f"out: {str(path)!r} is not allowed; needed {needed} ({cause.strerror or cause})"
         )
         self.path = path
+        self._said = path, cause, needed
+
+    def __reduce__(self) -> Any:
+        return OutputError, self._said
 
 
 def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,9 @@ class Refused(RuntimeError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> Any:
+        return Refused, (str(self), self.retry_after_s)
 
 
 class DeadlineExceeded(RuntimeError):
@@ -102,7 +106,8 @@ class _Launch:
     """A group whose engine call is on its way."""
 
     group: Group
-    cohort: Cohort
+    ends: tuple[int, ...]
+    """images whose last step it is"""
     began_s: float
     wait: Callable[[], None]
 
@@ -219,7 +224,8 @@ class InFlight:
         for id_ in group.ids:
             self._flights[id_] = self._flights[id_].advanced()
         self.steps_taken += len(group.ids)
-        self._launched.append(_Launch(group, cohort, began, wait))
+        ends = tuple(id_ for id_ in group.ids if self._flights[id_].is_done)
+        self._launched.append(_Launch(group, ends, began, wait))
 
     def _step(self, group: Group, cohort: Cohort) -> None:
         rows = np.array(
@@ -239,7 +245,8 @@ class InFlight:
                 cohort.advance(reads_estimate=reads_estimate, is_noisy=is_noisy)
 
         kind = len(group.ids), cohort.is_guided, reads_estimate, is_noisy
-        self.engines.repeat((group.network, kind, cohort.buffers.addresses), work)
+        buffers = cohort.buffers
+        self.engines.repeat((group.network, kind, buffers.key, buffers.addresses), work)
 
     def _settle(self, depth: int, events: list[Event]) -> None:
         """Wait for launched calls beyond `depth`, learn their cost, hand out what is done."""
@@ -249,19 +256,19 @@ class InFlight:
             ended = self.clock()
             self.costs.observe(launch.group, ended - max(launch.began_s, self._settled_s))
             self._settled_s = ended
-            for id_ in launch.group.ids:
-                flight = self._flights.get(id_)
-                if flight is not None and flight.is_done:
-                    place = self._images[id_].place
-                    assert place is not None
-                    events.append(Finished(id_, place.cohort.latents[place.index].clone()))
+            for id_ in launch.ends:
+                image = self._images.get(id_)
+                if image is not None:
+                    assert image.place is not None
+                    latents = image.place.cohort.latents[image.place.index]
+                    events.append(Finished(id_, latents.clone()))
                     self._drop(id_)
 
     # -- state ------------------------------------------------------------------------------
 
     def _check_admission(self, flight: Flight) -> None:
         # Who is less urgent stands behind, and in nobody's way.
-        ahead = [f for f in self._flights.values() if f.priority <= flight.priority]
+        ahead = [f for f in self.flights if f.priority <= flight.priority]
         waiting = sum(f.state is State.QUEUED for f in ahead)
         now = self.clock()
         if waiting >= self.limits.queue:
@@ -269,7 +276,7 @@ class InFlight:
             ends = project(going, self.limits, self.costs, now).values()
             first = min(ends, default=now)
             raise Refused(f"the queue is full ({waiting} images wait)", max(first - now, 0.0))
-        timed = {f.id for f in (flight, *self._flights.values()) if f.deadline_s < math.inf}
+        timed = {f.id for f in (flight, *self.flights) if f.deadline_s < math.inf}
         if not timed:
             return
         after = project((*self.flights, flight), self.limits, self.costs, now, timed)
@@ -279,7 +286,7 @@ class InFlight:
                 f"the deadline is in {flight.deadline_s - now:.2f} s",
                 after[flight.id] - flight.deadline_s,
             )
-        late = [f for f in self._flights.values() if f.deadline_s < after[f.id]]
+        late = [f for f in self.flights if f.id in timed and f.deadline_s < after[f.id]]
         before = project(self.flights, self.limits, self.costs, now, timed) if late else {}
         if any(before[other.id] <= other.deadline_s for other in late):
             raise Refused("another image's promised time would be missed", after[flight.id] - now)

@@ -20,6 +20,9 @@ class InvalidParams(ValueError):
         super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
 
+    def __reduce__(self) -> Any:
+        return InvalidParams, (self.field, self.value, self.allowed)
+
 
 @dataclass(frozen=True)
 class Sizes:

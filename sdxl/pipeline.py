@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import Checkpoint
-from sdxl.conditioning import Conditioning, encode
+from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage
 from sdxl.inflight import Failed, InFlight, Request
@@ -46,12 +46,12 @@ class Result:
 
 @dataclass
 class Pipeline:
-    """One model on one device. `max_images` bounds how many are in flight together."""
+    """One model on one device."""
 
     checkpoint: Checkpoint
     engines: Engines
     is_deterministic: bool = False
-    """every call at one fixed shape, so that neighbours cannot change a picture's bytes"""
+    """UNet and encoders at one fixed shape, so that neighbours cannot change a picture's bytes"""
     clock: Callable[[], float] = time.perf_counter
 
     @property
@@ -70,6 +70,13 @@ class Pipeline:
     def resolve(self, params: GenerationParams) -> GenerationParams:
         return params.resolve(self.sizes, lambda: secrets.randbelow(2**32))
 
+    def check(self, params: GenerationParams) -> GenerationParams:
+        """The same, resolved; raises InvalidParams for what this model cannot be asked."""
+        resolved = self.resolve(params)
+        schedulers.table(resolved.scheduler, resolved.steps, self.checkpoint.scheduler)
+        tokenize_rows(resolved, *self.checkpoint.tokenizers, self.checkpoint.force_zeros)
+        return resolved
+
     def limits(self) -> Limits:
         buckets = self.engines.buckets
         if self.is_deterministic:
@@ -80,7 +87,7 @@ class Pipeline:
         return InFlight(self.engines, self.clock, self.limits())
 
     def generate(self, params: Iterable[GenerationParams]) -> list[Result]:
-        """All pictures, in the order asked for."""
+        """All pictures, in the order asked for. Raises what `check` would, whichever it is of."""
         return sorted(self.stream(params), key=lambda r: r.index)
 
     def stream(

@@ -206,7 +206,11 @@ def _read_vocabulary(
 
     files = folder / "vocab.json", folder / "merges.txt"
     if all(path.is_file() for path in files):
-        vocab, merges = BPE.read_file(*map(str, files))
+        try:
+            vocab, merges = BPE.read_file(*map(str, files))
+        except Exception as error:
+            # The library has no narrower one.
+            raise ValueError(f"{folder}: vocab.json or merges.txt is broken ({error})") from error
         return vocab, merges, []
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError(f"{folder}: needed vocab.json and merges.txt, or tokenizer.json")

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     from sdxl.images import check_metadata
 
     pipeline = load(model=order.model, backend=order.backend)
-    requests = [pipeline.resolve(request) for request in order.requests]
+    requests = [pipeline.check(request) for request in order.requests]
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
     pictures: dict[int, tuple[Pixels, str]] = {}

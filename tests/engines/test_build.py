@@ -17,7 +17,7 @@ from engines import build as build_module
 from engines.build import build
 from engines.engine_folder import EngineFolder
 from engines.export_folder import ExportFolder
-from engines.publishing import Busy
+from engines.publishing import Busy, publish
 from engines.targets import TARGETS
 from sdxl.files import OutputError
 from tests.engines.fake_builds import FakeWorker, order_of
@@ -102,6 +102,69 @@ def test_a_killed_build_goes_on_where_it_was(
     build(order_of(tiny, out))
     assert not set(worker.built) & set(finished), "what was finished is built again"
     assert files(tmp_path) == [".l40s.lock", "l40s", "tiny"]
+
+
+@pytest.mark.parametrize("stage", ["manifest", "publishing"])
+def test_a_build_that_fails_at_the_end_repeats_no_plan(
+    stage: str,
+    tiny: ExportFolder,
+    tmp_path: Path,
+    worker: FakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "l40s"
+    with monkeypatch.context() as broken:
+        if stage == "manifest":
+            broken.setattr(EngineFolder, "write", full)
+        else:
+            broken.setattr(build_module, "sync_folder", full)
+        with pytest.raises(OutputError, match="No space left"):
+            build(order_of(tiny, out))
+    worker.built.clear()
+    build(order_of(tiny, out))
+    assert not worker.built and files(out)[0] == "clip_g.plan"
+
+
+def test_a_folder_of_something_else_is_not_replaced(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "book"
+    out.mkdir()
+    (out / "chapter.txt").write_text("once")
+    for place in (out, tiny.folder):
+        before = files(place)
+        with pytest.raises(OutputError, match="there is something else in it"):
+            build(order_of(tiny, place))
+        assert files(place) == before and not worker.built
+
+
+def test_a_place_without_a_name_is_refused(tiny: ExportFolder, worker: FakeWorker) -> None:
+    with pytest.raises(OutputError, match="needed a folder with a name"):
+        build(order_of(tiny, Path("/")))
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.EIO, "broken"), KeyboardInterrupt()])
+def test_publishing_that_breaks_off_puts_the_old_folder_back(
+    fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished, target = tmp_path / "new", tmp_path / "target"
+    for folder in (finished, target):
+        folder.mkdir()
+        (folder / "which").write_text(folder.name)
+    rename = os.rename
+
+    def breaks(source: Path, to: Path) -> None:
+        if source == finished:
+            raise fault
+        rename(source, to)
+
+    monkeypatch.setattr(os, "rename", breaks)
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        publish(finished, target)
+    assert (target / "which").read_text() == "target"
 
 
 def test_a_plan_damaged_while_the_build_was_stopped_is_built_again(

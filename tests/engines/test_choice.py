@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from engines import build as build_module
 from engines.build import build
 from engines.choice import Wish, choose_engines
 from engines.export_folder import ExportError
-from engines.flavours import TENSORRT, BackendMissing, Flavour
+from engines.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
+from engines.onnxruntime_engine import OnnxRuntimeError
 from engines.places import export_place, plans_place
 from engines.targets import TARGETS, Target
 from sdxl.checkpoint import Checkpoint
@@ -105,6 +107,28 @@ def test_with_an_export_it_is_onnxruntime(wish: Wish, loaded: list[str]) -> None
     engines = choose_engines(wish, "auto")
     assert engines.description["backend"] == "onnxruntime" and not loaded
     assert list(passed_over(engines)) == ["tensorrt", "tensorrt-rtx"]
+
+
+def test_a_graph_that_onnxruntime_cannot_load_leaves_pytorch(
+    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> Engines:
+        raise OnnxRuntimeError("unet_deep.onnx: no such operator")
+
+    write_export(export_place("tiny", DIGEST, "fp32"))
+    monkeypatch.setattr("engines.onnxruntime_engine.load_onnxruntime", fails)
+    engines = choose_engines(wish, "auto")
+    assert loaded == ["torch"] and "no such operator" in passed_over(engines)["onnxruntime"]
+
+
+def test_a_library_that_does_not_load_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensorrt_broken.py").write_text("raise ImportError('libcuda.so.1: not there')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = replace(FLAVOURS["tensorrt"], module="tensorrt_broken")
+    with pytest.raises(BackendMissing, match="tensorrt does not load: libcuda.so.1: not there"):
+        broken.load()
 
 
 def test_on_a_gpu_pytorch_comes_before_onnxruntime(

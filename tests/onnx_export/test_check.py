@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from engines.export_folder import ExportFolder
-from onnx_export.check import CheckFailed, Finding, check
+from onnx_export.check import CheckFailed, Finding, _Run, check
 from onnx_export.exporter import export
 from onnx_export.order import Order
 from onnx_export.pictures import psnr, subject_of
@@ -79,4 +80,17 @@ def test_psnr_of_known_pictures() -> None:
     black, white = torch.full((1, 3, 4, 4), -1.0), torch.full((1, 3, 4, 4), 1.0)
     assert psnr(black, white) == pytest.approx(0.0)
     assert psnr(black + 0.02, black) == pytest.approx(40.0, abs=1e-3)
-    assert psnr(black, black) == 120.0
+    assert psnr(black, black) == pytest.approx(120.0)
+    assert math.isnan(psnr(black, black * math.nan))
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_one_nan_anywhere_is_the_worst(
+    place: int, tiny_export: ExportFolder, tiny: Checkpoint
+) -> None:
+    order = Order(tiny, tiny_export.precision, tiny_export.folder)
+    comparing = _Run(tiny_export, order, subject_of(tiny))
+    expected = [{"noise": torch.zeros(4)} for _ in range(3)]
+    found = [dict(each) for each in expected]
+    found[place] = {"noise": torch.tensor([0.0, math.nan, 0.0, 0.0])}
+    assert not comparing.compared("unet_shallow", found, expected).holds

@@ -41,23 +41,45 @@ def test_configs_and_tokenizers_need_no_model_library() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_variant_and_sharded_weights_load_unchanged(folder: Path) -> None:
+@pytest.mark.parametrize("variant", ["", ".fp16"])
+def test_variant_and_sharded_weights_load_unchanged(folder: Path, variant: str) -> None:
     expected = load_file(MINI / UNET)
-    (folder / UNET).rename(folder / "unet/diffusion_pytorch_model.fp16.safetensors")
-    for found in (find(str(folder), "fp16"), find(str(folder))):
-        assert _same(found, expected)
+    single = folder / f"unet/diffusion_pytorch_model{variant}.safetensors"
+    (folder / UNET).rename(single)
+    assert _same(find(str(folder)), expected)
 
     tensors = sorted(expected)
-    (folder / "unet/diffusion_pytorch_model.fp16.safetensors").unlink()
-    names = [f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    single.unlink()
+    names = [f"diffusion_pytorch_model{variant}-0000{i}-of-00002.safetensors" for i in (1, 2)]
     parts = dict(zip(names, (tensors[::2], tensors[1::2]), strict=True))
     for name, keys in parts.items():
         save_file({k: expected[k] for k in keys}, folder / "unet" / name, {"format": "pt"})
     weight_map = {key: name for name, keys in parts.items() for key in keys}
     index = {"metadata": {}, "weight_map": weight_map}
-    path = folder / "unet/diffusion_pytorch_model.safetensors.index.json"
+    path = folder / f"unet/diffusion_pytorch_model.safetensors.index{variant}.json"
     path.write_text(json.dumps(index))
     assert _same(find(str(folder)), expected)
+
+
+@pytest.mark.parametrize("model", ["my/model--v2", "a/b.git"])
+def test_what_is_no_hub_id_is_one_line(model: str) -> None:
+    with pytest.raises(CheckpointError, match=model):
+        find(model)
+
+
+def test_a_vocabulary_that_was_cut_off_is_named(folder: Path) -> None:
+    path = folder / "tokenizer" / "vocab.json"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="vocab.json or merges.txt is broken"):
+        _ = find(str(folder)).tokenizers
+
+
+def test_configs_that_do_not_fit_together_are_one_line(folder: Path) -> None:
+    path = folder / "unet" / "config.json"
+    config = {**json.loads(path.read_text()), "transformer_layers_per_block": [1]}
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="do not fit"):
+        _ = find(str(folder)).arch
 
 
 def _same(found: Checkpoint, expected: dict[str, torch.Tensor]) -> bool:

@@ -4,6 +4,7 @@ image has one outcome, and its latents are those of the same request alone."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,8 +59,8 @@ def request(
     )
 
 
-def loop(rows: int = 8, **limits: Any) -> InFlight:
-    engines = fake_engines()
+def loop(rows: int = 8, depth: int = 0, **limits: Any) -> InFlight:
+    engines = replace(fake_engines(), depth=depth)
     return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
 
 
@@ -285,6 +286,39 @@ def test_no_promise_given_is_broken_by_a_newcomer() -> None:
     with pytest.raises(Refused, match="another image's promised time"):
         flight.submit(request(2, steps=4))
     assert [f.id for f in flight.flights] == [promised]
+
+
+@pytest.mark.parametrize("sides", [(8,), (8, 10)])
+def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
+    sides: tuple[int, ...],
+) -> None:
+    """As on a GPU, where calls do not block."""
+    flight = loop(depth=1)
+    ids = [flight.submit(request(n, side=side)) for n, side in enumerate(sides)]
+    events: list[Event] = []
+    while flight.flights:
+        events += flight.tick()
+    assert not flight.is_idle
+    late = flight.submit(request(7, deadline_s=flight.clock() + 100))
+    events += flight.drain()
+    found = latents_of(events)
+    assert sorted(found) == [*ids, late]
+    for id_, asked in zip(found, [request(n, side=s) for n, s in enumerate(sides)], strict=False):
+        assert_same(found[id_], denoise(fake_engines(), asked))
+
+
+def test_what_is_finished_was_waited_for() -> None:
+    flight, waited = loop(depth=1), list[int]()
+    calls = itertools.count()
+
+    def fence() -> Any:
+        return partial(waited.append, next(calls))
+
+    flight.engines = replace(flight.engines, fence=fence)
+    flight.submit(request(0, steps=4))
+    while not any(isinstance(event, Finished) for event in flight.tick()):
+        pass
+    assert waited == [0, 1, 2, 3] and flight.is_idle
 
 
 def test_a_full_queue_refuses_and_an_expired_image_is_dropped() -> None:

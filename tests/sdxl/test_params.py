@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdxl.files import OutputError
+from sdxl.inflight import Refused
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 
 SIZES = Sizes(default=128, minimum=64, maximum=512)
@@ -53,6 +57,20 @@ def test_sizes_are_the_models(side: str, value: Any) -> None:
     asked = GenerationParams.from_dict({side: value})
     with pytest.raises(InvalidParams, match=rf"{side}: .*multiple of 8 from 64 to 512"):
         asked.resolve(SIZES, lambda: 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidParams("steps", 0, "needed 1"),
+        OutputError(Path("x"), OSError(28, "full"), "space"),
+        Refused("too late", 2.5),
+    ],
+)
+def test_errors_survive_the_way_between_processes(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+    assert vars(again).keys() == vars(error).keys()
 
 
 def test_what_is_left_open_is_filled() -> None:
