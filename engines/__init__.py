@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline
 
 BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
+FOLDER = "a folder of sdxl export or sdxl build, not what is found"
+"""what a flag that names `load`'s folder says of it"""
 
 
 def load(
@@ -20,9 +22,11 @@ def load(
     precision: str | None = None,
     is_deterministic: bool = False,
     torch_options: str = "",
+    folder: str = "",
 ) -> Pipeline:
     """A pipeline on the backend asked for, or on the best one this machine has for the model;
-    its engines' description says which it is and, under `passed_over`, why not a faster one."""
+    its engines' description says which it is and, under `passed_over`, why not a faster one.
+    `folder` names a folder of `sdxl export` or `sdxl build` to take instead of what is found."""
     from engines.choice import Wish, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams
@@ -31,5 +35,6 @@ def load(
     if backend not in BACKENDS:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
-    engines = choose_engines(Wish(model, checkpoint, device, precision, torch_options), backend)
+    wish = Wish(model, checkpoint, device, precision, torch_options, folder)
+    engines = choose_engines(wish, backend)
     return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)

@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from engines.digests import model_digest
-from engines.engine_folder import EngineError
+from engines.engine_folder import FILE as MANIFEST
+from engines.engine_folder import EngineError, EngineFolder
 from engines.engine_store import best_for
 from engines.export_folder import FILE, ExportError, ExportFolder
 from engines.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
@@ -47,6 +49,8 @@ class Wish:
     precision: str | None = None
     torch_options: str = ""
     """for PyTorch alone; see torch_options.py"""
+    folder: str = ""
+    """of `sdxl export` or `sdxl build`: these, and not what is found"""
 
     @property
     def is_for_cpu(self) -> bool:
@@ -54,6 +58,8 @@ class Wish:
 
 
 def choose_engines(wish: Wish, backend: str) -> Engines:
+    if wish.folder:
+        return _from_folder(wish, backend)
     if backend != "auto":
         return dict(_loaders())[backend](wish)
     passed_over: dict[str, str] = {}
@@ -67,6 +73,49 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
         return replace(engines, description={**engines.description, "passed_over": passed_over})
     said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
     raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
+
+
+def _from_folder(wish: Wish, backend: str) -> Engines:
+    """What a folder holds says which backend runs it."""
+    place, digest = Path(wish.folder), model_digest(wish.checkpoint)
+    held: EngineFolder | ExportFolder
+    if (place / MANIFEST).exists():
+        held = EngineFolder.read(place)
+        name = held.backend
+    elif (place / FILE).exists():
+        held, name = ExportFolder.open(place), "onnxruntime"
+    else:
+        needed = "needed a folder of `sdxl export` or `sdxl build`"
+        raise InvalidParams("engines", wish.folder, needed)
+    if backend not in ("auto", name):
+        raise InvalidParams("engines", wish.folder, f"{name} runs these, not {backend}")
+    if wish.precision not in (None, held.precision):
+        raise InvalidParams("engines", wish.folder, f"they are {held.precision}")
+    if isinstance(held, EngineFolder):
+        return _open_plans(held, digest)
+    return _open_graphs(wish, held, digest)
+
+
+def _open_plans(folder: EngineFolder, digest: str) -> Engines:
+    from engines.tensorrt_loading import load_tensorrt
+
+    flavour = FLAVOURS[folder.backend]
+    if reason := folder.mismatch(local_target(), flavour.version, digest):
+        raise EngineError(f"{folder.folder}: {reason}")
+    return load_tensorrt(folder, flavour)
+
+
+def _open_graphs(wish: Wish, export: ExportFolder, digest: str) -> Engines:
+    from engines.onnxruntime_engine import load_onnxruntime
+
+    if wish.device is not None and not wish.is_for_cpu:
+        raise InvalidParams("device", wish.device, "onnxruntime runs on the CPU; needed cpu")
+    if export.model_digest != digest:
+        raise ExportError(
+            f"{export.folder}: of the weights {export.model_digest[:12]} ({export.model}), "
+            f"needed {digest[:12]}"
+        )
+    return load_onnxruntime(export)
 
 
 def _loaders() -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
@@ -105,11 +154,7 @@ def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
 
 
 def _onnxruntime(wish: Wish) -> Engines:
-    from engines.onnxruntime_engine import load_onnxruntime
-
-    if wish.device is not None and not wish.is_for_cpu:
-        raise InvalidParams("device", wish.device, "onnxruntime runs on the CPU; needed cpu")
-    return load_onnxruntime(find_export(wish))
+    return _open_graphs(wish, find_export(wish), model_digest(wish.checkpoint))
 
 
 def find_export(wish: Wish) -> ExportFolder:

@@ -105,6 +105,7 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
             "precision": export.precision,
             "device": "cpu",
             "version": onnxruntime.__version__,
+            **({"loras": export.loras} if export.loras else {}),
         },
     )
 

@@ -49,6 +49,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
             "precision": folder.precision,
             "device": folder.gpu,
             "version": folder.backend_version,
+            **({"loras": folder.loras} if folder.loras else {}),
         },
     )
 

@@ -44,6 +44,7 @@ class ServeSettings:
     model: str = setting("mini", "a folder in diffusers layout or a hub id")
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
+    engines: str = setting("", "a folder of sdxl export or sdxl build, not what is found")
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
     llm: str = setting("mini", "a language model as well: a folder or a hub id; none for none")

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS
+    from engines import BACKENDS, FOLDER
 
     parser = Parser(prog="sdxl batch", description="Make pictures of every row of a file.")
     add: Callable[..., Any] = parser.add_argument
@@ -49,6 +49,7 @@ def build_parser() -> Parser:
     add("--model", default="mini", help="a folder in diffusers layout or a hub id (%(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="the backend's own choice unless given")
+    add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
     add("--through", metavar="URL", help=f"a service that runs, at low priority; key in {API_KEY}")
@@ -102,6 +103,7 @@ def read_order(options: argparse.Namespace) -> Order:
         model=options.model,
         backend=options.backend,
         precision=options.precision,
+        engines=options.engines,
         deterministic=options.deterministic,
         is_quiet=options.quiet,
         metrics_port=options.metrics_port,

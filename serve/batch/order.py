@@ -28,6 +28,7 @@ class Order:
     model: str
     backend: str
     precision: str | None
+    engines: str
     deterministic: bool
     is_quiet: bool
     metrics_port: int | None

@@ -92,10 +92,14 @@ class LocalRenderer:
         self.worker.close()
 
 
-def load_local(model: str, backend: str, precision: str | None, exact: bool) -> LocalRenderer:
+def load_local(
+    model: str, backend: str, precision: str | None, folder: str, exact: bool
+) -> LocalRenderer:
     import engines
 
-    pipeline = engines.load(model, backend, precision=precision, is_deterministic=exact)
+    pipeline = engines.load(
+        model, backend, precision=precision, folder=folder, is_deterministic=exact
+    )
     return LocalRenderer.load(pipeline)
 
 

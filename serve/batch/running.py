@@ -138,7 +138,12 @@ def on_ray(
         gpus = int(ray.cluster_resources().get("GPU", 0))
         workers = order.workers or max(gpus, 1)
         exact = partial(
-            load_local, order.model, order.backend, order.precision, order.deterministic
+            load_local,
+            order.model,
+            order.backend,
+            order.precision,
+            order.engines,
+            order.deterministic,
         )
         yield ray_hire(load or exact, task, gpus > 0, job.threads), workers
     finally:

@@ -38,6 +38,7 @@ class Order:
 
     model: str
     backend: str
+    engines: str
     requests: tuple[GenerationParams, ...]
     destination: Destination
     sheet: Path | None
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     from engines import load
     from sdxl.images import check_metadata
 
-    pipeline = load(model=order.model, backend=order.backend)
+    pipeline = load(model=order.model, backend=order.backend, folder=order.engines)
     requests = [pipeline.check(request) for request in order.requests]
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
@@ -73,13 +74,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS
+    from engines import BACKENDS, FOLDER
 
     parser = Parser(prog="sdxl render", description="Make pictures from text.")
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
     add("--model", help=f"a folder in diffusers layout or a hub id (default {DEFAULT_MODEL})")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
     add("--out", default="out", metavar="PATH", help="folder, or file (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
@@ -110,6 +112,7 @@ def read_order(options: argparse.Namespace) -> Order:
     return Order(
         model=options.model or stored_model or DEFAULT_MODEL,
         backend=options.backend,
+        engines=options.engines,
         requests=tuple(requests),
         destination=Destination.prepare(options.out, options.format, len(requests)),
         sheet=prepare_sheet(options.sheet),

@@ -37,6 +37,7 @@ class ImageReplica:
             precision=settings.precision or None,
             torch_options=settings.torch_options,
             is_deterministic=settings.deterministic,
+            folder=settings.engines,
         )
         self.worker = Worker(
             pipeline,

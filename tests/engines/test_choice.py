@@ -13,6 +13,7 @@ from engines import BACKENDS, choice
 from engines import build as build_module
 from engines.build import build
 from engines.choice import Wish, choose_engines
+from engines.engine_folder import EngineError
 from engines.export_folder import ExportError
 from engines.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
 from engines.onnxruntime_engine import OnnxRuntimeError
@@ -129,6 +130,55 @@ def test_a_library_that_does_not_load_is_missing(
     broken = replace(FLAVOURS["tensorrt"], module="tensorrt_broken")
     with pytest.raises(BackendMissing, match="tensorrt does not load: libcuda.so.1: not there"):
         broken.load()
+
+
+def of_folder(wish: Wish, folder: Path) -> Wish:
+    return replace(wish, folder=str(folder))
+
+
+def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
+    wish: Wish, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_plans(monkeypatch, tmp_path)
+    with_gpu(monkeypatch, TARGETS["l40s"])
+    write_export(tmp_path / "mine")
+    engines = choose_engines(of_folder(wish, tmp_path / "mine"), "auto")
+    assert engines.description["backend"] == "onnxruntime" and not loaded
+    choose_engines(
+        of_folder(wish, plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"), "auto"
+    )
+    assert loaded == ["tensorrt"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "reason"),
+    [
+        ("torch", None, "onnxruntime runs these, not torch"),
+        ("auto", "fp16", "they are fp32"),
+    ],
+)
+def test_a_folder_that_does_not_fit_the_wish_is_refused(
+    wish: Wish, tmp_path: Path, backend: str, precision: str | None, reason: str
+) -> None:
+    write_export(tmp_path / "mine")
+    asked = replace(of_folder(wish, tmp_path / "mine"), precision=precision)
+    with pytest.raises(InvalidParams, match=f"engines: .*{reason}"):
+        choose_engines(asked, backend)
+
+
+def test_a_folder_of_other_weights_or_of_nothing_is_refused(
+    wish: Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_export(tmp_path / "other", digest="e" * 64)
+    with pytest.raises(ExportError, match="of the weights eeeeeeeeeeee .*needed dddddddddddd"):
+        choose_engines(of_folder(wish, tmp_path / "other"), "auto")
+    with pytest.raises(InvalidParams, match="needed a folder of `sdxl export` or `sdxl build`"):
+        choose_engines(of_folder(wish, tmp_path), "auto")
+    with_plans(monkeypatch, tmp_path)
+    with_gpu(monkeypatch, TARGETS["h100"])
+    plans = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
+    with pytest.raises(EngineError, match="built for a L40S, found a H100 here"):
+        choose_engines(of_folder(wish, plans), "auto")
 
 
 def test_on_a_gpu_pytorch_comes_before_onnxruntime(

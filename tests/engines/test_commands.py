@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     assert main(["build", *arguments]) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0], lines
+
+
+def test_engines_with_a_lora_do_not_take_the_models_place(
+    tmp_path: Path, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = replace(write_export(tmp_path / "export"), loras=({"scale": 1.0},))
+    export.write()
+    command = ["build", "--onnx", str(export.folder), *RTX]
+    assert main(command) == 2
+    assert "out: None is not allowed; needed a folder" in capsys.readouterr().err
+    assert not worker.built and not plans_root().exists()
+    assert main([*command, "--out", str(tmp_path / "plans")]) == 0
 
 
 def test_weights_that_changed_since_the_export_are_found_before_a_build(

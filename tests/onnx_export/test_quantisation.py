@@ -104,6 +104,18 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
     assert rows == {4, 2}, f"{rows}: two prompts with guidance, then the one left over"
 
 
+def test_prompts_of_several_lengths_are_calibrated_apart(tiny: Checkpoint) -> None:
+    """Else a step of theirs would be two calls, and its statistic that of two steps."""
+    parts = {name: tiny.part(name) for name in ADAPTED}
+    rows: list[int] = []
+    parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
+        lambda _, given: rows.append(len(given[0]))
+    )
+    long = "circle " * 80
+    first_steps(tiny, parts, [PROMPTS[0], long, PROMPTS[1], long], INT8)
+    assert rows == [4] * 2 * INT8.calibrated_steps
+
+
 @pytest.fixture(scope="module", params=NUMBERS)
 def quantised(request: pytest.FixtureRequest, tiny: Checkpoint) -> tuple[str, nn.Module, Quantised]:
     parts = {name: tiny.part(name) for name in ADAPTED}

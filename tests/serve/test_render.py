@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 
 import engines
 from sdxl import cli, images
-from sdxl.params import GenerationParams, Sizes
+from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Result
 
 DEFAULTS = GenerationParams()
@@ -33,6 +33,11 @@ class FakePipeline:
 
     def resolve(self, params: GenerationParams) -> GenerationParams:
         return params.resolve(self.sizes, lambda: 0)
+
+    def check(self, params: GenerationParams) -> GenerationParams:
+        if params.prompt == "too long":
+            raise InvalidParams("prompt", "1300 tokens", "needed at most 225")
+        return self.resolve(params)
 
     def stream(
         self, requests: list[GenerationParams], on_tick: Callable[[int], object]
@@ -56,7 +61,7 @@ class FakePipeline:
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakePipeline:
     fake = FakePipeline()
-    monkeypatch.setattr(engines, "load", lambda model, backend: fake)
+    monkeypatch.setattr(engines, "load", lambda model, backend, folder: fake)
     monkeypatch.delenv(cli.TRACEBACK, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake
@@ -164,6 +169,13 @@ def test_one_file_and_a_sheet(pipeline: FakePipeline, capsys: pytest.CaptureFixt
     with Image.open("sheets/all.png") as sheet:
         assert np.asarray(sheet).std() > 0
     assert os.listdir("deep/er") == ["a.webp"] and os.listdir("sheets") == ["all.png"]
+
+
+def test_one_prompt_that_cannot_be_drawn_is_said_before_any_is(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["render", "a ring", "too long", "a star"]) == 2
+    assert "1300 tokens" in capsys.readouterr().err and not pipeline.asked
 
 
 def test_one_failed_image_does_not_cost_the_others(
