@@ -19,7 +19,7 @@ def plan(steps: int, interval: int, deep_steps: tuple[int, ...] | None = None) -
 
 
 def uneven_steps(steps: int, deep: int, center: float, power: float = 1.4) -> tuple[int, ...]:
-    """`deep` step numbers that crowd around `center`: the paper's non-uniform 1:N schedule.
+    """At most `deep` step numbers that crowd around `center`: the paper's non-uniform 1:N schedule.
 
     Positions spread evenly in the signed `power`-th root of the distance from the center.
     """

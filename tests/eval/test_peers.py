@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from eval import peers
+from eval.energy import meter
 from eval.peers import figures, keep, table
 from eval.system_description import describe_system
 from eval.timing import Spread, take_turns
@@ -70,3 +72,8 @@ def test_the_table_names_everyone() -> None:
     text = table(report())
     for name in (EAGER, CACHED, name_of(OURS[0], 1), name_of(OURS[0], 2)):
         assert name in text, name
+
+
+def test_without_nvml_nothing_is_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert meter() is None

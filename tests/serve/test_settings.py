@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
+from serve.cli import check_port
 from serve.settings import ServeSettings, add_flags, given, read
 
 
@@ -79,3 +81,17 @@ def test_a_public_address_needs_keys_or_insecure(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_needs_none(host: str) -> None:
     ServeSettings(host=host)
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(InvalidParams, match=f"port: {port} .*free port of 127.0.0.1"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+    check_port("localhost", port)
+    with pytest.raises(InvalidParams, match="port"):
+        check_port("no.such.host.invalid", port)
