@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engines.digests import model_digest
 from engines.engine_folder import FILE as MANIFEST
-from engines.engine_folder import EngineError, EngineFolder
+from engines.engine_folder import EngineError
 from engines.engine_store import best_for
 from engines.export_folder import FILE, ExportError, ExportFolder
 from engines.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
@@ -58,8 +58,9 @@ class Wish:
 
 
 def choose_engines(wish: Wish, backend: str) -> Engines:
-    if wish.folder:
-        return _from_folder(wish, backend)
+    if wish.folder and not any((Path(wish.folder) / mark).exists() for mark in (MANIFEST, FILE)):
+        needed = "needed a folder of `sdxl export` or `sdxl build`"
+        raise InvalidParams("engines", wish.folder, needed)
     if backend != "auto":
         return dict(_loaders())[backend](wish)
     passed_over: dict[str, str] = {}
@@ -73,49 +74,6 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
         return replace(engines, description={**engines.description, "passed_over": passed_over})
     said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
     raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
-
-
-def _from_folder(wish: Wish, backend: str) -> Engines:
-    """What a folder holds says which backend runs it."""
-    place, digest = Path(wish.folder), model_digest(wish.checkpoint)
-    held: EngineFolder | ExportFolder
-    if (place / MANIFEST).exists():
-        held = EngineFolder.read(place)
-        name = held.backend
-    elif (place / FILE).exists():
-        held, name = ExportFolder.open(place), "onnxruntime"
-    else:
-        needed = "needed a folder of `sdxl export` or `sdxl build`"
-        raise InvalidParams("engines", wish.folder, needed)
-    if backend not in ("auto", name):
-        raise InvalidParams("engines", wish.folder, f"{name} runs these, not {backend}")
-    if wish.precision not in (None, held.precision):
-        raise InvalidParams("engines", wish.folder, f"they are {held.precision}")
-    if isinstance(held, EngineFolder):
-        return _open_plans(held, digest)
-    return _open_graphs(wish, held, digest)
-
-
-def _open_plans(folder: EngineFolder, digest: str) -> Engines:
-    from engines.tensorrt_loading import load_tensorrt
-
-    flavour = FLAVOURS[folder.backend]
-    if reason := folder.mismatch(local_target(), flavour.version, digest):
-        raise EngineError(f"{folder.folder}: {reason}")
-    return load_tensorrt(folder, flavour)
-
-
-def _open_graphs(wish: Wish, export: ExportFolder, digest: str) -> Engines:
-    from engines.onnxruntime_engine import load_onnxruntime
-
-    if wish.device is not None and not wish.is_for_cpu:
-        raise InvalidParams("device", wish.device, "onnxruntime runs on the CPU; needed cpu")
-    if export.model_digest != digest:
-        raise ExportError(
-            f"{export.folder}: of the weights {export.model_digest[:12]} ({export.model}), "
-            f"needed {digest[:12]}"
-        )
-    return load_onnxruntime(export)
 
 
 def _loaders() -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
@@ -143,7 +101,8 @@ def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
     if target is None:
         raise BackendMissing(f"{flavour.name} needs an NVIDIA GPU, found none here")
     digest = model_digest(wish.checkpoint)
-    found = best_for(plans_root(), flavour, target, digest, wish.precision)
+    root = Path(wish.folder) if wish.folder else plans_root()
+    found = best_for(root, flavour, target, digest, wish.precision, takes_loras=bool(wish.folder))
     if isinstance(found, str):
         precision = wish.precision or target.precision
         raise BackendMissing(
@@ -154,15 +113,22 @@ def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
 
 
 def _onnxruntime(wish: Wish) -> Engines:
-    return _open_graphs(wish, find_export(wish), model_digest(wish.checkpoint))
+    from engines.onnxruntime_engine import load_onnxruntime
+
+    if wish.device is not None and not wish.is_for_cpu:
+        raise InvalidParams("device", wish.device, "onnxruntime runs on the CPU; needed cpu")
+    return load_onnxruntime(find_export(wish))
 
 
 def find_export(wish: Wish) -> ExportFolder:
-    """The model's graphs in their usual place; the embedded model brings its own."""
+    """The model's graphs, in the folder that is named or in their usual place; the embedded model
+    brings its own."""
     from engines.shipped import open_mini
 
     checkpoint, precision = wish.checkpoint, wish.precision or CPU_PRECISION
     digest = model_digest(checkpoint)
+    if wish.folder:
+        return _named_export(wish, digest)
     if checkpoint.folder == MINI and precision == CPU_PRECISION:
         return open_mini(digest)
     place = export_place(checkpoint.name, digest, precision)
@@ -174,9 +140,24 @@ def find_export(wish: Wish) -> ExportFolder:
     return ExportFolder.open(place)
 
 
+def _named_export(wish: Wish, digest: str) -> ExportFolder:
+    export = ExportFolder.open(Path(wish.folder))
+    if export.model_digest != digest:
+        raise ExportError(
+            f"{export.folder}: of the weights {export.model_digest[:12]} ({export.model}), "
+            f"needed {digest[:12]}"
+        )
+    if wish.precision not in (None, export.precision):
+        raise ExportError(f"{export.folder}: is {export.precision}, needed {wish.precision}")
+    return export
+
+
 def _torch(wish: Wish) -> Engines:
     from engines.torch_engine import EIGHT_BIT, load_torch
 
+    if wish.folder:
+        # It computes from the checkpoint's own weights.
+        raise InvalidParams("engines", wish.folder, "torch runs no engines of a folder")
     return load_torch(
         wish.checkpoint,
         device=wish.device,

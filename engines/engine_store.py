@@ -25,14 +25,23 @@ def engine_folders(root: Path) -> Iterator[EngineFolder | EngineError]:
 
 
 def best_for(
-    root: Path, flavour: Flavour, target: Target, digest: str, precision: str | None
+    root: Path,
+    flavour: Flavour,
+    target: Target,
+    digest: str,
+    precision: str | None,
+    *,
+    takes_loras: bool = False,
 ) -> EngineFolder | str:
-    """The engines to run this model with here, or why there are none."""
+    """The engines to run this model with here, or why there are none. Those with LoRAs in them are
+    not the model itself."""
     found = list(engine_folders(root))
     reasons = [str(folder) for folder in found if isinstance(folder, EngineError)]
     fitting = []
     for folder in found:
-        if isinstance(folder, EngineError) or folder.backend != flavour.name or folder.loras:
+        if isinstance(folder, EngineError) or folder.backend != flavour.name:
+            continue
+        if folder.loras and not takes_loras:
             continue
         if folder.model_digest != digest:
             continue

@@ -16,17 +16,3 @@ def plan(steps: int, interval: int, deep_steps: tuple[int, ...] | None = None) -
         deep = set(deep_steps)
         return tuple(step in deep for step in range(steps))
     return tuple(step % interval == 0 for step in range(steps))
-
-
-def uneven_steps(steps: int, deep: int, center: float, power: float = 1.4) -> tuple[int, ...]:
-    """At most `deep` step numbers that crowd around `center`: the paper's non-uniform 1:N schedule.
-
-    Positions spread evenly in the signed `power`-th root of the distance from the center.
-    """
-    low, high = -((center) ** (1 / power)), max(steps - 1 - center, 0.0) ** (1 / power)
-    chosen = {0}
-    for i in range(deep):
-        u = low + (high - low) * i / max(deep, 1)
-        offset = abs(u) ** power * (1 if u >= 0 else -1)
-        chosen.add(min(max(round(center + offset), 0), steps - 1))
-    return tuple(sorted(chosen))

@@ -13,7 +13,7 @@ from engines import BACKENDS, choice
 from engines import build as build_module
 from engines.build import build
 from engines.choice import Wish, choose_engines
-from engines.engine_folder import EngineError
+from engines.engine_folder import EngineFolder
 from engines.export_folder import ExportError
 from engines.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
 from engines.onnxruntime_engine import OnnxRuntimeError
@@ -153,8 +153,10 @@ def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
 @pytest.mark.parametrize(
     ("backend", "precision", "reason"),
     [
-        ("torch", None, "onnxruntime runs these, not torch"),
-        ("auto", "fp16", "they are fp32"),
+        ("torch", None, "engines: .*torch runs no engines of a folder"),
+        ("onnxruntime", "fp16", "is fp32, needed fp16"),
+        ("auto", "fp16", "onnxruntime: .*is fp32, needed fp16; torch: engines: "),
+        ("tensorrt", None, "found none here"),
     ],
 )
 def test_a_folder_that_does_not_fit_the_wish_is_refused(
@@ -162,7 +164,7 @@ def test_a_folder_that_does_not_fit_the_wish_is_refused(
 ) -> None:
     write_export(tmp_path / "mine")
     asked = replace(of_folder(wish, tmp_path / "mine"), precision=precision)
-    with pytest.raises(InvalidParams, match=f"engines: .*{reason}"):
+    with pytest.raises((InvalidParams, ExportError, BackendMissing), match=reason):
         choose_engines(asked, backend)
 
 
@@ -171,14 +173,27 @@ def test_a_folder_of_other_weights_or_of_nothing_is_refused(
 ) -> None:
     write_export(tmp_path / "other", digest="e" * 64)
     with pytest.raises(ExportError, match="of the weights eeeeeeeeeeee .*needed dddddddddddd"):
-        choose_engines(of_folder(wish, tmp_path / "other"), "auto")
+        choose_engines(of_folder(wish, tmp_path / "other"), "onnxruntime")
     with pytest.raises(InvalidParams, match="needed a folder of `sdxl export` or `sdxl build`"):
         choose_engines(of_folder(wish, tmp_path), "auto")
     with_plans(monkeypatch, tmp_path)
     with_gpu(monkeypatch, TARGETS["h100"])
     plans = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
-    with pytest.raises(EngineError, match="built for a L40S, found a H100 here"):
-        choose_engines(of_folder(wish, plans), "auto")
+    with pytest.raises(BackendMissing, match="built for a L40S, found a H100 here"):
+        choose_engines(of_folder(wish, plans), "tensorrt-rtx")
+
+
+def test_a_folder_with_a_lora_is_taken_when_it_is_named(
+    wish: Wish, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_plans(monkeypatch, tmp_path)
+    with_gpu(monkeypatch, TARGETS["l40s"])
+    place = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
+    replace(EngineFolder.read(place), loras=({"scale": 1.0},)).write()
+    choose_engines(of_folder(wish, place), "tensorrt-rtx")
+    assert loaded == ["tensorrt"]
+    with pytest.raises(BackendMissing, match="none were built for this model"):
+        choose_engines(wish, "tensorrt-rtx")
 
 
 def test_on_a_gpu_pytorch_comes_before_onnxruntime(

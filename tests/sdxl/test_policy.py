@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sdxl.cost import SHALLOW_SHARE, Costs, Key, project, smoothed
-from sdxl.deepcache import plan, uneven_steps
+from sdxl.deepcache import plan
 from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
 
 SHAPE, WIDE = Shape(8, 8, 77), Shape(8, 16, 77)
@@ -90,10 +89,6 @@ def test_plans() -> None:
     assert plan(5, 2) == (True, False, True, False, True)
     assert plan(3, 1) == (True, True, True)
     assert plan(4, 9, deep_steps=(0, 3)) == (True, False, False, True)
-    uneven = uneven_steps(50, 10, center=15)
-    assert uneven[0] == 0 and len(uneven) >= 8 and uneven[-1] < 50
-    gaps = [b - a for a, b in itertools.pairwise(uneven)]
-    assert gaps[-1] > min(gaps), "steps crowd around the center"
 
 
 def test_buckets_must_hold_a_guided_image() -> None:

@@ -12,7 +12,9 @@ import pytest
 
 from serve.errors import Problem
 from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Taken
+from serve.llm.decoding import Made
 from serve.llm.speaker import Speaker
+from serve.llm.transformers_engine import Listener
 from tests.serve.llm.texts import (
     CIRCLE,
     WORDS,
@@ -149,3 +151,28 @@ def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
         assert text_of(await updates_of(speaker, CIRCLE)) == expected
 
     asyncio.run(scenario())
+
+
+def test_a_token_that_cannot_be_told_ends_its_own_answer_alone(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Listener.heard
+
+    def trips(self: Listener, made: Made) -> None:
+        if made.generation.sampling.seed == 13:
+            raise RuntimeError("/secret")
+        heard(self, made)
+
+    async def both() -> list[Any]:
+        asks = [replace(CIRCLE, sampling=replace(CIRCLE.sampling, seed=seed)) for seed in (13, 4)]
+        return await asyncio.gather(
+            *(updates_of(speaker, ask) for ask in asks), return_exceptions=True
+        )
+
+    monkeypatch.setattr(Listener, "heard", trips)
+    broken, whole = asyncio.run(both())
+    assert isinstance(broken, Problem) and broken.status == 500 and "secret" not in str(broken)
+    assert text_of(whole)
+    speaker.engine.check_health()
+    monkeypatch.undo()
+    assert text_of(run(speaker, seed=13))
