@@ -55,7 +55,8 @@ class OnnxRuntimeEngine:
             if len(self._bound) >= MAX_BOUND:
                 self._bound.clear()
             halves = self._bound[(*inputs, *outputs, key)] = self._bind(inputs, outputs)
-        others = [_lane().submit(self._run, half) for half in halves[1:]]
+        # With the tensors: whoever interrupts this call may drop them before the half has ended.
+        others = [_lane().submit(self._run, half, inputs, outputs) for half in halves[1:]]
         try:
             self._run(halves[0])
         finally:
@@ -65,7 +66,7 @@ class OnnxRuntimeEngine:
         for other in others:
             other.result()
 
-    def _run(self, binding: Any) -> None:
+    def _run(self, binding: Any, *_: Mapping[str, Tensor]) -> None:
         try:
             self.session.run_with_iobinding(binding)
         except Exception as error:

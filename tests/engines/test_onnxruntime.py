@@ -220,3 +220,34 @@ def test_padding_wastes_at_most_one_row(tiny_engines: Engines) -> None:
     buckets = replace(tiny_engines).buckets
     for rows in range(2, buckets[-1] + 1):
         assert min(b for b in buckets if b >= rows) - rows <= 1
+
+
+ROOT = Path(__file__).parents[2]
+INTERRUPTED = """
+import random, signal
+import engines
+from sdxl.params import GenerationParams
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+pipeline = engines.load("mini", "onnxruntime")
+asked = [GenerationParams("a ring", steps=4, seed=i) for i in range(4)]
+pipeline.generate(asked)
+signal.signal(signal.SIGALRM, interrupt)
+drawn = random.Random(1)
+for _ in range(400):
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, drawn.uniform(0.0005, 0.03))
+            pipeline.generate(asked)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_an_interrupt_at_any_moment_leaves_no_half_without_its_tensors() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
