@@ -34,6 +34,9 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
     # From process to process as gRPC, not as Ray tasks: a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.
+    # Ray's own 4 MiB ends every answer with two of 1024². What comes in has limits of its own.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
 }
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 """Ray's part of the log; our own is serve/logs.py's."""

@@ -15,6 +15,8 @@ export RAY_worker_niceness=0
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
 export RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=2
 export RAY_SERVE_USE_GRPC_BY_DEFAULT=1
+# Answers may be as large as their pictures; Ray's own limit is 4 MiB.
+export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=1073741824
 
 role=${1:?head, or the address of the first node}
 shift
