@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdxl.checkpoint_checks import CheckpointError as CheckpointError
+from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.params import Sizes
 from sdxl.prompt import Tokenizer
 from sdxl.schedulers import SchedulerConfig
@@ -34,13 +37,10 @@ WEIGHT_NAMES = {
     "unet": "diffusion_pytorch_model",
     "vae": "diffusion_pytorch_model",
 }
+SAFETENSORS = ".safetensors"
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB_FILES = ["model_index.json", "preview.json", "*/*.json", "*/*.txt", "*/*.safetensors"]
 MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
-
-
-class CheckpointError(RuntimeError):
-    """A model that cannot be loaded: what was looked for, and what was found."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ class Checkpoint:
 
     @cached_property
     def scheduler(self) -> SchedulerConfig:
-        return SchedulerConfig.from_dict(
-            _read_json(self.folder / "scheduler" / "scheduler_config.json")
-        )
+        path = self.folder / "scheduler" / "scheduler_config.json"
+        return SchedulerConfig.from_dict(_read_json(path))
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
-        first, second = (
-            Tokenizer.from_folder(_existing(self.folder / name))
-            for name in ("tokenizer", "tokenizer_2")
-        )
-        return first, second
+        return self._tokenizer("tokenizer"), self._tokenizer("tokenizer_2")
+
+    def _tokenizer(self, name: str) -> Tokenizer:
+        folder = _existing(self.folder / name)
+        with foreign_errors(folder):
+            return Tokenizer.from_folder(folder)
 
     @property
     def force_zeros(self) -> bool:
@@ -129,7 +129,7 @@ class Checkpoint:
             files = [single] if single.exists() else _shards(sharded)
             if files:
                 for file in files:
-                    _check_safetensors(file)
+                    count_numbers(file)
                 return variant, files
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
         if pickles:
@@ -144,20 +144,16 @@ class Checkpoint:
         import torch
 
         variant, files = self._weights(part)
-        loader = _loader(part)
-        with quiet_loading():
-            try:
-                model, report = loader.from_pretrained(
-                    str(self.folder / part),
-                    use_safetensors=True,
-                    local_files_only=True,
-                    variant=variant,
-                    torch_dtype=torch.float32,
-                    output_loading_info=True,
-                )
-            except (OSError, ValueError, RuntimeError) as error:
-                line = " ".join(str(error).split())[:300]
-                raise CheckpointError(f"{self.folder / part}: {line}") from error
+        check_network(self.folder / part, self.config(part), files)
+        with quiet_loading(), foreign_errors(self.folder / part):
+            model, report = network_class(part).from_pretrained(
+                str(self.folder / part),
+                use_safetensors=True,
+                local_files_only=True,
+                variant=variant,
+                torch_dtype=torch.float32,
+                output_loading_info=True,
+            )
         missing = sorted(report["missing_keys"])
         if missing:
             raise CheckpointError(
@@ -216,8 +212,8 @@ def find(model: str) -> Checkpoint:
     """`mini`, a folder in diffusers layout, or a hub id such as `org/name`."""
     if model == "mini":
         return Checkpoint("sdxl-mini", MINI)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    if is_here(model):
+        folder = Path(os.path.expanduser(model))
         if not (folder / "model_index.json").exists():
             raise CheckpointError(
                 f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
@@ -228,6 +224,11 @@ def find(model: str) -> Checkpoint:
     raise CheckpointError(
         f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, or a hub id"
     )
+
+
+def is_here(model: str) -> bool:
+    """Whether it is found without asking the hub. It need not be a model."""
+    return model == "mini" or os.path.isdir(os.path.expanduser(model))
 
 
 def _download(model: str) -> Path:
@@ -256,7 +257,7 @@ def _existing(path: Path) -> Path:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_existing(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds {type(value).__name__}, needed an object")
@@ -266,38 +267,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _shards(index: Path) -> list[Path]:
     if not index.exists():
         return []
-    names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-    if any(Path(name).name != name for name in names):
-        raise CheckpointError(f"{index}: a shard's name leaves the folder")
-    return [_existing(index.parent / name) for name in names]
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: needed weight_map, an object from tensor to file")
+    names = set(weight_map.values()) if all_text(weight_map.values()) else {""}
+    if any(Path(name).name != name or not name.endswith(SAFETENSORS) for name in names):
+        raise CheckpointError(f"{index}: needed names of {SAFETENSORS} files in its folder")
+    return [_existing(index.parent / name) for name in sorted(names)]
 
 
-def _check_safetensors(path: Path) -> None:
-    """Header and length: catches a truncated download before anything is built."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from error
-
-
-def _loader(part: str) -> Any:
-    if part == "unet":
-        from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-
-        return UNet2DConditionModel
-    if part == "vae":
-        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-
-        return AutoencoderKL
-    import transformers
-
-    has_projection = part == "text_encoder_2"
-    return (
-        transformers.CLIPTextModelWithProjection if has_projection else transformers.CLIPTextModel
-    )
+def all_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from sdxl.params import InvalidParams
+from sdxl.picture_files import BrokenPicture, opened
 
 Pixels = NDArray[np.uint8]
 
@@ -42,6 +43,10 @@ class BrokenImage(RuntimeError):
 
 class NoParameters(ValueError):
     """A file that does not say how it was made."""
+
+
+class BrokenPreviewMap(ValueError):
+    """A checkpoint's preview.json that holds no map: what it should hold."""
 
 
 class NoiseSource:
@@ -85,18 +90,32 @@ def load_preview_map(folder: Path, channels: int) -> Tensor:
     """
     path = folder / "preview.json"
     if path.exists():
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        numbers = [*stored["latent_rgb_factors"], stored["latent_rgb_bias"]]
-        rows = torch.tensor(numbers, dtype=torch.float32)
+        rows = _stored_map(path)
     elif channels == len(SDXL_RGB[0]):
         matrix = torch.tensor(SDXL_RGB, dtype=torch.float32).T
         bias = torch.tensor(SDXL_RGB_BIAS, dtype=torch.float32)
         rows = torch.cat([matrix, bias[None] - 127.5]) / 127.5
     else:
-        raise ValueError(f"{path} is missing, and SDXL's map is for 4 channels, not {channels}")
-    if rows.shape != (channels + 1, 3):
-        raise ValueError(f"{path}: {channels} channels need {channels} + 1 rows of 3 numbers")
+        raise BrokenPreviewMap(
+            f"{path} is missing, and SDXL's map is for 4 channels, not {channels}"
+        )
+    if rows.shape != (channels + 1, 3) or not torch.isfinite(rows).all():
+        raise BrokenPreviewMap(
+            f"{path}: {channels} channels need {channels} + 1 rows of 3 finite numbers"
+        )
     return rows
+
+
+def _stored_map(path: Path) -> Tensor:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        numbers = [*stored["latent_rgb_factors"], stored["latent_rgb_bias"]]
+        return torch.tensor(numbers, dtype=torch.float32)
+    except (LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise BrokenPreviewMap(
+            f"{path}: needed latent_rgb_factors and latent_rgb_bias ({cause})"
+        ) from error
 
 
 def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
@@ -129,10 +148,9 @@ def read_parameters(source: Path | bytes) -> dict[str, Any]:
     """What `encode` was told. Raises NoParameters for a file that does not say."""
     data = source if isinstance(source, bytes) else source.read_bytes()
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             stored = image.info.get("sdxl") or image.getexif().get(IMAGE_DESCRIPTION)
-    # A damaged file makes Pillow raise almost anything; none of it is more than "not a picture".
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except BrokenPicture as error:
         raise NoParameters("not an image") from error
     try:
         params = json.loads(stored or "")

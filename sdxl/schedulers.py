@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl.params import SCHEDULERS, InvalidParams
+from sdxl.specs import brief
 
 Array = NDArray[np.float64]
 
@@ -39,6 +40,13 @@ SAME_PROCESS = tuple(
 )
 """Classes whose checkpoints share one diffusion process: any of the solvers here may run them."""
 
+MAX_TIMESTEPS = 100_000
+NEEDED = {
+    bool: "true or false",
+    int: f"a whole number up to {MAX_TIMESTEPS}",
+    float: "a number from 0 to 1",
+    type(None): "a list of numbers from 0 to 1",
+}
 OFF = (False, None)
 ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "_class_name": SAME_PROCESS,
@@ -93,10 +101,11 @@ class SchedulerConfig:
         for key, accepted in ACCEPTED.items():
             if key in values and values[key] not in accepted:
                 raise UnsupportedScheduler(
-                    f"scheduler_config {key}: {values[key]!r} is not supported; "
+                    f"scheduler_config {key}: {brief(values[key])} is not supported; "
                     f"needed one of {', '.join(repr(value) for value in accepted)}"
                 )
         known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
+        _check_values(known)
         if "trained_betas" in known:
             known["trained_betas"] = tuple(known["trained_betas"])
         config = cls(**known)
@@ -106,6 +115,33 @@ class SchedulerConfig:
                 f"needed num_train_timesteps = {config.num_train_timesteps}"
             )
         return config
+
+
+def _check_values(known: Mapping[str, Any]) -> None:
+    """Types and bounds, before a table is computed from them."""
+    for field, value in known.items():
+        default = getattr(SchedulerConfig, field)
+        if field == "trained_betas":
+            is_right = isinstance(value, list) and all(map(_is_beta, value))
+        elif isinstance(default, bool):
+            is_right = isinstance(value, bool)
+        elif isinstance(default, int):
+            low = 1 if field == "num_train_timesteps" else 0
+            is_right = type(value) is int and low <= value <= MAX_TIMESTEPS
+        elif isinstance(default, float):
+            is_right = _is_beta(value)
+        else:
+            # A text, which was compared with those that are accepted.
+            is_right = True
+        if not is_right:
+            raise UnsupportedScheduler(
+                f"scheduler_config {field}: this {type(value).__name__} is not supported; needed "
+                f"{NEEDED[type(default)]}"
+            )
+
+
+def _is_beta(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

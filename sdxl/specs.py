@@ -7,8 +7,11 @@ derived from here. Standard library only; it does not know torch, ONNX or Tensor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
+
+MAX_WIDTH, MAX_LAYERS, MAX_ATTENTIONS = 2**16, 64, 4096
+"""Far above any SDXL: what a config may ask for is bounded before anything is made of it."""
 
 Cut = Literal["reference", "fresh_skips"]
 CUTS: tuple[Cut, ...] = ("reference", "fresh_skips")
@@ -71,6 +74,20 @@ class ShapeError(ValueError):
     """A tensor that does not fit its spec."""
 
 
+def _check_whole(field: str, value: object, most: int = MAX_WIDTH) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{field} is {brief(value)}, needed a whole number from 1 to {most}")
+
+
+def brief(value: object) -> str:
+    """The beginning of a value for a message, whatever it is."""
+    try:
+        return repr(value)[:80]
+    except (RecursionError, ValueError):
+        # Nested too deep, or a number of too many digits.
+        return f"a {type(value).__name__} too large to show"
+
+
 @dataclass(frozen=True)
 class Architecture:
     """The sizes that tell one SDXL from another, read from a checkpoint's configs."""
@@ -93,6 +110,18 @@ class Architecture:
     sample_size: int
     """latent side the model was trained at"""
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "attention_widths":
+                _check_whole(field.name, getattr(self, field.name))
+        _check_whole("stem_layers", self.stem_layers, MAX_LAYERS)
+        if not 0 < len(self.attention_widths) <= MAX_ATTENTIONS:
+            raise ValueError(
+                f"{len(self.attention_widths)} cross-attentions, at most {MAX_ATTENTIONS}"
+            )
+        for width in self.attention_widths:
+            _check_whole("attention_widths", width)
+
     @classmethod
     def from_configs(
         cls,
@@ -101,6 +130,7 @@ class Architecture:
         clip_l: Mapping[str, Any],
         clip_g: Mapping[str, Any],
     ) -> Architecture:
+        _check_levels(unet, vae)
         return cls(
             latent_channels=unet["in_channels"],
             image_channels=vae["out_channels"],
@@ -144,6 +174,23 @@ SDXL_1_0 = Architecture(
     pooled_width=1280,
     sample_size=128,
 )
+
+
+def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
+    """What the other sizes are computed from, before they are."""
+    _check_whole("layers_per_block", unet["layers_per_block"], MAX_LAYERS)
+    depths = unet["transformer_layers_per_block"]
+    for name, values in (
+        ("block_out_channels", unet["block_out_channels"]),
+        ("block_out_channels of the VAE", vae["block_out_channels"]),
+        ("transformer_layers_per_block", [depths] if isinstance(depths, int) else depths),
+    ):
+        if not isinstance(values, list | tuple) or not 1 <= len(values) <= 8:
+            raise ValueError(f"{name} is {brief(values)}, needed a list of 1 to 8 numbers")
+        most = MAX_LAYERS if name.startswith("transformer") else MAX_WIDTH
+        for value in values:
+            # A level without attention has a depth of 0.
+            _check_whole(name, value or 1, most)
 
 
 def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:

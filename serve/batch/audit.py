@@ -6,16 +6,14 @@ It reads the input again, every ledger and every picture, and believes none of t
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from sdxl.params import InvalidParams
+from sdxl.picture_files import BrokenPicture, opened
 from serve.batch import ledger
 from serve.batch.job import Job
 from serve.batch.ledger import Entry
@@ -86,15 +84,17 @@ def judge(read: Any, entry: Entry) -> str | None:
         data = read(entry.file)
     except FileNotFoundError:
         return f"{entry.file}: the file is missing"
+    except OSError as error:
+        return f"{entry.file}: it cannot be read ({error.strerror or error})"
     digest = hashlib.sha256(data).hexdigest()
     if digest != entry.sha256:
         return f"{entry.file}: its sha256 is {digest[:16]}…, the ledger says {entry.sha256[:16]}…"
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             image.load()
             size = image.size
-    except (OSError, ValueError, SyntaxError) as error:
-        return f"{entry.file}: it does not decode ({error})"
+    except BrokenPicture as error:
+        return f"{entry.file}: {error}"
     wanted = entry.params.get("width"), entry.params.get("height")
     if None not in wanted and size != wanted:
         return f"{entry.file}: {size[0]}x{size[1]}, wanted {wanted[0]}x{wanted[1]}"

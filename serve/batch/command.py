@@ -13,7 +13,7 @@ from typing import Any
 
 from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
-from serve.batch.order import API_KEY, Order
+from serve.batch.order import API_KEY, RANGES, Order
 from serve.render.destination import SUFFIXES
 
 DEFAULT_SHARD = 128
@@ -77,7 +77,7 @@ def read_order(options: argparse.Namespace) -> Order:
         raise InvalidParams("out", options.out, "needed a folder or an fsspec URL")
     if options.format not in SUFFIXES:
         raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
-    for name, low, high in (("n", 1, 10_000), ("shard_size", 1, 4096), ("workers", 0, 4096)):
+    for name, (low, high) in {**RANGES, "workers": (0, 4096)}.items():
         value = getattr(options, name)
         if not low <= value <= high:
             raise InvalidParams(name, value, f"needed {low} to {high}")

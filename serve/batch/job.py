@@ -9,10 +9,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from sdxl.params import InvalidParams, Sizes
+from pydantic import ConfigDict, TypeAdapter
+
+from sdxl.params import GenerationParams, InvalidParams, Sizes
 from serve.batch.intake import Intake
+from serve.batch.order import RANGES
 from serve.batch.reading import read
 from serve.batch.rows import Piece
 from serve.batch.store import Store
@@ -23,11 +26,13 @@ NOT_IDENTITY = ("inputs", "rows", "threads")
 
 
 class NoJob(RuntimeError):
-    """A place that holds no job."""
+    """A place that holds no job, or none that can be read."""
 
 
 @dataclass(frozen=True)
 class Job:
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     inputs: tuple[str, ...]
     input_sha256: str
     rows: int
@@ -55,6 +60,15 @@ class Job:
     def shards(self) -> Iterator[Piece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
 
+    def check(self) -> None:
+        """What its types do not say, of a job that was read."""
+        GenerationParams.from_dict(self.parameters)
+        if self.sizes:
+            Sizes(**self.sizes)
+        for name, (low, high) in RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise InvalidParams(name, getattr(self, name), f"needed {low} to {high}")
+
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
 
@@ -79,10 +93,16 @@ def brief(value: object) -> object:
 
 def load_job(store: Store) -> Job | None:
     try:
-        stored = json.loads(store.get(FILE))
+        data = store.get(FILE)
     except FileNotFoundError:
         return None
-    return Job(**{**stored, "inputs": tuple(stored["inputs"])})
+    try:
+        job = TypeAdapter(Job).validate_json(data, strict=True)
+        job.check()
+    except (InvalidParams, TypeError, ValueError) as error:
+        cause = " ".join(str(error).split())[:300]
+        raise NoJob(f"{FILE}: not what sdxl batch writes ({cause})") from error
+    return job
 
 
 def need_job(store: Store, place: str) -> Job:

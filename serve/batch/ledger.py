@@ -7,9 +7,18 @@ line lies in (a file that grows, or numbered parts) is the store's business.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from sdxl.params import GenerationParams
+
+FILE = re.compile(r"(images|loose)/\d{6,20}(\.tar)?/[\w%~-][\w.%~-]{0,254}", re.ASCII)
+"""Where pictures lie: a line that names another place is not one that a job wrote."""
+MAX_LINE = 2**20
+"""bytes; the longest request takes a quarter of that"""
+MAX_NUMBER = 2**63
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,31 @@ def in_order(found: Iterable[Entry]) -> list[Entry]:
 
 
 def _entry(line: bytes) -> Entry | None:
-    try:
-        return Entry(**json.loads(line))
-    except (ValueError, TypeError):
-        # Torn by a crash.
+    """None for a line that a crash tore, and for one that no job wrote."""
+    if len(line) > MAX_LINE:
         return None
+    try:
+        entry = Entry(**json.loads(line))
+        return entry if _is_sound(entry) else None
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return None
+
+
+def _is_sound(entry: Entry) -> bool:
+    """Everything has the type that it was written with, and the file lies among the pictures."""
+    texts = (entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.file)
+    numbers = [entry.ordinal, entry.size, entry.seed]
+    sides = [entry.params.get(side) for side in ("width", "height")]
+    numbers += [side for side in sides if side is not None]
+    GenerationParams.from_dict(entry.params)
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(entry.error, str | None)
+        and (entry.error is not None or is_picture(entry))
+        and all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers)
+        and all(type(s) in (int, float) and s < MAX_NUMBER for s in entry.timings.values())
+    )
+
+
+def is_picture(entry: Entry) -> bool:
+    return "prompt" in entry.params and FILE.fullmatch(entry.file) is not None

@@ -9,6 +9,7 @@ from typing import Any
 HAS_DEAD = 3
 """the exit code of a job with dead letters"""
 API_KEY = "OPENAI_API_KEY"
+RANGES = {"n": (1, 10_000), "shard_size": (1, 4096)}
 
 
 @dataclass(frozen=True)

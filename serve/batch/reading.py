@@ -11,9 +11,10 @@ import glob
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sdxl.params import InvalidParams
 
@@ -31,6 +32,8 @@ COLUMNS: dict[str, type] = {
 }
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
+MAX_LINE = 2**20
+"""bytes; the longest request takes a quarter of that"""
 
 
 @dataclass(frozen=True)
@@ -79,25 +82,41 @@ def count(paths: Sequence[Path]) -> int:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines that hold anything, and where they are."""
+    """The lines that hold anything, and where they are; of one that is too long, its beginning."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            text = line.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else line.strip()
+        for number, line in enumerate(bounded_lines(file), 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            text = text if len(line) > MAX_LINE else text.strip()
             if text:
                 yield f"{path.name}, line {number}", text
+
+
+def bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE + 1):
+        yield line
+        while len(line) > MAX_LINE and not line.endswith(b"\n"):
+            line = file.readline(MAX_LINE + 1)
+
+
+def check_length(text: bytes) -> None:
+    if len(text) > MAX_LINE:
+        raise ValueError(f"longer than {MAX_LINE} bytes")
 
 
 def read_txt(path: Path) -> Iterator[Record]:
     for line, text in read_lines(path):
         try:
+            check_length(text)
             yield Record(line, {"prompt": text.decode()})
-        except UnicodeDecodeError as error:
-            yield Record(line, {}, f"prompt: needed UTF-8 text ({error.reason})")
+        except ValueError as error:
+            cause = error.reason if isinstance(error, UnicodeDecodeError) else error
+            yield Record(line, {}, f"prompt: needed UTF-8 text ({cause})")
 
 
 def read_jsonl(path: Path) -> Iterator[Record]:
     for line, text in read_lines(path):
         try:
+            check_length(text)
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
             yield Record(line, {}, f"needed a JSON object ({error})")
@@ -110,16 +129,20 @@ def read_jsonl(path: Path) -> Iterator[Record]:
 
 def read_csv(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
-        reader = csv.DictReader(file, strict=True)
-        check_columns(path, reader.fieldnames or [])
-        while True:
-            try:
-                values = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise InvalidParams("input", str(path), f"needed a CSV file ({error})") from error
-            yield csv_record(f"{path.name}, line {reader.line_num}", values)
+        reader = csv.DictReader(csv_lines(file), strict=True)
+        try:
+            check_columns(path, reader.fieldnames or [])
+            for values in reader:
+                yield csv_record(f"{path.name}, line {reader.line_num}", values)
+        except csv.Error as error:
+            raise InvalidParams("input", str(path), f"needed a CSV file ({error})") from error
+
+
+def csv_lines(file: IO[str]) -> Iterator[str]:
+    while line := file.readline(MAX_LINE + 1):
+        if len(line) > MAX_LINE:
+            raise csv.Error(f"a line is longer than {MAX_LINE} characters")
+        yield line
 
 
 def csv_record(line: str, values: dict[Any, Any]) -> Record:
@@ -139,21 +162,31 @@ def read_parquet(path: Path) -> Iterator[Record]:
     file = open_parquet(path)
     check_columns(path, file.schema_arrow.names)
     number = 0
-    for batch in file.iter_batches(PARQUET_ROWS):
-        for values in batch.to_pylist():
-            number += 1
-            given = {k: v for k, v in values.items() if v is not None}
-            yield Record(f"{path.name}, row {number}", given)
+    with parquet_errors(path):
+        for batch in file.iter_batches(PARQUET_ROWS):
+            for values in batch.to_pylist():
+                number += 1
+                given = {k: v for k, v in values.items() if v is not None}
+                yield Record(f"{path.name}, row {number}", given)
 
 
 def open_parquet(path: Path) -> Any:
-    import pyarrow
     import pyarrow.parquet as parquet
 
-    try:
+    with parquet_errors(path):
         return parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise InvalidParams("input", str(path), f"needed a Parquet file ({error})") from error
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    # A text in it that is no UTF-8 is Python's own to refuse.
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        line = " ".join(str(error).split())
+        raise InvalidParams("input", str(path), f"needed a Parquet file ({line})") from error
 
 
 def check_columns(path: Path, names: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from sdxl.picture_files import opened
 from serve.batch import ledger
 from serve.batch.ledger import Entry, as_json
 from serve.batch.progress import Progress
@@ -106,7 +107,7 @@ def write_sheet(store: Store, images: int) -> None:
     pictures: list[tuple[Pixels, str]] = []
     for number, entry in enumerate(e for e in all_entries(store) if e.error is None):
         if number % wanted == 0 and len(pictures) < SHEET_PICTURES:
-            with Image.open(io.BytesIO(read(entry.file))) as image:
+            with opened(read(entry.file)) as image:
                 pictures.append((np.asarray(image.convert("RGB")), entry.params["prompt"]))
     file = io.BytesIO()
     Image.fromarray(contact_sheet(pictures)).save(file, "PNG")

@@ -5,16 +5,34 @@ Counts come from the ledgers; who works on it, and how fast, from what the job l
 
 from __future__ import annotations
 
-import json
 import time
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from serve.batch.displays import STATUS, STATUS_PERIOD_S, clock
 from serve.batch.job import Job
+from serve.batch.progress import WorkerState
 from serve.batch.results import all_entries
 from serve.batch.store import Store
 
 SILENT_S = 6 * STATUS_PERIOD_S
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is read here of what StatusFile writes."""
+
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
+
+    state: str = "broken off"
+    at: float = 0.0
+    rows: int = 0
+    images_per_s: float = 0.0
+    eta_s: float | None = None
+    workers: dict[str, WorkerState] = field(default_factory=dict)
+    trouble: str = ""
 
 
 def read_status(store: Store, job: Job, now: float | None = None) -> dict[str, Any]:
@@ -22,30 +40,29 @@ def read_status(store: Store, job: Job, now: float | None = None) -> dict[str, A
     for entry in all_entries(store):
         images, dead = (images, dead + 1) if entry.error is not None else (images + 1, dead)
     said = last_said(store)
-    age_s = (time.time() if now is None else now) - said.get("at", 0.0)
-    state = said.get("state", "broken off")
-    if state == "running" and age_s > SILENT_S:
-        state = "broken off"
+    age_s = (time.time() if now is None else now) - said.at
+    state = "broken off" if said.state == "running" and age_s > SILENT_S else said.state
+    is_running = state == "running"
     return {
         "state": state,
         "images": images,
         "dead_letters": dead,
-        "rows": max(job.rows, said.get("rows", 0)),
-        "images_per_s": said.get("images_per_s", 0.0) if state == "running" else 0.0,
-        "eta_s": said.get("eta_s") if state == "running" else None,
-        "workers": said.get("workers", {}) if state == "running" else {},
-        "trouble": said.get("trouble", ""),
+        "rows": max(job.rows, said.rows),
+        "images_per_s": said.images_per_s if is_running else 0.0,
+        "eta_s": said.eta_s if is_running else None,
+        "workers": {name: asdict(worker) for name, worker in said.workers.items() if is_running},
+        "trouble": said.trouble,
         "model": job.model,
         "engine": job.engine,
     }
 
 
-def last_said(store: Store) -> dict[str, Any]:
+def last_said(store: Store) -> Said:
+    """A file that is not there, or not as it was written, says nothing."""
     try:
-        said: dict[str, Any] = json.loads(store.get(STATUS))
-        return said
-    except FileNotFoundError:
-        return {}
+        return TypeAdapter(Said).validate_json(store.get(STATUS), strict=True)
+    except (FileNotFoundError, ValidationError):
+        return Said()
 
 
 def describe(status: dict[str, Any]) -> str:

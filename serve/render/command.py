@@ -110,7 +110,7 @@ def read_order(options: argparse.Namespace) -> Order:
         for image in numbered(GenerationParams.from_dict({**values, "prompt": prompt}), options.n)
     ]
     return Order(
-        model=options.model or stored_model or DEFAULT_MODEL,
+        model=options.model or model_of_picture(stored_model, options.source) or DEFAULT_MODEL,
         backend=options.backend,
         engines=options.engines,
         requests=tuple(requests),
@@ -148,6 +148,16 @@ def stored_params(source: str) -> dict[str, Any]:
     except (OSError, NoParameters) as error:
         cause = getattr(error, "strerror", None) or error
         raise InvalidParams("from", source, f"needed a picture of sdxl render ({cause})") from error
+
+
+def model_of_picture(model: str | None, source: str) -> str | None:
+    """Whoever sends a picture does not choose what is downloaded here."""
+    from sdxl.checkpoint import is_here
+
+    if model is None or is_here(model):
+        return model
+    needed = f"the picture names the model {model!r}, which is not here; needed --model"
+    raise InvalidParams("from", source, needed)
 
 
 def numbered(params: GenerationParams, n: int) -> Iterator[GenerationParams]:

@@ -70,7 +70,7 @@ def test_what_is_no_hub_id_is_one_line(model: str) -> None:
 def test_a_vocabulary_that_was_cut_off_is_named(folder: Path) -> None:
     path = folder / "tokenizer" / "vocab.json"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="vocab.json or merges.txt is broken"):
+    with pytest.raises(CheckpointError, match="vocab.json or merges.txt is broken"):
         _ = find(str(folder)).tokenizers
 
 

@@ -288,3 +288,23 @@ def test_a_picture_that_says_nonsense_is_refused(
     Image.new("RGB", (8, 8)).save("made.png", pnginfo=info)
     assert cli.main(["render", "--from", "made.png"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["org/name", "org/name@v1", "~nobody/x", "a" * 5000, "nowhere"])
+def test_a_picture_does_not_choose_what_is_downloaded(
+    model: str,
+    pipeline: FakePipeline,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sdxl import checkpoint
+
+    monkeypatch.setattr(checkpoint, "_download", lambda *_: pytest.fail("asked the hub"))
+    info = PngImagePlugin.PngInfo()
+    info.add_text("sdxl", json.dumps({"prompt": "a ring", "model": model}))
+    Image.new("RGB", (8, 8)).save("made.png", pnginfo=info)
+    assert cli.main(["render", "--from", "made.png"]) == 2
+    said = capsys.readouterr().err
+    assert "which is not here; needed --model" in said and said.count("\n") == 1
+    assert not pipeline.asked
+    assert cli.main(["render", "--from", "made.png", "--model", "mini"]) == 0

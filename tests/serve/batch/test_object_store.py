@@ -94,13 +94,19 @@ def test_a_line_that_no_other_follows_is_written_all_the_same(
 def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "PART_LINES", 2)
     store = ObjectStore(bucket)
+    params = {"prompt": "a ring"}
+
+    def line(ordinal: int, run: str, name: str) -> bytes:
+        file = f"images/000000/{name}.png"
+        return Entry(ordinal, f"i{ordinal}", "", run, file=file, params=params).as_line()
+
     first = store.append("000000")
     for i in range(5):
-        first.add(Entry(i, f"i{i}", "", "r", file=f"f{i}").as_line())
+        first.add(line(i, "r", f"f{i}"))
     first.close()
     before = objects(bucket)
     again = store.append("000000")
-    again.add(Entry(2, "i2", "", "s", file="new").as_line())
+    again.add(line(2, "s", "new"))
     again.close()
     after = objects(bucket)
     assert [name.partition("-")[0] for name in sorted(after)] == [
@@ -108,7 +114,7 @@ def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.Mo
     ]
     assert all(after[name] == data for name, data in before.items())
     known = ledger.entries(store.ledger("000000"))
-    assert len(known) == 5 and known[2].file == "new", "the later line wins"
+    assert len(known) == 5 and known[2].file.endswith("/new.png"), "the later line wins"
 
 
 def test_an_unreachable_store_stops_the_job_in_one_line(
@@ -156,6 +162,6 @@ def test_after_a_torn_line_the_next_one_is_whole(tmp_path: Path) -> None:
     store.prepare("ledger")
     (tmp_path / "out" / "ledger" / "000000.jsonl").write_bytes(b'{"ordinal": 1, "id"')
     book = store.append("000000")
-    book.add(Entry(7, "i7", "", "r").as_line())
+    book.add(Entry(7, "i7", "", "r", error="no").as_line())
     book.close()
     assert list(ledger.entries(store.ledger("000000"))) == [7]

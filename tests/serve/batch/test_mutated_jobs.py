@@ -1,0 +1,190 @@
+"""What somebody changed in a job's folder is made again or named, and stops nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdxl import cli
+from sdxl.params import InvalidParams
+from serve.batch import ledger, reading
+from serve.batch.job import load_job, need_job
+from serve.batch.places import open_store
+from serve.batch.results import write_lists, write_sheet
+from serve.batch.status import describe, read_status
+from tests.mutants import change_bytes, change_json, check_each
+from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
+
+LEDGER = "ledger/000000.jsonl"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    assert make(prompts(folder, 4), folder / "out") == 0
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished, tmp_path / "job")
+    return tmp_path / "job"
+
+
+def again(folder: Path, **options: Any) -> int:
+    return make(folder / "prompts.txt", folder / "out", **options)
+
+
+WRONG_TYPES = {
+    "an ordinal that is text": {"ordinal": "0"},
+    "an ordinal that is a list": {"ordinal": [0]},
+    "parameters that are a list": {"params": [1]},
+    "parameters without a prompt": {"params": {}},
+    "a width that is text": {"params": {"prompt": "a", "width": "x"}},
+    "timings that are text": {"timings": {"total_s": "x"}},
+    "a size beyond 64 bits": {"size": 2**70},
+    "a file that is a number": {"file": 5},
+    "a file above the folder": {"file": "../outside.png"},
+    "a file above the pictures": {"file": "images/../../outside.png"},
+    "an absolute file": {"file": "/etc/passwd"},
+}
+
+
+@pytest.mark.parametrize("changes", WRONG_TYPES.values(), ids=WRONG_TYPES)
+def test_a_wrong_line_of_the_ledger_costs_one_picture_and_no_more(
+    changes: dict[str, Any], copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, out = pictures(copied / "out"), copied / "out"
+    shutil.copy(next((out / "images").rglob("*.png")), copied / "outside.png")
+    first, *rest = (out / LEDGER).read_text().splitlines(keepends=True)
+    wrong = json.dumps({**json.loads(first), **changes}) + "\n"
+    (out / LEDGER).write_text("".join([wrong, *rest]))
+    assert cli.main(["batch", "--verify", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "neither a picture nor a dead letter" in said.err and "2 problems" in said.out
+    assert cli.main(["batch", "--status", str(out)]) == 0
+    log = copied / "log"
+    assert again(copied, load=partial(Drawer, str(log))) == 0
+    assert len(noted(log)) == 1 and pictures(out) == before
+    assert cli.main(["batch", "--verify", str(out)]) == 0
+
+
+def test_a_picture_that_has_become_a_folder_is_a_problem_that_is_named(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = next((copied / "out/images").rglob("*.png"))
+    picture.unlink()
+    picture.mkdir()
+    assert cli.main(["batch", "--verify", str(copied / "out")]) == 1
+    assert "it cannot be read (Is a directory)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"inputs": 5}', "[" * 200_000, "null", '{"n": 1e9}'])
+def test_a_damaged_description_of_the_job_is_one_line(
+    text: str, copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "out/job.json").write_text(text)
+    assert cli.main(["batch", "--status", str(copied / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "job.json: not what sdxl batch writes" in said and said.count("\n") == 1
+
+
+def test_a_line_of_the_input_that_is_too_long_is_a_dead_letter_in_little_memory(
+    tmp_path: Path,
+) -> None:
+    import tracemalloc
+
+    for name, head in (("a.txt", b""), ("b.jsonl", b'{"prompt": "')):
+        path = tmp_path / name
+        with path.open("wb") as file:
+            file.write(head)
+            for _ in range(64):
+                file.write(b"x" * 2**20)
+            file.write(b"\n" + (b"a ring\n" if not head else b'{"prompt": "a ring"}\n'))
+        tracemalloc.start()
+        first, second = reading.read([path])
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert first.error is not None and "longer than 1048576 bytes" in first.error
+        assert (second.line, second.values) == (f"{name}, line 2", {"prompt": "a ring"})
+        assert peak < 16 * 2**20, f"{peak >> 20} MiB for a line of 64 MiB"
+
+
+def test_a_line_of_a_csv_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("prompt\n" + "x," * 2**20 + "\n")
+    with pytest.raises(InvalidParams, match="a line is longer than 1048576 characters"):
+        list(reading.read([path]))
+
+
+# -- mutants --------------------------------------------------------------------------------
+
+
+def read_job(folder: Path, chance: random.Random) -> None:
+    """All that reads a job's folder, after one of its files was changed."""
+    out, source = folder / "out", folder / "original"
+    names = ["job.json", "status.json", LEDGER]
+    for name in names:
+        shutil.copy(source / name, out / name)
+    name = chance.choice(names)
+    text = (source / name).read_text()
+    if name == LEDGER:
+        lines = text.splitlines()
+        place = chance.randrange(len(lines))
+        changed = change_json(lines[place], chance)
+        (out / name).write_bytes("\n".join(lines[:place]).encode() + b"\n" + changed + b"\n")
+    else:
+        (out / name).write_bytes(change_json(text, chance))
+    store = open_store(str(out), "run")
+    job = need_job(store, str(out))
+    describe(read_status(store, job))
+    list(job.shards())
+    write_lists(store)
+    write_sheet(store, 4)
+    job.check_same(load_job(store) or job)
+
+
+def read_input(folder: Path, chance: random.Random) -> None:
+    """An input of any form."""
+    name = chance.choice(["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+    path = folder / f"mutant{Path(name).suffix}"
+    data = (folder / name).read_bytes()
+    is_json = name == "a.jsonl" and chance.random() < 0.7
+    path.write_bytes(change_json(data.decode(), chance) if is_json else change_bytes(data, chance))
+    job = need_job(open_store(str(folder / "out"), "run"), str(folder))
+    reading.count([path])
+    for row in job.intake().rows(reading.read([path])):
+        ledger.as_json({"error": row.error, "id": row.id})
+
+
+@pytest.fixture
+def originals(copied: Path) -> Path:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    (copied / "original/ledger").mkdir(parents=True)
+    for name in ("job.json", "status.json", LEDGER):
+        shutil.copy(copied / "out" / name, copied / "original" / name)
+    row = {"prompt": "a ring", "seed": 7, "width": 128, "guidance_scale": 4.5, "id": "a/b"}
+    (copied / "a.txt").write_text("a ring\nune étoile\n")
+    (copied / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (copied / "a.csv").write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
+    parquet.write_table(pyarrow.Table.from_pylist([row] * 3), copied / "a.parquet")
+    return copied
+
+
+def test_mutated_jobs_and_inputs_are_read_or_refused(originals: Path) -> None:
+    check_each(100, partial(read_job, originals))
+    check_each(300, partial(read_input, originals))
+
+
+@pytest.mark.long
+def test_many_mutated_jobs_and_inputs_are_read_or_refused(originals: Path) -> None:
+    check_each(3000, partial(read_job, originals))
+    check_each(10_000, partial(read_input, originals))
