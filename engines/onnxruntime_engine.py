@@ -10,9 +10,8 @@ packed for its own kernels.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from engines.export_folder import ExportFolder
 from engines.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
+from sdxl.handover import WorkThread
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
@@ -55,16 +55,12 @@ class OnnxRuntimeEngine:
             if len(self._bound) >= MAX_BOUND:
                 self._bound.clear()
             halves = self._bound[(*inputs, *outputs, key)] = self._bind(inputs, outputs)
-        # With the tensors: whoever interrupts this call may drop them before the half has ended.
-        others = [_lane().submit(self._run, half, inputs, outputs) for half in halves[1:]]
-        try:
-            self._run(halves[0])
-        finally:
-            # Whatever became of this half, nobody may write to the tensors after the call.
-            for other in others:
-                other.exception()
-        for other in others:
-            other.result()
+        first = partial(self._run, halves[0])
+        if len(halves) == 1:
+            first()
+        else:
+            # With the tensors: they must live as long as the other thread may write to them.
+            _thread().together(first, partial(self._run, halves[1], inputs, outputs))
 
     def _run(self, binding: Any, *_: Mapping[str, Tensor]) -> None:
         try:
@@ -147,9 +143,9 @@ def threads() -> int:
 
 
 @cache
-def _lane() -> ThreadPoolExecutor:
+def _thread() -> WorkThread:
     """Runs the second half of every call."""
-    return ThreadPoolExecutor(1, "second-half")
+    return WorkThread()
 
 
 def _memory(

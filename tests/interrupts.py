@@ -1,0 +1,43 @@
+"""Interrupts that strike between any two bytecodes, one place after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import count
+from types import FrameType
+from typing import Any
+
+
+def at_every_bytecode(call: Callable[[], object], after: Callable[[], object]) -> int:
+    """Interrupt `call` at its first bytecode, then at its second, and so on to its end; `after`
+    each, look whether all is well. Python lets a signal in at some of these places alone."""
+    for place in count():
+        if not interrupted_at(place, call):
+            return place
+        after()
+    raise AssertionError
+
+
+def interrupted_at(place: int, call: Callable[[], object]) -> bool:
+    seen = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal seen
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if seen > place:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
