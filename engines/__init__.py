@@ -26,13 +26,14 @@ def load(
 ) -> Pipeline:
     """A pipeline on the backend asked for, or on the best one this machine has for the model;
     its engines' description says which it is and, under `passed_over`, why not a faster one.
-    `folder` names a folder of `sdxl export` or `sdxl build` to take instead of what is found."""
+    `folder` names a folder of `sdxl export` or `sdxl build` to take instead of what is found.
+    A backend may also be named as `package.module:function`: see choice.plugged_in."""
     from engines.choice import Wish, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
 
-    if backend not in BACKENDS:
+    if backend not in BACKENDS and ":" not in backend:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
     wish = Wish(model, checkpoint, device, precision, torch_options, folder)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -61,6 +62,8 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
     if wish.folder and not any((Path(wish.folder) / mark).exists() for mark in (MANIFEST, FILE)):
         needed = "needed a folder of `sdxl export` or `sdxl build`"
         raise InvalidParams("engines", wish.folder, needed)
+    if ":" in backend:
+        return plugged_in(backend)(wish)
     if backend != "auto":
         return dict(_loaders())[backend](wish)
     passed_over: dict[str, str] = {}
@@ -74,6 +77,18 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
         return replace(engines, description={**engines.description, "passed_over": passed_over})
     said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
     raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
+
+
+def plugged_in(name: str) -> Callable[[Wish], Engines]:
+    """`package.module:function`, for backends that are not of this package; `auto` never takes one.
+    The function gives the engines that a wish asks for."""
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[Wish], Engines] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        needed = f"needed package.module:function ({error})"
+        raise InvalidParams("backend", name, needed) from error
+    return found
 
 
 def _loaders() -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
