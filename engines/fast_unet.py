@@ -51,8 +51,7 @@ class NormAct(nn.Module):
                 self.eps,
                 has_silu=self.has_silu,
                 shift=shift,
-                steps=eight_bit.steps if eight_bit else None,
-                number=eight_bit.number if eight_bit else None,
+                **(eight_bit.rounding if eight_bit else {}),
             )
             return found
         value = x if shift is None else x + shift[:, :, None, None]
@@ -129,8 +128,8 @@ class FeedForward(nn.Module):
         hidden = self.rise(x)
         into = self.fall if isinstance(self.fall, EightBit) else None
         if has_kernels(hidden):
-            steps, number = (into.steps, into.number) if into else (None, None)
-            return apply(self.fall, kernels().gated(hidden, steps=steps, number=number), x)
+            rounding = into.rounding if into else {}
+            return apply(self.fall, kernels().gated(hidden, **rounding), x)
         value, gate = hidden.chunk(2, dim=-1)
         product = value * F.gelu(gate)
         return apply(self.fall, into.stored(product) if into else product, x)
@@ -176,19 +175,24 @@ def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
     """One layer for several that read the same input; None where they round it differently."""
     if all(isinstance(layer, EightBit) for layer in layers):
         first, *others = layers
-        if not all(torch.equal(first.steps, other.steps) for other in others):  # type: ignore[arg-type]
+        if not all(_round_alike(first, other) for other in others):
             return None
         weight, scale, bias = (
             torch.cat([getattr(layer, name) for layer in layers])
             for name in ("weight", "scale", "bias")
         )
-        return EightBit(weight, scale, first.steps, bias)  # type: ignore[arg-type]
+        return EightBit(weight, scale, first.steps, bias, first.flags)  # type: ignore[arg-type]
     if not all(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
         return None
     weight = torch.cat([layer.weight for layer in layers])  # type: ignore[misc]
     joint = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     joint.weight = nn.Parameter(weight, requires_grad=False)
     return joint
+
+
+def _round_alike(one: Any, other: Any) -> bool:
+    """Layers of the same input; without numbers, on the meta device, they count as alike."""
+    return bool(one.steps.is_meta or torch.equal(one.steps, other.steps))
 
 
 def rearrange(unet: Any, attention: str | None = None) -> None:

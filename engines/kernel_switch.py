@@ -7,15 +7,25 @@ from types import ModuleType
 
 from torch import Tensor
 
+from engines.launches import is_noted
+
 INTERPRETED = "TRITON_INTERPRET"
 
 
 def has_kernels(x: Tensor) -> bool:
+    if x.is_meta:
+        return is_noted()
     return x.is_cuda or os.environ.get(INTERPRETED) == "1"
 
 
 def kernels() -> ModuleType:
     """Imported at the first call: where there is no GPU, Triton need not be installed."""
     import engines.triton_kernels as found
+
+    return found
+
+
+def products() -> ModuleType:
+    import engines.triton_product as found
 
     return found

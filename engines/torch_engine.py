@@ -5,7 +5,9 @@ in 8 bits too, from the numbers of an export.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from engines.cuda_device import CudaDevice
-from engines.eight_bit import quantise
+from engines.eight_bit import flagged, quantise
 from engines.gpus import cuda_fence, local_target
+from engines.kernel_switch import products
 from engines.profiles import buckets
 from engines.recordings import Ticks
+from engines.tiles import measuring
 from engines.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
 from sdxl.engine import Engine, Engines, check_inputs
@@ -65,7 +69,7 @@ def load_torch(
             # Not the module's own `to`, which warns of what other models need.
             module = _unet(nn.Module.to(module, chosen, dtype), options, numbers)
         for name, network in networks_of(part, module, cut).items():
-            placed = network if part == "unet" else _place(network, specs[name], chosen)
+            placed = flagged(network) if part == "unet" else _place(network, specs[name], chosen)
             is_compiled = options.compile and part == "unet"
             runs: Any = torch.compile(placed) if is_compiled else placed
             engines[name] = TorchEngine(specs[name], runs)
@@ -84,9 +88,14 @@ def load_torch(
         buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
         fence=cuda_fence if is_cuda else Engines.fence,
         depth=1 if is_cuda else 0,
+        warming=partial(_warming, chosen) if is_cuda else nullcontext,
         repeat=Ticks(CudaDevice(chosen)) if is_cuda and options.graphs else Engines.repeat,
         description=said,
     )
+
+
+def _warming(device: torch.device) -> AbstractContextManager[None]:
+    return measuring(products().tiles(device))
 
 
 def _check(precision: str, numbers: Path | None) -> None:

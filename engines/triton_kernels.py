@@ -1,24 +1,23 @@
 """What PyTorch leaves in several passes over memory, in one: Triton kernels for channels-last maps.
 
 A group norm is two readings: sums per channel, then one multiplication and addition a value, with
-SiLU and the rounding to 8 bits in the same pass. The 8-bit product serves linears and 3×3
-convolutions, as an implicit matrix product whose epilogue scales, adds the bias and the residual.
-It knows no modules; kernel_switch.py decides when these run. With TRITON_INTERPRET=1, set before
-the import, they run on a CPU.
+SiLU and the rounding to 8 bits in the same pass. What is not a number stays visible: FP8 has a
+value for it, and of an int8 tensor the row's flag becomes NaN. It knows no modules;
+kernel_switch.py decides when these run. With TRITON_INTERPRET=1, set before the import, they run
+on a CPU.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+from engines.launches import launch
+
 SPLITS = 32
-"""programs that share a row's pixels while its channels are summed"""
+"""programs that share a row's pixels while its channels are summed, at the most"""
 PIXELS, CHANNELS = 32, 64
 HALF_STEP = tl.constexpr(12582912.0)
 """1.5 × 2^23: adding and subtracting it rounds a float32 to the nearest whole number, halves to
@@ -78,7 +77,7 @@ def _fold_norm(
     count = pixels * per_group
     mean = tl.sum(total, 0) / count
     variance = tl.sum(squares, 0) / count - mean * mean
-    scale = tl.rsqrt(tl.maximum(variance, 0.0) + eps)
+    scale = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + eps)
     scale = scale * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
     moved = (added - mean) * scale + tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
     tl.store(factor + row * channels + channel, scale, mask=mask)
@@ -86,11 +85,18 @@ def _fold_norm(
 
 
 @triton.jit
-def _stored(value, largest, dtype: tl.constexpr):
-    value = tl.minimum(tl.maximum(value, -largest), largest)
+def _store_rounded(out, flag, value, mask, largest):
+    """`flag`, of the row, becomes NaN where there is one: int8 has no value for it."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    if dtype == tl.int8:
+        broken = mask & (value != value)
+        tl.store(flag + tl.zeros_like(value).to(tl.int32), value, mask=broken)
+        value = tl.where(broken, 0.0, value)
+    value = tl.maximum(value, -largest, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.minimum(value, largest, propagate_nan=tl.PropagateNan.ALL)
     if dtype == tl.int8:
         value = (value + HALF_STEP) - HALF_STEP
-    return value.to(dtype)
+    tl.store(out, value.to(dtype), mask=mask)
 
 
 @triton.jit
@@ -99,6 +105,7 @@ def _affine(
     factor,
     offset,
     steps,
+    flags,
     out,
     pixels,
     channels,
@@ -124,98 +131,35 @@ def _affine(
         value = value * tl.sigmoid(value)
     if HAS_STEPS:
         value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
-        tl.store(out + place, _stored(value, largest, out.dtype.element_ty), mask=mask)
+        _store_rounded(out + place, flags + row, value, mask, largest)
     else:
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _gated(x, steps, out, channels, largest, HAS_STEPS: tl.constexpr, CHANNELS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _gated(
+    x,
+    steps,
+    flags,
+    out,
+    tokens,
+    channels,
+    largest,
+    HAS_STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mask = channel < channels
-    value = tl.load(x + row * 2 * channels + channel, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(x + (row * 2 + 1) * channels + channel, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + token * 2 * channels + channel, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(x + (token * 2 + 1) * channels + channel, mask=mask, other=0.0).to(tl.float32)
     value = value * (0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)))
-    place = out + row * channels + channel
+    place = out + token * channels + channel
     if HAS_STEPS:
         value = value * tl.load(steps + channel, mask=mask, other=0.0)
-        tl.store(place, _stored(value, largest, out.dtype.element_ty), mask=mask)
+        _store_rounded(place, flags + token // tokens, value, mask, largest)
     else:
         tl.store(place, value.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _product(
-    x,
-    weight,
-    scale,
-    bias,
-    residual,
-    out,
-    count,
-    height,
-    width,
-    channels,
-    out_channels,
-    size_class,
-    TAPS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    # Neighbouring programs share weights and pixels in the cache.
-    across = tl.cdiv(out_channels, N)
-    in_group = GROUP * across
-    first = (tl.program_id(0) // in_group) * GROUP
-    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
-    down = first + (tl.program_id(0) % in_group) % tall
-    pixel = down * M + tl.arange(0, M)
-    target = ((tl.program_id(0) % in_group) // tall) * N + tl.arange(0, N)
-    left, top = pixel % width, (pixel // width) % height
-    blocks = tl.cdiv(channels, K)
-    total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
-    for k in range(TAPS * blocks):
-        tap, channel = k // blocks, (k % blocks) * K + tl.arange(0, K)
-        right_by = tap % 3 - 1 if TAPS == 9 else 0
-        down_by = tap // 3 - 1 if TAPS == 9 else 0
-        inside = (left + right_by >= 0) & (left + right_by < width) & (pixel < count)
-        inside = inside & (top + down_by >= 0) & (top + down_by < height)
-        source = (pixel + down_by * width + right_by).to(tl.int64)[:, None] * channels
-        seen = inside[:, None] & (channel < channels)[None, :]
-        a = tl.load(x + source + channel[None, :], mask=seen, other=0.0)
-        place = (target[None, :] * TAPS + tap) * channels + channel[:, None]
-        held = (target < out_channels)[None, :] & (channel < channels)[:, None]
-        b = tl.load(weight + place, mask=held, other=0.0)
-        total = tl.dot(a, b, total)
-    is_there = target < out_channels
-    value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
-    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
-    place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
-    mask = (pixel < count)[:, None] & is_there[None, :]
-    if HAS_RESIDUAL:
-        value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
-
-
-def _config(m: int, n: int, k: int, warps: int, stages: int) -> Any:
-    return triton.Config({"M": m, "N": n, "K": k, "GROUP": 8}, num_warps=warps, num_stages=stages)
-
-
-SMALL = [_config(32, 32, 32, 4, 1)]
-TILES = [
-    _config(128, 256, 64, 8, 4),
-    _config(128, 128, 128, 8, 3),
-    _config(128, 128, 64, 4, 4),
-    _config(128, 64, 128, 4, 4),
-    _config(64, 64, 128, 4, 4),
-]
-_tuned_product = triton.autotune(
-    SMALL if IS_INTERPRETED else TILES, key=["size_class", "channels", "out_channels", "TAPS"]
-)(_product)
 
 
 def norm_act(
@@ -229,15 +173,20 @@ def norm_act(
     shift: Tensor | None = None,
     steps: Tensor | None = None,
     number: torch.dtype | None = None,
+    flags: Tensor | None = None,
 ) -> Tensor:
-    """x is [rows, channels, h, w], channels last; `shift` [rows, channels] is added to it first."""
+    """x is [rows, channels, h, w], channels last; `shift` [rows, channels] is added to it first.
+    `flags`, one for each row, tell of what int8 cannot say."""
     rows, channels, height, width = x.shape
     pixels, per_group = height * width, channels // groups
-    sums = x.new_empty((rows, SPLITS, 2, channels), dtype=torch.float32)
-    grid = (rows, SPLITS, triton.cdiv(channels, CHANNELS))
-    _sum_channels[grid](x, sums, pixels, channels, PIXELS=PIXELS, CHANNELS=CHANNELS)
+    splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(pixels, PIXELS)))
+    sums = x.new_empty((rows, splits, 2, channels), dtype=torch.float32)
+    grid = (rows, splits, triton.cdiv(channels, CHANNELS))
+    launch(_sum_channels, grid, x, sums, pixels, channels, PIXELS=PIXELS, CHANNELS=CHANNELS)
     factor, offset = x.new_empty((2, rows, channels), dtype=torch.float32)
-    _fold_norm[(rows, groups)](
+    launch(
+        _fold_norm,
+        (rows, groups),
         sums,
         weight,
         bias,
@@ -248,11 +197,11 @@ def norm_act(
         channels,
         per_group,
         eps,
-        SPLITS=SPLITS,
+        SPLITS=splits,
         SIZE=triton.next_power_of_2(per_group),
         HAS_SHIFT=shift is not None,
     )
-    return affine(x, factor, offset, has_silu=has_silu, steps=steps, number=number)
+    return affine(x, factor, offset, has_silu=has_silu, steps=steps, number=number, flags=flags)
 
 
 def affine(
@@ -263,20 +212,22 @@ def affine(
     has_silu: bool = False,
     steps: Tensor | None = None,
     number: torch.dtype | None = None,
+    flags: Tensor | None = None,
 ) -> Tensor:
     """x * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a unit;
     channels are the last dimension in memory: a map in channels-last, or tokens."""
-    if x.dim() == 4:
-        rows, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
-    else:
-        rows, channels, pixels = 1, x.shape[-1], x.numel() // x.shape[-1]
+    rows = x.shape[0]
+    channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
+    pixels = x.numel() // (rows * channels)
     out = torch.empty_like(x, dtype=number or x.dtype)
-    grid = (rows, triton.cdiv(pixels, PIXELS), triton.cdiv(channels, CHANNELS))
-    _affine[grid](
+    launch(
+        _affine,
+        (rows, triton.cdiv(pixels, PIXELS), triton.cdiv(channels, CHANNELS)),
         x,
         x if factor is None else factor,
         x if offset is None else offset,
         x if steps is None else steps,
+        _flags(x, number, flags),
         out,
         pixels,
         channels,
@@ -290,15 +241,25 @@ def affine(
     return out
 
 
-def gated(x: Tensor, *, steps: Tensor | None = None, number: torch.dtype | None = None) -> Tensor:
+def gated(
+    x: Tensor,
+    *,
+    steps: Tensor | None = None,
+    number: torch.dtype | None = None,
+    flags: Tensor | None = None,
+) -> Tensor:
     """The first half of the last dimension times the GELU of the second."""
     channels = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], channels), dtype=number or x.dtype)
-    size = min(1024, triton.next_power_of_2(channels))
-    _gated[(out.numel() // channels, triton.cdiv(channels, size))](
+    count, size = out.numel() // channels, min(1024, triton.next_power_of_2(channels))
+    launch(
+        _gated,
+        (count, triton.cdiv(channels, size)),
         x,
         x if steps is None else steps,
+        _flags(x, number, flags),
         out,
+        count // x.shape[0],
         channels,
         LARGEST.get(out.dtype, 0.0),
         HAS_STEPS=steps is not None,
@@ -307,46 +268,7 @@ def gated(x: Tensor, *, steps: Tensor | None = None, number: torch.dtype | None 
     return out
 
 
-def product(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    dtype: torch.dtype,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
-    [rows, channels, h, w] with a weight [out, 3, 3, channels]."""
-    is_map = x.dim() == 4
-    channels, out_channels = weight.shape[-1], weight.shape[0]
-    count = x.numel() // channels
-    height, width = x.shape[-2:] if is_map else (1, count)
-    if is_map:
-        out = torch.empty(
-            (x.shape[0], out_channels, height, width),
-            dtype=dtype,
-            device=x.device,
-            memory_format=torch.channels_last,
-        )
-    else:
-        out = torch.empty((*x.shape[:-1], out_channels), dtype=dtype, device=x.device)
-    _tuned_product[
-        lambda tile: (triton.cdiv(count, tile["M"]) * triton.cdiv(out_channels, tile["N"]),)
-    ](
-        x,
-        weight,
-        scale,
-        bias,
-        out if residual is None else residual,
-        out,
-        count,
-        height,
-        width,
-        channels,
-        out_channels,
-        count.bit_length(),
-        TAPS=9 if is_map else 1,
-        HAS_RESIDUAL=residual is not None,
-        IS_WHOLE=x.dtype == torch.int8,
-    )
-    return out
+def _flags(x: Tensor, number: torch.dtype | None, flags: Tensor | None) -> Tensor:
+    if flags is None and number is torch.int8:
+        return torch.zeros(x.shape[0], device=x.device)
+    return x if flags is None else flags

@@ -86,10 +86,10 @@ def meta_networks(configs: Configs, cut: Cut = "reference") -> Iterator[tuple[st
     """Names and shapes, without memory for weights."""
     with torch.device("meta"):
         for part in NETWORK_FOLDERS:
-            yield from networks_of(part, _module(part, configs[part]), cut).items()
+            yield from networks_of(part, build_module(part, configs[part]), cut).items()
 
 
-def _module(part: str, config: Mapping[str, Any]) -> nn.Module:
+def build_module(part: str, config: Mapping[str, Any]) -> nn.Module:
     import transformers
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.eight_bit import EightBit, has_scaled_mm
-from engines.kernel_switch import has_kernels, kernels
+from engines.kernel_switch import has_kernels, kernels, products
 from eval import batching as arrivals
 from eval.arithmetic import Shapes, configs_of, work_of
 from eval.ceilings import fastest, measure_ceilings
@@ -184,7 +184,7 @@ def _products(x: Tensor, out: int, is_conv: bool) -> dict[str, Callable[[], obje
         found[f"{number}, product"] = partial(layer.product, stored, x.dtype)
         if has_kernels(x):
             found[f"{number}, our product"] = partial(
-                kernels().product, stored, layer.weight, layer.scale, layer.bias, x.dtype
+                products().product, stored, layer.weight, layer.scale, layer.bias, x.dtype
             )
     return found
 

@@ -16,6 +16,7 @@ The sampler does not know whether TensorRT, ONNX Runtime or PyTorch is behind on
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +52,8 @@ class Engines:
     repeat: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
     """Runs a tick's work on tensors that come again; the key says which. A GPU may record it, and
     replay the recording."""
+    warming: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while a service warms up: the time to measure what makes later calls quicker."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and the largest side that the engines were built for; None: any."""
     description: Mapping[str, Any] = field(default_factory=dict)

@@ -30,9 +30,10 @@ class NotReady(RuntimeError):
 
 def measure(pipeline: Pipeline, costs: Costs) -> None:
     """Fill in the costs at the model's own size."""
-    learn_picture(pipeline, costs)
-    for bucket in pipeline.limits().buckets:
-        learn_bucket(pipeline, bucket, costs)
+    with pipeline.engines.warming():
+        learn_picture(pipeline, costs)
+        for bucket in pipeline.limits().buckets:
+            learn_bucket(pipeline, bucket, costs)
     log.info("a picture takes %.3f s to encode and decode", costs.encode_s + costs.decode_s)
 
 

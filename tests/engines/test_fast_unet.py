@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.eight_bit import EightBit, quantise
+from engines.eight_bit import EightBit, flagged, quantise
 from engines.fast_unet import Attention, rearrange
 from engines.torch_engine import load_torch
 from engines.torch_options import TorchOptions
@@ -137,6 +137,29 @@ def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini:
     assert measured <= MOST_LATENTS_ERROR[number], (
         f"{measured:.4f}, at most {MOST_LATENTS_ERROR[number]}"
     )
+
+
+@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan])
+def test_what_is_no_number_shows_in_its_row_and_in_the_next_call_no_more(
+    number: torch.dtype, bad: float
+) -> None:
+    layer = EightBit(torch.ones(4, 6).to(number), torch.ones(4), torch.ones(6), torch.zeros(4))
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), x
+
+    network, x = flagged(Network()), torch.randn(3, 5, 6)
+    broken = x.clone()
+    broken[1, 2, 3] = bad
+    for given, rows in ((broken, [1]), (x, [])):
+        found = network(given)[0].isnan().flatten(1).any(1).nonzero().flatten().tolist()
+        assert found == rows, f"rows {found} are NaN, needed {rows}"
 
 
 def latents_of(result: Result) -> Tensor:

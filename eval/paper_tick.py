@@ -1,0 +1,74 @@
+"""A tick of the torch backend on paper: SDXL's networks at full size on the meta device, rearranged
+and in 8 bits as on a GPU, and every kernel of ours that a call would start.
+
+No weights, no GPU, no time: what is known here follows from the code alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.eight_bit import flagged, put_layers
+from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.fast_unet import rearrange
+from engines.launches import Launch, noted
+from eval.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
+from onnx_export.recipes import RECIPES
+from sdxl.checkpoint import networks_of
+from sdxl.engine import torch_dtype
+from sdxl.specs import CHUNK, network_specs
+
+NUMBERS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+PRECISIONS = ("fp16", *NUMBERS)
+UNETS = ("unet_deep", "unet_shallow")
+
+
+@cache
+def unets(precision: str) -> Mapping[str, nn.Module]:
+    """The UNet's networks in the torch backend's GPU form."""
+    with torch.device("meta"):
+        unet: Any = build_module("unet", configs_of(FULL_SIZE)["unet"])
+        # Not the module's own `to`, which warns of what other models need.
+        unet = nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
+        if precision in NUMBERS:
+            put_layers(unet, dict(numbers_of(unet, precision)))
+        rearrange(unet)
+        networks = networks_of("unet", unet, "reference")
+        return {name: flagged(network) for name, network in networks.items()}
+
+
+def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
+    """What an export's file holds for the layers of this recipe, without values."""
+    for name, layer in unet.named_modules():
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
+            continue
+        rule = RECIPES[precision].rule_for(name)
+        if rule.is_quantised:
+            out, inside = layer.weight.shape[:2]
+            yield name + WEIGHT, torch.empty(layer.weight.shape, dtype=NUMBERS[precision])
+            yield name + SCALE, torch.empty(out)
+            yield name + INPUT_SCALE, torch.empty(())
+            if rule.smoothing is not None:
+                yield name + SMOOTHING, torch.empty(inside)
+
+
+def inputs_of(name: str, rows: int, side: int) -> list[Tensor]:
+    """Of a call in halves at this size in pixels; maps lie channels-last, as the loop's do."""
+    arch = architecture_of(configs_of(FULL_SIZE))
+    latent = side // arch.vae_scale
+    axes = {"rows": rows, "tokens": CHUNK, "latent_h": latent, "latent_w": latent}
+    spec = network_specs(arch, "float16")[name]
+    made = [torch.empty(t.shape(axes), dtype=torch_dtype(t), device="meta") for t in spec.inputs]
+    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
+
+
+def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[Launch]:
+    """Our own kernels in one call, in the order they start."""
+    with torch.inference_mode(), noted() as launches:
+        unets(precision)[name](*inputs_of(name, rows, side))
+    return launches

@@ -1,0 +1,189 @@
+"""Compiles our Triton kernels for GPUs that are not here, in every form that the code launches at
+SDXL's full size: `python -m tests.engines.ahead_of_time ARCH...`, a JSON line for each form.
+
+A program of its own because the Triton that compiles is whichever PYTHONPATH finds first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engines import eight_bit
+from engines.launches import OPTIONS, Launch
+from engines.tiles import KIB, Problem, fitting
+from eval.paper_tick import PRECISIONS, UNETS, launches_of
+
+SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
+"""what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical
+Specifications per Compute Capability'"""
+TYPES = {
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
+TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
+ROWS = (2, 16, 32)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a kernel is compiled."""
+
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    aligned: tuple[str, ...]
+    options: tuple[tuple[str, int], ...]
+
+    @property
+    def number(self) -> str:
+        return dict(self.signature).get("out" if self.kernel != "_product" else "x", "*fp32")
+
+
+def form_of(launch: Launch) -> Form:
+    """As Triton specialises a launch: a 1 is a constant, multiples of 16 are known to be."""
+    signature: dict[str, str] = {}
+    constants = {k: v for k, v in launch.constants.items() if k not in OPTIONS}
+    aligned = []
+    names = launch.kernel.arg_names
+    for name, value in zip(names, launch.arguments, strict=False):
+        if isinstance(value, Tensor):
+            signature[name] = TYPES[value.dtype]
+            aligned.append(name)
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1:
+            constants[name] = 1
+        else:
+            signature[name] = "i32" if value < 2**31 else "i64"
+            aligned += [name] if value % 16 == 0 else []
+    signature |= dict.fromkeys(constants, "constexpr")
+    options = {k: v for k, v in launch.constants.items() if k in OPTIONS}
+    return Form(
+        launch.name,
+        tuple((name, signature[name]) for name in names),
+        tuple(sorted(constants.items())),
+        tuple(aligned),
+        tuple(options.items()),
+    )
+
+
+def launches() -> Iterator[Launch]:
+    for precision in PRECISIONS:
+        for rows in ROWS:
+            for name in UNETS:
+                yield from launches_of(name, precision, rows)
+    # Where PyTorch's own FP8 product is not there, ours takes its place.
+    has_scaled_mm = eight_bit.has_scaled_mm
+    eight_bit.has_scaled_mm = lambda *_: False  # type: ignore[assignment]
+    try:
+        yield from launches_of("unet_deep", "fp8", ROWS[1])
+    finally:
+        eight_bit.has_scaled_mm = has_scaled_mm
+
+
+def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
+    """A product in every tile that may be chosen for it."""
+    if launch.name != "_product":
+        yield launch
+        return
+    constants = dict(launch.constants)
+    has_residual = bool(constants["HAS_RESIDUAL"])
+    for tile in fitting(Problem("", 1, 1, 1, 1, has_residual), shared_bytes):
+        names = ("M", "N", "K", "num_warps", "num_stages")
+        own = constants | dict(zip(names, astuple(tile), strict=True))
+        yield Launch(launch.kernel, launch.grid, launch.arguments, own)
+
+
+def forms(shared_bytes: int) -> dict[Form, Any]:
+    """And the kernel of each."""
+    found: dict[Form, Any] = {}
+    seen: set[Form] = set()
+    for launch in launches():
+        if (form := form_of(launch)) not in seen:
+            seen.add(form)
+            found |= {form_of(each): each.kernel for each in cut(launch, shared_bytes)}
+    return found
+
+
+def compile_form(form: Form, kernel: Any, arch: int) -> dict[str, Any]:
+    place = {name: i for i, name in enumerate(kernel.arg_names)}
+    source = ASTSource(
+        kernel,
+        dict(form.signature),
+        {(place[name],): value for name, value in form.constants},
+        {(place[name],): [["tt.divisibility", 16]] for name in form.aligned},
+    )
+    options = {**dict(form.options), "enable_fp_fusion": True}
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error)[-400:]}"}
+    shared = {"shared_bytes": compiled.metadata.shared}
+    return {**shared, **inspect(compiled.asm["cubin"], compiled.asm["ptx"])}
+
+
+def inspect(cubin: bytes, ptx: str) -> dict[str, Any]:
+    """Registers, spills and instructions, from the machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = run("cuobjdump", "-res-usage", file.name), run("nvdisasm", "-c", file.name)
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    return {
+        "registers": found["REG"],
+        "spilled_bytes": found["STACK"] + found["LOCAL"],
+        "tensor_cores": sorted(set(TENSOR_CORES.findall(code))),
+        "keeps_nan": "max.NaN.f32" in ptx or "max.f32" not in ptx,
+    }
+
+
+def run(tool: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("archs", nargs="+", type=int)
+    parser.add_argument("--products", action="store_true", help="these alone, in the usual tile")
+    options = parser.parse_args(argv)
+    for arch in options.archs:
+        for form, kernel in chosen(arch, options.products):
+            found = compile_form(form, kernel, arch)
+            about = {"triton": triton.__version__, "arch": arch, "kernel": form.kernel}
+            facts = {"number": form.number, "constants": dict(form.constants)}
+            print(json.dumps({**about, **facts, **dict(form.options), **found}), flush=True)
+    return 0
+
+
+def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
+    usual: set[tuple[Any, ...]] = set()
+    for form, kernel in forms(SHARED_BYTES[arch]).items():
+        constants = dict(form.constants)
+        kind = (form.number, constants.get("TAPS"), constants.get("HAS_RESIDUAL"))
+        if not only_products:
+            yield form, kernel
+        elif form.kernel == "_product" and kind not in usual:
+            usual.add(kind)
+            yield form, kernel
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

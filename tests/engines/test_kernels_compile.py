@@ -1,0 +1,111 @@
+"""Every kernel of ours, as the code launches it at SDXL's full size, compiles for the GPUs it is
+meant for, on tensor cores and without spills. No GPU is needed: Triton brings the compiler and the
+disassembler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton comes for Linux alone")
+
+from tests.engines.ahead_of_time import SHARED_BYTES
+
+ROOT = Path(__file__).parent.parent.parent
+PINNED, OF_TORCH_2_11 = "pinned", "3.6.0"
+MOST_SPILLED_BYTES = 0
+INSTRUCTIONS = {
+    (80, "*i8"): "IMMA",
+    (89, "*i8"): "IMMA",
+    (89, "*fp8e4nv"): "QMMA",
+    (90, "*i8"): "IGMMA",
+    (90, "*fp8e4nv"): "QGMMA",
+}
+"""of the tensor cores, by compute capability and number; others than these are not looked for"""
+
+
+def compiled(place: Path, *arguments: str, path: str = "") -> list[dict[str, Any]]:
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(place),
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.ahead_of_time", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+    assert not done.returncode, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def wrong(form: dict[str, Any]) -> str:
+    """What a form lacks; empty where it is as it should be."""
+    if "error" in form:
+        return str(form["error"])
+    arch, number = form["arch"], form["number"]
+    if form["spilled_bytes"] > MOST_SPILLED_BYTES:
+        return f"spills {form['spilled_bytes']} bytes, at most {MOST_SPILLED_BYTES}"
+    if form["shared_bytes"] > SHARED_BYTES[arch]:
+        return f"{form['shared_bytes']} bytes of shared memory, at most {SHARED_BYTES[arch]}"
+    if not form["keeps_nan"]:
+        return "a NaN is lost where values are limited"
+    needed = INSTRUCTIONS.get((arch, number))
+    if form["kernel"] == "_product" and needed and form["tensor_cores"] != [needed]:
+        return f"instructions {form['tensor_cores']}, needed {needed}"
+    return ""
+
+
+def report(forms: list[dict[str, Any]]) -> str:
+    return "\n".join(f"{why}: {form}" for form in forms if (why := wrong(form)))
+
+
+@pytest.fixture
+def cache(request: pytest.FixtureRequest) -> Path:
+    """Kept between runs: what has not changed is not compiled again."""
+    return Path(request.config.cache.mkdir("triton"))
+
+
+def test_products_compile_for_hopper(cache: Path) -> None:
+    forms = compiled(cache, "90", "--products")
+    kinds = {(f["number"], f["constants"]["TAPS"]) for f in forms}
+    assert kinds == {(n, t) for n in ("*i8", "*fp8e4nv") for t in (1, 9)}
+    assert not report(forms), report(forms)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", [PINNED, OF_TORCH_2_11])
+@pytest.mark.parametrize("arch", SHARED_BYTES)
+def test_every_form_compiles(
+    arch: int, version: str, cache: Path, triton_of: dict[str, str]
+) -> None:
+    """Triton 3.6 is what torch 2.11 brings along."""
+    forms = compiled(cache, str(arch), path=triton_of[version])
+    assert forms and all(version in (PINNED, form["triton"]) for form in forms)
+    for form in forms:
+        print({k: v for k, v in form.items() if k != "keeps_nan"})
+    if arch == 80:
+        # Its tensor cores know no FP8, and Triton says so.
+        refused = [f for f in forms if f["number"] == "*fp8e4nv"]
+        assert refused and all("fp8e4nv not supported" in f.get("error", "") for f in refused)
+        forms = [f for f in forms if f["number"] != "*fp8e4nv"]
+    assert not report(forms), report(forms)
+
+
+@pytest.fixture(scope="module")
+def triton_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where each version lies: the older one in a folder of its own, before the environment's."""
+    folder = tmp_path_factory.mktemp("triton")
+    wanted = ["--no-deps", "--target", str(folder), f"triton=={OF_TORCH_2_11}"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
+    return {PINNED: "", OF_TORCH_2_11: str(folder)}
