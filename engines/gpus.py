@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from engines.targets import Target, target_of
 
 
-def local_target() -> Target | None:
+def local_target(device: torch.device | None = None) -> Target | None:
+    """The current GPU unless one is named."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found = torch.cuda.get_device_properties(numbered(device))
     return target_of(found.name, (found.major, found.minor), found.total_memory)
 
 
-def cuda_fence() -> Callable[[], None]:
-    """Marks what was enqueued so far; calling the result waits until it is computed."""
-    event = torch.cuda.Event()
-    event.record()
-    return event.synchronize
+def numbered(device: torch.device | None = None) -> torch.device:
+    """With the index that its tensors have: "cuda" is the current one."""
+    if device is None or device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -18,6 +18,10 @@ MAX_TICKS = 64
 """Recordings kept of whole ticks: two networks, each bucket, a few sets of buffers."""
 
 
+class CaptureFailed(RuntimeError):
+    """Nothing was recorded, and nothing has run."""
+
+
 class Device(Protocol):
     """See cuda_device.py."""
 
@@ -34,13 +38,19 @@ class Recording:
     is_warm: bool = False
     """ran once: what libraries prepare on first use is not captured with the rest"""
     replay: Callable[[], None] | None = None
+    is_capturable: bool = True
+    """was not refused yet"""
 
     def run(
         self, enqueue: Callable[[int], None], device: Device, may_capture: Callable[[], bool]
     ) -> None:
         """`enqueue` puts the work on the stream that it is given."""
-        if self.replay is None and self.is_warm and may_capture():
-            self.replay = device.capture(enqueue)
+        if self.replay is None and self.is_warm and self.is_capturable and may_capture():
+            try:
+                self.replay = device.capture(enqueue)
+            except CaptureFailed:
+                # The device has said why. What cannot be recorded still runs.
+                self.is_capturable = False
         if self.replay is not None:
             self.replay()
         else:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from engines.cuda_device import CudaDevice
 from engines.engine_folder import EngineError, EngineFolder
 from engines.flavours import Flavour
-from engines.gpus import cuda_fence
+from engines.gpus import numbered
 from engines.profiles import buckets, latent_sides
 from engines.recordings import Device
 from engines.tensorrt_engine import Scratch, TensorRTEngine
@@ -33,16 +31,15 @@ CAPTURED = ("unet_deep", "unet_shallow")
 
 def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
     """For engines that run here: ask `EngineFolder.mismatch` first."""
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = numbered()
+    cuda = CudaDevice(device)
     deep = folder.plans["unet_deep"]
     return Engines(
         folder.arch,
-        open_plans(folder, flavour, flavour.load(), CudaDevice(device)),
+        open_plans(folder, flavour, flavour.load(), cuda),
         device=device,
         cut=folder.cut,
         buckets=buckets(folder.max_batch),
-        fence=cuda_fence,
-        depth=1,
         latent_sides=latent_sides(deep.spec, deep.profiles),
         description={
             "backend": folder.backend,
@@ -51,6 +48,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
             "version": folder.backend_version,
             **({"loras": folder.loras} if folder.loras else {}),
         },
+        **cuda.for_engines(),
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engines.cuda_device import CudaDevice
 from engines.eight_bit import flagged, quantise
-from engines.gpus import cuda_fence, local_target
+from engines.gpus import local_target, numbered
 from engines.kernel_switch import products
 from engines.profiles import buckets
 from engines.recordings import Ticks
@@ -57,6 +57,9 @@ def load_torch(
     """`numbers` is an export's file of 8-bit weights and scales, for the 8-bit precisions."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = chosen.type == "cuda"
+    if is_cuda:
+        chosen = numbered(chosen)
+    cuda = CudaDevice(chosen) if is_cuda else None
     precision = precision or ("fp16" if is_cuda else "fp32")
     options = options or (TorchOptions() if is_cuda else PLAIN)
     _check(precision, numbers)
@@ -76,7 +79,7 @@ def load_torch(
     if is_cuda:
         torch.backends.cudnn.benchmark = True
     # A GPU is given calls of the size that compiled engines have on it.
-    target = local_target() if is_cuda else None
+    target = local_target(chosen) if is_cuda else None
     said = {"backend": "torch", "precision": precision, "device": str(chosen)}
     if options != PLAIN:
         said["options"] = str(options)
@@ -86,11 +89,10 @@ def load_torch(
         device=chosen,
         cut=cut,
         buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
-        fence=cuda_fence if is_cuda else Engines.fence,
-        depth=1 if is_cuda else 0,
         warming=partial(_warming, chosen) if is_cuda else nullcontext,
-        repeat=Ticks(CudaDevice(chosen)) if is_cuda and options.graphs else Engines.repeat,
+        repeat=Ticks(cuda) if cuda and options.graphs else Engines.repeat,
         description=said,
+        **(cuda.for_engines() if cuda else {}),
     )
 
 

@@ -45,6 +45,11 @@ class Engines:
     """Row counts a UNet call is padded to; the largest bounds one call."""
     decodes: int = 1
     """Pictures that are best decoded in one call."""
+    stream: Any = None
+    """On a GPU, what the loop's calls are enqueued on: others wait for it, and it for them."""
+    on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Entered around whatever is enqueued: on the loop's stream, unless the thread has chosen one
+    of its own."""
     fence: Callable[[], Callable[[], None]] = lambda: _done
     """Marks what was enqueued so far; calling the result waits until it is computed."""
     depth: int = 0
@@ -52,6 +57,8 @@ class Engines:
     repeat: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
     """Runs a tick's work on tensors that come again; the key says which. A GPU may record it, and
     replay the recording."""
+    failed_captures: Callable[[], int] = lambda: 0
+    """How often a recording was tried and refused; its work runs unrecorded."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while a service warms up: the time to measure what makes later calls quicker."""
     latent_sides: tuple[int, int] | None = None

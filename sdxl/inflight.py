@@ -181,12 +181,17 @@ class InFlight:
         image = self._images.get(id_)
         if image is None or image.place is None or self._flights[id_].step == 0:
             return None
-        return image.place.cohort.estimate[image.place.index].clone()
+        with self.engines.on_stream():
+            return image.place.cohort.estimate[image.place.index].clone()
 
     # -- the loop ---------------------------------------------------------------------------
 
     def tick(self) -> list[Event]:
         """One step for every image that may run now; what finished or failed."""
+        with self.engines.on_stream():
+            return self._tick()
+
+    def _tick(self) -> list[Event]:
         events: list[Event] = []
         plan = plan_tick(self.flights, self.limits, self.clock())
         for id_ in plan.expired:

@@ -124,13 +124,14 @@ class Pipeline:
                 yield from together
 
     def encode(self, params: list[GenerationParams]) -> list[Conditioning]:
-        return encode(
-            params,
-            *self.checkpoint.tokenizers,
-            self.engines,
-            self.checkpoint.force_zeros,
-            fixed_chunks=2 if self.is_deterministic else None,
-        )
+        with self.engines.on_stream():
+            return encode(
+                params,
+                *self.checkpoint.tokenizers,
+                self.engines,
+                self.checkpoint.force_zeros,
+                fixed_chunks=2 if self.is_deterministic else None,
+            )
 
     def request(self, params: GenerationParams, conditioning: Conditioning) -> Request:
         """What the loop needs of a resolved request."""
@@ -148,13 +149,14 @@ class Pipeline:
 
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, h, w] → [3, height, width] in -1..1."""
-        return checked(self._decode(latents[None])[0])
+        return checked(self._decode([latents])[0])
 
-    def _decode(self, latents: Tensor) -> Tensor:
+    def _decode(self, latents: Sequence[Tensor]) -> Tensor:
         engine = self.engines["vae_decoder"]
         dtype = torch_dtype(engine.spec.inputs[0])
-        batch = latents.to(self.engines.device, dtype)
-        return call(engine, self.engines.arch, {"latents": batch})["image"].float().cpu()
+        with self.engines.on_stream():
+            batch = torch.stack(list(latents)).to(self.engines.device, dtype)
+            return call(engine, self.engines.arch, {"latents": batch})["image"].float().cpu()
 
     def _submit(
         self, loop: InFlight, numbered: list[tuple[int, GenerationParams]]
@@ -187,7 +189,7 @@ class Pipeline:
             return
         start = self.clock()
         try:
-            images = self._decode(torch.stack(latents))
+            images = self._decode(latents)
         except Exception as cause:
             for result in results:
                 result.error = cause

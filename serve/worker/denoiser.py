@@ -11,9 +11,10 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Flight, Group, Priority, State
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 BEAT_S = 0.5
 """An idle loop still passes this often, so that its health can be seen."""
@@ -93,6 +95,12 @@ class Denoiser:
     def cancel(self, watcher: Watcher) -> None:
         """Within one tick. One that was never submitted, or is done, is no error."""
         self._inbox.put(partial(self._drop, watcher))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run it on the loop's thread, between ticks, and wait until it is computed."""
+        answer: Future[T] = Future()
+        self._inbox.put(partial(self._answer, function, answer))
+        return answer.result()
 
     def foresee(self, newcomer: Flight) -> float:
         """When an image that came now would be ready, on the loop's clock."""
@@ -177,6 +185,18 @@ class Denoiser:
         self._tell_steps()
         for event in events:
             self._tell_end(event)
+
+    def _answer(self, function: Callable[[], T], answer: Future[T]) -> None:
+        try:
+            with self.loop.engines.on_stream():
+                found = function()
+                self.loop.engines.fence()()
+        except Exception as error:
+            answer.set_exception(error)
+        else:
+            # It may have taken longer than a loop may stand still.
+            self._beat_s = self.loop.clock()
+            answer.set_result(found)
 
     def _admit(self, request: Request, watcher: Watcher) -> None:
         if watcher.is_cancelled:

@@ -43,6 +43,12 @@ class WorkerMetrics:
         )
         self.queued = Gauge("sdxl_images_queued", "images that wait", registry=registry)
         self.running = Gauge("sdxl_images_running", "images in flight", registry=registry)
+        self.failed_captures = Counter(
+            "sdxl_failed_captures",
+            "CUDA graphs that could not be captured; their work runs uncaptured, and slower",
+            registry=registry,
+        )
+        self._failed_captures = 0
         GpuMeter(self.registry)
 
     def observe(self, group: Group, seconds: float) -> None:
@@ -56,9 +62,11 @@ class WorkerMetrics:
         for name, seconds in dict(timings).items():
             self.stages.labels(name.removesuffix("_s")).observe(seconds)
 
-    def collect(self, queued: int, running: int) -> list[Any]:
+    def collect(self, queued: int, running: int, failed_captures: int) -> list[Any]:
         self.queued.set(queued)
         self.running.set(running)
+        self.failed_captures.inc(failed_captures - self._failed_captures)
+        self._failed_captures = failed_captures
         return list(self.registry.collect())
 
 

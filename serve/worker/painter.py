@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from queue import PriorityQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -25,6 +25,8 @@ from serve.orders import Done, Preview, Update
 from serve.worker.job import Job
 from serve.worker.side_stream import Mark, SideStream, mark
 
+T = TypeVar("T")
+
 FILE_THREADS = 2
 PREVIEW_QUALITY = 80
 
@@ -32,7 +34,7 @@ PREVIEW_QUALITY = 80
 class Painter:
     def __init__(self, pipeline: Pipeline, costs: Costs) -> None:
         self.pipeline, self.costs = pipeline, costs
-        self._stream = SideStream(pipeline.engines.device)
+        self._stream = SideStream(pipeline.engines)
         channels = pipeline.engines.arch.latent_channels
         self._preview_map = images.load_preview_map(pipeline.checkpoint.folder, channels)
         self._latents: PriorityQueue[tuple[tuple[Priority, int], Callable[[], None]]]
@@ -41,14 +43,22 @@ class Painter:
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
 
     def finish(self, job: Job, latents: Tensor) -> None:
-        ready = mark(self.pipeline.engines.device)
+        ready = mark(self.pipeline.engines)
         place = job.order.priority, next(self._arrivals)
         self._latents.put((place, partial(self._decode, job, latents, ready)))
         self._decoder.submit(self._decode_next)
 
     def preview(self, job: Job, step: int, latents: Tensor) -> None:
-        ready = mark(self.pipeline.engines.device)
+        ready = mark(self.pipeline.engines)
         self._make(job, partial(self._preview, job, step, latents, ready))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run it as latents are decoded, and wait for what it returns."""
+        return self._decoder.submit(self._beside, function).result()
+
+    def _beside(self, function: Callable[[], T]) -> T:
+        with self._stream.after():
+            return function()
 
     def close(self) -> None:
         self._decoder.shutdown(cancel_futures=True)

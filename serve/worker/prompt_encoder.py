@@ -10,9 +10,12 @@ import itertools
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from sdxl import deepcache
 from sdxl.conditioning import Conditioning, tokenize_rows
@@ -26,6 +29,8 @@ from serve.worker.denoiser import Denoiser
 from serve.worker.job import Job
 from serve.worker.side_stream import SideStream
 
+T = TypeVar("T")
+
 LOW_PRIORITY_BATCH = 4
 """prompts of low priority that are encoded in one call"""
 BODY = CHUNK - 2
@@ -36,7 +41,7 @@ class PromptEncoder:
     def __init__(self, pipeline: Pipeline, denoiser: Denoiser, max_tokens: int) -> None:
         self.pipeline, self.denoiser = pipeline, denoiser
         self.max_chunks = math.ceil(max_tokens / BODY)
-        self._stream = SideStream(pipeline.engines.device)
+        self._stream = SideStream(pipeline.engines)
         self._waiting: deque[Job] = deque()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "encode")
@@ -59,10 +64,18 @@ class PromptEncoder:
         with self._lock, suppress(ValueError):
             self._waiting.remove(job)
 
+    def call(self, function: Callable[[], T]) -> T:
+        """Run it as prompts are encoded, and wait for what it returns."""
+        return self._thread.submit(self._beside, function).result()
+
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     # -- on its thread ----------------------------------------------------------------------
+
+    def _beside(self, function: Callable[[], T]) -> T:
+        with self._stream.after():
+            return function()
 
     def _encode_waiting(self) -> None:
         with self._lock:
@@ -126,8 +139,7 @@ class PromptEncoder:
 
     def _encode(self, jobs: list[Job]) -> list[Conditioning]:
         began = self.pipeline.clock()
-        with self._stream.after():
-            conditionings = self.pipeline.encode([job.params for job in jobs])
+        conditionings = self._beside(partial(self.pipeline.encode, [job.params for job in jobs]))
         for made in conditionings:
             self._stream.give(made.context, made.pooled, made.time_ids)
         costs = self.denoiser.loop.costs

@@ -11,21 +11,25 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from sdxl.engine import Engines
+
 Mark = torch.cuda.Event | None
 """What was enqueued on the loop's stream up to a moment."""
 
 
-def mark(device: torch.device) -> Mark:
-    if device.type != "cuda":
+def mark(engines: Engines) -> Mark:
+    if engines.stream is None:
         return None
     event = torch.cuda.Event()
-    event.record(torch.cuda.default_stream(device))
+    event.record(engines.stream)
     return event
 
 
 class SideStream:
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, engines: Engines) -> None:
+        self._loops = engines.stream
+        own = None if engines.stream is None else torch.cuda.Stream(engines.stream.device)
+        self._stream = own
 
     @contextmanager
     def after(self, ready: Mark = None, *read: Tensor) -> Iterator[None]:
@@ -36,7 +40,8 @@ class SideStream:
         if ready is not None:
             self._stream.wait_event(ready)
         for tensor in read:
-            tensor.record_stream(self._stream)
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             yield
         self._stream.synchronize()
@@ -45,4 +50,4 @@ class SideStream:
         """Tensors made here that the loop will read."""
         for tensor in made:
             if self._stream is not None and tensor.is_cuda:
-                tensor.record_stream(torch.cuda.default_stream(tensor.device))
+                tensor.record_stream(self._loops)

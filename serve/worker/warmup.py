@@ -7,13 +7,19 @@ It knows no clients, and decides nothing but how many rows may be in flight.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
+from torch import Tensor
+
+from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
 from sdxl.images import encode, to_pixels
+from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Pipeline, Result
+from sdxl.pipeline import Pipeline
 from sdxl.policy import Limits
 
 log = logging.getLogger(__name__)
@@ -28,35 +34,73 @@ class NotReady(RuntimeError):
     """The engines do not make a picture."""
 
 
-def measure(pipeline: Pipeline, costs: Costs) -> None:
+Run = Callable[[Callable[[], Any]], Any]
+"""Calls a function on a certain thread, and gives what it returned."""
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """The threads that will encode, denoise and decode. Libraries keep what they learn by thread:
+    whoever warms up on another one learns for nobody."""
+
+    encode: Run
+    denoise: Run
+    decode: Run
+
+
+def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
     """Fill in the costs at the model's own size."""
     with pipeline.engines.warming():
-        learn_picture(pipeline, costs)
+        learn_picture(pipeline, rooms, costs)
         for bucket in pipeline.limits().buckets:
-            learn_bucket(pipeline, bucket, costs)
+            learn_bucket(pipeline, rooms, bucket, costs)
     log.info("a picture takes %.3f s to encode and decode", costs.encode_s + costs.decode_s)
 
 
-def learn_picture(pipeline: Pipeline, costs: Costs) -> None:
+def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
+    params = pipeline.resolve(GenerationParams("a warm-up", seed=0, steps=STEPS))
     for _ in range(ROUNDS):
-        (result,) = pipeline.generate([GenerationParams("a warm-up", seed=0, steps=STEPS)])
-        costs.encode_s = result.timings.get("encode_s", 0.0)
-        costs.decode_s = result.timings.get("decode_s", 0.0) + _file_s(result, pipeline.clock)
+        began = pipeline.clock()
+        conditionings = rooms.encode(partial(pipeline.encode, [params]))
+        costs.encode_s = pipeline.clock() - began
+        _, events = rooms.denoise(partial(_denoised, pipeline, [params], conditionings))
+        began = pipeline.clock()
+        image = _decoded(pipeline, rooms, events)
+        encode(to_pixels(image), "png", params.as_dict())
+        costs.decode_s = pipeline.clock() - began
 
 
-def learn_bucket(pipeline: Pipeline, bucket: int, costs: Costs) -> None:
+def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) -> None:
     filling = [GenerationParams(seed=0, steps=STEPS)] * (bucket // 2)
     filling += [GenerationParams(seed=0, steps=STEPS, guidance=1.0)] * (bucket % 2)
-    requests = [pipeline.resolve(params) for params in filling]
-    conditionings = pipeline.encode(requests)
+    params = [pipeline.resolve(each) for each in filling]
+    conditionings = rooms.encode(partial(pipeline.encode, params))
     for _ in range(ROUNDS):
-        loop = pipeline.in_flight()
-        for params, conditioning in zip(requests, conditionings, strict=True):
-            loop.submit(pipeline.request(params, conditioning))
-        loop.drain()
+        loop, _ = rooms.denoise(partial(_denoised, pipeline, params, conditionings))
     costs.ticks |= loop.costs.ticks
     shown = ", ".join(f"{k.network} {1000 * s:.1f} ms" for k, s in loop.costs.ticks.items())
     log.info("%d rows: %s", bucket, shown)
+
+
+def _denoised(
+    pipeline: Pipeline, params: Sequence[GenerationParams], conditionings: Sequence[Conditioning]
+) -> tuple[InFlight, list[Event]]:
+    """The loop, and what came of it."""
+    loop = pipeline.in_flight()
+    for each, conditioning in zip(params, conditionings, strict=True):
+        loop.submit(pipeline.request(each, conditioning))
+    return loop, loop.drain()
+
+
+def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Tensor:
+    (event,) = events
+    try:
+        if isinstance(event, Failed):
+            raise event.cause
+        image: Tensor = rooms.decode(partial(pipeline.decode, event.latents))
+    except Exception as cause:
+        raise NotReady(f"no picture: {cause}") from cause
+    return image
 
 
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
@@ -64,11 +108,3 @@ def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
     limits = pipeline.limits()
     shape = next(iter(costs.ticks)).shape
     return replace(limits, rows=max(costs.knee(shape, limits.buckets), 2), queue=queue)
-
-
-def _file_s(result: Result, clock: Callable[[], float]) -> float:
-    if result.error is not None or result.image is None:
-        raise NotReady(f"no picture: {result.error}") from result.error
-    began = clock()
-    encode(to_pixels(result.image), "png", result.params.as_dict())
-    return clock() - began

@@ -57,6 +57,11 @@ class _Threads:
     encoder: PromptEncoder
     painter: Painter
 
+    def close(self) -> None:
+        self.encoder.close()
+        self.denoiser.stop(timeout_s=5.0)
+        self.painter.close()
+
 
 class Worker:
     """Implements ImageBackend. `start` before the first order, `close` after the last."""
@@ -81,17 +86,23 @@ class Worker:
     def start(self) -> None:
         """Measure, then take orders. Blocks until a real picture was made."""
         costs = MeteredCosts()
-        warmup.measure(self.pipeline, costs)
-        limits = warmup.knee(self.pipeline, costs, self.queue)
+        loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
+        denoiser = Denoiser(loop, self.stall_s)
+        encoder = PromptEncoder(self.pipeline, denoiser, self.max_prompt_tokens)
+        threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs))
+        denoiser.start()
+        try:
+            rooms = warmup.Rooms(encoder.call, denoiser.call, threads.painter.call)
+            warmup.measure(self.pipeline, rooms, costs)
+        except BaseException:
+            threads.close()
+            raise
+        loop.limits = limits = warmup.knee(self.pipeline, costs, self.queue)
         log.info("%d rows in flight, %d images may wait", limits.rows, limits.queue)
         costs.on_call = self.meters.observe
-        loop = InFlight(self.pipeline.engines, self.pipeline.clock, limits, costs)
-        denoiser = Denoiser(loop, self.stall_s)
         if self.tracer is not None:
             costs.on_call = partial(self._note_call, denoiser)
-        encoder = PromptEncoder(self.pipeline, denoiser, self.max_prompt_tokens)
-        denoiser.start()
-        self._threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs))
+        self._threads = threads
 
     # -- ImageBackend -----------------------------------------------------------------------
 
@@ -125,7 +136,9 @@ class Worker:
     async def metrics(self) -> Sequence[Any]:
         denoiser = self._started().denoiser
         queued = denoiser.waiting
-        return self.meters.collect(queued=queued, running=len(denoiser.flights) - queued)
+        running = len(denoiser.flights) - queued
+        failed = self.pipeline.engines.failed_captures()
+        return self.meters.collect(queued=queued, running=running, failed_captures=failed)
 
     # -- what its owner asks ----------------------------------------------------------------
 
@@ -192,9 +205,7 @@ class Worker:
         for job in list(self._jobs):
             job.tell(errors.draining())
             self._leave(job, self._threads)
-        self._threads.encoder.close()
-        self._threads.denoiser.stop(timeout_s=5.0)
-        self._threads.painter.close()
+        self._threads.close()
 
     # -- one order --------------------------------------------------------------------------
 

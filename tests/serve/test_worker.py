@@ -9,18 +9,25 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from engines.cuda_device import CudaDevice
+from engines.recordings import Ticks
 from sdxl.images import read_parameters, to_pixels
+from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
 from serve.errors import Problem
 from serve.orders import Done, Preview, Progress
 from serve.worker.denoiser import Unhealthy
 from serve.worker.job import Job
+from serve.worker.warmup import NotReady
 from serve.worker.worker import Worker
+from tests.engines.cuda_double import BEGIN, FakeCuda
 from tests.serve.workers import (
     begun,
     fake,
@@ -85,13 +92,15 @@ def test_many_share_calls_and_each_gets_its_own_picture() -> None:
     assert 4 in sizes, f"calls of {sizes} rows, needed some of 4"
 
 
-def test_prompts_are_encoded_and_latents_decoded_off_the_loop_s_thread() -> None:
+def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
+    """cuDNN and attention keep what they have found out by thread."""
     pipeline = fake_pipeline()
     seen: dict[str, set[str]] = {}
+    for name in pipeline.engines.by_name:
+        threads = seen.setdefault(name, set())
+        fake(pipeline, name).on_call = partial(note_thread, threads)
     with running(pipeline) as worker:
-        for name in pipeline.engines.by_name:
-            threads = seen.setdefault(name, set())
-            fake(pipeline, name).on_call = partial(note_thread, threads)
+        assert all(seen.values()), f"not warmed up: {seen}"
         asyncio.run(picture_of(worker, order()))
     found = {name: {t.partition("_")[0] for t in threads} for name, threads in seen.items()}
     assert found == {
@@ -106,6 +115,70 @@ def test_prompts_are_encoded_and_latents_decoded_off_the_loop_s_thread() -> None
 
 def note_thread(names: set[str]) -> None:
     names.add(threading.current_thread().name)
+
+
+def on_a_gpu(cuda: FakeCuda, *, captures: bool) -> tuple[Pipeline, CudaDevice]:
+    pipeline = fake_pipeline()
+    device = CudaDevice(torch.device("cuda", 1))
+    told = device.for_engines() | ({"repeat": Ticks(device)} if captures else {})
+    return replace(pipeline, engines=replace(pipeline.engines, **told)), device
+
+
+def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT would wait there at every call, and the rooms would wait for each other."""
+    cuda = FakeCuda().install(monkeypatch)
+    pipeline, device = on_a_gpu(cuda, captures=False)
+    seen: dict[str, set[int]] = {}
+    for name in pipeline.engines.by_name:
+        streams = seen.setdefault(name, set())
+        fake(pipeline, name).on_call = lambda streams=streams: streams.add(device.stream())  # type: ignore[misc]
+    with running(pipeline) as worker:
+        asyncio.run(picture_of(worker, order()))
+    default = cuda.default_stream(torch.device("cuda", 1)).cuda_stream
+    loop = {device.loop_stream.cuda_stream}
+    assert seen["unet_prompt"] == seen["unet_deep"] == seen["unet_shallow"] == loop
+    assert seen["clip_l"] == seen["clip_g"] != seen["vae_decoder"]
+    for name in ("clip_l", "vae_decoder"):
+        assert len(seen[name]) == 1 and not seen[name] & (loop | {default}), seen
+
+
+def test_a_picture_is_decoded_after_the_loops_stream_has_made_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda().install(monkeypatch)
+    pipeline, device = on_a_gpu(cuda, captures=False)
+    with running(pipeline) as worker:
+        asyncio.run(picture_of(worker, order()))
+        decoder: Any = worker._started().painter._stream._stream
+    assert [event.stream for event in decoder.waits_for] == [device.loop_stream]
+
+
+def test_a_service_whose_graphs_are_refused_serves_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cuda = FakeCuda(fails=[BEGIN] * 1000).install(monkeypatch)
+    pipeline, device = on_a_gpu(cuda, captures=True)
+    asked = order("a red ring", seed=5, steps=8)
+    with running(pipeline) as worker:
+        done = asyncio.run(picture_of(worker, asked))
+        found = {s.name: s.value for m in asyncio.run(worker.metrics()) for s in m.samples}
+    with running() as worker:
+        expected = asyncio.run(picture_of(worker, asked))
+    assert done.image == expected.image
+    assert found["sdxl_failed_captures_total"] == device.failed_captures > 0
+    said = [r for r in caplog.records if "CUDA graph was not captured" in r.message]
+    assert sum(r.levelname == "WARNING" for r in said) == 1
+
+
+def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
+    pipeline = fake_pipeline()
+    fake(pipeline, "vae_decoder").fault = RuntimeError("no memory")
+    with pytest.raises(NotReady, match="no picture: no memory"), running(pipeline):
+        pass
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive(), thread.name
 
 
 def test_cancelling_frees_the_slot_within_a_tick() -> None:

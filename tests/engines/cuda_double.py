@@ -1,0 +1,165 @@
+"""A stand-in for torch.cuda that keeps its rules: one current stream and device a thread, and a
+memory pool that a failed capture leaves open.
+
+It computes nothing. What it cannot show: memory, time, and whether CUDA itself keeps these rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+BEGIN, MIDDLE, END = "begin", "middle", "end"
+MOMENTS = (BEGIN, MIDDLE, END)
+_HANDLES = itertools.count(100)
+
+
+@dataclass(eq=False)
+class FakeStream:
+    device_index: int
+    cuda_stream: int = field(default_factory=lambda: next(_HANDLES))
+    waits_for: list[FakeEvent] = field(default_factory=list)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.device_index)
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.waits_for.append(event)
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    stream: FakeStream | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        self.stream = stream
+
+    def synchronize(self) -> None:
+        assert self.stream is not None, "waited for an event that was not recorded"
+
+
+@dataclass
+class FakeCuda:
+    """`fails` names the moments at which the next captures fail, one each."""
+
+    fails: list[str] = field(default_factory=list)
+    recording_pools: set[int] = field(default_factory=set)
+    released: list[int] = field(default_factory=list)
+    capturing: FakeGraph | None = None
+    captures: int = 0
+    _defaults: dict[int, FakeStream] = field(default_factory=dict)
+    _pools: Any = field(default_factory=itertools.count)
+    _local: threading.local = field(default_factory=threading.local)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+        for name in ("Stream", "stream", "Event", "CUDAGraph", "graph_pool_handle"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        for name in ("current_stream", "default_stream", "synchronize"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        for name in ("endAllocateToPool", "releasePool"):
+            setter = monkeypatch.setattr
+            setter(torch._C, f"_cuda_{name}", getattr(self, name), raising=False)
+        return self
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        return FakeStream(device.index or 0)
+
+    def Event(self) -> FakeEvent:
+        return FakeEvent()
+
+    def CUDAGraph(self) -> FakeGraph:
+        return FakeGraph(self)
+
+    def graph_pool_handle(self) -> int:
+        return int(next(self._pools))
+
+    def default_stream(self, device: torch.device) -> FakeStream:
+        index = device.index or 0
+        return self._defaults.setdefault(index, FakeStream(index))
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        current: FakeStream | None = getattr(self._local, "stream", None)
+        has_chosen = current is not None and current.device_index == (device.index or 0)
+        return current if has_chosen and current else self.default_stream(device)
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before = getattr(self._local, "stream", None)
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    @property
+    def thread_device(self) -> int:
+        """The device that Triton would take."""
+        current = getattr(self._local, "stream", None)
+        return 0 if current is None else current.device_index
+
+    def synchronize(self, device: torch.device) -> None:
+        assert self.capturing is None, "waited for the device during a capture"
+
+    def endAllocateToPool(self, device: int, pool: int) -> None:
+        if pool not in self.recording_pools:
+            raise RuntimeError(f"not currently recording to mempool_id {pool}")
+        self.recording_pools.remove(pool)
+
+    def releasePool(self, device: int, pool: int) -> None:
+        self.released.append(pool)
+
+
+@dataclass
+class FakeGraph:
+    """As PyTorch's: the pool is opened before the stream begins to capture, and closed after it
+    has ended; whatever throws in between leaves it open."""
+
+    cuda: FakeCuda
+    pool: int = -1
+    is_broken: bool = False
+    launches: list[Callable[[], None]] = field(default_factory=list)
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        if pool in self.cuda.recording_pools:
+            raise RuntimeError(f"already recording to mempool_id {pool}")
+        self.pool = pool
+        self.cuda.recording_pools.add(pool)
+        fails = self.cuda.fails
+        moment = fails.pop(0) if fails else ""
+        if moment == BEGIN:
+            raise RuntimeError("CUDA error: cudaStreamBeginCapture")
+        assert self.cuda.capturing is None
+        self.cuda.capturing = self
+        self.is_broken = moment in (MIDDLE, END)
+        self.moment = moment
+
+    def launch(self, work: Callable[[], None]) -> None:
+        if self.moment == MIDDLE:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        self.launches.append(work)
+
+    def capture_end(self) -> None:
+        if self.cuda.capturing is not self:
+            raise RuntimeError("CUDA error: the stream does not capture")
+        self.cuda.capturing = None
+        if self.is_broken:
+            raise RuntimeError(
+                "CUDA error: operation failed due to a previous error\nduring capture"
+            )
+        self.cuda.recording_pools.remove(self.pool)
+        self.cuda.captures += 1
+
+    def replay(self) -> None:
+        for work in self.launches:
+            work()
