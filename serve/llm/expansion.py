@@ -35,7 +35,7 @@ class Expander:
             async with asyncio.timeout(self.limit_s):
                 text = await self._written(Ask(messages, sampling, self.limit_s))
         except (TimeoutError, Problem) as error:
-            log.warning("a prompt was not expanded: %s", error or type(error).__name__)
+            log.warning("a prompt was not expanded: %s", str(error) or type(error).__name__)
             return prompt
         return text if 0 < len(text) <= most_chars else prompt
 

@@ -392,11 +392,15 @@ def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Sp
     assert first == second and scene is not None and scene.things[0].shape == "circle"
 
 
-def test_what_is_too_slow_leaves_the_prompt_as_it_was(worker: Worker) -> None:
+def test_what_is_too_slow_leaves_the_prompt_as_it_was(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
     engine = FakeLlm(token_s=1.0)
     answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
     assert answer["data"][0]["revised_prompt"] == "circle" and engine.open == 0
+    # The exception of a timeout has no words of its own.
+    assert "a prompt was not expanded: TimeoutError" in caplog.text
 
 
 def test_what_did_not_end_leaves_the_prompt_as_it_was(worker: Worker) -> None:
