@@ -21,6 +21,7 @@ import httpx
 from eval import api_key
 from eval.local_service import local_service
 from eval.timing import quantile
+from eval.traffic import closed_loop, open_loop
 from sdxl.arguments import Parser, number, whole
 from sdxl.params import InvalidParams
 
@@ -140,30 +141,24 @@ def told(heard: Heard, event: dict[str, Any]) -> None:
 
 async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     """Arrivals do not wait for answers."""
-    drawn, tasks = random.Random(0), list[asyncio.Task[Heard]]()
-    began_s, due = time.perf_counter(), 0.0
-    while (due := due + drawn.expovariate(rate)) < seconds:
-        due_s = began_s + due
-        await asyncio.sleep(max(due_s - time.perf_counter(), 0))
-        tasks.append(asyncio.create_task(client.ask(drawn.choice(PROMPTS), len(tasks), due_s)))
-    answers = list(await asyncio.gather(*tasks))
+    drawn, began_s = random.Random(0), time.perf_counter()
+
+    async def ask(number: int, due_s: float) -> Heard:
+        return await client.ask(drawn.choice(PROMPTS), number, due_s)
+
+    answers = await open_loop(ask, rate, seconds)
     return Figures(answers, time.perf_counter() - began_s)
 
 
 async def streams(client: Client, count: int, seconds: float) -> Figures:
     """So many at once, each asking again as soon as it is answered."""
     began_s = time.perf_counter()
-    until_s = began_s + seconds
 
-    async def one(number: int) -> list[Heard]:
-        heard: list[Heard] = []
-        while time.perf_counter() < until_s:
-            seed = number + count * len(heard)
-            heard.append(await client.ask(PROMPTS[seed % len(PROMPTS)], seed))
-        return heard
+    async def ask(number: int, _: float) -> Heard:
+        return await client.ask(PROMPTS[number % len(PROMPTS)], number)
 
-    answers = await asyncio.gather(*(one(number) for number in range(count)))
-    return Figures([h for each in answers for h in each], time.perf_counter() - began_s)
+    answers = await closed_loop(ask, count, seconds)
+    return Figures(answers, time.perf_counter() - began_s)
 
 
 def plain_generate(folder: str, max_tokens: int, seconds: float) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ import psutil
 from eval import api_key
 from eval.local_service import local_service
 from eval.timing import quantile
+from eval.traffic import closed_loop, open_loop
 
 GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
@@ -96,31 +96,18 @@ async def one_by_one(http: httpx.AsyncClient, count: int) -> Answers:
     return answers
 
 
-async def closed_loop(http: httpx.AsyncClient, seconds: float) -> Answers:
+async def run_closed(http: httpx.AsyncClient, seconds: float) -> Answers:
     """Always the same number under way: how much the service can do."""
     answers = Answers()
-
-    async def follow(first: int) -> None:
-        seed = first
-        while time.perf_counter() - answers.began_s < seconds:
-            await ask(http, seed, answers, time.perf_counter())
-            seed += CLOSED_LOOP
-
-    await asyncio.gather(*(follow(i) for i in range(CLOSED_LOOP)))
+    await closed_loop(lambda n, due_s: ask(http, n, answers, due_s), CLOSED_LOOP, seconds)
     return answers
 
 
-async def open_loop(http: httpx.AsyncClient, rate: float, seconds: float) -> tuple[Answers, float]:
+async def run_open(http: httpx.AsyncClient, rate: float, seconds: float) -> tuple[Answers, float]:
     """Requests come when they come, whatever the service does. Also the rate at which they did."""
     answers = Answers()
-    arrivals, due = random.Random(0), 0.0
-    tasks: list[asyncio.Task[None]] = []
-    while (due := due + arrivals.expovariate(rate)) < seconds:
-        due_s = answers.began_s + due
-        await asyncio.sleep(max(due_s - time.perf_counter(), 0))
-        tasks.append(asyncio.create_task(ask(http, len(tasks), answers, due_s)))
-    await asyncio.gather(*tasks)
-    return answers, len(tasks) / seconds
+    asked = await open_loop(lambda n, due_s: ask(http, n, answers, due_s), rate, seconds)
+    return answers, len(asked) / seconds
 
 
 async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
@@ -128,20 +115,20 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
     async with httpx.AsyncClient(
         base_url=url, timeout=120, limits=limits, headers=api_key.headers()
     ) as http:
-        await closed_loop(http, WARM_S)
+        await run_closed(http, WARM_S)
         alone = await one_by_one(http, OVERHEAD_REQUESTS)
         print(
             f"HTTP and Ray add {1000 * quantile(alone.added, 0.5):.1f} ms (p50) to "
             f"{1000 * quantile(alone.latencies, 0.5):.1f} ms"
         )
-        full = await closed_loop(http, seconds)
+        full = await run_closed(http, seconds)
         print(
             f"\n{'load':<12}{'offered':>9}{'images/s':>9}{'':>8}{'mean s':>9}{'p50':>9}{'p99':>9}"
             f"{'late':>6}{'MiB':>7}"
         )
         print(full.row("closed loop", full.rate))
         for share in shares:
-            answers, offered = await open_loop(http, share * full.rate, seconds)
+            answers, offered = await run_open(http, share * full.rate, seconds)
             print(answers.row(f"{share:.0%}", offered), flush=True)
 
 

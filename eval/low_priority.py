@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import httpx
 
 from eval.local_service import local_service
 from eval.timing import quantile
+from eval.traffic import closed_loop, open_loop
 
 GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
@@ -57,26 +57,16 @@ async def ask(http: httpx.AsyncClient, run: Run, due_s: float, seed: int) -> Non
 
 async def closed(url: str, seconds: float) -> float:
     """Pictures a second when the next is asked for as soon as one comes."""
-    run, until = Run(seconds), time.perf_counter() + seconds
+    run, began_s = Run(seconds), time.perf_counter()
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-
-        async def client(number: int) -> None:
-            while time.perf_counter() < until:
-                await ask(http, run, time.perf_counter(), number)
-
-        await asyncio.gather(*(client(i) for i in range(CLOSED_LOOP)))
-    return len(run.latencies) / (time.perf_counter() - until + seconds)
+        await closed_loop(lambda n, due_s: ask(http, run, due_s, n), CLOSED_LOOP, seconds)
+    return len(run.latencies) / (time.perf_counter() - began_s)
 
 
 async def poisson(url: str, rate: float, seconds: float) -> Run:
-    run, chance = Run(seconds), random.Random(7)
-    tasks: list[asyncio.Task[None]] = []
+    run = Run(seconds)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        began = due = time.perf_counter()
-        while (due := due + chance.expovariate(rate)) < began + seconds:
-            await asyncio.sleep(max(due - time.perf_counter(), 0))
-            tasks.append(asyncio.create_task(ask(http, run, due, len(tasks))))
-        await asyncio.gather(*tasks)
+        await open_loop(lambda n, due_s: ask(http, run, due_s, n), rate, seconds, seed=7)
     return run
 
 
