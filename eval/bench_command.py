@@ -17,6 +17,10 @@ BENCHMARKS = {
     "load": ("eval.load", "the service under load over HTTP: latency, throughput, overload"),
     "h200": ("eval.h200", "everything on one H200 in ten minutes; --dry-run anywhere"),
     "batching": ("eval.batching", "in-flight against static batching, in simulated time"),
+    "robustness": (
+        "eval.robustness.command",
+        "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
+    ),
     "sizing": ("eval.sizing", "what an image in flight takes, and where the knee lies"),
     "llm": ("eval.llm_bench", "a language model: first token, each token, tokens a dollar"),
     "sessions": ("eval.session_options", "ONNX Runtime's session options, measured"),

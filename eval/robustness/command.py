@@ -1,0 +1,100 @@
+"""`sdxl bench robustness RUN`: what a service stands, as a report of checks.
+
+RUN is load, overload, leavers, soak, fuzz or all. It starts `sdxl serve` here, over a double of
+SDXL's full size (eval/double.py); fuzz has the embedded models instead, with text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from eval import double
+from eval.local_service import local_service
+from eval.robustness import runs
+from eval.robustness.report import Report
+from sdxl.arguments import Parser, number, whole
+from sdxl.params import InvalidParams
+
+LIGHT, HEAVY = 0.8, 1.5
+"""shares of what the service can do"""
+CHEAP = (
+    *("--max-steps", "2", "--max-n", "2", "--deadline-s", "8", "--max-deadline-s", "8"),
+    *("--body-timeout-s", "5"),
+)
+SEVERAL = ("--replicas", "2", "--ingresses", "2")
+RUNS = ("load", "overload", "leavers", "soak", "fuzz")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = read_options(sys.argv[1:] if argv is None else argv)
+    names = RUNS if options.run == "all" else (options.run,)
+    is_held = True
+    for name in names:
+        report = made(name, options)
+        report.write(Path(options.out))
+        print(f"{report.name}\n{runs.dump(report)}", flush=True)
+        is_held = is_held and report.holds
+    return 0 if is_held else 1
+
+
+def read_options(argv: Sequence[str]) -> Any:
+    parser = Parser(prog="sdxl bench robustness", description="What a service stands.")
+    add = parser.add_argument
+    add("run", metavar="RUN", help=f"all, or one of {', '.join(RUNS)}")
+    plan = runs.Plan()
+    add("--seconds", type=number, default=plan.seconds, help="of each run (%(default)s)")
+    add("--count", type=whole, default=plan.count, help="who leave; fuzzed requests (%(default)s)")
+    add("--first", type=whole, default=plan.first, help="fuzzed request to begin at (%(default)s)")
+    add("--seed", type=whole, default=plan.seed, help="(%(default)s)")
+    add(
+        "--kill-every-s",
+        type=number,
+        default=plan.kill_every_s,
+        metavar="S",
+        help="soak: a process each; 0 for none (%(default)s)",
+    )
+    add("--rate", type=number, default=1.0, help="soak: clients a second (%(default)s)")
+    add("--speed", type=number, default=1.0, help="of the double, an H200's being 1 (%(default)s)")
+    add("--rows", type=whole, default=4, help="of the double's largest call (%(default)s)")
+    add("--out", default="out/robustness", metavar="DIR", help="default %(default)s")
+    options = parser.parse_args(argv)
+    if options.run not in (*RUNS, "all"):
+        raise InvalidParams("run", options.run, f"needed all, or one of {', '.join(RUNS)}")
+    for name in ("seconds", "count", "rate"):
+        if not getattr(options, name) > 0:
+            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+    return options
+
+
+def made(name: str, options: Any) -> Report:
+    plan = runs.Plan(
+        options.seconds, options.seed, options.kill_every_s, options.count, options.first
+    )
+    run: dict[str, Callable[[str], Coroutine[Any, Any, Report]]] = {
+        "load": lambda url: runs.load(url, plan, LIGHT),
+        "overload": lambda url: runs.load(url, plan, HEAVY),
+        "leavers": lambda url: runs.leave(url, plan),
+        "soak": lambda url: runs.soak(url, plan, options.rate),
+        "fuzz": lambda url: runs.fuzz(url, plan),
+    }
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        local_service(flags_of(name, options, Path(scratch))) as url,
+    ):
+        return asyncio.run(run[name](url))
+
+
+def flags_of(name: str, options: Any, scratch: Path) -> list[str]:
+    results = ["--results-dir", str(scratch / "results")]
+    if name == "fuzz":
+        return [*CHEAP, *results]
+    settings = double.Settings(options.speed, options.rows)
+    model = double.write(scratch / "sdxl-double", settings)
+    several = SEVERAL if name == "soak" else ()
+    flags = ["--model", str(model), "--backend", double.BACKEND, "--llm", "none"]
+    return [*flags, *several, *results]

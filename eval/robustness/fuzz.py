@@ -1,0 +1,362 @@
+"""Requests that nobody should send, made from what a service says that it takes.
+
+Request number i of a seed is always the same bytes, so that a run goes on where another ended and a
+finding is sent again alone. It sends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+ODD_NUMBERS: tuple[Any, ...] = (
+    *(0, -1, 1, 2, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400),
+    *(0.0, -0.0, 0.5, 1e-308, 5e-324, 1e308, -1e308, 1.0000000001),
+)
+ODD_TEXTS = (
+    *("", " ", "\0", "a\0b", "\n", "\ud800", "\U0001f6a2", "e\u0301", "\u202e", "\ufeff", "ﬀ", "ß"),
+    *(
+        "null",
+        "NaN",
+        "auto",
+        "1024x1024",
+        "64x64",
+        "0x0",
+        "99999x99999",
+        "1e3x1e3",
+        "64X64",
+        "６４x６４",
+    ),
+    *("(a:1.3)", "((((", "(a:nan)", "(a:1e999)", "BREAK", "<lora:x:1>", "../../etc/passwd", "%00"),
+    *("<script>", "'; DROP TABLE", "${jndi:x}", "{{7*7}}", "\r\nx-a: b", "a" * 3999, "円" * 4001),
+)
+OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"a": 1}, {"": ""}, ["a"] * 50)
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "get", "A" * 40)
+TYPES = (
+    *(
+        "application/json",
+        "application/json; charset=utf-16",
+        "application/json;;;",
+        "",
+        "text/plain",
+    ),
+    *(
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "multipart/form-data; boundary=x",
+    ),
+    *("image/png", "application/jsonp", "*/*", "a" * 500),
+)
+ODD_HEADERS: tuple[tuple[str, Sequence[str]], ...] = (
+    ("x-deadline-s", ("0", "-1", "nan", "inf", "1e400", "", "a", "0x5", "1_0", "5 ", "٣")),
+    ("x-request-id", ("<b>", "a" * 5000, "é", "", " ", "a,b")),
+    ("x-request-timeout-seconds", ("inf", "0", "-1", "nan", "a")),
+    ("x-request-disconnect-disabled", ("1", "true", "")),
+    ("authorization", ("Bearer", "Bearer ", "Basic !!!", "Bearer é", "a" * 9000)),
+    ("accept", ("", "text/event-stream", "*/*;q=2", "a" * 3000)),
+    ("accept-encoding", ("gzip, br, zstd", "*;q=0", "identity;q=0")),
+    ("content-encoding", ("gzip", "br", "identity, gzip")),
+    ("traceparent", ("00-" + "f" * 32 + "-" + "f" * 16 + "-01", "00-0-0-00", "a")),
+    ("range", ("bytes=0-1", "bytes=-1", "bytes=9-1,0-0")),
+    ("expect", ("100-continue", "200-ok")),
+    ("cookie", ("a=b; " * 500, "\x7f")),
+    ("origin", ("null", "https://evil.example")),
+    ("upgrade", ("websocket", "h2c")),
+    ("serve_multiplexed_model_id", ("a", "")),
+    ("x-forwarded-host", ("evil.example", "")),
+)
+PATHS = (
+    *(
+        "/",
+        "//",
+        "/v1",
+        "/v1/",
+        "/v1//models",
+        "/v1/models/%2e%2e",
+        "/v1/results/",
+        "/docs",
+        "/../",
+    ),
+    *(
+        "/v1/results/..%2f..%2fetc%2fpasswd",
+        "/v1/results/" + "a" * 43 + ".png",
+        "/-/routes",
+        "/%00",
+    ),
+    *("/v1/models/" + "a" * 4000, "/v1/models/%ff", "/v1/images/generations/", "/v1/images/edits"),
+    *("/openapi.json", "/favicon.ico", "/web/../api.py", "/-/healthz", "*", "/?a=b&a=%", "/é"),
+)
+RAW: tuple[tuple[bytes, ...], ...] = (
+    (b"\r\n\r\n\r\n",),
+    (b"\0" * 1000,),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 64,),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",),
+    (b"GET / HTTP/9.9\r\n\r\n",),
+    (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n",),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n",),
+    (b"GET / HTTP/1.1\nHost: a\nConnection: close\n\n",),
+    (b"GET /healthz HTTP/1.0\r\n\r\n",),
+    (b"GET / HTTP/1.1\r\n: a\r\n\r\n",),
+    (b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n",),
+    (b"GET / HTTP/1.1\r\na\x00b: c\r\n\r\n",),
+    (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",),
+    (b"GET / HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(2000)) + b"\r\n",),
+    (b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\nConnection: close\r\n\r\n",),
+    (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",),
+    (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",),
+    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",),
+)
+CHUNKS = (
+    b"0\r\n\r\n",
+    b"5\r\nabcde\r\n0\r\n\r\n",
+    b"zz\r\n",
+    b"-1\r\na\r\n",
+    b"ffffffffffffffff\r\n",
+)
+CHEAP = {"steps": 1, "size": "64x64", "n": 1, "max_tokens": 2, "max_completion_tokens": 2}
+"""what keeps a request that turns out to be good from taking long"""
+
+
+@dataclass(frozen=True)
+class Case:
+    number: int
+    kind: str
+    parts: tuple[bytes, ...]
+    is_http: bool = True
+    """whether it is a request at all: a parser refuses the others in words of its own"""
+    half_closes: bool = False
+
+
+class Fuzzer:
+    """Cases by number, from a service's own OpenAPI document."""
+
+    def __init__(self, openapi: Mapping[str, Any], host: str, seed: int) -> None:
+        self.schemas = openapi.get("components", {}).get("schemas", {})
+        self.host, self.seed = host, seed
+        self.routes = [
+            (method.upper(), path, self._body_schema(operation))
+            for path, operations in sorted(openapi["paths"].items())
+            for method, operation in sorted(operations.items())
+        ]
+        self.kinds: tuple[tuple[float, Callable[[random.Random], tuple[bytes, ...]]], ...] = (
+            (0.10, self.valid),
+            (0.40, self.mutated),
+            (0.16, self.garbled),
+            (0.12, self.headers),
+            (0.08, self.paths),
+            (0.06, self.pipelined),
+            (0.04, self.chunked),
+            (0.04, self.raw),
+        )
+
+    def case(self, number: int) -> Case:
+        rng = random.Random(f"{self.seed}-{number}")
+        make = rng.choices([make for _, make in self.kinds], [share for share, _ in self.kinds])[0]
+        kind = make.__name__
+        # A client that has sent all it will need not keep its half open.
+        return Case(
+            number,
+            kind,
+            make(rng),
+            kind not in ("chunked", "raw", "pipelined"),
+            half_closes=kind == "raw",
+        )
+
+    # -- kinds ------------------------------------------------------------------------------
+
+    def valid(self, rng: random.Random) -> tuple[bytes, ...]:
+        method, path, schema = rng.choice(self.routes)
+        return self._request(method, self._filled(path, rng), self._json(self._made(schema, rng)))
+
+    def mutated(self, rng: random.Random) -> tuple[bytes, ...]:
+        """One or a few values that do not belong there."""
+        method, path, schema = rng.choice([route for route in self.routes if route[2]])
+        made = self._made(schema, rng)
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            mutate(made, rng)
+        return self._request(method, path, self._json(made))
+
+    def garbled(self, rng: random.Random) -> tuple[bytes, ...]:
+        """Bytes that were JSON."""
+        method, path, schema = rng.choice([route for route in self.routes if route[2]])
+        data = bytearray(self._json(self._made(schema, rng)))
+        match rng.randrange(8):
+            case 0:
+                del data[rng.randrange(len(data)) :]
+            case 1:
+                for _ in range(rng.randint(1, 6)):
+                    data[rng.randrange(len(data))] = rng.randrange(256)
+            case 2:
+                data[0:0] = rng.choice((b"\xef\xbb\xbf", b"\xff\xfe", b"[", b"\0", b" " * 1000))
+            case 3:
+                data = bytearray(data.decode().encode(rng.choice(("utf-16", "utf-32", "utf-7"))))
+            case 4:
+                data = bytearray(b"[" * rng.choice((10, 40, 5000)))
+            case 5:
+                data = bytearray(b'{"prompt": "a", "prompt": "b", "seed": NaN, "n": 1e999}')
+            case 6:
+                data = bytearray(
+                    b'{"prompt": "' + b"a" * rng.choice((5000, 250_000, 300_000)) + b'"}'
+                )
+            case _:
+                data *= 2
+        return self._request(method, path, bytes(data))
+
+    def headers(self, rng: random.Random) -> tuple[bytes, ...]:
+        method, path, schema = rng.choice(self.routes)
+        more = []
+        for _ in range(rng.randint(1, 3)):
+            name, values = rng.choice(ODD_HEADERS)
+            more.append((name, rng.choice(values)))
+        if rng.random() < 0.4:
+            more.append(("content-type", rng.choice(TYPES)))
+        return self._request(
+            method, self._filled(path, rng), self._json(self._made(schema, rng)), more
+        )
+
+    def paths(self, rng: random.Random) -> tuple[bytes, ...]:
+        known = rng.choice([path for _, path, _ in self.routes])
+        path = rng.choice(
+            (rng.choice(PATHS), known, known + rng.choice(("/", "?x=" + "a" * 3000, "%0a")))
+        )
+        return self._request(rng.choice(METHODS), path.replace("{", "%7B"), b"")
+
+    def pipelined(self, rng: random.Random) -> tuple[bytes, ...]:
+        """Several on one connection, cut anywhere."""
+        data = b""
+        for _ in range(rng.randint(2, 6)):
+            data += self._request(
+                "GET", rng.choice(("/healthz", "/v1/models", "/nowhere")), b"", close=False
+            )[0]
+        data += self.mutated(rng)[0]
+        cuts = sorted(rng.sample(range(1, len(data)), 3))
+        return tuple(data[a:b] for a, b in zip((0, *cuts), (*cuts, len(data)), strict=True))
+
+    def chunked(self, rng: random.Random) -> tuple[bytes, ...]:
+        head = f"POST {rng.choice(self.routes)[1]} HTTP/1.1\r\nHost: {self.host}\r\n"
+        head += rng.choice(("", "Content-Length: 5\r\n", "Transfer-Encoding: identity\r\n"))
+        head += rng.choice(
+            (
+                "Transfer-Encoding: chunked",
+                "Transfer-Encoding: chunked, chunked",
+                "transfer-encoding:\tchunked",
+            )
+        )
+        return (f"{head}\r\nConnection: close\r\n\r\n".encode(), rng.choice(CHUNKS))
+
+    def raw(self, rng: random.Random) -> tuple[bytes, ...]:
+        if rng.random() < 0.7:
+            return rng.choice(RAW)
+        return (rng.randbytes(rng.randint(1, 4000)),)
+
+    # -- parts ------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        more: Sequence[tuple[str, str]] = (),
+        *,
+        close: bool = True,
+    ) -> tuple[bytes, ...]:
+        given = {name for name, _ in more}
+        lines = [("host", self.host), *(("connection", "close"),) * close, *more]
+        if body and "content-type" not in given:
+            lines.append(("content-type", "application/json"))
+        if body or method == "POST":
+            lines.append(("content-length", str(len(body))))
+        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {v}\r\n" for name, v in lines)
+        return (head.encode("utf-8", "surrogatepass") + b"\r\n" + body,)
+
+    def _filled(self, path: str, rng: random.Random) -> str:
+        """Its parameters, as something that may be one."""
+        word = "".join(rng.choices(string.ascii_letters + "%._-", k=rng.randint(1, 50)))
+        return path if "{" not in path else path.partition("{")[0] + word
+
+    @staticmethod
+    def _json(value: Any) -> bytes:
+        # Escaped, or lone surrogates could not be written.
+        return b"" if value is None else json.dumps(value).encode()
+
+    def _body_schema(self, operation: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        content = operation.get("requestBody", {}).get("content", {})
+        schema: Mapping[str, Any] | None = content.get("application/json", {}).get("schema")
+        return schema
+
+    def _made(self, schema: Mapping[str, Any] | None, rng: random.Random) -> Any:
+        """A value that fits: some of what is optional, and cheap where it says how much."""
+        if schema is None:
+            return None
+        if "$ref" in schema:
+            return self._made(self.schemas[schema["$ref"].rpartition("/")[2]], rng)
+        for several in ("anyOf", "oneOf", "allOf"):
+            if several in schema:
+                return self._made(rng.choice(schema[several]), rng)
+        if "enum" in schema or "const" in schema:
+            return rng.choice(schema.get("enum", [schema.get("const")]))
+        match schema.get("type"):
+            case "object":
+                return self._object(schema, rng)
+            case "array":
+                count = rng.randint(schema.get("minItems", 1), max(schema.get("minItems", 1), 2))
+                return [
+                    self._made(schema.get("items", {"type": "string"}), rng) for _ in range(count)
+                ]
+            case "integer":
+                low = int(schema.get("minimum", 0))
+                return rng.choice((low, low + 1, int(schema.get("maximum", low + 7))))
+            case "number":
+                low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
+                return low + rng.random()
+            case "boolean":
+                return rng.random() < 0.5
+            case "null":
+                return None
+            case _:
+                return rng.choice(("a red circle", "64x64", "auto", "a star, 円"))
+
+    def _object(self, schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+        properties = schema.get("properties", {})
+        needed = set(schema.get("required", ()))
+        names = [n for n in properties if n in needed or rng.random() < 0.25]
+        made = {name: self._made(properties[name], rng) for name in names}
+        return {
+            **made,
+            **{n: v for n, v in CHEAP.items() if n in properties},
+            **self._own(properties),
+        }
+
+    @staticmethod
+    def _own(properties: Mapping[str, Any]) -> dict[str, Any]:
+        """A model's name that is nobody's would end every request at once."""
+        return {"model": None} if "model" in properties else {}
+
+
+def mutate(value: Any, rng: random.Random) -> None:
+    """One place of it, in place."""
+    # A copy: what is put there may itself be changed next.
+    odd = deepcopy(rng.choice((rng.choice(ODD_NUMBERS), rng.choice(ODD_TEXTS), rng.choice(OTHERS))))
+    if isinstance(value, list):
+        if value and isinstance(value[0], dict | list) and rng.random() < 0.8:
+            mutate(value[0], rng)
+        else:
+            value[: rng.randint(0, 1)] = [odd]
+        return
+    if not isinstance(value, dict):
+        return
+    name = rng.choice([*value, "a field nobody knows"])
+    inner = value.get(name)
+    if isinstance(inner, dict | list) and inner and rng.random() < 0.7:
+        mutate(inner, rng)
+    elif rng.random() < 0.15:
+        value.pop(name, None)
+    elif rng.random() < 0.1:
+        value[rng.choice(ODD_TEXTS)] = odd
+    else:
+        value[name] = odd

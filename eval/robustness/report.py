@@ -1,0 +1,159 @@
+"""What a run found: checks with what was measured and what is allowed, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eval.robustness.clients import Outcome
+from eval.robustness.processes import Growth, Watch
+from eval.timing import quantile
+from sdxl.files import prepare_folder, write_atomic
+
+STEP_S = 10.0
+"""how finely the plot counts answers"""
+GREY = "#555555"
+COLOURS = {"200": "#2a9d8f", "429": "#e9a23b", "left": "#9aa5b1", "other": "#d1495b"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold."""
+
+    name: str
+    found: Any
+    allowed: Any
+    holds: bool
+
+    def __str__(self) -> str:
+        return f"{'ok ' if self.holds else 'NO '} {self.name}: {self.found}, allowed {self.allowed}"
+
+
+def at_most(name: str, found: float, allowed: float) -> Check:
+    return Check(name, round(found, 3), allowed, found <= allowed)
+
+
+def none_of(name: str, found: Sequence[Any]) -> Check:
+    """`found` are all that break it; a few are shown."""
+    shown = [str(each) for each in found[:5]]
+    return Check(name, f"{len(found)}: {shown}" if found else 0, 0, not found)
+
+
+@dataclass
+class Report:
+    name: str
+    settings: Mapping[str, Any]
+    checks: list[Check] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    growths: list[Growth] = field(default_factory=list)
+    kills: list[tuple[float, str]] = field(default_factory=list)
+    """when, on time.perf_counter, and whom"""
+    watch: Watch | None = None
+
+    @property
+    def holds(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run": self.name,
+            "holds": self.holds,
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": {"cpu": cpu_name(), "python": platform.python_version()},
+            "settings": dict(self.settings),
+            "checks": [asdict(check) for check in self.checks],
+            **self.facts,
+            "answers": summary(self.outcomes),
+            "kills": Counter(title for _, title in self.kills),
+            "processes": [rounded(asdict(growth)) for growth in self.growths],
+        }
+
+    def write(self, folder: Path) -> None:
+        prepare_folder(folder)
+        text = json.dumps(self.as_dict(), indent=1) + "\n"
+        write_atomic(folder / f"{self.name}.json", text.encode())
+        if self.watch is not None:
+            plot(self, folder / f"{self.name}.png")
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts and times by kind of client."""
+    found: dict[str, Any] = {}
+    for kind in sorted({each.kind for each in outcomes}):
+        own = [each for each in outcomes if each.kind == kind]
+        took = [each.took_s for each in own if each.status == 200]
+        found[kind] = {
+            "statuses": {str(k): n for k, n in sorted(Counter(o.status for o in own).items())},
+            "p50_s": round(quantile(took, 0.5), 3) if took else None,
+            "p99_s": round(quantile(took, 0.99), 3) if took else None,
+        }
+    return found
+
+
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 1) if isinstance(v, float) else v for k, v in values.items()}
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def plot(report: Report, path: Path) -> None:
+    """Answers, their times, and the processes' memory, over the run."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    assert report.watch is not None
+    zero_s = report.watch.began_s
+    figure = Figure(figsize=(9, 8), layout="constrained", dpi=110)
+    answers, times, memory = figure.subplots(3, 1, sharex=True)
+    _plot_answers(answers, report.outcomes, zero_s)
+    good = [o for o in report.outcomes if o.status == 200]
+    at_s, took_s = [o.ended_s - zero_s for o in good], [o.took_s for o in good]
+    times.scatter(at_s, took_s, s=4, color=COLOURS["200"])
+    times.set_ylabel("s to a picture")
+    titles = list(report.watch.titles)
+    for (title, _), samples in report.watch.seen.items():
+        colour = f"C{titles.index(title)}"
+        memory.plot([s.at_s for s in samples], [s.rss_mb for s in samples], color=colour, lw=1)
+    for number, title in enumerate(titles):
+        memory.plot([], [], color=f"C{number}", label=title)
+    memory.set_ylabel("resident MB")
+    memory.set_xlabel("s")
+    memory.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
+    for axis in (answers, times, memory):
+        axis.spines[["top", "right"]].set_visible(False)
+        for killed_s, _ in report.kills:
+            axis.axvline(killed_s - zero_s, color=GREY, lw=0.4, ls=":")
+    verdict = "everything held" if report.holds else "not everything held"
+    figure.suptitle(f"{report.name}: {verdict}; dotted: a process was killed", fontsize=10)
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    write_atomic(path, data.getvalue())
+
+
+def _plot_answers(axis: Any, outcomes: Sequence[Outcome], zero_s: float) -> None:
+    counts: dict[str, Counter[int]] = {name: Counter() for name in COLOURS}
+    for each in outcomes:
+        name = {200: "200", 400: "200", 429: "429", -1: "left"}.get(each.status, "other")
+        counts[name][int((each.ended_s - zero_s) // STEP_S)] += 1
+    steps = range(max((step for c in counts.values() for step in c), default=0) + 1)
+    below = [0] * len(steps)
+    for name, counted in counts.items():
+        heights = [counted[step] for step in steps]
+        places = [(step + 0.5) * STEP_S for step in steps]
+        axis.bar(places, heights, STEP_S, bottom=below, color=COLOURS[name], label=name)
+        below = [a + b for a, b in zip(below, heights, strict=True)]
+    axis.set_ylabel(f"answers in {STEP_S:g} s")
+    axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")

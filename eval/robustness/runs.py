@@ -1,0 +1,324 @@
+"""The runs themselves: each takes a service's URL, and fills a report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from eval.robustness import clients
+from eval.robustness.clients import LEFT, WAIT_S, Client, Outcome
+from eval.robustness.fuzz import Case, Fuzzer
+from eval.robustness.processes import Watch, growths, watching
+from eval.robustness.raw_http import Exchange, exchange
+from eval.robustness.report import Check, Report, at_most, none_of
+from eval.timing import quantile
+from eval.traffic import closed_loop, open_loop
+
+REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor", "ServeController"
+TITLES = (REPLICA, FRONT, PROXY, CONTROLLER)
+GROWTH_MB, COUNT_GROWTH = 100.0, 20.0
+LATE_GROWTH_MB = 25.0
+"""in the second half: within what an allocator gives and takes"""
+RECOVERY_S = 15.0
+"""After a kill of a front or of the proxy, who was inside or came just then may have lost."""
+CLIENTS = 8
+LEAVING_AT_ONCE = 50
+IDLE_S = 60.0
+HANG_S = 10.0
+AT_ONCE = 16
+PARSER_TEXT = b"Invalid HTTP request received."
+"""of what is no HTTP: nobody behind the parser hears of it"""
+SOAK: tuple[tuple[float, Client], ...] = (
+    (0.45, clients.mixes),
+    (0.2, clients.streams),
+    (0.15, clients.fetches),
+    (0.1, clients.leaves),
+    (0.1, clients.blunders),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything."""
+
+    seconds: float = 600.0
+    seed: int = 0
+    kill_every_s: float = 30.0
+    """0 kills nobody"""
+    count: int = 1000
+    first: int = 0
+    """the number of the first fuzzed request: a run goes on where another ended"""
+
+
+# -- load ------------------------------------------------------------------------------------
+
+
+async def load(url: str, plan: Plan, share: float) -> Report:
+    """Poisson arrivals at a share of what a closed loop reaches."""
+    report = Report(f"load-{share:.0%}".removesuffix("%"), {**asdict(plan), "share": share})
+    rng = random.Random(plan.seed)
+
+    async def ask(_: int, due_s: float) -> Outcome:
+        return await clients.waits(http, rng, due_s)
+
+    async with connected(url) as http:
+        warm_s = max(plan.seconds / 10, 10.0)
+        most = await closed_loop(ask, CLIENTS, warm_s)
+        good = [each for each in most if each.status == 200]
+        if not good:
+            raise SystemExit(f"robustness: no picture came: {Counter(o.problem for o in most)}")
+        rate = len(good) / (max(o.ended_s for o in most) - min(o.began_s for o in most))
+        with watching(TITLES) as watch:
+            report.outcomes = await open_loop(ask, share * rate, plan.seconds, plan.seed)
+    report.facts = {"capacity_per_s": round(rate, 3), "offered_per_s": round(share * rate, 3)}
+    outcomes = report.outcomes
+    report.checks.append(none_of("only 200 and 429", not_in(outcomes, (200, 429))))
+    report.checks.append(none_of("whole pictures", [o for o in outcomes if o.problem]))
+    report.checks += on_time(outcomes)
+    report.checks.append(
+        Check("pictures came", sum(o.status == 200 for o in outcomes), "> 0", bool(good))
+    )
+    judge_growth(report, watch, plan.seconds, (PROXY, FRONT))
+    return report
+
+
+def on_time(outcomes: Sequence[Outcome]) -> list[Check]:
+    shares = [o.took_s / o.deadline_s for o in outcomes if o.status == 200]
+    p99 = quantile(shares, 0.99)
+    return [at_most("p99 of the admitted, as a share of their deadline", p99, 1.0)]
+
+
+# -- clients who leave -----------------------------------------------------------------------
+
+
+async def leave(url: str, plan: Plan) -> Report:
+    """In waves; the first fifth of them is for the processes to take what they keep."""
+    report = Report("leavers", asdict(plan))
+    rng = random.Random(plan.seed)
+    with watching(TITLES) as watch:
+        async with connected(url) as http:
+            while len(report.outcomes) < plan.count:
+                wave = min(LEAVING_AT_ONCE, plan.count - len(report.outcomes))
+                due_s = time.perf_counter()
+                coming = [clients.leaves(http, rng, due_s) for _ in range(wave)]
+                report.outcomes += await asyncio.gather(*coming)
+            idle_s = await until_idle(http)
+            after = await clients.waits(http, rng, time.perf_counter(), deadline_s=60.0)
+    report.facts = {"idle_after_s": round(idle_s, 2)}
+    outcomes = report.outcomes
+    report.checks += [
+        none_of("only 200, 429 and those who left", not_in(outcomes, (200, 429, LEFT))),
+        Check("clients left", sum(o.status == LEFT for o in outcomes), "> 0", True),
+        at_most("seconds until nothing was in flight", idle_s, IDLE_S),
+        Check("a picture after it", after.status, 200, after.status == 200 and not after.problem),
+    ]
+    judge_growth(report, watch, watch_s(watch), TITLES)
+    return report
+
+
+async def until_idle(http: httpx.AsyncClient) -> float:
+    began_s = time.perf_counter()
+    while True:
+        lines = (await http.get("/metrics")).text.splitlines()
+        busy = [
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith(("sdxl_images_running{", "sdxl_images_queued{"))
+        ]
+        took_s = time.perf_counter() - began_s
+        if not sum(busy) or took_s > IDLE_S + 1:
+            return took_s
+        await asyncio.sleep(0.2)
+
+
+# -- soak ------------------------------------------------------------------------------------
+
+
+async def soak(url: str, plan: Plan, rate: float) -> Report:
+    """All kinds of clients, and every process killed in its turn."""
+    report = Report("soak", {**asdict(plan), "rate": rate})
+    rng = random.Random(plan.seed)
+    shares, kinds = [share for share, _ in SOAK], [kind for _, kind in SOAK]
+
+    async def ask(_: int, due_s: float) -> Outcome:
+        return await rng.choices(kinds, shares)[0](http, rng, due_s)
+
+    with watching(TITLES) as watch:
+        async with connected(url) as http, killing(watch, plan.kill_every_s, report.kills):
+            report.outcomes = await open_loop(ask, rate, plan.seconds, plan.seed)
+    wrong = [o for o in report.outcomes if is_wrong(o) and not is_excused(o, report.kills)]
+    excused = sum(is_wrong(o) and is_excused(o, report.kills) for o in report.outcomes)
+    report.facts = {"lost_with_a_killed_front_or_proxy": excused}
+    report.checks += [
+        none_of("nothing lost but what was inside a killed front or proxy", wrong),
+        Check("pictures came", (n := sum(o.status == 200 for o in report.outcomes)), "> 0", n > 0),
+        *on_time(report.outcomes),
+    ]
+    judge_growth(report, watch, plan.seconds, TITLES)
+    return report
+
+
+def is_wrong(outcome: Outcome) -> bool:
+    expected = {"blunders": (400, 429, 503), "leaves": (200, 429, 503, LEFT)}
+    allowed = expected.get(outcome.kind, (200, 429, 503))
+    return outcome.status not in allowed or bool(outcome.problem)
+
+
+def is_excused(outcome: Outcome, kills: Sequence[tuple[float, str]]) -> bool:
+    return any(
+        title in (FRONT, PROXY)
+        and outcome.began_s <= killed_s + RECOVERY_S
+        and outcome.ended_s >= killed_s
+        for killed_s, title in kills
+    )
+
+
+@asynccontextmanager
+async def killing(
+    watch: Watch, every_s: float, kills: list[tuple[float, str]]
+) -> AsyncIterator[None]:
+    """-9, in turn, one process at a time."""
+
+    async def kill() -> None:
+        turn = 0
+        while every_s:
+            await asyncio.sleep(every_s)
+            title = TITLES[turn % len(TITLES)]
+            victims = watch.find(title)
+            if victims:
+                kills.append((time.perf_counter(), title))
+                victims[0].kill()
+            turn += 1
+
+    task = asyncio.create_task(kill())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+# -- nonsense --------------------------------------------------------------------------------
+
+
+async def fuzz(url: str, plan: Plan) -> Report:
+    """As many requests as asked for, or as time allows."""
+    report, parts = Report("fuzz", asdict(plan)), urlsplit(url)
+    openapi = httpx.get(f"{url}/openapi.json", timeout=30).json()
+    host, port = parts.hostname or "", parts.port or 80
+    fuzzer = Fuzzer(openapi, parts.netloc, plan.seed)
+    statuses: dict[str, Counter[str]] = {}
+    findings: list[dict[str, object]] = []
+    numbers = iter(range(plan.first, plan.first + plan.count))
+    slowest_s, until_s = 0.0, time.perf_counter() + plan.seconds
+    done = 0
+
+    async def follow() -> None:
+        nonlocal slowest_s, done
+        for number in numbers:
+            if time.perf_counter() > until_s:
+                return
+            case = fuzzer.case(number)
+            heard = await exchange(host, port, case.parts, 2 * HANG_S, half_closes=case.half_closes)
+            done += 1
+            slowest_s = max(slowest_s, heard.took_s)
+            told = Counter(str(status) for status in heard.statuses) or Counter(["none"])
+            statuses.setdefault(case.kind, Counter()).update(told)
+            if problem := wrong_exchange(case, heard):
+                findings.append(finding(case, heard, problem))
+
+    with watching(TITLES) as watch:
+        await asyncio.gather(*(follow() for _ in range(AT_ONCE)))
+    told = [f"{each['number']} ({each['kind']}): {each['problem']}" for each in findings]
+    report.facts = {
+        "requests": done,
+        "next": plan.first + done,
+        "statuses": {kind: dict(sorted(found.items())) for kind, found in statuses.items()},
+        "slowest_s": round(slowest_s, 2),
+        "findings": findings[:200],
+    }
+    report.checks += [
+        none_of("answered as it must be", told),
+        at_most("slowest", slowest_s, HANG_S),
+    ]
+    judge_growth(report, watch, watch_s(watch), TITLES)
+    return report
+
+
+def wrong_exchange(case: Case, heard: Exchange) -> str:
+    """Empty where the answer is one that a client can live with."""
+    if heard.error == "timeout" and case.is_http:
+        return f"no end after {heard.took_s:.0f} s"
+    if bad := [s for s in heard.statuses if s >= 500 and s != 503 and s != 501]:
+        return f"answered {bad}"
+    first = heard.first()
+    if first is None:
+        return "" if not case.is_http else f"no answer ({heard.error or 'closed'})"
+    status, headers, body = first
+    if status in (429, 503) and not headers.get("retry-after"):
+        return f"{status} without Retry-After"
+    is_refusal = 400 <= status < 600 and case.is_http and body and body != PARSER_TEXT
+    if is_refusal and (wrong := clients.wrong_envelope(body)):
+        return f"{status}: {wrong}"
+    return ""
+
+
+def finding(case: Case, heard: Exchange, problem: str) -> dict[str, object]:
+    sent = b"".join(case.parts)
+    return {
+        "number": case.number,
+        "kind": case.kind,
+        "problem": problem,
+        "sent": sent[:2000].decode("latin-1"),
+        "sent_bytes": len(sent),
+        "received": heard.received[:500].decode("latin-1"),
+    }
+
+
+# -- what all share --------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as http:
+        yield http
+
+
+def not_in(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:
+    wrong = [o for o in outcomes if o.status not in allowed]
+    return [f"{o.kind} {o.status} {o.problem} after {o.took_s:.1f} s" for o in wrong]
+
+
+def watch_s(watch: Watch) -> float:
+    return time.perf_counter() - watch.began_s
+
+
+def judge_growth(report: Report, watch: Watch, seconds: float, titles: Sequence[str]) -> None:
+    """Of processes that lived for a third of the run or more."""
+    report.watch = watch
+    report.growths = growths(watch, min(seconds / 3, 300.0))
+    for title in titles:
+        own = [each for each in report.growths if each.title == title]
+        if not own:
+            continue
+        report.checks += [
+            at_most(f"{title}: MB more than once settled", max(g.rss_mb for g in own), GROWTH_MB),
+            at_most(f"{title}: descriptors more", max(g.descriptors for g in own), COUNT_GROWTH),
+            at_most(f"{title}: threads more", max(g.threads for g in own), COUNT_GROWTH),
+        ]
+        late = max(g.late_rss_mb for g in own)
+        report.checks.append(at_most(f"{title}: MB more in the second half", late, LATE_GROWTH_MB))
+
+
+def dump(report: Report) -> str:
+    lines = [str(check) for check in report.checks]
+    return "\n".join([json.dumps(report.facts | {"findings": None}), *lines])

@@ -1,0 +1,173 @@
+"""The judges of a robustness run call wrong what is wrong, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eval.robustness.clients import LEFT, Outcome, wrong_envelope, wrong_file
+from eval.robustness.fuzz import Case, Fuzzer
+from eval.robustness.processes import Sample, Watch, growths
+from eval.robustness.raw_http import Exchange, exchange
+from eval.robustness.report import Report, at_most, none_of
+from eval.robustness.runs import Plan, fuzz, is_excused, is_wrong, leave, load, wrong_exchange
+from eval.traffic import closed_loop, open_loop
+from serve.front.api import create_app
+from serve.settings import ServeSettings
+from tests.serve.servers import listening
+from tests.serve.workers import fake_pipeline, running
+
+ENVELOPE = b'{"error": {"message": "m", "type": "t", "param": null, "code": null}}'
+
+
+def http(status: int, body: bytes = b"", headers: str = "") -> Exchange:
+    head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode()
+    return Exchange(head + body, 0.1)
+
+
+CASE = Case(0, "mutated", (b"",))
+
+
+@pytest.mark.parametrize(
+    ("heard", "said"),
+    [
+        (http(200, b"x"), ""),
+        (http(400, ENVELOPE), ""),
+        (http(400, b"Invalid"), "no envelope"),
+        (http(400, b'{"error": {"message": "m"}}'), "no envelope"),
+        (http(500, ENVELOPE), "answered [500]"),
+        (http(503, ENVELOPE), "without Retry-After"),
+        (http(503, ENVELOPE, "retry-after: 1\r\n"), ""),
+        (http(429, ENVELOPE), "without Retry-After"),
+        (Exchange(b"", 0.1), "no answer"),
+        (Exchange(b"", 20.0, "timeout"), "no end"),
+    ],
+)
+def test_an_answer_is_wrong_that_no_client_can_live_with(heard: Exchange, said: str) -> None:
+    found = wrong_exchange(CASE, heard)
+    assert said in found and bool(said) == bool(found), found
+
+
+def test_what_is_no_request_may_be_refused_without_words() -> None:
+    raw = Case(0, "raw", (b"",), is_http=False)
+    for heard in (Exchange(b"", 0.1), http(400, b"Invalid"), Exchange(b"", 20.0, "timeout")):
+        assert wrong_exchange(raw, heard) == ""
+    assert wrong_exchange(raw, http(500)) == "answered [500]"
+
+
+def test_every_answer_on_a_connection_counts() -> None:
+    several = Exchange(http(200, b"a").received + http(500).received, 0.1)
+    assert several.statuses == [200, 500]
+    assert wrong_exchange(CASE, several) == "answered [500]"
+
+
+def test_a_fuzzed_request_is_the_same_whenever_it_is_made() -> None:
+    with running() as worker:
+        openapi = create_app(worker, ServeSettings()).openapi()
+    one, other = (Fuzzer(openapi, "127.0.0.1:1", 7) for _ in range(2))
+    cases = [one.case(number) for number in range(2000)]
+    assert [other.case(number) for number in reversed(range(2000))] == cases[::-1]
+    assert {case.kind for case in cases} == {make.__name__ for _, make in one.kinds}
+    assert len({case.parts for case in cases}) > 1200
+    assert all(sum(map(len, case.parts)) < 2**20 for case in cases)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x89PNG...", b"IEND\xaeB`\x82"])
+def test_half_a_picture_is_no_picture(data: bytes) -> None:
+    assert wrong_file(data)
+    assert not wrong_file(b"\x89PNG" + data + b"IEND\xaeB`\x82")
+    assert not wrong_envelope(ENVELOPE)
+
+
+def outcome(kind: str, status: int, began_s: float = 0.0, ended_s: float = 1.0) -> Outcome:
+    return Outcome(kind, began_s, ended_s, status)
+
+
+def test_a_loss_is_excused_by_a_kill_of_what_it_was_inside() -> None:
+    assert is_wrong(outcome("waits", 0)) and is_wrong(outcome("waits", 500))
+    assert not is_wrong(outcome("leaves", LEFT)) and is_wrong(outcome("waits", LEFT))
+    assert not is_wrong(outcome("blunders", 400)) and is_wrong(outcome("waits", 400))
+    lost = outcome("waits", 0, 10.0, 20.0)
+    assert is_excused(lost, [(15.0, "ProxyActor")]) and is_excused(lost, [(15.0, "ImageIngress")])
+    assert not is_excused(lost, [(15.0, "ImageReplica")])
+    assert not is_excused(lost, [(25.0, "ProxyActor")])
+
+
+def samples(values: list[float]) -> list[Sample]:
+    return [Sample(float(i), value, 10, 5) for i, value in enumerate(values)]
+
+
+def test_growth_is_told_from_what_a_process_takes_at_first() -> None:
+    watch = Watch(["a", "b"])
+    watch.seen["a", 1] = samples([100.0] * 10 + [300.0] * 90)
+    watch.seen["b", 2] = samples([100.0 + 2 * i for i in range(100)])
+    watch.seen["b", 3] = samples([1.0] * 5)
+    warm, leak = growths(watch, 50.0)
+    assert warm.rss_mb == 0 and warm.peak_mb == 300
+    assert leak.rss_mb > 100 and leak.late_rss_mb > 50
+
+
+def test_a_report_holds_if_all_its_checks_do(tmp_path: Path) -> None:
+    report = Report("soak", {}, [at_most("a", 1.0, 2.0), none_of("b", [])])
+    assert report.holds
+    report.checks.append(none_of("c", ["wrong"]))
+    report.watch = Watch(["a"])
+    report.outcomes = [outcome("waits", 200)]
+    report.write(tmp_path)
+    stored = json.loads((tmp_path / "soak.json").read_text())
+    assert stored["holds"] is False and stored["answers"]["waits"]["statuses"] == {"200": 1}
+    assert (tmp_path / "soak.png").stat().st_size > 1000
+
+
+@contextmanager
+def url_of(**settings: Any) -> Iterator[str]:
+    with (
+        listening(fake_pipeline(tick_s=0.001), **settings) as (url, _),
+        # It listens a moment later.
+        httpx.Client(transport=httpx.HTTPTransport(retries=8)) as patient,
+    ):
+        assert patient.get(f"{url}/healthz").status_code == 200
+        yield url
+
+
+def test_the_runs_run(tmp_path: Path) -> None:
+    """On a service in this process, which has nothing to compute."""
+    plan = Plan(seconds=2.0, count=60)
+    with url_of(max_steps=2, max_n=2, deadline_s=8.0, body_timeout_s=3.0) as url:
+        report = asyncio.run(fuzz(url, plan))
+    assert report.holds, report.as_dict()
+    assert report.facts["requests"] == 60
+    with url_of() as url:
+        for report in (
+            asyncio.run(load(url, plan, 0.5)),
+            asyncio.run(leave(url, Plan(count=20))),
+        ):
+            assert report.holds, report.as_dict()
+
+
+def test_bytes_are_sent_as_they_are_and_all_is_read() -> None:
+    with url_of() as url:
+        port = int(url.rpartition(":")[2])
+        asked = [b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\nGET /hea", b"lthz HTTP/1.0\r\n\r\n"]
+        heard = asyncio.run(exchange("127.0.0.1", port, asked, 20.0))
+    assert len(heard.statuses) == 2 and not heard.error
+
+
+def test_arrivals_wait_for_no_answer_and_clients_do() -> None:
+    async def ask(number: int, due_s: float) -> tuple[int, float]:
+        await asyncio.sleep(0.2)
+        return number, due_s
+
+    began_s = time.perf_counter()
+    answers = asyncio.run(open_loop(ask, 200.0, 0.1))
+    assert [number for number, _ in answers] == list(range(len(answers))) and len(answers) > 5
+    assert all(began_s <= due_s <= began_s + 5 for _, due_s in answers)
+    assert len(asyncio.run(closed_loop(ask, 3, 0.1))) == 3
