@@ -17,7 +17,7 @@ class OutputError(OSError):
         super().__init__(
             f"out: {str(path)!r} is not allowed; needed {needed} ({cause.strerror or cause})"
         )
-        self.path = path
+        self.path, self.number = path, cause.errno
         self._said = path, cause, needed
 
     def __reduce__(self) -> Any:

@@ -43,7 +43,10 @@ class Replicas:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self._stream = handle.options(stream=True)
+        # What travels is our own plain data: a picture need not pass Ray's pickler for everything.
+        self._stream = handle.options(
+            stream=True, request_serialization="pickle", response_serialization="pickle"
+        )
         self._card: ModelCard | None = None
         self._card_s = 0.0
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from typing import Any
 
 from serve.errors import Problem
 from serve.front.openai_images import ImageRequest, Usage
+from serve.front.pictures import filled
 from serve.orders import Done, Preview, Progress
 
 PARTIAL = "image_generation.partial_image"
@@ -16,30 +16,28 @@ COMPLETED = "image_generation.completed"
 PROGRESS = "image_generation.progress"
 
 
-def b64(file: bytes) -> str:
-    return base64.b64encode(file).decode("ascii")
-
-
-def partial(request: ImageRequest, size: str, image: int, number: int, update: Preview) -> str:
+def partial(request: ImageRequest, size: str, image: int, number: int, update: Preview) -> bytes:
     return wire(
-        _picture(PARTIAL, request, size, image, update.image)
-        | {"partial_image_index": number, "step": update.step}
+        _picture(PARTIAL, request, size, image)
+        | {"partial_image_index": number, "step": update.step},
+        update.image,
     )
 
 
-def completed(request: ImageRequest, size: str, image: int, done: Done) -> str:
+def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes:
     return wire(
-        _picture(COMPLETED, request, size, image, done.image)
+        _picture(COMPLETED, request, size, image)
         | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
         | {
             "usage": Usage.of([done]).model_dump(),
             "seed": done.params.seed,
             "timings": done.timings,
-        }
+        },
+        done.image,
     )
 
 
-def progress(image: int, update: Progress) -> str:
+def progress(image: int, update: Progress) -> bytes:
     return wire(
         {
             "type": PROGRESS,
@@ -52,20 +50,21 @@ def progress(image: int, update: Progress) -> str:
     )
 
 
-def failure(problem: Problem) -> str:
+def failure(problem: Problem) -> bytes:
     return wire({"type": "error", **problem.body()})
 
 
-def wire(event: dict[str, Any]) -> str:
-    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+def wire(event: dict[str, Any], *files: bytes) -> bytes:
+    """An event, its empty `b64_json` filled."""
+    text = json.dumps(event, separators=(",", ":")).encode()
+    kind = event["type"].encode()
+    return b"".join([b"event: ", kind, b"\ndata: ", *filled(text, files), b"\n\n"])
 
 
-def _picture(
-    kind: str, request: ImageRequest, size: str, image: int, file: bytes
-) -> dict[str, Any]:
+def _picture(kind: str, request: ImageRequest, size: str, image: int) -> dict[str, Any]:
     return {
         "type": kind,
-        "b64_json": b64(file),
+        "b64_json": "",
         "created_at": int(time.time()),
         "size": size,
         "quality": request.effective_quality,

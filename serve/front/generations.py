@@ -19,6 +19,7 @@ from serve.front import events
 from serve.front.fan_out import fan_out, in_order
 from serve.front.keys import Key, RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
+from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
 from serve.orders import Done, ImageBackend, Order, Preview, Progress, Queued, Update
@@ -53,6 +54,8 @@ class Generations:
             return [replace(order, **marks) for order in orders]
 
         orders = orders_from(asked, deadline_s)
+        if asked.response_format == "url":
+            await asyncio.to_thread(self.store.check_room, most_bytes(orders))
         take_rate(self.limiter, request, len(orders))
         if asked.expand_prompt:
             began_s = time.monotonic()
@@ -71,8 +74,9 @@ class Generations:
             model=card.id,
             usage=Usage.of(done),
         )
-        body = reply.model_dump_json(exclude_none=True)
-        return Response(body, media_type="application/json")
+        text = reply.model_dump_json(exclude_none=True).encode()
+        is_url = asked.response_format == "url"
+        return PicturesResponse(text, [] if is_url else [picture.image for picture in done])
 
     async def _expanded(self, asked: ImageRequest, seed: int) -> ImageRequest:
         """The request with its prompt told in full."""
@@ -93,8 +97,7 @@ class Generations:
         if asked.expand_prompt:
             facts["revised_prompt"] = asked.prompt
         if asked.response_format != "url":
-            encoded = await asyncio.to_thread(events.b64, done.image)
-            return ImageData(b64_json=encoded, **facts)
+            return ImageData(b64_json="", **facts)
         name = await asyncio.to_thread(self.store.put, done.image, asked.format)
         origin = self.settings.public_url or str(request.base_url)
         return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
@@ -116,6 +119,11 @@ class Generations:
             raise
         text = narrate(asked, orders, early, updates)
         return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
+
+
+def most_bytes(orders: Sequence[Order]) -> int:
+    """No file is larger than its pixels by more than its metadata."""
+    return sum(3 * (order.params.width or 0) * (order.params.height or 0) for order in orders)
 
 
 def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings) -> float:
@@ -173,10 +181,10 @@ async def narrate(
     orders: Sequence[Order],
     early: list[tuple[int, Update]],
     updates: Stream,
-) -> AsyncIterator[str]:
+) -> AsyncIterator[bytes]:
     previews = [0] * len(orders)
 
-    def tell(index: int, update: Update) -> str | None:
+    def tell(index: int, update: Update) -> bytes | None:
         match update:
             case Progress():
                 return events.progress(index, update)

@@ -5,9 +5,11 @@ picture that one put is not found by another. It knows no HTTP.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 import tempfile
 import time
@@ -16,8 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import OutputError, prepare_folder, write_atomic
 from sdxl.params import InvalidParams
+from serve.errors import Problem
 
 NAME = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
 MARK = ".shared"
@@ -25,6 +28,7 @@ SWEEP_S = 10.0
 """Expired files, and what other processes put, are looked for this often."""
 KEPT = 0.9
 """of the room, when it is used up: so that not every picture after it looks through all files"""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def folder_of(results_dir: str) -> Path:
@@ -63,6 +67,15 @@ def check_shared(results_dir: str, expected: str) -> None:
         raise InvalidParams("results_dir", str(folder), needed)
 
 
+def free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def full() -> Problem:
+    message = "There is no room for `url` results; `b64_json` needs none."
+    return Problem(507, message, "response_format", "results_full", 30.0)
+
+
 @dataclass
 class ResultStore:
     folder: Path
@@ -74,11 +87,26 @@ class ResultStore:
         prepare_folder(self.folder)
         self._swept_s, self._held = float("-inf"), 0
 
+    def check_room(self, size: int) -> None:
+        """Raises Problem, 507, if so many bytes cannot be kept here, whatever were removed."""
+        self._sweep(room=0)
+        if size > min(free_bytes(self.folder) + self._held, self.max_bytes):
+            raise full()
+
     def put(self, file: bytes, format: str) -> str:
-        """The name to fetch it by."""
+        """The name to fetch it by. On a full disk the oldest give way; raises Problem, 507, if that
+        is not enough."""
         self._sweep(room=len(file))
         name = f"{secrets.token_urlsafe(32)}.{format}"
-        write_atomic(self.folder / name, file)
+        while True:
+            try:
+                write_atomic(self.folder / name, file)
+                break
+            except OutputError as error:
+                if error.number not in FULL:
+                    raise
+                if not self._drop_oldest(len(file)):
+                    raise full() from error
         self._held += len(file)
         return name
 
@@ -107,6 +135,18 @@ class ResultStore:
                 # Another process may have been first.
                 path.unlink(missing_ok=True)
                 self._held -= size
+
+    def _drop_oldest(self, size: int) -> bool:
+        """As many as free this many bytes; whether there was any."""
+        files = sorted(self._files())
+        freed = 0
+        for _, held, path in files:
+            if freed >= size:
+                break
+            path.unlink(missing_ok=True)
+            freed += held
+        self._held = max(self._held - freed, 0)
+        return bool(files)
 
     def _files(self) -> list[tuple[float, int, Path]]:
         found = []

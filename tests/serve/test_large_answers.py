@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from eval import double
 from sdxl.images import read_parameters
 from tests.serve.servers import GENERATE
+from tests.serve.services import Service, service
 from tests.serve.test_api import events_of, picture
 
 RAY_DEFAULT = 4 << 20
@@ -44,3 +48,65 @@ def test_a_stream_of_noisy_pictures_arrives_whole(http: httpx.Client) -> None:
     done = [event for event in events if event["type"].endswith("completed")]
     assert sorted(read_parameters(picture(event))["seed"] for event in done) == list(range(1, 11))
     assert sum(event["type"].endswith("partial_image") for event in events) == 30
+
+
+MOST_GROWN = {"ProxyActor": 4.0, "ImageIngress": 7.0}
+"""Allowed peaks, in sizes of the answer, of whoever passes it on. A front holds the pictures, their
+base64, and what Ray makes of the parts that wait: pickled, in a message, and in its buffer."""
+FULL: dict[str, Any] = {"prompt": "a", "n": 10, "steps": 2, "deadline_s": 100}
+ASKED: dict[str, dict[str, Any]] = {
+    "JSON": FULL,
+    "url": FULL | {"response_format": "url"},
+    "stream": FULL | {"steps": 4, "stream": True, "partial_images": 3},
+    "slow reader": FULL,
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_ten_pictures_of_1024_squared_noise_pass_in_bounded_memory(tmp_path: Path) -> None:
+    """VmHWM of every process from before the request to after it."""
+    folder = double.write(tmp_path / "sdxl", double.Settings(speed=100))
+    flags = ("--model", str(folder), "--backend", double.BACKEND, "--llm", "none")
+    with (
+        service(tmp_path, *flags, "--results-dir", str(tmp_path / "results")) as found,
+        httpx.Client(base_url=found.url, timeout=300) as http,
+    ):
+        assert http.post(GENERATE, json=FULL | {"n": 1}).status_code == 200
+        for name, asked in ASKED.items():
+            peaks = Peaks(found)
+            size = received(http, asked, pause_s=0.02 if name == "slow reader" else 0.0)
+            told = peaks.grown()
+            print(f"{name}: {size / 1e6:.1f} MB; peaks grew by MB: {told}")
+            for process, most in MOST_GROWN.items():
+                assert told[process] <= most * max(size, 42e6) / 1e6, f"{name}: {process} {told}"
+
+
+def received(http: httpx.Client, asked: dict[str, Any], pause_s: float) -> int:
+    size, head = 0, b""
+    with http.stream("POST", GENERATE, json=asked) as answer:
+        for chunk in answer.iter_raw(1 << 20):
+            size, head = size + len(chunk), head or chunk[:300]
+            time.sleep(pause_s)
+    assert answer.status_code == 200, head
+    return size
+
+
+class Peaks:
+    """The most memory that processes of a service have held since this was made."""
+
+    def __init__(self, found: Service) -> None:
+        names = ("ProxyActor", "ImageIngress", "ImageReplica")
+        self.folders = {name: Path(f"/proc/{found.named(name)[0].pid}") for name in names}
+        for folder in self.folders.values():
+            (folder / "clear_refs").write_text("5")
+        self.before = {name: held(folder, "VmRSS") for name, folder in self.folders.items()}
+
+    def grown(self) -> dict[str, float]:
+        """MB by process."""
+        return {n: held(f, "VmHWM") - self.before[n] for n, f in self.folders.items()}
+
+
+def held(folder: Path, field: str) -> float:
+    line = next(s for s in (folder / "status").read_text().splitlines() if s.startswith(field))
+    return round(int(line.split()[1]) * 1024 / 1e6, 1)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from sdxl.files import OutputError
 from sdxl.params import InvalidParams
+from serve.errors import Problem
+from serve.front import results
 from serve.front.results import ResultStore, check_shared, folder_of, mark
 from serve.settings import ServeSettings
+from tests.isolation import run_alone
+from tests.serve.services import ROOT
 
 
 @dataclass
@@ -43,6 +50,49 @@ def test_it_never_takes_more_than_it_may_and_drops_the_oldest(tmp_path: Path) ->
         os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
         assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100
     assert [store.get(name) is not None for name in names] == [False] * 5 + [True] * 3
+
+
+def has_space_for(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
+    """Stands for a disk of this size; what it cannot show is a file that was begun before it is
+    full, which `write_atomic` removes."""
+
+    def write(path: Path, data: bytes) -> None:
+        held = sum(each.stat().st_size for each in folder.iterdir())
+        if held + len(data) > size:
+            raise OutputError(path, OSError(errno.ENOSPC, "No space left on device"))
+        path.write_bytes(data)
+
+    def free(_: Path) -> int:
+        return size - sum(each.stat().st_size for each in folder.iterdir())
+
+    monkeypatch.setattr(results, "write_atomic", write)
+    monkeypatch.setattr(results, "free_bytes", free)
+
+
+def test_on_a_full_disk_the_oldest_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_space_for(monkeypatch, tmp_path, 100)
+    store = ResultStore(tmp_path, ttl_s=1000, max_bytes=10**9)
+    names = []
+    for age in range(8, 0, -1):
+        store.check_room(30)
+        names.append(store.put(bytes(30), "png"))
+        path = tmp_path / names[-1]
+        os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
+    assert [store.get(name) is not None for name in names] == [False] * 5 + [True] * 3
+
+
+def test_what_can_never_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_space_for(monkeypatch, tmp_path, 100)
+    store = ResultStore(tmp_path, ttl_s=1000, max_bytes=10**9)
+    store.put(bytes(30), "png")
+    for refused in (lambda: store.check_room(101), lambda: store.put(bytes(101), "png")):
+        with pytest.raises(Problem) as caught:
+            refused()
+        assert (caught.value.status, caught.value.code) == (507, "results_full")
+    with pytest.raises(Problem):
+        ResultStore(tmp_path, ttl_s=1000, max_bytes=50).check_room(51)
 
 
 def test_names_cannot_be_guessed_or_repeat(tmp_path: Path) -> None:
@@ -114,3 +164,33 @@ def test_a_picture_that_fits_looks_through_no_files(
         store.put(bytes(10), "png")
     assert 0 < len(looked) <= 15, "each time it is full, a tenth is made free"
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100
+
+
+SCRIPT = """
+mkdir results; mount -t tmpfs -o size=300k tmpfs results
+sdxl serve --llm none --results-dir "$PWD/results" 2> serve.log & service=$!
+until curl -sf -o ready http://127.0.0.1:8000/readyz; do kill -0 $service; sleep 0.5; done
+ask() {
+  curl -s -o answer.json -w 'status %{http_code} ' http://127.0.0.1:8000/v1/images/generations \
+    -H 'content-type: application/json' -d "{\\"prompt\\": \\"noise\\", \\"steps\\": 1,
+    \\"guidance_scale\\": 20, \\"deadline_s\\": 100, \\"response_format\\": \\"url\\", \\"n\\": $1}"
+}
+for _ in 1 2 3 4 5 6 7 8; do ask 1; done
+url=$(python -c 'import json; print(json.load(open("answer.json"))["data"][0]["url"])')
+curl -s -o picture.png -w 'fetched %{http_code} ' "$url"
+ask 10; cat answer.json
+kill $service; wait $service
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_service_lives_with_a_full_disk(tmp_path: Path) -> None:
+    """A file system of 300 KB, eight pictures of about 45, and then ten at once."""
+    for name in ("serve", "sdxl", "engines", "onnx_export", "eval"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = run_alone(SCRIPT, tmp_path, 500)
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "serve.log").read_text()
+    *ones, ten = re.findall(r"status (\d+)", done.stdout)
+    assert ones == ["200"] * 8 and "fetched 200" in done.stdout
+    assert ten == "507" and "results_full" in done.stdout

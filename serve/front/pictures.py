@@ -1,0 +1,50 @@
+"""Files inside JSON: base64 that goes from a picture's bytes to the answer's in one copy.
+
+A text is written without its pictures, every one an empty string, and cut where they belong. No
+model checks or escapes megabytes of which every character is known. It knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import b2a_base64
+from collections.abc import Iterator, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+FIELD = b'"b64_json":'
+EMPTY = FIELD + b'""'
+"""Nothing else of a JSON text looks so: inside a string every quote has a backslash before it."""
+
+
+def filled(text: bytes, files: Sequence[bytes]) -> Iterator[bytes]:
+    """The text, a part for every file; joined, it is whole."""
+    head, *tails = text.split(EMPTY)
+    assert len(tails) == len(files), f"{len(tails)} empty places for {len(files)} files"
+    yield head
+    for file, tail in zip(files, tails, strict=True):
+        yield b'%s"%s"%s' % (FIELD, b2a_base64(file, newline=False), tail)
+
+
+def length(text: bytes, files: Sequence[bytes]) -> int:
+    return len(text) + sum(4 * ((len(file) + 2) // 3) for file in files)
+
+
+class PicturesResponse(Response):
+    """Sends the parts one by one: there is never a second copy of them all."""
+
+    def __init__(self, text: bytes, files: Sequence[bytes]) -> None:
+        self.text, self.files = text, files
+        super().__init__(
+            headers={"content-length": str(length(text, files))}, media_type="application/json"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        for part in filled(self.text, self.files):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            # Others have their turn, and what is sent may leave before the next is encoded.
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
