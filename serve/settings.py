@@ -59,6 +59,9 @@ class ServeSettings:
     insecure: bool = setting(False, "listen on a public address without keys")
     log_prompts: bool = setting(False, "write prompts into the log")
     trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
+    hosts: str = setting(
+        "", "host names that clients may use beside localhost: a,b or * for any; unused with keys"
+    )
     public_url: str = setting("", "what `url` results begin with; as the client asked unless given")
 
     queue: int = setting(64, "images that may wait at each replica", 0)

@@ -23,6 +23,7 @@ from serve.front.conversation import Conversation
 from serve.front.envelope import Envelope, response
 from serve.front.gate import Gate
 from serve.front.generations import Generations
+from serve.front.hosts import Hosts
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
     ErrorBody,
@@ -94,7 +95,7 @@ def create_app(
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
     app.add_middleware(Conversation, settings=settings)
-    app.add_middleware(Gate, keyring=keyring)
+    app.add_middleware(Gate, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
         app.add_middleware(Traced, tracer=tracer)

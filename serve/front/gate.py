@@ -1,24 +1,35 @@
-"""Who may ask, as ASGI middleware: with keys, nobody without one but for a few routes."""
+"""Who may ask, as ASGI middleware: with keys, nobody without one but for a few routes; without, no
+page of another site.
+"""
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve.errors import Problem
+from serve.front.hosts import Hosts
 from serve.front.keys import Keyring
 
-OPEN_PATHS = ("/healthz", "/readyz", "/")
+HEALTH_PATHS = ("/healthz", "/readyz")
+"""for whoever watches, by whatever name"""
+OPEN_PATHS = (*HEALTH_PATHS, "/")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN_PREFIXES = ("/v1/results/", "/web/")
 """The names of results cannot be guessed; the web page's files say nothing, and ask for a key."""
 
 
 class Gate:
-    """Without a keyring everybody may pass."""
+    """Without a keyring everybody may pass who asks under a name of ours."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring | None) -> None:
-        self.app, self.keyring = app, keyring
+    def __init__(self, app: ASGIApp, keyring: Keyring | None, hosts: Hosts) -> None:
+        self.app, self.keyring, self.hosts = app, keyring, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in HEALTH_PATHS:
+            headers = Headers(scope=scope)
+            origin = None if scope["method"] in SAFE_METHODS else headers.get("origin")
+            self.hosts.check(headers.get("host"), origin)
         if scope["type"] == "http" and self.keyring is not None and not is_open(scope["path"]):
             key = self.keyring.find(secret_of(scope))
             if key is None:

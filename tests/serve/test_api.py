@@ -107,7 +107,7 @@ def test_a_url_is_absolute_and_gives_the_picture(worker: Worker, settings: dict[
         async with client(worker, **settings) as http:
             body = {"prompt": PROMPT, "steps": 2, "response_format": "url", "output_format": "jpeg"}
             (data,) = (await http.post(GENERATE, json=body)).json()["data"]
-            assert data["url"].startswith("http://test/v1/results/") and "b64_json" not in data
+            assert data["url"].startswith("http://localhost/v1/results/") and "b64_json" not in data
             got = await http.get(data["url"])
             assert got.headers["content-type"] == "image/jpeg"
             assert read_parameters(got.content)["prompt"] == PROMPT
@@ -116,6 +116,16 @@ def test_a_url_is_absolute_and_gives_the_picture(worker: Worker, settings: dict[
                 assert missing.status_code == 404 and error_of(missing)
 
     asyncio.run(scenario())
+
+
+def test_a_url_without_room_for_it_is_refused_before_any_work(
+    worker: Worker, settings: dict[str, Any]
+) -> None:
+    body = {"prompt": PROMPT, "steps": 2, "n": 2, "response_format": "url"}
+    taken = worker.steps_taken
+    answer = post(worker, body, **settings, results_max_bytes=90_000)
+    assert answer.status_code == 507 and error_of(answer)["code"] == "results_full"
+    assert worker.steps_taken == taken
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

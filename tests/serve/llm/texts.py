@@ -107,7 +107,7 @@ async def client(
     headers = {"authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(
-        transport=transport, base_url="http://test", headers=headers, timeout=60
+        transport=transport, base_url="http://localhost", headers=headers, timeout=60
     ) as found:
         yield found
 

@@ -1,0 +1,93 @@
+"""Names of the service: another site's page in a browser gets nothing, whoever else asks does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.front.keys import sha256
+from serve.worker.worker import Worker
+from tests.serve.servers import GENERATE, client
+from tests.serve.test_api import error_of
+from tests.serve.workers import running
+
+ASKED = {"prompt": "a", "steps": 2}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with running() as found:
+        yield found
+
+
+def ask(
+    worker: Worker, method: str, path: str, headers: dict[str, str], **settings: Any
+) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with client(worker, **settings) as http:
+            body = {"json": ASKED} if method == "POST" else {}
+            return await http.request(method, path, headers=headers, **body)
+
+    return asyncio.run(call())
+
+
+OURS = ("localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000", "10.1.2.3", "a.localhost")
+FOREIGN = ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example")
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_this_machine_s_names_and_any_address_are_served(worker: Worker, host: str) -> None:
+    assert ask(worker, "GET", "/v1/models", {"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", FOREIGN)
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/"), ("GET", "/metrics"), ("POST", GENERATE)]
+)
+def test_another_name_is_refused(worker: Worker, host: str, method: str, path: str) -> None:
+    answer = ask(worker, method, path, {"host": host})
+    assert answer.status_code == 403 and error_of(answer)["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "http://evil.example:8000", "null"])
+def test_another_site_s_page_cannot_order_pictures(worker: Worker, origin: str) -> None:
+    """Such as by text/plain, for which browsers do not ask first."""
+    answer = ask(worker, "POST", GENERATE, {"origin": origin, "content-type": "text/plain"})
+    assert answer.status_code == 403 and error_of(answer)["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:8000", "http://127.0.0.1:8000"])
+def test_our_own_page_orders_pictures(worker: Worker, origin: str) -> None:
+    assert ask(worker, "POST", GENERATE, {"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"hosts": "other, Pictures.example"},
+        {"public_url": "https://pictures.example/sdxl"},
+        {"hosts": "*"},
+    ],
+)
+def test_names_that_an_operator_gives_are_served(worker: Worker, named: dict[str, str]) -> None:
+    headers = {"host": "pictures.example", "origin": "https://pictures.example"}
+    assert ask(worker, "POST", GENERATE, headers, **named).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health_is_told_under_any_name(worker: Worker, path: str) -> None:
+    assert ask(worker, "GET", path, {"host": "sdxl.namespace.svc"}).status_code == 200
+
+
+def test_with_keys_the_key_is_what_counts(worker: Worker, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text(f"{sha256('k')} me\n")
+    host = {"host": "pictures.example"}
+    assert ask(worker, "GET", "/v1/models", host, keys=str(keys)).status_code == 401
+    with_key = {**host, "authorization": "Bearer k"}
+    assert ask(worker, "GET", "/v1/models", with_key, keys=str(keys)).status_code == 200
