@@ -37,6 +37,7 @@ RAY_ENVIRONMENT = {
     # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.
     # Ray's own 4 MiB ends every answer with two of 1024². What comes in has limits of its own.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.front.connection:bound",
 }
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 """Ray's part of the log; our own is serve/logs.py's."""
@@ -86,6 +87,10 @@ def start(settings: ServeSettings) -> None:
     from serve.app import application
 
     check_port(settings.host, settings.port)
+    if not settings_.is_loopback(settings.host):
+        say(
+            f"{settings.host} may be public, and this is plain HTTP: put haproxy.cfg in front (TLS)"
+        )
     models = [settings.model, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
     say(f"starting Ray, then loading {', '.join(models)}")
     ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)

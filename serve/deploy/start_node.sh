@@ -17,6 +17,8 @@ export RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=2
 export RAY_SERVE_USE_GRPC_BY_DEFAULT=1
 # Answers may be as large as their pictures; Ray's own limit is 4 MiB.
 export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=1073741824
+# The headers of a request are bounded before Ray's proxy holds them.
+export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=serve.front.connection:bound
 
 role=${1:?head, or the address of the first node}
 shift

@@ -13,6 +13,7 @@ import re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import Problem, invalid
+from serve.front.proxied import CARRIED
 from serve.settings import ServeSettings
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -35,12 +36,13 @@ class Conversation:
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """None if the client left before it had said everything."""
         most = self.settings.max_body_bytes
+        carried: bytes | None = scope.get("extensions", {}).get(CARRIED)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared[:20]) > most:
             raise too_large(most)
         try:
             async with asyncio.timeout(self.settings.body_timeout_s):
-                body = await _collect(receive, most)
+                body = await _collect(receive, most) if carried is None else carried
         except TimeoutError:
             raise Problem(408, "The body did not arrive in time.", None, "body_timeout") from None
         if body is not None and depth(body) > self.settings.max_json_depth:

@@ -147,7 +147,7 @@ def test_compose_takes_its_file() -> None:
 
 
 def test_what_compose_mounts_is_there() -> None:
-    made = {"./keys.txt", "./metrics_key.txt"}
+    made = {"./keys.txt", "./metrics_key.txt", "./sdxl.pem"}
     secrets = {secret["file"] for secret in compose()["secrets"].values()}
     assert secrets == made, "the comment above says how these are made"
     for service in compose()["services"].values():
@@ -160,8 +160,19 @@ def test_compose_s_container_writes_nowhere_else_and_may_finish() -> None:
     service = compose()["services"]["sdxl"]
     assert service["read_only"] and service["cap_drop"] == ["ALL"] and service["tmpfs"] == ["/tmp"]
     assert float(service["stop_grace_period"].removesuffix("s")) > ServeSettings().shutdown_s
-    for each in compose()["services"].values():
-        assert all(port.startswith("127.0.0.1:") for port in each["ports"])
+    for name, each in compose()["services"].items():
+        is_local = all(port.startswith("127.0.0.1:") for port in each["ports"])
+        assert is_local or name == "edge"
+
+
+def test_compose_s_edge_reaches_the_service_and_is_there_only_when_asked_for() -> None:
+    services = compose()["services"]
+    edge, (port,) = services["edge"], services["sdxl"]["ports"]
+    assert edge["profiles"] == ["edge"]
+    assert edge["environment"]["SDXL_ADDRESS"] == f"sdxl:{port.rpartition(':')[2]}"
+    assert "${SDXL_ADDRESS-" in (DEPLOY / "haproxy.cfg").read_text()
+    targets = [each["target"] for each in edge["secrets"]]
+    assert all(f"crt {target}" in (DEPLOY / "haproxy.cfg").read_text() for target in targets)
 
 
 def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:

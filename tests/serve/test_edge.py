@@ -51,7 +51,7 @@ def edge(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     text = CONFIG.read_text()
     tls = "bind :8443 ssl crt /etc/ssl/private/sdxl.pem alpn h2,http/1.1"
-    behind = "server ray 127.0.0.1:8000 check inter 2s fall 2 rise 1"
+    behind = 'server ray "${SDXL_ADDRESS-127.0.0.1:8000}" check inter 2s fall 2 rise 1'
     assert tls in text and behind in text
     text = text.replace(tls, f"bind 127.0.0.1:{port}")
     text = text.replace(behind, f"server ray 127.0.0.1:{server.server_port}")
@@ -99,6 +99,13 @@ def test_bodies_are_bounded(edge: str) -> None:
     assert large.status_code == 413 and large.json()["error"]["code"] == "body_too_large"
     unsized = httpx.post(edge, content=iter([b"a"]))
     assert unsized.status_code == 411 and unsized.json()["error"]["code"] == "length_required"
+
+
+def test_headers_are_bounded(edge: str) -> None:
+    assert httpx.get(edge, headers={"x-a": "b" * 8000}).json()["x-a"] == "b" * 8000
+    assert httpx.get(edge, headers={"x-a": "b" * 40_000}).status_code == 400
+    many = [("x-a", "b")] * 200
+    assert httpx.get(edge, headers=many).status_code == 400
 
 
 def test_ray_s_own_routes_are_hidden(edge: str) -> None:

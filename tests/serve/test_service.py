@@ -22,6 +22,7 @@ from tests.serve.monitoring import unanswered
 from tests.serve.servers import GENERATE
 from tests.serve.services import ROOT, Service, free_port, is_alive, service
 from tests.serve.test_api import error_of, events_of, picture
+from tests.serve.test_connection import told
 
 PROMPT = "a red circle on a blue background"
 
@@ -81,6 +82,7 @@ def test_progress_and_url_results_pass_the_proxy(http: httpx.Client) -> None:
         ("POST", GENERATE, {"content": b"{"}, 400),
         ("POST", GENERATE, {"content": b" " * 300_000}, 413),
         ("POST", GENERATE, {"json": {"prompt": "a", "deadline_s": 0.001}}, 429),
+        ("GET", "/v1/models", {"headers": {"host": "evil.example"}}, 403),
     ],
 )
 def test_errors_keep_their_envelope_behind_the_proxy(
@@ -102,6 +104,25 @@ def test_headers_that_the_proxy_trusts_do_no_harm(
     coded = {name: value.encode() for name, value in header.items()}
     answer = http.get("/healthz", headers=coded)  # type: ignore[arg-type]
     assert answer.status_code == 200 and "<b>" not in running.text
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"a" * (64 << 20), 431, id="endless"),
+        pytest.param(b"\x16\x03\x01 hello\r\n\r\n", 400, id="no HTTP"),
+    ],
+)
+def test_what_the_proxy_refuses_by_itself_has_our_envelope_and_costs_nothing(
+    running: Service, http: httpx.Client, sent: bytes, status: int
+) -> None:
+    (proxy,) = running.named("ray::ProxyActor")
+    before = proxy.memory_info().rss
+    found, error = told(int(running.url.rpartition(":")[2]), sent)
+    grown = (proxy.memory_info().rss - before) >> 20
+    assert (found, set(error)) == (status, {"message", "type", "param", "code"})
+    assert grown < 16, f"the proxy holds {grown} MiB of what it refused, allowed 16"
+    assert http.get("/healthz").status_code == 200 and is_alive(proxy)
 
 
 def test_a_client_that_leaves_frees_its_slot(http: httpx.Client) -> None:

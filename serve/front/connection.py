@@ -1,0 +1,157 @@
+"""One connection to Ray's HTTP proxy: how much of a request is held, and for how long, until it is
+whole.
+
+uvicorn reads a request's headers without a bound on their size or time, and Ray's proxy trusts some
+of them. Ray calls `bound` in the proxy's process before it listens. It knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from http import HTTPStatus
+
+import uvicorn.config
+from starlette.middleware import Middleware
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from serve import logs
+from serve.errors import Problem, invalid
+from serve.front.proxied import Proxied
+
+MAX_HEAD_BYTES = 32 * 1024
+"""request line and headers; a trailer, and whatever else the parser keeps back, likewise"""
+MAX_HEADERS = 100
+HEAD_TIMEOUT_S = 10.0
+LINGER_S = 2.0
+"""A connection that is closed at once may lose the answer that was just written."""
+TRUSTED = re.compile(
+    rb"x-request-timeout-seconds|x-request-disconnect-disabled|x-session-id"
+    rb"|serve-multiplexed-model-id|x-serve-.*"
+)
+"""Headers by which Ray's proxy lets a client switch off time-outs or choose a replica."""
+REQUEST_ID = b"x-request-id"
+ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
+
+
+def bound() -> list[Middleware]:
+    """Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. Ray leaves the choice of a protocol to
+    uvicorn, and here is uvicorn's table of them."""
+    logs.configure()
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedProtocol.__name__}"
+    return [Middleware(Proxied)]
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's own, with bounds, and with our words for what it refuses."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # There are no websockets here: a request for one is a request like any other.
+        self.ws_protocol_class = None
+        self._held = 0
+        """bytes since the parser last told of something"""
+        self._is_in_head = self._is_refused = False
+        self._problem: Problem | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._limit is None and self._owes_nothing:
+            self._wait_for_head()
+        self._held += len(data)
+        super().data_received(data)
+        if self._held > MAX_HEAD_BYTES and not self._is_refused:
+            self._refuse(too_large())
+
+    # -- the parser's news ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Of trailers, which come after the head, nobody here wants to know.
+        if self._is_in_head and is_passed_on(name.lower(), value):
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._held, self._is_in_head = 0, False
+        self._stop_waiting()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+            self._problem = too_large()
+            raise self._problem
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._held = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._problem or invalid(None, msg, "invalid_http"))
+
+    # -- the end of patience ----------------------------------------------------------------
+
+    @property
+    def _owes_nothing(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._limit = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _give_up(self) -> None:
+        if self._is_in_head:
+            message = "The headers did not arrive in time."
+            self._refuse(Problem(408, message, None, "header_timeout"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, problem: Problem) -> None:
+        """Say why, and read no more. In the middle of another answer nothing can be said."""
+        self._stop_waiting()
+        self._is_refused = True
+        if not self._owes_nothing:
+            self.transport.close()
+            return
+        self.transport.write(answer(problem))
+        self.transport.write_eof()
+        self._limit = self.loop.call_later(LINGER_S, self.transport.close)
+
+
+def is_passed_on(name: bytes, value: bytes) -> bool:
+    if name == REQUEST_ID:
+        return ID.fullmatch(value) is not None
+    return TRUSTED.fullmatch(name.replace(b"_", b"-")) is None
+
+
+def too_large() -> Problem:
+    most = f"at most {MAX_HEADERS} and {MAX_HEAD_BYTES} bytes"
+    return Problem(431, f"The headers are too large; {most}.", None, "headers_too_large")
+
+
+def answer(problem: Problem) -> bytes:
+    """The envelope, as bytes on the wire."""
+    body = json.dumps(problem.body())
+    head = [
+        f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        f"{REQUEST_ID.decode()}: req_{secrets.token_hex(12)}",
+        "connection: close",
+    ]
+    return "\r\n".join([*head, "", body]).encode()

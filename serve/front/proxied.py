@@ -1,0 +1,101 @@
+"""Around Ray's HTTP proxy, as ASGI middleware in its process: what the proxy says by itself gets
+our envelope, and an answer that it lost is told to the log, where the front has long written 200.
+
+A small body travels with its request, where Ray has the front fetch it by a call of its own. It
+knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve import errors
+from serve.errors import Problem
+from serve.front.envelope import request_id, response
+
+log = logging.getLogger(__name__)
+
+CARRIED = "sdxl.body"
+"""The ASGI extension that holds a body."""
+SMALL_BYTES = 64 * 1024
+CARRY_S = 0.05
+"""A body that takes longer goes Ray's way."""
+
+
+class Proxied:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        is_gone = has_begun = is_replaced = is_over = False
+        early = await carry(scope, receive)
+
+        async def hear() -> Message:
+            nonlocal is_gone
+            message = early.pop(0) if early else await receive()
+            is_gone = is_gone or message["type"] == "http.disconnect"
+            return message
+
+        async def say(message: Message) -> None:
+            nonlocal has_begun, is_replaced, is_over
+            if message["type"] == "http.response.start":
+                has_begun, is_replaced = True, is_plain_error(message)
+                if is_replaced:
+                    problem = errors.of_status(message["status"])
+                    await signed(problem, scope)(scope, receive, send)
+            else:
+                is_over = not message.get("more_body", False)
+            if not is_replaced:
+                await send(message)
+
+        await self.app(scope, hear, say)
+        if is_over or is_gone:
+            return
+        name = request_id(scope)
+        if has_begun:
+            log.error("%s: the rest of the answer was lost behind Ray's proxy", name)
+        else:
+            log.error("%s: the answer was lost behind Ray's proxy; the client got a 500", name)
+            await signed(errors.unexpected(), scope)(scope, receive, send)
+
+
+def signed(problem: Problem, scope: Scope) -> Response:
+    """With the id that Ray gave the request, if the client did not."""
+    answer = response(problem)
+    answer.headers["x-request-id"] = request_id(scope)
+    return answer
+
+
+async def carry(scope: Scope, receive: Receive) -> list[Message]:
+    """What was received and is not with the scope: nothing, if the body is whole."""
+    declared = dict(scope["headers"]).get(b"content-length", b"")
+    early: list[Message] = []
+    if not declared.isdigit() or len(declared) > 5 or not 0 < int(declared) <= SMALL_BYTES:
+        return early
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CARRY_S):
+            while True:
+                early.append(await receive())
+                if not early[-1].get("more_body", False):
+                    break
+    if early and early[-1]["type"] == "http.request" and not early[-1].get("more_body", False):
+        body = b"".join(message["body"] for message in early)
+        scope.setdefault("extensions", {})[CARRIED] = body
+        return []
+    return early
+
+
+def is_plain_error(start: Mapping[str, Any]) -> bool:
+    """Ray's own; every error of ours is JSON."""
+    kinds = [value for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
+    return start["status"] >= 400 and not any(b"json" in bytes(kind) for kind in kinds)

@@ -1,0 +1,186 @@
+"""A connection's bounds, on a true server with the protocol that Ray's proxy gets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from serve.front import connection
+
+MIB = 1 << 20
+CLOSED_S = 20.0
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with what reached it of the headers."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    seen = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    body = json.dumps({**seen, "size": size}).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers before it has read the body."""
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+@contextmanager
+def listening(app: Any = echo) -> Iterator[int]:
+    protocol = connection.BoundedProtocol
+    config = uvicorn.Config(app, http=protocol, log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with listening() as found:
+        yield found
+
+
+def told(port: int, *parts: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and body of the answer to raw bytes; the server ends the connection."""
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw:
+        for part in parts:
+            try:
+                raw.sendall(part)
+            except OSError:
+                break
+        text = read_all(raw)
+    head, _, body = text.partition(b"\r\n\r\n")
+    assert b"x-request-id: req_" in head and b"connection: close" in head
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def read_all(raw: socket.socket) -> bytes:
+    chunks = []
+    while chunk := raw.recv(65536):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
+ENDLESS = {
+    "one header": [HEAD + b"x: ", b"a" * MIB],
+    "a header's name": [HEAD, b"x" * MIB],
+    "many headers": [HEAD, b"x: a\r\n" * 10_000],
+    "the request line": [b"GET /", b"a" * MIB],
+    "empty lines": [b"\r\n" * MIB],
+    "a header that comes whole": [HEAD + b"x: " + b"a" * 40_000 + b"\r\n\r\n"],
+    "headers that come whole": [HEAD + b"x: a\r\n" * 101 + b"\r\n"],
+}
+
+
+@pytest.mark.parametrize("parts", ENDLESS.values(), ids=ENDLESS)
+def test_a_head_is_bounded(port: int, parts: list[bytes]) -> None:
+    status, error = told(port, *parts)
+    assert (status, error["code"]) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB])
+def test_what_follows_a_body_s_part_is_bounded(port: int, endless: bytes) -> None:
+    """A trailer, an extension of a chunk: no answer, as the request itself is not over."""
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw:
+        raw.sendall(CHUNKED)
+        with pytest.raises(OSError):
+            for _ in range(64):
+                raw.sendall(endless)
+            raw.recv(1)
+            raise ConnectionResetError("closed in order")
+
+
+def test_bytes_that_are_no_http_get_the_envelope(port: int) -> None:
+    status, error = told(port, b"\x16\x03\x01 hello\r\n\r\n")
+    assert status == 400 and set(error) == {"message", "type", "param", "code"}
+
+
+def test_an_ordinary_request_passes(port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        for _ in range(3):
+            seen = http.post("/a", content=bytes(200_000), headers={"x-a": "b" * 8000}).json()
+            assert seen["size"] == 200_000 and len(seen["x-a"]) == 8000
+
+
+def test_headers_that_ray_trusts_do_not_pass(port: int) -> None:
+    trusted = {
+        "x-request-timeout-seconds": "inf",
+        "x-request-disconnect-disabled": "?1",
+        "serve_multiplexed_model_id": "a",
+        "serve-multiplexed-model-id": "a",
+        "x-session-id": "a",
+        "x-serve-router-a": "a",
+        "x-request-id": "<b>",
+    }
+    url = f"http://127.0.0.1:{port}"
+    seen = httpx.get(url, headers={**trusted, "authorization": "Bearer k"}).json()
+    assert not set(trusted) & set(seen) and seen["authorization"] == "Bearer k"
+    assert httpx.get(url, headers={"x-request-id": "req_1"}).json()["x-request-id"] == "req_1"
+
+
+def test_a_trailer_is_no_header(port: int) -> None:
+    raw = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as client:
+        client.sendall(raw + b"1\r\na\r\n0\r\nx-late: a\r\n\r\n")
+        assert b"x-late" not in read_all(client)
+
+
+def test_slow_headers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    with listening() as port:
+        status, error = told(port, HEAD, b"x: a")
+        assert (status, error["code"]) == (408, "header_timeout")
+
+
+@pytest.mark.parametrize("drip", [b"\r\n", b""])
+def test_a_connection_that_asks_nothing_is_closed(
+    monkeypatch: pytest.MonkeyPatch, drip: bytes
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    with (
+        listening() as port,
+        closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw,
+    ):
+        raw.sendall(drip)
+        assert read_all(raw) == b""
+
+
+def test_a_body_that_drips_on_after_its_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
+    with (
+        listening(deaf) as port,
+        closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw,
+    ):
+        raw.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n")
+        until_s = time.monotonic() + CLOSED_S
+        with pytest.raises(OSError):
+            while time.monotonic() < until_s:
+                raw.sendall(b"a")
+                time.sleep(0.05)
