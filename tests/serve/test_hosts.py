@@ -30,8 +30,8 @@ def ask(
 ) -> httpx.Response:
     async def call() -> httpx.Response:
         async with client(worker, **settings) as http:
-            body = {"json": ASKED} if method == "POST" else {}
-            return await http.request(method, path, headers=headers, **body)
+            asked = ASKED if method == "POST" else None
+            return await http.request(method, path, headers=headers, json=asked)
 
     return asyncio.run(call())
 

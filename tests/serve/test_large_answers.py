@@ -50,7 +50,7 @@ def test_a_stream_of_noisy_pictures_arrives_whole(http: httpx.Client) -> None:
     assert sum(event["type"].endswith("partial_image") for event in events) == 30
 
 
-MOST_GROWN = {"ProxyActor": 4.0, "ImageIngress": 7.0}
+MOST_GROWN = {"ProxyActor": 3.0, "ImageIngress": 5.0}
 """Allowed peaks, in sizes of the answer, of whoever passes it on. A front holds the pictures, their
 base64, and what Ray makes of the parts that wait: pickled, in a message, and in its buffer."""
 FULL: dict[str, Any] = {"prompt": "a", "n": 10, "steps": 2, "deadline_s": 100}
