@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from eval import api_key
 from eval.task import Task
+from sdxl.handover import in_threads
 from sdxl.images import Pixels, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
 
@@ -115,11 +115,8 @@ class Service:
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         import httpx
 
-        with (
-            httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http,
-            ThreadPoolExecutor(AT_ONCE) as pool,
-        ):
-            return list(pool.map(lambda i: ask(http, self.requests[i]), indices))
+        with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http:
+            return list(in_threads(lambda i: ask(http, self.requests[i]), indices, AT_ONCE))
 
 
 def ask(http: Any, request: GenerationParams) -> Pixels:

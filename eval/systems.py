@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from eval import api_key
@@ -38,7 +39,7 @@ class InProcess:
         self.error: Exception | None = None
         self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
         self._is_open = True
-        self._thread = threading.Thread(target=self._run, name="system under test")
+        self._thread = threading.Thread(target=self._run, name="system under test", daemon=True)
         self._thread.start()
 
     def issue(self, samples: Sequence[Sample]) -> None:
@@ -129,20 +130,36 @@ class OverHttp:
         )
         self.requests, self.complete = requests, complete
         self.error: Exception | None = None
-        self._pool = ThreadPoolExecutor(CONNECTIONS)
+        # No executor: an interrupt inside of one would leave a lock held that its threads need.
+        self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(CONNECTIONS):
+            start_new_thread(self._serve, ())
 
     def issue(self, samples: Sequence[Sample]) -> None:
-        for response, index in samples:
-            self._pool.submit(self._answer, response, index)
+        for sample in samples:
+            self._arrived.put(sample)
 
     def flush(self) -> None:
         """Nothing waits for company here."""
 
     def close(self) -> None:
-        self._pool.shutdown()
+        """What still waits after an interrupt is not asked any more."""
+        with suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait()
+        for _ in range(CONNECTIONS):
+            self._arrived.put(None)
+        for _ in range(CONNECTIONS):
+            self._ended.get()
         self.http.close()
         if self.error is not None:
             raise self.error
+
+    def _serve(self) -> None:
+        while (sample := self._arrived.get()) is not None:
+            self._answer(*sample)
+        self._ended.put(None)
 
     def _answer(self, response: int, index: int) -> None:
         data = b""

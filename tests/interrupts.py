@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -41,3 +43,18 @@ def interrupted_at(place: int, call: Callable[[], object]) -> bool:
     finally:
         sys.settrace(before)
     return False
+
+
+@contextmanager
+def raising(number: int) -> Iterator[None]:
+    """While it lasts, this signal interrupts as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(number, before)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sdxl.handover import in_threads
 from sdxl.params import InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
 from serve.batch import ledger
@@ -36,10 +37,9 @@ class Audit:
 def audit(store: Store, job: Job) -> Audit:
     check_input(job)
     found, shards = Audit(), set[str]()
-    with ThreadPoolExecutor(THREADS) as threads:
-        for piece in job.shards():
-            shards.add(shard_name(piece.shard))
-            audit_shard(store, piece, found, threads)
+    for piece in job.shards():
+        shards.add(shard_name(piece.shard))
+        audit_shard(store, piece, found)
     found.problems += strangers(store, shards)
     return found
 
@@ -53,7 +53,7 @@ def check_input(job: Job) -> None:
         raise InvalidParams("input", str(paths[0].parent), "it has changed since the job began")
 
 
-def audit_shard(store: Store, piece: Piece, found: Audit, threads: ThreadPoolExecutor) -> None:
+def audit_shard(store: Store, piece: Piece, found: Audit) -> None:
     name, read = shard_name(piece.shard), reader(store)
     known = ledger.entries(store.ledger(name))
     found.rows += len(piece.rows)
@@ -74,7 +74,7 @@ def audit_shard(store: Store, piece: Piece, found: Audit, threads: ThreadPoolExe
     ]
     pictures = [known[row.ordinal] for row in piece.rows if row.ordinal in known]
     found.images += len(pictures)
-    judged = threads.map(lambda entry: judge(read, entry), pictures)
+    judged = in_threads(partial(judge, read), pictures, THREADS)
     found.problems += [problem for problem in judged if problem is not None]
     found.problems += extra_files(store, name, pictures)
 

@@ -1,7 +1,8 @@
 """The job's one loop: hands pieces to workers, hears how it goes, replaces what dies or hangs.
 
 The ledgers are the truth; what is kept here may be lost at any moment. It makes no pictures and
-knows neither Ray nor terminals.
+knows neither Ray nor terminals. It runs on a thread where no interrupt strikes, as members' futures
+would not survive one; what it hears comes through one queue.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from serve.batch import ledger
@@ -26,6 +28,10 @@ LOAD_S = 1800.0
 """A worker that is not ready by then will never be."""
 LOADS = 3
 """Workers in a row that died before they were ready, after which the job stops."""
+
+
+class Stopped(RuntimeError):
+    """The driver was told to stop."""
 
 
 class BatchFailed(RuntimeError):
@@ -60,6 +66,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._hands: dict[Future[Any], Hand] = {}
+        self._news: SimpleQueue[Future[Any] | None] = SimpleQueue()
         self._names = (f"w{i}" for i in itertools.count())
         self._dead_loads = 0
         self._made = self._found = self._dead = 0
@@ -70,20 +77,41 @@ class Driver:
             for _ in range(self.workers):
                 self._hire()
             while not leases.is_done:
-                done, _ = wait(self._hands, BEAT_S, FIRST_COMPLETED)
-                for future in done:
-                    self._hear(future, self._hands.pop(future), leases)
+                for future in self._told():
+                    # One of a worker that was dismissed is of no interest.
+                    if future in self._hands:
+                        self._hear(future, self._hands.pop(future), leases)
                 self._dismiss_stuck(leases)
                 self._show()
         finally:
             for hand in self._hands.values():
                 hand.member.dismiss()
 
+    def stop(self) -> None:
+        """From any thread, and in the middle of an interrupt: `run` ends soon, by an error."""
+        self._news.put(None)
+
+    def _told(self) -> list[Future[Any]]:
+        """Those that are done, once there is one or a beat has passed."""
+        found = []
+        try:
+            news = self._news.get(timeout=BEAT_S)
+            while news is not None:
+                found.append(news)
+                news = self._news.get_nowait()
+        except Empty:
+            return found
+        raise Stopped
+
     # -- workers ----------------------------------------------------------------------------
 
     def _hire(self) -> None:
         hand = Hand(self.hire(next(self._names)), self.clock())
-        self._hands[hand.member.ready()] = hand
+        self._await(hand.member.ready(), hand)
+
+    def _await(self, future: Future[Any], hand: Hand) -> None:
+        self._hands[future] = hand
+        future.add_done_callback(self._news.put)
 
     def _hear(self, future: Future[Any], hand: Hand, leases: Leases) -> None:
         try:
@@ -98,7 +126,7 @@ class Driver:
             hand.is_ready, hand.since_s, self._dead_loads = True, self.clock(), 0
         wants = not isinstance(said, Report) or said.wants
         given = leases.next_for(hand.member.name) if wants else None
-        self._hands[hand.member.turn(dict([given] if given else []))] = hand
+        self._await(hand.member.turn(dict([given] if given else [])), hand)
 
     def _note(self, report: Report, hand: Hand, leases: Leases) -> None:
         if report.broken is not None:

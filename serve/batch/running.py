@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sdxl.files import OutputError
+from sdxl.handover import apart
 from sdxl.params import InvalidParams
 from serve.batch import displays, reading, results, tars
 from serve.batch.crews import Hire, Load, ray_hire, thread_hire, threads_for
@@ -33,6 +34,8 @@ from serve.batch.store import Store, token
 from serve.orders import ModelCard
 
 LOCK = "lock"
+LEAVE_S = 10.0
+"""An interrupted driver has so long to end its workers."""
 Crew = Callable[[Order, Job, Task], AbstractContextManager[tuple[Hire, int]]]
 """Where workers come from, for the length of a job, and how many are wanted."""
 
@@ -177,7 +180,7 @@ class Start:
             math.inf if self.order.through else self.order.stall_s,
         )
         try:
-            driver.run(self.job.shards())
+            apart(lambda: driver.run(self.job.shards()), driver.stop, LEAVE_S)
         except BaseException as error:
             state = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
             self.progress.trouble = str(error) or self.progress.trouble

@@ -6,14 +6,12 @@ import _thread
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 
 import pytest
 
 from sdxl.handover import WorkThread, apart, in_threads
-from tests.interrupts import at_every_bytecode
+from tests.interrupts import at_every_bytecode, raising
 
 SOON_S = 5.0
 
@@ -64,19 +62,6 @@ def test_interrupts_in_quick_succession_wait_for_the_other_thread() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             assert not both.is_running
     both.check()
-
-
-@contextmanager
-def raising(number: int) -> Iterator[None]:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(number, before)
 
 
 def test_an_error_of_either_piece_is_the_calls() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,6 +21,7 @@ import pytest
 
 from sdxl import cli
 from serve.batch import command
+from tests.interrupts import raising
 from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
 from tests.serve.services import ROOT, is_alive
 
@@ -92,6 +96,20 @@ def test_three_kills_of_the_driver_lose_nothing(tmp_path: Path) -> None:
     assert command.main(["--verify", str(job.out)]) == 0
     twice, allowed = len(noted(job.log)) - rows, kills * Drawer().window
     assert twice <= allowed, f"{twice} pictures were made twice, allowed {allowed}"
+
+
+def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> None:
+    source, chance, struck = prompts(tmp_path, 40), random.Random(11), 0
+    for number in range(30):
+        try:
+            with raising(signal.SIGALRM):
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.005, 0.1))
+                make(source, tmp_path / str(number), load=partial(Drawer, draw_s=0.005))
+        except KeyboardInterrupt:
+            struck += 1
+        left = [thread for thread in threading.enumerate() if re.fullmatch(r"w\d+", thread.name)]
+        assert not left, f"after {number} interrupts: {left}"
+    assert struck > 15
 
 
 @pytest.mark.long
