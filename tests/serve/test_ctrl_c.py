@@ -1,0 +1,111 @@
+"""Ctrl-C at random moments: the command ends soon, says so, and leaves no process and no half of a
+file behind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from tests.serve.batch.drawers import prompts
+from tests.serve.services import ROOT, is_alive
+
+TIMES = int(os.environ.get("CTRL_C_TIMES", "30"))
+SOON_S = 30.0
+"""Long after a few seconds, so that a loaded machine passes; what hangs does so for ever."""
+ENDS = (0, 130, -signal.SIGINT)
+"""Done already; interrupted; interrupted while Python itself still starts."""
+
+
+def start(argv: list[str], said: Path) -> subprocess.Popen[bytes]:
+    """In a session of its own, as a terminal's command is in a group of its own."""
+    command = [sys.executable, "-m", "sdxl.cli", *argv]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with said.open("wb") as file:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def strike(argv: list[str], after_s: float, said: Path) -> tuple[int, float]:
+    """The exit code and the seconds from Ctrl-C to the end of its last process."""
+    process = start(argv, said)
+    time.sleep(after_s)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        code = process.wait(SOON_S)
+        gone_by = time.monotonic() + SOON_S
+        while left := [each for each in family if is_alive(each)]:
+            assert time.monotonic() < gone_by, f"left after {after_s:.2f} s: {left}"
+            time.sleep(0.05)
+    except subprocess.TimeoutExpired:
+        # Whoever reads the failure sees where it hangs.
+        raise AssertionError(
+            f"still there, struck after {after_s:.2f} s:\n{said.read_text()}"
+        ) from None
+    finally:
+        for each in family:
+            if is_alive(each):
+                each.kill()
+    return code, time.monotonic() - began
+
+
+def undisturbed_s(argv: list[str], said: Path) -> float:
+    began = time.monotonic()
+    code = start(argv, said).wait()
+    assert code == 0, said.read_text()
+    return time.monotonic() - began
+
+
+def check_pictures(out: Path) -> int:
+    files = [path for path in out.rglob("*") if path.is_file()] if out.exists() else []
+    assert not [path for path in files if path.suffix == ".tmp"], files
+    pictures = [path for path in files if path.suffix == ".png"]
+    for path in pictures:
+        with Image.open(path) as image:
+            image.load()
+    return len(pictures)
+
+
+def strike_often(argv_of: Callable[[Path], list[str]], folder: Path) -> None:
+    said, chance = folder / "said", random.Random(7)
+    whole_s = undisturbed_s(argv_of(folder / "undisturbed"), said)
+    codes, slowest_s = dict.fromkeys(ENDS, 0), 0.0
+    for number in range(TIMES):
+        out, after_s = folder / str(number), chance.uniform(0.05, whole_s)
+        code, took_s = strike(argv_of(out), after_s, said)
+        made = check_pictures(out)
+        told = f"struck after {after_s:.2f} of {whole_s:.2f} s: {code}, {took_s:.2f} s, {made} made"
+        print(told, flush=True)
+        assert code in ENDS, f"{told}\n{said.read_text()[-3000:]}"
+        codes[code] += 1
+        slowest_s = max(slowest_s, took_s)
+    print(f"exit codes {codes}, {slowest_s:.2f} s at most")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3500)
+def test_ctrl_c_ends_render(tmp_path: Path) -> None:
+    strike_often(
+        lambda out: ["render", "a red circle", "--n", "4", "--seed", "1", "--out", str(out)],
+        tmp_path,
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3500)
+def test_ctrl_c_ends_batch(tmp_path: Path) -> None:
+    source = prompts(tmp_path, 20)
+    strike_often(lambda out: ["batch", str(source), "--out", str(out), "--quiet"], tmp_path)
