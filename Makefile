@@ -25,10 +25,10 @@ demo: $(INSTALLED) ## render a contact sheet with the embedded model into out/
 	@echo "see out/contact_sheet.png"
 
 test: $(INSTALLED) ## every test that takes seconds
-	$(PYTHON_OF_VENV) -m pytest -m "not long"
+	$(PYTHON_OF_VENV) -m pytest -n 1 -m "not long"
 
 test-long: $(INSTALLED) ## the tests that take minutes
-	$(PYTHON_OF_VENV) -m pytest -m long --timeout 3600
+	$(PYTHON_OF_VENV) -m pytest -n 1 -m long --timeout 3600
 
 check: $(INSTALLED) ## format, lint, types, import rules
 	$(PYTHON_OF_VENV) -m ruff format --check .

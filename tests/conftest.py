@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +11,23 @@ import torch
 import engines
 from sdxl.checkpoint import find
 from sdxl.pipeline import Pipeline
+from tests.hangs import (
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_runtest_call,
+    pytest_runtest_protocol,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+)
+
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_runtest_call",
+    "pytest_runtest_protocol",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+]
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +46,16 @@ def diffusers_mini() -> Any:
     return pipe
 
 
-@pytest.fixture(autouse=True, scope="session")
-def quiet_imports() -> Iterator[None]:
-    """Heavy libraries warn while they are imported; that is theirs, and happens once."""
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Heavy libraries warn while they are imported; that is theirs, and happens once. Here, the
+    seconds that it takes are not counted as the first test's."""
+    if session.config.getoption("numprocesses", None):
+        # Another process runs the tests.
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import diffusers
         import transformers
-    yield
     del diffusers, transformers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ import psutil
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"ready: (http://\S+)")
 START_S = 240.0
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)
 
 
 @dataclass
@@ -65,6 +68,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def end_with_tests() -> None:
+    """Where a test hangs in C, nobody is left to stop the service."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextmanager
 def service(folder: Path, *flags: str) -> Iterator[Service]:
     log, port = folder / "serve.log", free_port()
@@ -72,7 +80,9 @@ def service(folder: Path, *flags: str) -> Iterator[Service]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}
     environment |= {"PYTHONPATH": str(ROOT)}
     with log.open("wb") as file:
-        process = subprocess.Popen(argv, cwd=folder, stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(
+            argv, cwd=folder, stdout=file, stderr=file, env=environment, preexec_fn=end_with_tests
+        )
     found = Service(process, log)
     try:
         found.url = found.wait_until_ready()
