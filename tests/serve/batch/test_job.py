@@ -150,7 +150,7 @@ def lost_row(out: Path) -> None:
     ("disturb", "said"),
     [
         (extra, "no row asked for it"),
-        (undecodable, "does not decode"),
+        (undecodable, "not a picture"),
         (lost_row, "neither a picture nor a dead letter"),
     ],
 )
