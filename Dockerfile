@@ -20,12 +20,14 @@ FROM python AS build
 ARG BACKENDS=tensorrt
 WORKDIR /src
 COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
+COPY locks locks
 COPY sdxl sdxl
 COPY engines engines
 COPY onnx_export onnx_export
 COPY serve serve
 COPY eval eval
-RUN make setup PYTHON=python3.12 VENV=/opt/sdxl PACKAGE="'.[serve,export,${BACKENDS}]'"
+# By hash: every file is the one that locks/ names, or the build fails (docs/operations.md).
+RUN make setup PYTHON=python3.12 VENV=/opt/sdxl PACKAGE="'.[serve,export,${BACKENDS}]'" LOCKED=${BACKENDS}
 
 # TensorRT-LLM pins another PyTorch: an interpreter of its own, with the same Python and Ray as the
 # cluster, and of this repository what a replica imports. `--target llm` makes the image that has

@@ -8,9 +8,13 @@ INSTALLED := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cks
 CAPTIONS := docs/demo_captions.txt
 # What `setup` installs; the Dockerfile asks for a copy with other extras instead.
 PACKAGE := -e '.[dev]'
+# Backends whose locks `setup` installs from, by hash, with commas between; the Dockerfile names them.
+LOCKED :=
+LOCKS := $(patsubst %,-r locks/%.txt,$(shell echo '$(LOCKED)' | tr ',' ' '))
+BACKENDS := tensorrt tensorrt-rtx
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx full-size clean
+.PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx lock full-size clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +60,18 @@ screenshots: $(INSTALLED) ## the web page's pictures in docs/ again, from its te
 mini-onnx: $(INSTALLED) ## export the embedded model's graphs again, after its weights changed
 	$(PYTHON_OF_VENV) -m onnx_export.shipped
 
+# The image's Python and C library. uv does not read pip's settings, so the index is handed over; it
+# is not written into the locks.
+lock: ## hashes of all that the image installs, into locks/; needs uv
+	index=$$(python3 -m pip config get global.index-url 2> /dev/null); \
+	for backend in $(BACKENDS); do \
+	  uv pip compile pyproject.toml --extra serve --extra export --extra $$backend \
+	    -c constraints.txt --generate-hashes --no-emit-index-url --no-annotate \
+	    --python-version 3.12 --python-platform x86_64-manylinux_2_39 --no-python-downloads \
+	    --custom-compile-command "make lock" $${index:+--default-index "$$index"} \
+	    --quiet --upgrade --output-file locks/$$backend.txt || exit 1; \
+	done
+
 full-size: $(INSTALLED) ## what SDXL's real size costs here: random weights, export, plans for an L40S
 	$(PYTHON_OF_VENV) -m onnx_export.full_size
 
@@ -64,7 +80,12 @@ clean: ## remove what these commands made
 
 $(INSTALLED):
 	@$(call make_venv)
+ifneq ($(LOCKED),)
+	$(PYTHON_OF_VENV) -m pip install --quiet --require-hashes $(LOCKS)
+	$(PYTHON_OF_VENV) -m pip install --quiet --no-deps --no-build-isolation $(PACKAGE)
+else
 	$(PYTHON_OF_VENV) -m pip install --quiet -c constraints.txt $(PACKAGE)
+endif
 	@rm -f $(VENV)/.installed-* && touch $@
 
 # The first interpreter that is new enough and can make an environment; a version manager's shim

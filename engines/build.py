@@ -21,6 +21,7 @@ from engines.digests import sha256_of
 from engines.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, Plan
 from engines.export_folder import ExportFolder
 from engines.flavours import Flavour
+from engines.json_fields import MALFORMED
 from engines.places import home
 from engines.plan_process import run_worker
 from engines.plan_worker import Job
@@ -159,7 +160,7 @@ def _finished(order: Order, name: str, making: Path) -> Plan | None:
         plan = Plan.from_dict(name, json.loads(_note(making, name).read_text(encoding="utf-8")))
         is_same = plan.recipe == order.recipe(name)
         return plan if is_same and sha256_of(making / plan.file) == plan.sha256 else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         return None
 
 
@@ -169,7 +170,11 @@ def _build(order: Order, name: str, making: Path, on_progress: OnProgress) -> Pl
     job = order.job(name, unfinished)
     if job.timing_cache:
         Path(job.timing_cache).parent.mkdir(parents=True, exist_ok=True)
-    cost = run_worker(job, making / f"{name}.log", lambda share: on_progress(name, share))
+    log = making / f"{name}.log"
+    # TensorRT reads graph and weights by their names.
+    cost = order.export.load_checked(
+        lambda: run_worker(job, log, lambda share: on_progress(name, share))
+    )
     os.replace(unfinished, path)
     plan = Plan.from_dict(
         name,

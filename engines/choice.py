@@ -173,10 +173,17 @@ def _torch(wish: Wish) -> Engines:
     if wish.folder:
         # It computes from the checkpoint's own weights.
         raise InvalidParams("engines", wish.folder, "torch runs no engines of a folder")
-    return load_torch(
-        wish.checkpoint,
-        device=wish.device,
-        precision=wish.precision,
-        options=TorchOptions.parse(wish.torch_options) if wish.torch_options else None,
-        numbers=find_export(wish).numbers if wish.precision in EIGHT_BIT else None,
-    )
+
+    def load(numbers: Path | None = None) -> Engines:
+        return load_torch(
+            wish.checkpoint,
+            device=wish.device,
+            precision=wish.precision,
+            options=TorchOptions.parse(wish.torch_options) if wish.torch_options else None,
+            numbers=numbers,
+        )
+
+    if wish.precision not in EIGHT_BIT:
+        return load()
+    export = find_export(wish)
+    return export.load_checked(lambda: load(export.numbers))

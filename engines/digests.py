@@ -1,23 +1,25 @@
-"""sha256 of files, remembered by size and time of change so that a restart reads no weights again.
+"""sha256 of files, and what tells that a file has not changed since.
 
-It does not know what the files are. Whoever is about to run what a file holds hashes the very
-bytes he hands over, and does not come here.
+The time of change is the kernel's (ctime): who may write a file can set its size and its time of
+modification back, but not this one. It does not know what the files are.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
+import re
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from engines.places import home
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.files import OutputError, prepare_folder, write_atomic
 
-RECORD = ".verified.json"
-
-Stamp = tuple[int, int, str]
-"""bytes, st_mtime_ns, sha256"""
+CLOCK_NS = 50_000_000
+"""Two changes within one tick of the kernel's clock have the same time; its slowest takes 10 ms."""
+Stamp = tuple[int, ...]
 
 
 def sha256_of(path: Path) -> str:
@@ -27,17 +29,24 @@ def sha256_of(path: Path) -> str:
 
 def model_digest(checkpoint: Checkpoint) -> str:
     """`Checkpoint.digest`, computed once: gigabytes of weights need not be read at every start."""
-    stamp = hashlib.sha256()
-    for part in NETWORK_FOLDERS:
-        config = checkpoint.folder / part / "config.json"
-        for path in (config, *checkpoint.weight_files(part)):
-            status = path.stat()
-            stamp.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    remembered = home() / "digests" / stamp.hexdigest()
+    files = [
+        path
+        for part in NETWORK_FOLDERS
+        for path in (checkpoint.folder / part / "config.json", *checkpoint.weight_files(part))
+    ]
+    before = settled_stamps(files)
+    names = "\0".join(str(path.resolve()) for path in files)
+    key = hashlib.sha256(f"{names}\0{before}".encode()).hexdigest()
+    remembered = home() / "digests" / key
     try:
-        return remembered.read_text(encoding="ascii")
+        if re.fullmatch(r"[0-9a-f]{64}", digest := remembered.read_text(encoding="ascii")):
+            return digest
     except (OSError, UnicodeDecodeError):
-        digest = checkpoint.digest
+        # Not there, or not ours: computed anew.
+        pass
+    digest = checkpoint.digest
+    if stamps(files) != before:
+        return digest
     try:
         prepare_folder(remembered.parent)
         write_atomic(remembered, digest.encode())
@@ -47,37 +56,17 @@ def model_digest(checkpoint: Checkpoint) -> str:
     return digest
 
 
-class Digests:
-    """The digests of one folder's files, kept in a file among them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._stamps = _read(folder / RECORD)
-
-    def of(self, name: str, *, is_fresh: bool = False) -> str:
-        """The digest of the file so named; read again where it changed, or where `is_fresh`."""
-        path = self.folder / name
-        status = path.stat()
-        known = self._stamps.get(name)
-        if known and not is_fresh and known[:2] == (status.st_size, status.st_mtime_ns):
-            return known[2]
-        digest = sha256_of(path)
-        self._stamps[name] = (status.st_size, status.st_mtime_ns, digest)
-        self._write()
-        return digest
-
-    def _write(self) -> None:
-        try:
-            write_atomic(self.folder / RECORD, json.dumps(self._stamps).encode())
-        except OutputError:
-            # A folder that cannot be written is hashed at every start: slower, and as safe.
-            return
+def stamps(paths: Iterable[Path]) -> list[Stamp]:
+    """What changes with a file's bytes, whoever changes them."""
+    return [
+        (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for status in map(os.stat, paths)
+    ]
 
 
-def _read(path: Path) -> dict[str, Stamp]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): (int(s), int(t), str(d)) for name, (s, t, d) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        # Not there, or not ours: everything is hashed anew.
-        return {}
+def settled_stamps(paths: Iterable[Path]) -> list[Stamp]:
+    """These, once the clock that they are written by has gone on: the next change shows."""
+    found = stamps(paths)
+    if any(abs(time.time_ns() - stamp[-1]) < CLOCK_NS for stamp in found):
+        time.sleep(CLOCK_NS / 1e9)
+    return found

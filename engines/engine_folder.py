@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.export_folder import PRECISIONS
+from engines.json_fields import MALFORMED, check_fields, check_one_of
 from engines.listed_files import Listing
 from engines.profiles import Profile
 from engines.spec_json import outdated, spec_as_dict, spec_from_dict
 from engines.targets import Capability, Target
 from sdxl.files import write_atomic
-from sdxl.specs import Architecture, Cut, ModelSpec
+from sdxl.specs import CUTS, Architecture, Cut, ModelSpec, brief
 
 FORMAT = 2
 FILE = "manifest.json"
 SUFFIX = ".plan"
+MAX_BATCH, MAX_DIM = 4096, 2**24
 
 
 class EngineError(RuntimeError):
@@ -59,7 +62,7 @@ class Plan:
         rest = dict(value)
         spec = spec_from_dict(name, {side: rest.pop(side) for side in ("inputs", "outputs")})
         profiles = tuple(_profile(ranges) for ranges in rest.pop("profiles"))
-        return cls(spec=spec, profiles=profiles, **rest)
+        return check_fields(cls(spec=spec, profiles=profiles, **rest))
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,12 @@ class EngineFolder:
             value = json.loads(path.read_text(encoding="utf-8"))
             if (found := value.pop("format")) != FORMAT:
                 raise EngineError(f"{path}: has format {found!r}, needed {FORMAT}; build again")
-            engines = cls(folder=folder, **_parsed(value))
+            engines = check_fields(cls(folder=folder, **_parsed(value)))
         except FileNotFoundError:
             raise EngineError(
                 f"{folder}: no {FILE} there; needed a folder of `sdxl build`"
             ) from None
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, *MALFORMED) as error:
             cause = f"{type(error).__name__}: {error}"
             raise EngineError(f"{path}: not a manifest ({cause}); build again") from error
         engines.check_specs()
@@ -155,6 +158,13 @@ class EngineFolder:
         specs = {name: plan.spec for name, plan in self.plans.items()}
         if wrong := outdated(specs, self.arch, self.cut):
             raise EngineError(f"{self.folder / FILE}: {wrong}; export and build again")
+        for name, plan in self.plans.items():
+            dims = {tensor.name: len(tensor.dims) for tensor in plan.spec.inputs}
+            if not plan.profiles or any(_dims(p) != dims for p in plan.profiles):
+                raise EngineError(
+                    f"{self.folder / FILE}: {name!r} has profiles of other tensors than its "
+                    "inputs; build again"
+                )
 
     @property
     def _listing(self) -> Listing:
@@ -162,12 +172,27 @@ class EngineFolder:
 
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:
+    check_one_of("cut", value["cut"], CUTS)
+    check_one_of("precision", value["precision"], PRECISIONS)
+    check_one_of("max_batch", value["max_batch"], range(1, MAX_BATCH + 1))
     plans = {name: Plan.from_dict(name, plan) for name, plan in value.pop("plans").items()}
     arch = Architecture.from_dict(value.pop("arch"))
-    major, minor = value.pop("capability")
+    major, minor = map(int, value.pop("capability"))
     loras = tuple(value.pop("loras"))
     return {**value, "plans": plans, "arch": arch, "capability": (major, minor), "loras": loras}
 
 
 def _profile(ranges: Mapping[str, Any]) -> Profile:
-    return Profile({n: (tuple(a), tuple(b), tuple(c)) for n, (a, b, c) in ranges.items()})
+    return Profile({n: (_sides(a), _sides(b), _sides(c)) for n, (a, b, c) in ranges.items()})
+
+
+def _dims(profile: Profile) -> dict[str, int | None]:
+    """How many each tensor has; None where its three shapes differ in that."""
+    counts = {name: set(map(len, shapes)) for name, shapes in profile.ranges.items()}
+    return {name: min(found) if len(found) == 1 else None for name, found in counts.items()}
+
+
+def _sides(dims: Sequence[Any]) -> tuple[int, ...]:
+    if not all(type(dim) is int and 0 <= dim < MAX_DIM for dim in dims):
+        raise ValueError(f"a profile has the dims {brief(dims)}, needed numbers below {MAX_DIM}")
+    return tuple(dims)

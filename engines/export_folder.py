@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from engines.digests import Digests, sha256_of
+from engines.digests import settled_stamps, sha256_of, stamps
+from engines.json_fields import MALFORMED, check_fields, check_one_of
 from engines.listed_files import Listing
 from engines.spec_json import outdated, spec_as_dict, spec_from_dict
 from sdxl.files import write_atomic
@@ -22,6 +24,10 @@ from sdxl.specs import CUTS, Architecture, Cut, ModelSpec
 
 FORMAT = 2
 FILE = "export.json"
+T = TypeVar("T")
+HASHED_AT_ONCE = 4
+TRIES = 3
+"""Another export that links the same weights changes their time, too."""
 PRECISIONS = ("fp32", "fp16", "int8", "fp8")
 
 WEIGHT, SCALE = ".weight", ".weight_scale"
@@ -73,17 +79,17 @@ class ExportFolder:
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> ExportFolder:
-        """Graphs are hashed every time, weights where they changed since; `verify`: all of it."""
+        """Graphs are hashed, of the weights the sizes looked at; `verify`: all of it hashed."""
         export = cls.read(folder)
         export.check_specs()
-        digests = Digests(folder)
         for graph in export.graphs.values():
             path = export._listing.file(graph.file)
             export._listing.check_digest(path, sha256_of(path), graph.sha256)
         for name, data in export.data.items():
             path = export._listing.file(name)
             export._listing.check_size(path, path.stat().st_size, data.bytes)
-            export._listing.check_digest(path, digests.of(name, is_fresh=verify), data.sha256)
+        if verify:
+            export.check_files()
         return export
 
     @classmethod
@@ -102,8 +108,8 @@ class ExportFolder:
             value = json.loads(text)
             if (found := value.pop("format")) != FORMAT:
                 raise ExportError(f"{path}: has format {found!r}, needed {FORMAT}; export again")
-            return cls(folder=folder, **_parsed(value))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return check_fields(cls(folder=folder, **_parsed(value)))
+        except MALFORMED as error:
             cause = f"{type(error).__name__}: {error}"
             raise ExportError(f"{path}: not an export's description ({cause})") from error
 
@@ -141,6 +147,36 @@ class ExportFolder:
         self._listing.check_digest(path, hashlib.sha256(content).hexdigest(), graph.sha256)
         return content
 
+    def check_files(self) -> None:
+        """Every byte of them is as it was exported."""
+        named = {graph.file: graph.sha256 for graph in self.graphs.values()}
+        named |= {name: data.sha256 for name, data in self.data.items()}
+        paths = [self._listing.file(name) for name in named]
+        with ThreadPoolExecutor(HASHED_AT_ONCE) as threads:
+            found = list(threads.map(sha256_of, paths))
+        for path, digest, needed in zip(paths, found, named.values(), strict=True):
+            self._listing.check_digest(path, digest, needed)
+
+    def load_checked(self, load: Callable[[], T]) -> T:
+        """What `load` makes of the files, which are hashed meanwhile. A runtime reads them by their
+        names, so they must also be the same files before and after: a change in between shows in
+        the time that the kernel keeps for it, even when it was undone and the rest set back."""
+        for _ in range(TRIES):
+            before = settled_stamps(self._read_files)
+            with ThreadPoolExecutor(1) as thread:
+                checked = thread.submit(self.check_files)
+                made = load()
+                checked.result()
+            if stamps(self._read_files) == before:
+                return made
+        raise ExportError(f"{self.folder}: changes while it is read; stop what writes there")
+
+    @property
+    def _read_files(self) -> list[Path]:
+        """The folder too: another file under a name is a change of it."""
+        names = [*(graph.file for graph in self.graphs.values()), *self.data]
+        return [self.folder, *map(self._listing.file, names)]
+
     def check_specs(self) -> None:
         """The graphs have today's tensors: names, dims and types."""
         if wrong := outdated(self.specs, self.arch, self.cut):
@@ -157,12 +193,10 @@ def changed_file(part: str) -> str:
 
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:
-    if value["cut"] not in CUTS:
-        raise ValueError(f"cut {value['cut']!r}, needed one of {', '.join(CUTS)}")
-    if value["precision"] not in PRECISIONS:
-        raise ValueError(f"precision {value['precision']!r}, needed one of {', '.join(PRECISIONS)}")
+    check_one_of("cut", value["cut"], CUTS)
+    check_one_of("precision", value["precision"], PRECISIONS)
     graphs = {name: _graph(name, graph) for name, graph in value.pop("graphs").items()}
-    data = {name: DataFile(**file) for name, file in value.pop("data").items()}
+    data = {name: check_fields(DataFile(**file)) for name, file in value.pop("data").items()}
     for graph in graphs.values():
         if missing := set(graph.data) - set(data):
             raise ValueError(f"{graph.file} points into {missing}, which `data` lacks")
@@ -172,7 +206,7 @@ def _parsed(value: dict[str, Any]) -> dict[str, Any]:
 
 def _graph(name: str, value: dict[str, Any]) -> Graph:
     spec = spec_from_dict(name, value)
-    return Graph(value["file"], value["sha256"], tuple(value["data"]), spec)
+    return check_fields(Graph(value["file"], value["sha256"], tuple(value["data"]), spec))
 
 
 def _graph_as_dict(graph: Graph) -> dict[str, Any]:

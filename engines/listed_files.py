@@ -8,6 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdxl.specs import brief
+
+MAX_NAME = 255
+"""bytes"""
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -21,8 +26,8 @@ class Listing:
         """The path of a file that the listing names."""
         folder = self.path.parent
         path = folder / name
-        if Path(name).name != name or path.resolve().parent != folder.resolve():
-            raise self.error(f"{self.path}: {name!r} leaves the folder; needed a plain name")
+        if not _is_plain(name) or path.resolve().parent != folder.resolve():
+            raise self.error(f"{self.path}: {brief(name)} leaves the folder; needed a plain name")
         if not path.is_file():
             raise self.error(f"{path}: not there; needed by {self.path.name}, {self.remedy}")
         return path
@@ -37,3 +42,9 @@ class Listing:
                 f"{path}: has sha256 {found[:12]}…, needed {needed[:12]}… of {self.path.name}; "
                 f"{self.remedy}"
             )
+
+
+def _is_plain(name: str) -> bool:
+    """As file systems take it: no folder, no NUL, not too long, valid Unicode."""
+    is_one = Path(name).name == name and "\0" not in name
+    return is_one and len(name.encode(errors="replace")) <= MAX_NAME and name.isprintable()

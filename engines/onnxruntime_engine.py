@@ -87,10 +87,13 @@ class OnnxRuntimeEngine:
 
 
 def load_onnxruntime(export: ExportFolder) -> Engines:
-    engines: dict[str, Engine] = {
-        name: OnnxRuntimeEngine(graph.spec, open_session(export, name))
-        for name, graph in export.graphs.items()
-    }
+    def open_all() -> dict[str, Engine]:
+        return {
+            name: OnnxRuntimeEngine(graph.spec, open_session(export, name))
+            for name, graph in export.graphs.items()
+        }
+
+    engines = export.load_checked(open_all)
     return Engines(
         export.arch,
         engines,

@@ -42,7 +42,7 @@ def open_mini(
 
 
 def _same(shipped: ExportFolder, target: Path) -> ExportFolder:
-    found = ExportFolder.open(target)
+    found = ExportFolder.open(target, verify=True)
     if found.as_dict() != shipped.as_dict():
         raise ExportError(f"{target}: another export than {shipped.folder}")
     return found
@@ -54,7 +54,7 @@ def _materialise(shipped: ExportFolder, checkpoint: Path, target: Path) -> None:
     try:
         making.mkdir(parents=True)
         _fill(making, shipped, checkpoint)
-        ExportFolder.open(making)
+        ExportFolder.open(making, verify=True)
         publish(making, target)
     except OutputError:
         raise

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdxl.specs import Architecture, Cut, ModelSpec, TensorSpec, network_specs
+from sdxl.specs import Architecture, Cut, ModelSpec, TensorSpec, brief, network_specs
 
 SIDES = ("inputs", "outputs")
+DTYPES = ("float32", "float16", "bfloat16")
+"""of activations"""
 
 
 def spec_as_dict(spec: ModelSpec) -> dict[str, list[list[Any]]]:
@@ -39,7 +41,9 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
         found = specs[name]
         if not (found.inputs and found.outputs):
             return f"{name!r} has no inputs or no outputs"
-        needed = network_specs(arch, found.outputs[0].dtype, cut)[name]
+        if (dtype := found.outputs[0].dtype) not in DTYPES:
+            return f"{name!r} has outputs of {brief(dtype)}, needed one of {', '.join(DTYPES)}"
+        needed = network_specs(arch, dtype, cut)[name]
         if wrong := difference(found, needed):
             return wrong
     return None

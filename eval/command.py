@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdxl.arguments import Parser, add_generation_flags, whole
+from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def build_parser() -> Parser:
 
     parser = Parser(prog="sdxl eval", description="Measure the quality of a model's pictures.")
     add = parser.add_argument
-    add("--model", default="mini", help="mini, a folder or a hub id (default %(default)s)")
+    add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="fp32, fp16, int8, fp8; the backend's own choice unless given")
     add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")

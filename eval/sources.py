@@ -52,7 +52,7 @@ class Painted:
         digest = self.pipeline.checkpoint.digest
         request = {k: v for k, v in self.requests[0].as_dict().items() if k != "prompt"}
         cut = self.pipeline.engines.cut
-        return {"model": self.pipeline.model_id, "digest": digest, "cut": cut, **facts, **request}
+        return {"model": self.pipeline.origin, "digest": digest, "cut": cut, **facts, **request}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         found = []

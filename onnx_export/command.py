@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engines.export_folder import PRECISIONS, ExportFolder
 from engines.places import export_place
 from onnx_export.recipes import RECIPES
-from sdxl.arguments import Parser
+from sdxl.arguments import MODEL, Parser
 from sdxl.files import prepare_folder
 from sdxl.params import InvalidParams
 from sdxl.specs import CUTS
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl export", description="Export a model to ONNX graphs.")
     add = parser.add_argument
-    add("--model", default="mini", help="mini, a folder in diffusers layout, or a hub id")
+    add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
     add("--precision", default="fp32", help=f"{', '.join(PRECISIONS)} (default %(default)s)")
     add("--cut", default=CUTS[0], help=f"what is cached: {', '.join(CUTS)} (default %(default)s)")
     add("--out", metavar="DIR", help="where to put it (default: where engines look for it)")

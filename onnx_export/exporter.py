@@ -109,7 +109,7 @@ class _Builder:
         order = self.order
         folder = ExportFolder(
             self.folder,
-            order.checkpoint.name,
+            order.checkpoint.origin or order.checkpoint.name,
             order.checkpoint.digest,
             order.precision,
             order.cut,
@@ -223,7 +223,7 @@ def _graphs_of(export: ExportFolder, part: str) -> list[str]:
 
 def _open(folder: Path) -> ExportFolder | None:
     try:
-        return ExportFolder.open(folder)
+        return ExportFolder.open(folder, verify=True)
     except ExportError:
         return None
 

@@ -13,6 +13,8 @@ from typing import Any, NoReturn, TypeVar
 from sdxl.params import SCHEDULERS, GenerationParams
 
 T = TypeVar("T")
+MODEL = "a folder in diffusers layout or a hub id, org/name or org/name@revision"
+"""what a flag that names a model says of it"""
 DEFAULTS = {field.name: field.default for field in fields(GenerationParams)}
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 MINI = Path(__file__).parent / "mini" / "weights"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 NETWORK_FOLDERS = ("text_encoder", "text_encoder_2", "unet", "vae")
 WEIGHT_NAMES = {
     "text_encoder": "model",
@@ -49,6 +50,8 @@ class Checkpoint:
 
     name: str
     folder: Path
+    origin: str = ""
+    """`org/name@commit`, as the hub resolved it: what finds this very model again"""
 
     @cached_property
     def index(self) -> dict[str, Any]:
@@ -209,7 +212,8 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
 
 
 def find(model: str) -> Checkpoint:
-    """`mini`, a folder in diffusers layout, or a hub id such as `org/name`."""
+    """`mini`, a folder in diffusers layout, or a hub id such as `org/name` or `org/name@revision`:
+    a branch, a tag or a commit."""
     if model == "mini":
         return Checkpoint("sdxl-mini", MINI)
     if is_here(model):
@@ -219,8 +223,12 @@ def find(model: str) -> Checkpoint:
                 f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
             )
         return Checkpoint(folder.resolve().name, folder)
-    if HUB_ID.fullmatch(model):
-        return Checkpoint(model.split("/")[1], _download(model))
+    if found := HUB_ID.fullmatch(model):
+        repo, revision = found["repo"], found["revision"]
+        snapshot = _download(repo, revision)
+        commit = snapshot.name if COMMIT.fullmatch(snapshot.name) else revision
+        origin = f"{repo}@{commit}" if commit else repo
+        return Checkpoint(repo.split("/")[1], snapshot, origin)
     raise CheckpointError(
         f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, or a hub id"
     )
@@ -231,7 +239,8 @@ def is_here(model: str) -> bool:
     return model == "mini" or os.path.isdir(os.path.expanduser(model))
 
 
-def _download(model: str) -> Path:
+def _download(repo: str, revision: str | None) -> Path:
+    """The hub's snapshot, in a folder that is named after its commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -240,11 +249,12 @@ def _download(model: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"model {model!r} is neither a folder here nor could be fetched: {line}"
+            f"model {repo + (f'@{revision}' if revision else '')!r} is neither a folder here nor "
+            f"could be fetched: {line}"
         ) from error
 
 

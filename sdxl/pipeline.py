@@ -55,6 +55,11 @@ class Pipeline:
     clock: Callable[[], float] = time.perf_counter
 
     @property
+    def origin(self) -> str:
+        """What finds this very model again, as far as its name can say that."""
+        return self.checkpoint.origin or self.checkpoint.name
+
+    @property
     def model_id(self) -> str:
         return self.checkpoint.name
 

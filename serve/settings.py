@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from sdxl.arguments import MODEL
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 
 PREFIX = "SDXL_"
@@ -41,7 +42,7 @@ class ServeSettings:
     target_queue_s: float = setting(2.0, "how long images should wait at most before it grows", 0)
     device: str = setting("auto", "gpu or cpu; auto for gpu where the cluster has one by now")
     ingresses: int = setting(1, "HTTP front ends; with several, one may die unnoticed", 1)
-    model: str = setting("mini", "a folder in diffusers layout or a hub id")
+    model: str = setting("mini", MODEL)
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
     engines: str = setting("", "a folder of sdxl export or sdxl build, not what is found")

@@ -39,10 +39,17 @@ def test_it_installs_as_ci_does_with_extras_that_exist() -> None:
     said = subprocess.run(
         ["bash", "-c", shell], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    install = next(line for line in said.splitlines() if "pip install" in line)
-    assert "-c constraints.txt '.[serve,export,tensorrt]'" in install, install
+    locked, own = (line for line in said.splitlines() if "pip install" in line)
+    assert "--require-hashes -r locks/tensorrt.txt" in locked, locked
+    assert "--no-deps --no-build-isolation '.[serve,export,tensorrt]'" in own, own
     known = PROJECT["optional-dependencies"]
     assert {"serve", "export", "tensorrt", "tensorrt-rtx"} <= set(known)
+
+
+def test_several_backends_are_installed_from_their_locks() -> None:
+    command = ["make", "-n", "setup", "VENV=/nowhere/sdxl", "LOCKED=tensorrt,tensorrt-rtx"]
+    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "--require-hashes -r locks/tensorrt.txt -r locks/tensorrt-rtx.txt" in said, said
 
 
 def test_what_it_copies_is_there_and_not_ignored() -> None:
@@ -104,8 +111,9 @@ def test_what_it_installs_works_without_the_sources(tmp_path: Path) -> None:
         .replace("/opt/sdxl", str(tmp_path / "venv"))
         .replace("python3.12", "python3")
     )
+    # Its builder comes with the lock; here an isolated one is made.
     bare, count = (
-        text.replace("PACKAGE=\"'.[", "PACKAGE=\"--no-deps '.["),
+        text.replace("PACKAGE=\"'.[", "PACKAGE=\"--no-deps '.[").replace("LOCKED=${BACKENDS}", ""),
         text.count("PACKAGE=\"'.["),
     )
     assert count == 1

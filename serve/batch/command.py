@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
+from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
 from serve.batch.order import API_KEY, RANGES, Order
 from serve.render.destination import SUFFIXES
@@ -46,7 +46,7 @@ def build_parser() -> Parser:
     add("--retry-dead", action="store_true", help="try the dead letters of an earlier run again")
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
-    add("--model", default="mini", help="a folder in diffusers layout or a hub id (%(default)s)")
+    add("--model", default="mini", help=f"{MODEL} (%(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="the backend's own choice unless given")
     add("--engines", default="", metavar="DIR", help=FOLDER)

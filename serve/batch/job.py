@@ -16,13 +16,14 @@ from pydantic import ConfigDict, TypeAdapter
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.order import RANGES
-from serve.batch.reading import read
+from serve.batch.reading import SUFFIXES, read
 from serve.batch.rows import Piece
 from serve.batch.store import Store
 
 FILE = "job.json"
-NOT_IDENTITY = ("inputs", "rows", "threads")
-"""Where the input lies may change; the others follow from what may not."""
+NOT_IDENTITY = ("inputs", "rows", "threads", "origin")
+"""Where the input lies may change, and what a revision is called; the others follow from what may
+not."""
 
 
 class NoJob(RuntimeError):
@@ -52,6 +53,8 @@ class Job:
     """what computes the pictures; filled by the first worker"""
     threads: int
     """of each worker on a CPU: another number would round differently"""
+    origin: str = ""
+    """of a model of the hub: `org/name@commit`"""
 
     def intake(self) -> Intake:
         sizes = Sizes(**self.sizes) if self.sizes else None
@@ -63,6 +66,9 @@ class Job:
     def check(self) -> None:
         """What its types do not say, of a job that was read."""
         GenerationParams.from_dict(self.parameters)
+        for name in self.inputs:
+            if "\0" in name or Path(name).suffix.lower() not in SUFFIXES:
+                raise InvalidParams("inputs", name, f"needed files in {', '.join(SUFFIXES)}")
         if self.sizes:
             Sizes(**self.sizes)
         for name, (low, high) in RANGES.items():

@@ -75,6 +75,7 @@ def describe(order: Order) -> Job:
         checkpoint = find(order.model)
         facts = {
             "model": checkpoint.name,
+            "origin": checkpoint.origin,
             "model_sha256": model_digest(checkpoint),
             "sizes": vars(checkpoint.sizes),
         }
@@ -208,7 +209,7 @@ class Start:
         tars.pack(self.store, shard, self.task.run)
 
     def _finish(self) -> int:
-        facts = {"model": self.job.model, "engine": self.job.engine}
+        facts = {"model": self.job.origin or self.job.model, "engine": self.job.engine}
         counted = results.write_results(self.store, self.progress, facts)
         self.status.write(self.progress, "finished")
         self.store.tidy()

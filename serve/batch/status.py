@@ -52,7 +52,7 @@ def read_status(store: Store, job: Job, now: float | None = None) -> dict[str, A
         "eta_s": said.eta_s if is_running else None,
         "workers": {name: asdict(worker) for name, worker in said.workers.items() if is_running},
         "trouble": said.trouble,
-        "model": job.model,
+        "model": job.origin or job.model,
         "engine": job.engine,
     }
 

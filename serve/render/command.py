@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdxl.arguments import Parser, add_generation_flags, given_params, whole
+from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, whole
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import GenerationParams, InvalidParams
 from serve.render.destination import SUFFIXES, Destination, format_of
@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     from sdxl.images import check_metadata
 
     pipeline = load(model=order.model, backend=order.backend, folder=order.engines)
+    order = replace(order, model=pipeline.checkpoint.origin or order.model)
     requests = [pipeline.check(request) for request in order.requests]
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
@@ -79,7 +80,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="sdxl render", description="Make pictures from text.")
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
-    add("--model", help=f"a folder in diffusers layout or a hub id (default {DEFAULT_MODEL})")
+    add("--model", help=f"{MODEL} (default {DEFAULT_MODEL})")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")

@@ -118,4 +118,4 @@ class Painter:
         return Preview(images.encode(pixels, job.order.format, self._metadata(job), quality), step)
 
     def _metadata(self, job: Job) -> dict[str, Any]:
-        return {**job.params.as_dict(), "model": self.pipeline.model_id}
+        return {**job.params.as_dict(), "model": self.pipeline.origin}

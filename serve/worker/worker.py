@@ -219,7 +219,7 @@ class Worker:
         if self._is_draining:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
-        images.check_metadata({**params.as_dict(), "model": self.pipeline.model_id}, order.format)
+        images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         denoiser = threads.denoiser
         priority = order.priority
         waiting = threads.encoder.waiting_before(priority) + denoiser.waiting_before(priority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,29 @@ def test_changed_weights_have_another_digest(checkpoint: Checkpoint) -> None:
     config.write_text(config.read_text(encoding="utf-8") + " ", encoding="utf-8")
     again = Checkpoint("model", checkpoint.folder)
     assert model_digest(again) == again.digest != first
+
+
+def test_weights_that_were_changed_and_dated_back_have_another_digest(
+    checkpoint: Checkpoint,
+) -> None:
+    first = model_digest(checkpoint)
+    (path,) = checkpoint.weight_files("vae")
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    again = Checkpoint("model", checkpoint.folder)
+    assert model_digest(again) == again.digest != first
+
+
+@pytest.mark.parametrize("text", ["", "0" * 63, "x" * 64, "../../etc"])
+def test_a_note_that_is_no_digest_is_not_believed(
+    text: str, checkpoint: Checkpoint, own_home: Path
+) -> None:
+    first = model_digest(checkpoint)
+    (note,) = (own_home / "digests").iterdir()
+    note.write_text(text)
+    assert model_digest(checkpoint) == first == note.read_text()
 
 
 def test_a_home_that_cannot_be_written_does_not_matter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_damage_is_named(
 ) -> None:
     damage(tiny.folder)
     with pytest.raises(ExportError, match=message) as caught:
-        ExportFolder.open(tiny.folder)
+        ExportFolder.open(tiny.folder, verify=True)
     assert str(tiny.folder) in str(caught.value)
 
 
@@ -109,37 +110,67 @@ def test_an_export_with_other_tensors_than_todays_specs_is_refused(tiny: ExportF
         ExportFolder.open(tiny.folder)
 
 
-def test_weights_that_did_not_change_are_not_read_again(
+def put_back(path: Path, content: bytes, status: os.stat_result) -> None:
+    """As an attacker would: size and times as before."""
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_weights_that_were_changed_and_dated_back_are_not_loaded(tiny: ExportFolder) -> None:
+    load_onnxruntime(ExportFolder.open(tiny.folder))
+    path = tiny.folder / DATA
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    put_back(path, bytes(content), status)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, needed"):
+        load_onnxruntime(ExportFolder.open(tiny.folder))
+
+
+def test_weights_that_are_changed_only_while_they_are_loaded_are_not_used(
     tiny: ExportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engines import digests
+    """What is hashed is what was exported; the runtime read something else before."""
+    path, is_back, check = tiny.folder / DATA, threading.Event(), ExportFolder.check_files
+    status, content = path.stat(), path.read_bytes()
 
-    ExportFolder.open(tiny.folder)
-    read: list[str] = []
+    def check_late(export: ExportFolder) -> None:
+        assert is_back.wait(30)
+        is_back.clear()
+        check(export)
 
-    def other(path: Path) -> str:
-        read.append(path.name)
-        return "?"
+    def in_place() -> str:
+        put_back(path, bytes(len(content)), status)
+        put_back(path, content, status)
+        is_back.set()
+        return "zeros"
 
-    monkeypatch.setattr(digests, "sha256_of", other)
-    ExportFolder.open(tiny.folder)
-    assert read == []
-    with pytest.raises(ExportError, match="has sha256"):
-        ExportFolder.open(tiny.folder, verify=True)
-    assert read == [DATA]
+    def by_name() -> str:
+        path.rename(path.with_name("aside"))
+        path.write_bytes(bytes(len(content)))
+        os.replace(path.with_name("aside"), path)
+        is_back.set()
+        return "zeros"
+
+    monkeypatch.setattr(ExportFolder, "check_files", check_late)
+    for change in (in_place, by_name):
+        with pytest.raises(ExportError, match="changes while it is read"):
+            tiny.load_checked(change)
 
 
-def test_a_folder_that_cannot_be_written_opens(
-    tiny: ExportFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engines import digests
-    from sdxl.files import OutputError
+def test_a_link_made_meanwhile_is_no_reason_to_fail(tiny: ExportFolder) -> None:
+    def link() -> str:
+        if not (target := tiny.folder.parent / "link").exists():
+            os.link(tiny.folder / DATA, target)
+        return "loaded"
 
-    def refuse(path: Path, data: bytes) -> None:
-        raise OutputError(path, OSError("read-only"))
+    assert tiny.load_checked(link) == "loaded"
 
-    monkeypatch.setattr(digests, "write_atomic", refuse)
-    assert ExportFolder.open(tiny.folder) == tiny
+
+def test_nothing_is_written_into_a_folder_that_is_opened(tiny: ExportFolder) -> None:
+    before = sorted(os.listdir(tiny.folder))
+    load_onnxruntime(ExportFolder.open(tiny.folder))
+    assert sorted(os.listdir(tiny.folder)) == before
 
 
 @pytest.mark.parametrize(

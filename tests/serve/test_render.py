@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from PIL import Image, PngImagePlugin
 
 import engines
 from sdxl import cli, images
+from sdxl.checkpoint import find
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Result
 
@@ -27,6 +29,7 @@ class FakePipeline:
     """A picture that depends on the seed alone; a prompt "broken" fails, "overflow" is NaN."""
 
     sizes = Sizes(default=64, minimum=32, maximum=128)
+    checkpoint = find("mini")
 
     def __init__(self) -> None:
         self.asked: list[GenerationParams] = []
@@ -308,3 +311,12 @@ def test_a_picture_does_not_choose_what_is_downloaded(
     assert "which is not here; needed --model" in said and said.count("\n") == 1
     assert not pipeline.asked
     assert cli.main(["render", "--from", "made.png", "--model", "mini"]) == 0
+
+
+def test_a_picture_of_a_model_of_the_hub_names_its_commit(
+    pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = f"org/name@{'a' * 40}"
+    monkeypatch.setattr(pipeline, "checkpoint", replace(find("mini"), origin=origin))
+    assert cli.main(["render", "a ring", "--model", "org/name", "--out", "made.png"]) == 0
+    assert images.read_parameters(Path("made.png"))["model"] == origin

@@ -1,0 +1,97 @@
+"""A hub id may name a revision, and what was fetched is known by its commit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdxl import checkpoint
+from sdxl.checkpoint import MINI, CheckpointError, find
+from tests.sdxl.hub_double import hub
+
+MAIN, TAGGED = "a" * 40, "b" * 40
+PROGRAM = """
+import sys
+from sdxl import cli
+from sdxl.checkpoint import find
+for model in sys.argv[1:]:
+    try:
+        found = find(model)
+        print(found.name, found.origin, found.sizes.default)
+    except Exception as error:
+        print(cli.describe(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with hub(MINI, {"main": MAIN, "v1.0": TAGGED}) as (url, _):
+        yield url
+
+
+def fetch(address: str, home: Path, *models: str, **environment: str) -> list[str]:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+    places = {"HF_ENDPOINT": address, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *models],
+        env={**os.environ, **places, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_revision_is_fetched_and_known_by_its_commit(address: str, tmp_path: Path) -> None:
+    models = ("org/name", "org/name@v1.0", f"org/name@{TAGGED}", "org/name@gone")
+    *found, gone = fetch(address, tmp_path, *models)
+    assert found == [
+        f"name org/name@{MAIN} 128",
+        f"name org/name@{TAGGED} 128",
+        f"name org/name@{TAGGED} 128",
+    ]
+    assert gone.startswith("model 'org/name@gone' is neither a folder here nor could be fetched")
+    # What was fetched once is found without the hub, by the name that a picture has of it.
+    again = fetch("http://127.0.0.1:9", tmp_path, f"org/name@{TAGGED}", HF_HUB_OFFLINE="1")
+    assert again == [f"name org/name@{TAGGED} 128"]
+
+
+@pytest.mark.parametrize(
+    ("model", "repo", "revision"),
+    [
+        ("org/name", "org/name", None),
+        ("org/name@v1.0", "org/name", "v1.0"),
+        ("org/name@refs/pr/1", "org/name", "refs/pr/1"),
+    ],
+)
+def test_the_hub_is_asked_for_the_revision(
+    model: str,
+    repo: str,
+    revision: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def snapshot(repo_id: str, **options: object) -> str:
+        asked.append((repo_id, options["revision"]))
+        return str(tmp_path / "snapshots" / MAIN)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    found = find(model)
+    assert asked == [(repo, revision)] and found.origin == f"org/name@{MAIN}"
+
+
+@pytest.mark.parametrize("model", ["org/name@", "org/name@@v1", "@v1", "org/name@-x", "org/na me"])
+def test_what_is_no_hub_id_is_never_asked_for(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_download", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match="is not known; needed"):
+        find(model)

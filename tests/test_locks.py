@@ -1,0 +1,102 @@
+"""The image's lock: hashes of everything that pyproject.toml asks for, in the versions of CI."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.dockerfile import ROOT
+
+BACKENDS = ("tensorrt", "tensorrt-rtx")
+# What the image's Python and system make of the markers.
+IMAGE = {
+    "python_version": "3.12",
+    "python_full_version": "3.12.3",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+}
+ENTRY = re.compile(
+    r"^(\S+?)(?:\[.*\])?==(\S+)(?: ; .*)? \\\n((?:    --hash=sha256:\w{64}(?: \\)?\n)+)", re.M
+)
+
+
+def locked(backend: str) -> dict[str, str]:
+    text = (ROOT / "locks" / f"{backend}.txt").read_text()
+    found = {canonicalize_name(name): version for name, version, _ in ENTRY.findall(text)}
+    lines = [line for line in text.splitlines() if line[:1] not in ("#", " ", "")]
+    assert len(found) == len(lines), "every package is pinned and has a hash"
+    return found
+
+
+def constrained() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lock_holds_all_that_the_image_asks_for(backend: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    facts, versions = project["project"], locked(backend)
+    asked = [*facts["dependencies"], *project["build-system"]["requires"]]
+    for extra in ("serve", "export", backend):
+        asked += facts["optional-dependencies"][extra]
+    for text in asked:
+        wanted = Requirement(text)
+        if wanted.marker is None or wanted.marker.evaluate(IMAGE):
+            found = versions.get(canonicalize_name(wanted.name))
+            assert found is not None, f"{wanted} is not in the lock; needed: make lock"
+            assert wanted.specifier.contains(found, prereleases=True), f"{wanted} against {found}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lock_agrees_with_what_is_tested(backend: str) -> None:
+    tested = constrained()
+    other = {
+        name: (version, tested[name])
+        for name, version in locked(backend).items()
+        if name in tested and tested[name] != version
+    }
+    assert not other, f"{other} (locked, constraints.txt); needed: make lock"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lock_names_no_place_to_fetch_from(backend: str) -> None:
+    text = (ROOT / "locks" / f"{backend}.txt").read_text()
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|@ ", text)
+
+
+def test_locks_of_several_backends_install_together() -> None:
+    first, second = map(locked, BACKENDS)
+    assert all(second[name] == version for name, version in first.items() if name in second)
+
+
+def test_a_file_with_other_bytes_than_the_lock_says_is_not_installed(tmp_path: Path) -> None:
+    """pip itself, as the image calls it, on a wheel that is here."""
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("tiny.py", "")
+        file.writestr(
+            "tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
+        )
+        file.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr("tiny-1.0.dist-info/RECORD", "")
+    right = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    for digest, code in ((right, 0), ("0" * 64, 1)):
+        lock = tmp_path / "lock.txt"
+        lock.write_text(f"tiny==1.0 --hash=sha256:{digest}\n")
+        command = [sys.executable, "-m", "pip", "install", "--require-hashes", "-r", str(lock)]
+        command += ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / "to")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+    assert "DO NOT MATCH THE HASHES" in done.stderr
