@@ -32,7 +32,9 @@ ENTRY = re.compile(
 
 def locked(backend: str) -> dict[str, str]:
     text = (ROOT / "locks" / f"{backend}.txt").read_text()
-    found = {canonicalize_name(name): version for name, version, _ in ENTRY.findall(text)}
+    found: dict[str, str] = {
+        canonicalize_name(name): version for name, version, _ in ENTRY.findall(text)
+    }
     lines = [line for line in text.splitlines() if line[:1] not in ("#", " ", "")]
     assert len(found) == len(lines), "every package is pinned and has a hash"
     return found
