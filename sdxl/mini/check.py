@@ -1,7 +1,8 @@
 """Measures the embedded model: `python -m sdxl.mini.check` prints its figures.
 
-On held-out captions: does each picture's own caption rank first among 20, and do the pixels
-show the colours, places and counts asked for? The same of drawn originals checks the scorer.
+On held-out captions: does each picture's own caption rank first among 20, do the pixels show the
+colours, places and counts asked for, are the shapes what they are called, is the background clean?
+The same of drawn originals checks the judges, and of these once through the VAE the VAE.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import torch
-from diffusers import StableDiffusionXLPipeline
+from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 
-from sdxl.mini.clip import Scorer
-from sdxl.mini.judge import faults
+from sdxl.mini.clip import Scorer, pixels_of
+from sdxl.mini.judge import faults, shape_overlaps, specks
 from sdxl.mini.scenes import SIDE, Image, Scene, caption, distractors, draw, sample_scene
 from sdxl.params import GenerationParams
 
 WEIGHTS = Path(__file__).parent / "weights"
+GOOD_SHAPE = 0.95
 STEPS, GUIDANCE = 20, GenerationParams().guidance
 _SEED, _BATCH, _COLUMNS = 2024, 20, 20
 
@@ -33,6 +35,8 @@ class Verdict:
     scene: Scene
     is_first: bool
     fault: str
+    overlap: float  # IoU of its worst shape with the ideal
+    specks: int
 
 
 def held_out_scenes(count: int, seed: int = _SEED) -> list[Scene]:
@@ -63,13 +67,33 @@ def paint(
     return images
 
 
+@torch.no_grad()
+def pass_through_vae(images: list[Image], weights: Path = WEIGHTS) -> list[Image]:
+    """Encode and decode: what the best of UNets could paint."""
+    vae = AutoencoderKL.from_pretrained(weights / "vae").float()
+    returned: list[Image] = []
+    for start in range(0, len(images), _BATCH):
+        pixels = pixels_of(np.stack(images[start : start + _BATCH]))
+        decoded = vae.decode(vae.encode(pixels).latent_dist.mean).sample.clamp(-1, 1)
+        returned += list(((decoded + 1) * 127.5 + 0.5).byte().permute(0, 2, 3, 1).numpy())
+    return returned
+
+
+def psnr(originals: list[Image], images: list[Image]) -> float:
+    """The mean over the pictures, in dB."""
+    errors = (np.stack(originals) / 255.0 - np.stack(images) / 255.0) ** 2
+    return float(np.mean(-10 * np.log10(errors.mean((1, 2, 3)))))
+
+
 def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[Verdict]:
     rng = np.random.default_rng(_SEED)
     verdicts = []
     for scene, image in zip(scenes, images, strict=True):
         texts = [caption(s) for s in (scene, *distractors(scene, rng))]
         fault = "; ".join(faults(image, scene))
-        verdicts.append(Verdict(scene, scorer.rank(image, texts) == 0, fault))
+        overlap = min(shape_overlaps(image, scene))
+        is_first = scorer.rank(image, texts) == 0
+        verdicts.append(Verdict(scene, is_first, fault, overlap, specks(image)))
     return verdicts
 
 
@@ -81,7 +105,12 @@ def report(title: str, verdicts: list[Verdict]) -> None:
         first = np.mean([v.is_first for v in group])
         right = np.mean([not v.fault for v in group])
         wrong = Counter(v.fault.split(":")[0] for v in group if v.fault)
-        shares = f"first {first:6.1%}  pixels {right:6.1%}"
+        overlaps = np.array([v.overlap for v in group])
+        clean = np.mean([not v.specks for v in group])
+        shares = f"first {first:6.1%}  pixels {right:6.1%}  no speck {clean:6.1%}"
+        shares += (
+            f"  shape median {np.median(overlaps):.3f}, good {(overlaps >= GOOD_SHAPE).mean():6.1%}"
+        )
         print(f"{title:9} {kind:6} n={len(group):3}  {shares}  {dict(wrong) or ''}")
 
 
@@ -104,6 +133,9 @@ def main() -> None:
     scenes, scorer = held_out_scenes(args.count), Scorer(args.weights / "clip")
     drawn = [draw(scene, 10_000 + i) for i, scene in enumerate(scenes)]
     report("drawn", judge_all(scenes, drawn, scorer))
+    returned = pass_through_vae(drawn, args.weights)
+    report("VAE", judge_all(scenes, returned, scorer))
+    print(f"VAE       {psnr(drawn, returned):.2f} dB")
     images = paint(scenes, args.weights, args.guidance, args.steps)
     verdicts = judge_all(scenes, images, scorer)
     report("generated", verdicts)

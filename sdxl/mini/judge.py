@@ -1,32 +1,66 @@
-"""Judges a picture by its pixels alone: colours, places and counts, with no network.
+"""Judges a picture by its pixels alone, with no network: colours, places, counts, shapes, specks.
 
 Every pixel takes the name of the nearest palette colour; the rim names the background; what is
-left falls into connected blobs, whose colours and centres are held against the scene.
+left falls into connected blobs, whose colours and centres are held against the scene. To each
+blob the shape that the scene names is fitted; what is left of the background must be plain.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdxl.mini.scenes import COLOURS, RELATIONS, SIDE, Image, Scene
+from sdxl.mini.scenes import COLOURS, RELATIONS, SIDE, Floats, Image, Scene, signed_distance
 
 MIN_AREA = 60  # pixels; the smallest drawn shape covers about 200
+SPECK_AREA = 4  # pixels
+SPECK_CONTRAST = 32  # of 255, in any channel
+_EDGE = 4  # pixels about a thing that may be neither its colour nor the background's
 _NAMES = tuple(COLOURS)
 _PALETTE = np.array([COLOURS[name] for name in _NAMES], dtype=np.int32)
 
 
-@dataclass(frozen=True)
+_MARGIN = 10  # pixels about a region that its ideal may cover
+_COMPASS = ((1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1))
+
+Mask = NDArray[np.bool_]
+Place = tuple[float, float, float]  # centre (x, y) and radius
+
+
+@dataclass(frozen=True, eq=False)
 class Blob:
-    """A connected region of one colour."""
+    """A connected region of one colour, a pixel in from its edge."""
 
     colour: str
-    area: int
-    x: float
-    y: float
+    region: NDArray[np.intp] = field(repr=False)  # (y, x), a row each pixel
+
+    @property
+    def y(self) -> float:
+        return self._middle[0]
+
+    @property
+    def x(self) -> float:
+        return self._middle[1]
+
+    @property
+    def _middle(self) -> tuple[float, float]:
+        y, x = (self.region.min(0) + self.region.max(0)) / 2
+        return float(y), float(x)
+
+    @property
+    def mask(self) -> Mask:
+        return _mask_of(self.region)
+
+
+def _mask_of(region: NDArray[np.intp]) -> Mask:
+    mask = np.zeros((SIDE, SIDE), dtype=bool)
+    mask[tuple(region.T)] = True
+    return mask
 
 
 def name_pixels(image: Image) -> NDArray[np.intp]:
@@ -42,7 +76,7 @@ def background_of(names: NDArray[np.intp]) -> str:
     return _NAMES[int(np.bincount(rim, minlength=len(_NAMES)).argmax())]
 
 
-def _regions(mask: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+def _regions(mask: Mask) -> list[NDArray[np.intp]]:
     """Connected regions (4 neighbours) as arrays of (y, x)."""
     left = mask.copy()
     found = []
@@ -62,7 +96,7 @@ def _regions(mask: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
     return found
 
 
-def _core(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _core(mask: Mask) -> Mask:
     """Shrink by one pixel: blended edges take other colours' names, but are thin."""
     padded = np.pad(mask, 1)
     return (
@@ -84,8 +118,7 @@ def blobs(image: Image) -> tuple[str, list[Blob]]:
             continue
         for region in _regions(_core(names == index)):
             if len(region) >= MIN_AREA:
-                box = (region.min(0) + region.max(0)) / 2
-                found.append(Blob(colour, len(region), float(box[1]), float(box[0])))
+                found.append(Blob(colour, region))
     return background, found
 
 
@@ -131,3 +164,111 @@ def _is_in_order(found: list[Blob], scene: Scene) -> bool:
         if [a.colour, b.colour] == inks
     ]
     return any(_is_related(a, b, relation) for a, b in orders)
+
+
+def _dilated(mask: Mask, by: int) -> Mask:
+    padded = np.pad(mask, by)
+    for axis in (0, 1):
+        padded = np.logical_or.reduce([np.roll(padded, k, axis) for k in range(-by, by + 1)])
+    return padded[by:-by, by:-by]
+
+
+def _plain_colour(image: Image, background: str) -> NDArray[np.floating]:
+    return np.median(image[name_pixels(image) == _NAMES.index(background)], axis=0)
+
+
+def specks(image: Image) -> int:
+    """How many spots there are on the background, outside the things and their blended edges."""
+    background, found = blobs(image)
+    is_off = np.abs(image - _plain_colour(image, background)).max(-1) > SPECK_CONTRAST
+    for blob in found:
+        is_off &= ~_dilated(blob.mask, _EDGE + 1)
+    return sum(len(region) >= SPECK_AREA for region in _regions(is_off))
+
+
+def _outlines(image: Image) -> list[tuple[str, Mask]]:
+    """Colour and region of each thing, its blended edge cut where half of it is ink."""
+    background, found = blobs(image)
+    paper = _plain_colour(image, background)
+    outlines = []
+    for blob in found:
+        ink = np.median(image[blob.mask], axis=0) - paper
+        mask = (image - paper) @ ink > 0.5 * (ink @ ink)
+        for other in found:
+            if other is not blob:
+                mask &= ~_dilated(other.mask, 2)
+        mask |= blob.mask  # also where the two touch
+        outlines.append((blob.colour, _connected(mask, blob.region[0])))
+    return outlines
+
+
+def _connected(mask: Mask, pixel: NDArray[np.intp]) -> Mask:
+    """The region of the mask that holds this pixel of it."""
+    return next(_mask_of(r) for r in _regions(mask) if (r == pixel).all(1).any())
+
+
+def _area(shape: str) -> float:
+    """Of the shape of radius 1."""
+    grid = np.linspace(-1.5, 1.5, 301, dtype=np.float32)
+    return 9 * float((signed_distance(shape, grid[None], grid[:, None], 1.0) < 0).mean())
+
+
+def fit_shape(mask: Mask, shape: str) -> float:
+    """The IoU of a region with the ideal of this shape, where and as large as suits it best."""
+    rows, columns = np.nonzero(mask)
+    top, left = max(0, rows.min() - _MARGIN), max(0, columns.min() - _MARGIN)
+    part = mask[top : rows.max() + _MARGIN, left : columns.max() + _MARGIN]
+    y, x = (np.arange(n, dtype=np.float32) + 0.5 for n in part.shape)
+
+    def ideal_at(at: Place) -> Floats:
+        """Blended at its edge: so a part of a pixel counts, and the search has a slope."""
+        distance = signed_distance(shape, x[None] - at[0], y[:, None] - at[1], at[2])
+        return np.clip(0.5 - distance, 0, 1)
+
+    def misfit(at: Place) -> float:
+        return float(((ideal_at(at) - part) ** 2).sum())
+
+    start = (
+        columns.mean() + 0.5 - left,
+        rows.mean() + 0.5 - top,
+        (len(rows) / _area(shape)) ** 0.5,
+    )
+    ideal = ideal_at(_descend(misfit, start)) > 0.5
+    return float((ideal & part).sum() / (ideal | part).sum())
+
+
+def _descend(misfit: Callable[[Place], float], start: Place) -> Place:
+    """Search by the compass: a step along each axis in turn, halved when none helps."""
+    best, least, step = start, misfit(start), 2.0
+    while step > 0.05:
+        moves = [
+            (best[0] + dx * step, best[1] + dy * step, best[2] + dr * step)
+            for dx, dy, dr in _COMPASS
+        ]
+        value, move = min((misfit(move), move) for move in moves)
+        if value < least:
+            best, least = move, value
+        else:
+            step /= 2
+    return best
+
+
+def shape_overlaps(image: Image, scene: Scene) -> list[float]:
+    """How well each thing has its shape (IoU with the ideal): zeros where things are not found.
+
+    Things of one colour may stand in any order.
+    """
+    outlines = _outlines(image)
+    things = scene.things * scene.count
+    fits = {
+        (i, thing.shape): fit_shape(mask, thing.shape)
+        for i, (colour, mask) in enumerate(outlines)
+        for thing in scene.things
+        if thing.colour in (None, colour)
+    }
+    orders = permutations(range(len(outlines)), len(things)) if len(outlines) == len(things) else ()
+    overlaps = [
+        [fits.get((i, thing.shape), 0.0) for i, thing in zip(order, things, strict=True)]
+        for order in orders
+    ]
+    return max(overlaps, key=sum, default=[0.0] * len(things))

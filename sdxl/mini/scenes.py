@@ -282,6 +282,11 @@ _DISTANCE: dict[str, Callable[[Floats, Floats, float], Floats]] = {
 }
 
 
+def signed_distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
+    """Pixels from the shape's edge, negative inside; x and y count from its centre."""
+    return _DISTANCE[shape](x, y, radius)
+
+
 def _stamp(canvas: Floats, shape: str, colour: str, centre: Floats, radius: float) -> None:
     """Blend one anti-aliased shape into the canvas, touching only its own rectangle."""
     reach = 1.25 * radius + 2
@@ -289,7 +294,7 @@ def _stamp(canvas: Floats, shape: str, colour: str, centre: Floats, radius: floa
     right, bottom = (min(SIDE, int(c + reach) + 1) for c in centre)
     x = np.arange(left, right, dtype=np.float32)[None, :] + 0.5 - centre[0]
     y = np.arange(top, bottom, dtype=np.float32)[:, None] + 0.5 - centre[1]
-    alpha = np.clip(0.5 - _DISTANCE[shape](x, y, radius), 0, 1)[..., None]
+    alpha = np.clip(0.5 - signed_distance(shape, x, y, radius), 0, 1)[..., None]
     patch = canvas[top:bottom, left:right]
     patch += alpha * (np.array(COLOURS[colour], dtype=np.float32) - patch)
 
