@@ -37,7 +37,7 @@ class Blob:
     """A connected region of one colour, a pixel in from its edge."""
 
     colour: str
-    region: NDArray[np.intp] = field(repr=False)  # (y, x), a row each pixel
+    region: NDArray[np.intp] = field(repr=False)  # (y, x), a row a pixel
 
     @property
     def y(self) -> float:
@@ -76,24 +76,23 @@ def background_of(names: NDArray[np.intp]) -> str:
     return _NAMES[int(np.bincount(rim, minlength=len(_NAMES)).argmax())]
 
 
+def _flood(left: Mask, y: int, x: int) -> NDArray[np.intp]:
+    """Takes the region about a pixel (4 neighbours) out of the mask; as (y, x), a row a pixel."""
+    left[y, x] = False
+    queue, region = deque([(y, x)]), []
+    while queue:
+        cy, cx = queue.popleft()
+        region.append((cy, cx))
+        for ny, nx in ((cy - 1, cx), (cy + 1, cx), (cy, cx - 1), (cy, cx + 1)):
+            if 0 <= ny < left.shape[0] and 0 <= nx < left.shape[1] and left[ny, nx]:
+                left[ny, nx] = False
+                queue.append((ny, nx))
+    return np.array(region)
+
+
 def _regions(mask: Mask) -> list[NDArray[np.intp]]:
-    """Connected regions (4 neighbours) as arrays of (y, x)."""
     left = mask.copy()
-    found = []
-    for y, x in np.argwhere(mask):
-        if not left[y, x]:
-            continue
-        left[y, x] = False
-        queue, region = deque([(int(y), int(x))]), []
-        while queue:
-            cy, cx = queue.popleft()
-            region.append((cy, cx))
-            for ny, nx in ((cy - 1, cx), (cy + 1, cx), (cy, cx - 1), (cy, cx + 1)):
-                if 0 <= ny < mask.shape[0] and 0 <= nx < mask.shape[1] and left[ny, nx]:
-                    left[ny, nx] = False
-                    queue.append((ny, nx))
-        found.append(np.array(region))
-    return found
+    return [_flood(left, int(y), int(x)) for y, x in np.argwhere(mask) if left[y, x]]
 
 
 def _core(mask: Mask) -> Mask:
@@ -198,13 +197,9 @@ def _outlines(image: Image) -> list[tuple[str, Mask]]:
             if other is not blob:
                 mask &= ~_dilated(other.mask, 2)
         mask |= blob.mask  # also where the two touch
-        outlines.append((blob.colour, _connected(mask, blob.region[0])))
+        y, x = blob.region[0]
+        outlines.append((blob.colour, _mask_of(_flood(mask, int(y), int(x)))))
     return outlines
-
-
-def _connected(mask: Mask, pixel: NDArray[np.intp]) -> Mask:
-    """The region of the mask that holds this pixel of it."""
-    return next(_mask_of(r) for r in _regions(mask) if (r == pixel).all(1).any())
 
 
 def _area(shape: str) -> float:
