@@ -166,6 +166,34 @@ def test_a_picture_that_fits_looks_through_no_files(
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100
 
 
+FULL_DISK = """
+from pathlib import Path
+from serve.errors import Problem
+from serve.front.results import ResultStore
+store = ResultStore(Path("results"), ttl_s=1000, max_bytes=10**9)
+names = [store.put(bytes(45_000), "png") for _ in range(20)]
+print("newest", store.get(names[-1]) is not None, "oldest", store.get(names[0]) is not None)
+for ask in (lambda: store.check_room(400_000), lambda: store.put(bytes(400_000), "png")):
+    try:
+        ask()
+    except Problem as problem:
+        print("refused", problem.status)
+print("left", [path.name for path in Path("results").glob(".*.tmp")])
+"""
+
+
+def test_a_disk_that_is_really_full_is_told_as_such(tmp_path: Path) -> None:
+    """A file system of 300 KB."""
+    (tmp_path / "fill.py").write_text(FULL_DISK)
+    for name in ("serve", "sdxl"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    mount = "mkdir results; mount -t tmpfs -o size=300k tmpfs results; python fill.py"
+    done = run_alone(mount, tmp_path, 60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "newest True oldest False" in done.stdout
+    assert done.stdout.count("refused 507") == 2 and "left []" in done.stdout
+
+
 SCRIPT = """
 mkdir results; mount -t tmpfs -o size=300k tmpfs results
 sdxl serve --llm none --results-dir "$PWD/results" 2> serve.log & service=$!
