@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from eval import double
 from tests.serve.services import Service, service
 
 
@@ -14,6 +15,16 @@ from tests.serve.services import Service, service
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     with service(folder, "--results-dir", str(folder / "results")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The same over a double of SDXL's full size: real shapes, bytes and ratios of times."""
+    folder = tmp_path_factory.mktemp("full-size")
+    model = double.write(folder / "sdxl-double", double.Settings(speed=50.0))
+    flags = ("--model", str(model), "--backend", double.BACKEND, "--llm", "none")
+    with service(folder, *flags, "--results-dir", str(folder / "results")) as found:
         yield found
 
 

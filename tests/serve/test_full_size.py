@@ -1,0 +1,144 @@
+"""The service at SDXL's own size: 1024², 3 MB a picture, by a double of its engines. What size
+breaks, breaks here."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from eval import double
+from sdxl.images import read_parameters
+from serve.batch import command
+from tests.serve.browsers import VIEWS, chromium, visit
+from tests.serve.servers import GENERATE
+from tests.serve.services import ROOT, Service
+from tests.serve.test_api import events_of, picture
+
+PROMPT = "a lighthouse in a storm"
+SIDE = 1024
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def http(full_size: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=full_size.url, timeout=300) as found:
+        yield found
+
+
+def check(file: bytes, format: str = "PNG") -> None:
+    """A whole picture of the size asked for, of the weight that real ones have."""
+    with Image.open(io.BytesIO(file)) as image:
+        assert image.format == format and image.size == (SIDE, SIDE)
+        image.load()
+    assert read_parameters(file)["prompt"] == PROMPT
+    assert len(file) >= 1_000_000, f"{len(file)} bytes"
+
+
+def test_ten_pictures_come_in_one_answer(http: httpx.Client) -> None:
+    answer = http.post(GENERATE, json={"prompt": PROMPT, "n": 10, "seed": 1, "deadline_s": 120})
+    assert answer.status_code == 200, answer.text[:500]
+    assert len(answer.content) >= 40_000_000
+    files = [picture(data) for data in answer.json()["data"]]
+    for file in files:
+        check(file)
+    assert len(set(files)) == 10
+
+
+@pytest.mark.parametrize("format", ["png", "jpeg", "webp"])
+def test_every_format_comes_whole(http: httpx.Client, format: str) -> None:
+    asked = {"prompt": PROMPT, "output_format": format, "steps": 4}
+    (data,) = http.post(GENERATE, json=asked).json()["data"]
+    check(picture(data), format.upper())
+
+
+def test_a_stream_brings_previews_and_pictures(full_size: Service) -> None:
+    with openai.OpenAI(base_url=f"{full_size.url}/v1", api_key="any", max_retries=0) as client:
+        stream = client.images.generate(prompt=PROMPT, n=2, stream=True, partial_images=3)
+        events = list(stream)
+    kinds = [event.type.rpartition(".")[2] for event in events]
+    assert sorted(kinds) == ["completed"] * 2 + ["partial_image"] * 6
+    for event in events:
+        with Image.open(io.BytesIO(picture(event.model_dump()))) as image:
+            assert image.size == (SIDE, SIDE)
+
+
+def test_progress_of_ten_streams_at_once_comes_through(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "n": 10, "stream": True, "progress": True, "partial_images": 1}
+    with http.stream("POST", GENERATE, json={**asked, "deadline_s": 120}) as answer:
+        text = "".join(answer.iter_text())
+    done = [e for e in events_of(text) if e["type"] == "image_generation.completed"]
+    assert sorted(event["image_index"] for event in done) == list(range(10))
+    for event in done:
+        check(picture(event))
+
+
+def test_results_are_fetched_by_their_urls(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "n": 4, "response_format": "url"}
+    for data in http.post(GENERATE, json=asked).json()["data"]:
+        answer = http.get(data["url"])
+        assert answer.status_code == 200
+        check(answer.content)
+
+
+def test_a_seed_gives_the_same_bytes_alone_and_in_company(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "seed": 12, "steps": 6}
+    (alone,) = http.post(GENERATE, json=asked).json()["data"]
+    together = http.post(GENERATE, json={**asked, "seed": 10, "n": 4}).json()["data"]
+    assert picture(together[2]) == picture(alone)
+
+
+def test_the_page_makes_keeps_and_hands_out_pictures(full_size: Service) -> None:
+    with chromium() as browser, visit(browser, full_size.url, VIEWS[0]) as web:
+        web.generate(PROMPT, pictures=4, seed="5")
+        web.wait_for_pictures(4)
+        assert len(set(web.page.evaluate("previews"))) >= 4
+        expect(web.page.locator("#thumbs li")).to_have_count(4)
+        check(web.download())
+        web.reload()
+        expect(web.page.locator("#thumbs li")).to_have_count(4)
+        kept = web.download()
+        check(kept)
+        web.drop("lighthouse.png", kept)
+        expect(web.page.locator("#notices")).to_contain_text("lighthouse.png")
+        assert web.holds()["prompt"] == PROMPT
+
+
+def batch(source: Path, out: str, *flags: str, timeout_s: float = 550) -> None:
+    argv = [sys.executable, "-m", "sdxl.cli", "batch", str(source), "--out", out, "--quiet"]
+    whole = [*argv, *flags]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert command.main(["--verify", out]) == 0
+
+
+def rows(folder: Path, count: int) -> Path:
+    source = folder / "prompts.txt"
+    source.write_text(f"{PROMPT}\n" * count)
+    return source
+
+
+def test_a_job_through_the_service_fills_a_folder(full_size: Service, tmp_path: Path) -> None:
+    batch(rows(tmp_path, 8), str(tmp_path / "out"), "--through", full_size.url)
+    files = sorted((tmp_path / "out" / "images").glob("*/*.png"))
+    assert len(files) == 8
+    for file in files:
+        check(file.read_bytes())
+
+
+def test_render_makes_files_and_a_sheet(full_size: Service, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "sdxl.cli", "render", PROMPT, "--out", str(tmp_path / "out")]
+    model = ("--model", str(full_size.log.parent / "sdxl-double"), "--backend", double.BACKEND)
+    done = subprocess.run([*argv, *model], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = (tmp_path / "out").rglob("*.png")
+    check(file.read_bytes())
