@@ -45,6 +45,11 @@ def none_of(name: str, found: Sequence[Any]) -> Check:
     return Check(name, f"{len(found)}: {shown}" if found else 0, 0, not found)
 
 
+def some(name: str, found: int) -> Check:
+    """Or the other checks say nothing."""
+    return Check(name, found, "at least 1", found > 0)
+
+
 @dataclass
 class Report:
     name: str
