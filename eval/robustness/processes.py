@@ -110,6 +110,13 @@ def growths(watch: Watch, least_s: float) -> list[Growth]:
     return found
 
 
+def peaks_of(watch: Watch, title: str) -> list[float]:
+    """The most MB that each process of a title held, the oldest first."""
+    own = [samples for (name, _), samples in watch.seen.items() if name == title]
+    ordered = sorted(own, key=lambda samples: samples[0].at_s)
+    return [max(s.rss_mb for s in samples) for samples in ordered]
+
+
 def growth(title: str, pid: int, samples: Sequence[Sample]) -> Growth:
     settled = samples[int(SETTLED * len(samples)) :]
     late = samples[len(samples) // 2 :]

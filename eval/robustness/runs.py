@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +19,7 @@ import httpx
 from eval.robustness import clients
 from eval.robustness.clients import LEFT, WAIT_S, Client, Outcome
 from eval.robustness.fuzz import Case, Fuzzer
-from eval.robustness.processes import Watch, growths, watching
+from eval.robustness.processes import Growth, Watch, growths, peaks_of, watching
 from eval.robustness.raw_http import Exchange, exchange
 from eval.robustness.report import Check, Report, at_most, none_of, some
 from eval.timing import quantile
@@ -28,7 +29,9 @@ REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor"
 TITLES = (REPLICA, FRONT, PROXY, CONTROLLER)
 GROWTH_MB, COUNT_GROWTH = 100.0, 20.0
 LATE_GROWTH_MB = 25.0
-"""in the second half: within what an allocator gives and takes"""
+"""in the second half of a run of LONG_S: within what an allocator gives and takes"""
+LONG_S = 1200.0
+LIFE_SHARE, GENERATIONS = 0.8, 4
 RECOVERY_S = 15.0
 """After a kill of a front or of the proxy, who was inside or came just then may have lost."""
 CLIENTS = 8
@@ -317,20 +320,32 @@ def watch_s(watch: Watch) -> float:
 
 
 def judge_growth(report: Report, watch: Watch, seconds: float, titles: Sequence[str]) -> None:
-    """Of processes that lived for a third of the run or more."""
+    """Processes that lived as long as the run by themselves; those that were killed and replaced
+    by the most that each generation held: a young process still takes what it takes once."""
     report.watch = watch
-    report.growths = growths(watch, min(seconds / 3, 300.0))
+    report.growths = growths(watch, LIFE_SHARE * seconds)
     for title in titles:
         own = [each for each in report.growths if each.title == title]
-        if not own:
-            continue
-        report.checks += [
-            at_most(f"{title}: MB more than once settled", max(g.rss_mb for g in own), GROWTH_MB),
-            at_most(f"{title}: descriptors more", max(g.descriptors for g in own), COUNT_GROWTH),
-            at_most(f"{title}: threads more", max(g.threads for g in own), COUNT_GROWTH),
-        ]
+        report.checks += growth_checks(title, own, seconds)
+        peaks = peaks_of(watch, title)
+        if len(peaks) >= GENERATIONS:
+            half = len(peaks) // 2
+            more = statistics.median(peaks[-half:]) - statistics.median(peaks[:half])
+            report.checks.append(at_most(f"{title}: MB more in later processes", more, GROWTH_MB))
+
+
+def growth_checks(title: str, own: Sequence[Growth], seconds: float) -> list[Check]:
+    if not own:
+        return []
+    found = [
+        at_most(f"{title}: MB more than once settled", max(g.rss_mb for g in own), GROWTH_MB),
+        at_most(f"{title}: descriptors more", max(g.descriptors for g in own), COUNT_GROWTH),
+        at_most(f"{title}: threads more", max(g.threads for g in own), COUNT_GROWTH),
+    ]
+    if seconds >= LONG_S:
         late = max(g.late_rss_mb for g in own)
-        report.checks.append(at_most(f"{title}: MB more in the second half", late, LATE_GROWTH_MB))
+        found.append(at_most(f"{title}: MB more in the second half", late, LATE_GROWTH_MB))
+    return found
 
 
 def dump(report: Report) -> str:

@@ -18,7 +18,16 @@ from eval.robustness.fuzz import Case, Fuzzer
 from eval.robustness.processes import Sample, Watch, growths
 from eval.robustness.raw_http import Exchange, exchange
 from eval.robustness.report import Report, at_most, none_of
-from eval.robustness.runs import Plan, fuzz, is_excused, is_wrong, leave, load, wrong_exchange
+from eval.robustness.runs import (
+    Plan,
+    fuzz,
+    is_excused,
+    is_wrong,
+    judge_growth,
+    leave,
+    load,
+    wrong_exchange,
+)
 from eval.traffic import closed_loop, open_loop
 from serve.front.api import create_app
 from serve.settings import ServeSettings
@@ -113,6 +122,25 @@ def test_growth_is_told_from_what_a_process_takes_at_first() -> None:
     warm, leak = growths(watch, 50.0)
     assert warm.rss_mb == 0 and warm.peak_mb == 300
     assert leak.rss_mb > 100 and leak.late_rss_mb > 50
+
+
+def test_processes_that_are_killed_and_replaced_are_judged_by_generations() -> None:
+    for later, is_held in ((300.0, True), (500.0, False)):
+        watch, report = Watch(["a"]), Report("soak", {})
+        for pid in range(6):
+            most = 300.0 if pid < 3 else later
+            # Each is young, and still grows; that says nothing.
+            watch.seen["a", pid] = samples([100.0, 200.0, most])
+        judge_growth(report, watch, 600.0, ["a"])
+        assert len(report.checks) == 1 and report.holds == is_held, report.checks
+
+
+def test_a_process_that_lives_as_long_as_the_run_is_judged_by_itself() -> None:
+    for rises, is_held in ((0.0, True), (0.2, False)):
+        watch, report = Watch(["a"]), Report("soak", {})
+        watch.seen["a", 1] = samples([100.0 + rises * i for i in range(2000)])
+        judge_growth(report, watch, 2000.0, ["a"])
+        assert len(report.checks) == 4 and report.holds == is_held, report.checks
 
 
 def test_a_report_holds_if_all_its_checks_do(tmp_path: Path) -> None:
