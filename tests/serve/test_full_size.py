@@ -40,7 +40,7 @@ def check(file: bytes, format: str = "PNG") -> None:
     with Image.open(io.BytesIO(file)) as image:
         assert image.format == format and image.size == (SIDE, SIDE)
         image.load()
-    assert read_parameters(file)["prompt"] == PROMPT
+    assert read_parameters(file)["prompt"].startswith(PROMPT)
     assert len(file) >= 1_000_000, f"{len(file)} bytes"
 
 
@@ -123,7 +123,7 @@ def batch(source: Path, out: str, *flags: str, timeout_s: float = 550) -> None:
 
 def rows(folder: Path, count: int) -> Path:
     source = folder / "prompts.txt"
-    source.write_text(f"{PROMPT}\n" * count)
+    source.write_text("".join(f"{PROMPT}, number {i}\n" for i in range(count)))
     return source
 
 
