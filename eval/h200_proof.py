@@ -88,7 +88,7 @@ def _random_request(chance: random.Random, number: int, is_dry: bool) -> Generat
         seed=number,
         steps=chance.randint(1, 3 if is_dry else 30),
         guidance=chance.choice((0.0, 1.0, 3.0, 5.0, 8.0)),
-        scheduler=chance.choice(SCHEDULERS),
+        scheduler=chance.choice([*SCHEDULERS]),
         cache_interval=chance.randint(1, 4),
         width=64 if is_dry else chance.choice((96, 128, 160)),
         height=64 if is_dry else chance.choice((96, 128, 160)),

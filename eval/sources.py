@@ -123,18 +123,7 @@ def ask(http: Any, request: GenerationParams) -> Pixels:
     """One picture of a service; a refusal for lack of room is asked again when it says."""
     import time
 
-    body = {
-        "prompt": request.prompt,
-        "seed": request.seed,
-        "steps": request.steps,
-        "guidance_scale": request.guidance,
-        "scheduler": request.scheduler,
-        "cache_interval": request.cache_interval,
-        "negative_prompt": request.negative_prompt,
-        "deadline_s": 120.0,
-    }
-    if request.width and request.height:
-        body["size"] = f"{request.width}x{request.height}"
+    body = {**request.as_rest(), "deadline_s": 120.0}
     while True:
         answer = http.post("/v1/images/generations", json=body)
         if answer.status_code != 429:

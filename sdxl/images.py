@@ -1,6 +1,5 @@
-"""Pictures at both ends of the loop: seeded noise before it, pixels and their metadata after.
+"""Pixels and files of pictures: a picture carries the parameters that make it again.
 
-A seed means what it means in diffusers, and a picture carries the parameters that make it again.
 It does not know how a picture is made, nor where its bytes go.
 """
 
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
-from sdxl.params import InvalidParams
+from sdxl.params import PARAMETERS, SCHEDULERS, InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
 
 Pixels = NDArray[np.uint8]
@@ -28,9 +27,8 @@ Pixels = NDArray[np.uint8]
 SDXL_RGB = ((60, -60, 25, -70), (60, -5, 15, -50), (60, 10, -5, -35))
 SDXL_RGB_BIAS = (150, 140, 130)
 
-# What the names of schedulers are in the `parameters` line that other programs read.
-SAMPLER_NAMES = {"euler": "Euler", "euler_a": "Euler a", "ddim": "DDIM", "dpmpp_2m": "DPM++ 2M"}
-KARRAS = "_karras"
+COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
+"""What every generator writes into the `parameters` line, in the order that all of them use."""
 
 EXIF_IFD, USER_COMMENT, IMAGE_DESCRIPTION = 0x8769, 0x9286, 0x010E
 MAX_JPEG_EXIF = 65_000
@@ -47,27 +45,6 @@ class NoParameters(ValueError):
 
 class BrokenPreviewMap(ValueError):
     """A checkpoint's preview.json that holds no map: what it should hold."""
-
-
-class NoiseSource:
-    """One image's noise: the start, then what an ancestral scheduler asks for step by step.
-
-    Drawn in fp32 on the CPU from the image's own generator, as diffusers does, so it depends on
-    the seed and the shape and on nothing else.
-    """
-
-    def __init__(self, seed: int, shape: tuple[int, int, int]) -> None:
-        self.seed, self.shape = seed, shape
-        self._generator = torch.Generator("cpu").manual_seed(seed)
-
-    def start(self) -> Tensor:
-        """The first draw, whatever was drawn before."""
-        self._generator.manual_seed(self.seed)
-        return self.next()
-
-    def next(self) -> Tensor:
-        """The draw after the last one; diffusers' [1, channels, h, w] without its first axis."""
-        return torch.randn(self.shape, generator=self._generator, dtype=torch.float32)
 
 
 def to_pixels(image: Tensor) -> Pixels:
@@ -166,22 +143,41 @@ def parameters_text(params: Mapping[str, Any]) -> str:
     lines = [params["prompt"]]
     if params.get("negative_prompt"):
         lines.append(f"Negative prompt: {params['negative_prompt']}")
-    sampler = params["scheduler"]
-    facts = {"Steps": params["steps"], "Sampler": SAMPLER_NAMES[sampler.removesuffix(KARRAS)]}
-    if sampler.endswith(KARRAS):
-        facts["Schedule type"] = "Karras"
-    facts |= {
-        "CFG scale": f"{params['guidance']:g}",
-        "Seed": params["seed"],
-        "Size": f"{params['width']}x{params['height']}",
-    }
-    if params.get("model"):
-        facts["Model"] = Path(params["model"]).name
-    facts["Cache interval"] = params["cache_interval"]
-    if params.get("deep_steps") is not None:
-        facts["Deep steps"] = " ".join(map(str, params["deep_steps"]))
-    lines.append(", ".join(f"{name}: {_quoted(str(value))}" for name, value in facts.items()))
+    lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in _facts(params)))
     return "\n".join(lines)
+
+
+def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in COMMON_FACTS:
+        yield from _fact(name, params)
+    yield "Size", f"{params['width']}x{params['height']}"
+    if params.get("model"):
+        yield "Model", Path(params["model"]).name
+    for name in PARAMETERS:
+        if name not in COMMON_FACTS:
+            yield from _fact(name, params)
+
+
+def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    known, value = PARAMETERS[name].infotext, params.get(name)
+    if not known or value is None:
+        return
+    if name == "scheduler":
+        scheduler = SCHEDULERS[value]
+        yield known, scheduler.label
+        if scheduler.is_karras:
+            yield "Schedule type", "Karras"
+    else:
+        yield known, _text(value)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return " ".join(map(str, value))
+    return str(value)
 
 
 def _quoted(value: str) -> str:

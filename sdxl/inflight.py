@@ -26,7 +26,7 @@ from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
 from sdxl.deepcache import Plan
 from sdxl.engine import Engines
-from sdxl.images import NoiseSource
+from sdxl.noise import NoiseSource
 from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
 
 TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))

@@ -1,16 +1,47 @@
-"""What a picture is made from: one frozen dataclass, validated once, and its one error."""
+"""What a picture is made from: one table of fields, and the frozen dataclass that holds them.
+
+Each parameter is stated here once: name, type, default, bounds, what it is called over REST and by
+other programs, label and help. Flags, the REST body and its schema, a batch's columns, pictures'
+metadata and the web page's controls are derived from the table. Without any heavy import.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-SCHEDULERS = ("euler", "euler_karras", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras")
 MAX_SEED = 2**63 - 1
+DRAWN_SEEDS = 2**32
+"""A seed that nobody names is drawn below this, so that a person can read it out."""
 MAX_PROMPT_CHARS = 10_000
+MAX_STEPS = 1000
+SIZE = "size"
+"""what REST calls width and height together"""
+
+
+class Scheduler(NamedTuple):
+    """What a scheduler's name stands for; `solver` is a key of sdxl/schedulers.py's SOLVERS."""
+
+    solver: str
+    label: str
+    """what other programs call it"""
+    is_karras: bool = False
+
+
+SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
+    {
+        "euler": Scheduler("euler", "Euler"),
+        "euler_karras": Scheduler("euler", "Euler", is_karras=True),
+        "euler_a": Scheduler("euler_a", "Euler a"),
+        "ddim": Scheduler("ddim", "DDIM"),
+        "dpmpp_2m": Scheduler("dpmpp_2m", "DPM++ 2M"),
+        "dpmpp_2m_karras": Scheduler("dpmpp_2m", "DPM++ 2M", is_karras=True),
+    }
+)
 
 
 class InvalidParams(ValueError):
@@ -45,37 +76,112 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A line of the table."""
+
+    label: str
+    """for people, on the page"""
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    rest: str = ""
+    """its name over REST, where it is not the same"""
+    infotext: str = ""
+    """its name in the `parameters` text that other programs read; none: the text's own lines"""
+    metavar: str = ""
+    name: str = ""
+    kind: type = str
+    """str, int, float, or tuple for step numbers"""
+    default: Any = None
+
+    @property
+    def column(self) -> str:
+        """Its name in a file of rows: as over REST, but REST says width and height in one."""
+        return self.rest if self.rest and self.rest != SIZE else self.name
+
+    @property
+    def client_name(self) -> str:
+        return self.rest or self.name
+
+    def check(self, value: object) -> None:
+        if value is not None or self.default is not None:
+            _CHECKS[self.kind](self, value)
+
+    def parse(self, text: str) -> Any:
+        """From a command line or a CSV file; ValueError where the text is not of its kind."""
+        if self.kind is tuple:
+            return tuple(int(step) for step in text.split(","))
+        return self.kind(text)
+
+
+def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
+    return field(default=default, metadata={"parameter": Parameter(label, text, **facts)})
+
+
+@dataclass(frozen=True)
 class GenerationParams:
     """One image. Defaults are the embedded model's best; None is filled by `resolve`."""
 
-    prompt: str = ""
-    negative_prompt: str | None = None
-    width: int | None = None
-    height: int | None = None
-    steps: int = 20
-    guidance: float = 5.0
-    seed: int | None = None
-    scheduler: str = "euler"
-    cache_interval: int = 2
-    deep_steps: tuple[int, ...] | None = None
-    """An explicit, possibly uneven plan: the steps that run the whole UNet. Overrides interval."""
+    prompt: str = parameter(
+        "", "Prompt", "what to draw; (word:1.3) weighs it", high=MAX_PROMPT_CHARS
+    )
+    negative_prompt: str | None = parameter(
+        None, "Negative prompt", "what to keep out of it", high=MAX_PROMPT_CHARS
+    )
+    width: int | None = parameter(
+        None, "Width", "the model's own size unless given", rest=SIZE, metavar="PIXELS"
+    )
+    height: int | None = parameter(
+        None, "Height", "the model's own size unless given", rest=SIZE, metavar="PIXELS"
+    )
+    steps: int = parameter(20, "Steps", "denoising steps", low=1, high=MAX_STEPS, infotext="Steps")
+    guidance: float = parameter(
+        5.0,
+        "Guidance",
+        "how closely to follow the prompt; 1 or less for no guidance",
+        low=0,
+        high=100,
+        rest="guidance_scale",
+        infotext="CFG scale",
+    )
+    seed: int | None = parameter(
+        None,
+        "Seed",
+        "start of the noise; image i of n uses seed + i; random unless given",
+        low=0,
+        high=MAX_SEED,
+        infotext="Seed",
+    )
+    scheduler: str = parameter(
+        "euler",
+        "Scheduler",
+        f"one of {', '.join(SCHEDULERS)}",
+        choices=tuple(SCHEDULERS),
+        infotext="Sampler",
+        metavar="NAME",
+    )
+    cache_interval: int = parameter(
+        2,
+        "DeepCache",
+        "run the whole UNet in one step of so many; 1 is the exact model",
+        low=1,
+        high=MAX_STEPS,
+        infotext="Cache interval",
+    )
+    deep_steps: tuple[int, ...] | None = parameter(
+        None,
+        "Deep steps",
+        "the very steps that run the whole UNet, from 0; instead of cache_interval",
+        infotext="Deep steps",
+        metavar="I,J,…",
+    )
 
     def __post_init__(self) -> None:
-        _check_text("prompt", self.prompt)
-        if self.negative_prompt is not None:
-            _check_text("negative_prompt", self.negative_prompt)
-        _check_int("steps", self.steps, 1, 1000)
-        if not (_is_number(self.guidance) and 0 <= self.guidance <= 100):
-            raise InvalidParams("guidance", self.guidance, "needed a number from 0 to 100")
-        if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED)
-        if self.scheduler not in SCHEDULERS:
-            raise InvalidParams(
-                "scheduler", self.scheduler, f"needed one of {', '.join(SCHEDULERS)}"
-            )
-        _check_int("cache_interval", self.cache_interval, 1, 1000)
-        if self.deep_steps is not None:
-            _check_deep_steps(self.deep_steps, self.steps)
+        for each in PARAMETERS.values():
+            each.check(getattr(self, each.name))
+        if self.deep_steps is not None and self.deep_steps[-1] >= self.steps:
+            raise InvalidParams("deep_steps", self.deep_steps, _needed_steps(self.steps))
 
     @property
     def is_guided(self) -> bool:
@@ -94,17 +200,28 @@ class GenerationParams:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def as_rest(self) -> dict[str, Any]:
+        """What a service is asked, so that it makes this picture; what is open stays unsaid."""
+        body = {p.client_name: getattr(self, p.name) for p in of_rest()}
+        if self.width and self.height:
+            body[SIZE] = f"{self.width}x{self.height}"
+        return {name: value for name, value in body.items() if value is not None}
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GenerationParams:
         """From JSON; a key it does not know is an error, never dropped."""
-        known = [f.name for f in fields(cls)]
         for key in values:
-            if key not in known:
-                raise InvalidParams(key, values[key], f"needed one of {', '.join(known)}")
+            if key not in PARAMETERS:
+                raise InvalidParams(key, values[key], f"needed one of {', '.join(PARAMETERS)}")
         plan = values.get("deep_steps")
         if plan is not None and not isinstance(plan, list | tuple):
             raise InvalidParams("deep_steps", plan, "needed a list of step numbers")
         return cls(**{**values, "deep_steps": None if plan is None else tuple(plan)})
+
+
+def of_rest() -> Iterator[Parameter]:
+    """Those that REST has a field for, each its own."""
+    return (p for p in PARAMETERS.values() if p.rest != SIZE)
 
 
 def _is_int(value: object) -> bool:
@@ -115,24 +232,65 @@ def _is_number(value: object) -> bool:
     return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _check_int(field: str, value: object, low: int, high: int) -> None:
-    if not _is_int(value) or not low <= value <= high:  # type: ignore[operator]
-        raise InvalidParams(field, value, f"needed a whole number from {low} to {high}")
+def _check_whole(p: Parameter, value: Any) -> None:
+    # Whole numbers without bounds of their own have the model's, which `resolve` knows.
+    if not math.isinf(p.high) and not (_is_int(value) and p.low <= value <= p.high):
+        raise InvalidParams(p.name, value, f"needed a whole number from {p.low} to {p.high}")
 
 
-def _check_text(field: str, value: object) -> None:
+def _check_number(p: Parameter, value: Any) -> None:
+    if not (_is_number(value) and p.low <= value <= p.high):
+        raise InvalidParams(p.name, value, f"needed a number from {p.low} to {p.high}")
+
+
+def _check_text(p: Parameter, value: object) -> None:
+    if p.choices:
+        if value not in p.choices:
+            raise InvalidParams(p.name, value, f"needed one of {', '.join(p.choices)}")
+        return
     if not isinstance(value, str):
-        raise InvalidParams(field, value, "needed text")
-    if len(value) > MAX_PROMPT_CHARS:
-        raise InvalidParams(field, f"{len(value)} characters", f"at most {MAX_PROMPT_CHARS}")
+        raise InvalidParams(p.name, value, "needed text")
+    if len(value) > p.high:
+        raise InvalidParams(p.name, f"{len(value)} characters", f"at most {p.high}")
     if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise InvalidParams(field, value, "needed valid Unicode, without lone surrogates")
+        raise InvalidParams(p.name, value, "needed valid Unicode, without lone surrogates")
 
 
-def _check_deep_steps(plan: tuple[int, ...], steps: int) -> None:
-    is_numbers = bool(plan) and all(_is_int(step) for step in plan)
-    is_rising = is_numbers and all(a < b for a, b in itertools.pairwise(plan))
-    if not is_rising or plan[0] != 0 or plan[-1] >= steps:
-        raise InvalidParams(
-            "deep_steps", plan, f"needed rising step numbers from 0 to {steps - 1}, 0 the first"
+def _check_steps(p: Parameter, value: Any) -> None:
+    is_numbers = bool(value) and all(_is_int(step) for step in value)
+    is_rising = is_numbers and all(a < b for a, b in itertools.pairwise(value))
+    if not is_rising or value[0] != 0:
+        raise InvalidParams(p.name, value, _needed_steps(MAX_STEPS))
+
+
+def _needed_steps(steps: int) -> str:
+    return f"needed rising step numbers from 0 to {steps - 1}, 0 the first"
+
+
+_CHECKS: Mapping[type, Callable[[Parameter, Any], None]] = {
+    str: _check_text,
+    int: _check_whole,
+    float: _check_number,
+    tuple: _check_steps,
+}
+
+
+def _kind(hint: Any) -> type:
+    """Of `int | None` int, of `tuple[int, ...]` tuple."""
+    if isinstance(hint, UnionType):
+        hint = next(each for each in get_args(hint) if each is not type(None))
+    kind: type = get_origin(hint) or hint
+    return kind
+
+
+def _read_table() -> dict[str, Parameter]:
+    hints = get_type_hints(GenerationParams)
+    return {
+        f.name: replace(
+            f.metadata["parameter"], name=f.name, kind=_kind(hints[f.name]), default=f.default
         )
+        for f in fields(GenerationParams)
+    }
+
+
+PARAMETERS: Mapping[str, Parameter] = MappingProxyType(_read_table())

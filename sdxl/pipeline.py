@@ -22,7 +22,7 @@ from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage
 from sdxl.inflight import Failed, InFlight, Request
-from sdxl.params import GenerationParams, Sizes
+from sdxl.params import DRAWN_SEEDS, GenerationParams, Sizes
 from sdxl.policy import Limits
 
 ENCODE_BATCH = 16
@@ -73,7 +73,7 @@ class Pipeline:
         return replace(sizes, minimum=max(sizes.minimum, low), maximum=min(sizes.maximum, high))
 
     def resolve(self, params: GenerationParams) -> GenerationParams:
-        return params.resolve(self.sizes, lambda: secrets.randbelow(2**32))
+        return params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
 
     def check(self, params: GenerationParams) -> GenerationParams:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""

@@ -12,7 +12,7 @@ ratio sigma/alpha (a "level" here) is exp(-lambda). Euler and ancestral Euler: K
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdxl.params import SCHEDULERS, InvalidParams
+from sdxl.params import PARAMETERS, SCHEDULERS, InvalidParams
 from sdxl.specs import brief
 
 Array = NDArray[np.float64]
@@ -155,21 +155,14 @@ class Table:
 @lru_cache(maxsize=64)
 def table(name: str, steps: int, config: SchedulerConfig) -> Table:
     """What diffusers' scheduler of this name, made from the checkpoint's config, would compute."""
-    if name not in SCHEDULERS:
-        raise InvalidParams("scheduler", name, f"needed one of {', '.join(SCHEDULERS)}")
+    PARAMETERS["scheduler"].check(name)
     if not 1 <= steps <= config.num_train_timesteps:
         raise InvalidParams("steps", steps, f"needed 1 to {config.num_train_timesteps}")
-    is_karras = config.use_karras_sigmas or name.endswith("_karras")
+    scheduler = SCHEDULERS[name]
     # A terminal alpha of zero divides by zero; the check below refuses what comes of it.
     with np.errstate(divide="ignore", invalid="ignore"):
-        if name == "ddim":
-            made = _ddim(steps, config)
-        elif name == "euler_a":
-            made = _euler(steps, config, is_karras=False, is_ancestral=True)
-        elif name.startswith("euler"):
-            made = _euler(steps, config, is_karras=is_karras, is_ancestral=False)
-        else:
-            made = _dpmpp_2m(steps, config, is_karras=is_karras)
+        is_karras = config.use_karras_sigmas or scheduler.is_karras
+        made = SOLVERS[scheduler.solver](steps, config, is_karras)
     if not np.isfinite(made.rows).all():
         raise UnsupportedScheduler(
             f"{name} has no finite steps for this checkpoint: prediction_type "
@@ -200,7 +193,14 @@ def step(
     return moved, (e * x).addcmul_(f, eps)
 
 
-def _euler(steps: int, config: SchedulerConfig, is_karras: bool, is_ancestral: bool) -> Table:
+def _euler_ancestral(steps: int, config: SchedulerConfig, is_karras: bool) -> Table:
+    # diffusers' ancestral scheduler does not know Karras levels, whatever the config says.
+    return _euler(steps, config, is_karras=False, is_ancestral=True)
+
+
+def _euler(
+    steps: int, config: SchedulerConfig, is_karras: bool, is_ancestral: bool = False
+) -> Table:
     spacing = config.timestep_spacing or "linspace"
     timesteps = _timesteps(spacing, steps, config).astype(np.float32).astype(np.float64)
     trained = _levels(config)
@@ -227,7 +227,7 @@ def _euler(steps: int, config: SchedulerConfig, is_karras: bool, is_ancestral: b
     return Table(rows, top if spacing in ("linspace", "trailing") else math.sqrt(top**2 + 1))
 
 
-def _ddim(steps: int, config: SchedulerConfig) -> Table:
+def _ddim(steps: int, config: SchedulerConfig, is_karras: bool) -> Table:
     timesteps = _timesteps(config.timestep_spacing or "leading", steps, config).round()
     products = _alphas_cumprod(config, is_floored=False)
     final = 1.0 if config.set_alpha_to_one else products[0]
@@ -296,7 +296,7 @@ def _rows(
 ) -> Array:
     """x' = keep*x + pull*x0 + trend*(x0 - h) + noise*z, with x0 = e*x + f*eps put in."""
     e, f = estimate
-    columns = {
+    by_name = {
         "s": scale,
         "timestep": timesteps,
         "a": keep + (pull + trend) * e,
@@ -307,7 +307,7 @@ def _rows(
         "f": f,
     }
     shape = timesteps.shape
-    return np.stack([np.broadcast_to(columns[name], shape) for name in COLUMNS], axis=1)
+    return np.stack([np.broadcast_to(by_name[name], shape) for name in COLUMNS], axis=1)
 
 
 def _estimate(config: SchedulerConfig, alpha: Array, sigma: Array) -> tuple[Array, Array]:
@@ -399,3 +399,12 @@ def _rescale_zero_snr(betas: Tensor) -> Tensor:
     first, last = roots[0].clone(), roots[-1].clone()
     products = ((roots - last) * (first / (first - last))) ** 2
     return 1 - torch.cat([products[:1], products[1:] / products[:-1]])
+
+
+SOLVERS: Mapping[str, Callable[[int, SchedulerConfig, bool], Table]] = {
+    "euler": _euler,
+    "euler_a": _euler_ancestral,
+    "ddim": _ddim,
+    "dpmpp_2m": _dpmpp_2m,
+}
+"""A table's maker for each solver that sdxl/params.py names."""

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from sdxl.params import InvalidParams
+from sdxl.params import PARAMETERS, InvalidParams
 
 INVALID, SERVER, RATE = "invalid_request_error", "server_error", "rate_limit_error"
 TYPES = {401: "authentication_error", 403: "permission_error", 429: RATE}
-CLIENT_NAMES = {
-    "guidance": "guidance_scale",
-    "width": "size",
-    "height": "size",
-    "deep_steps": "cache_interval",
-}
-"""What a field of GenerationParams is called over REST, where it isn't the same."""
 
 
 @dataclass
@@ -64,7 +57,8 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Pro
 
 
 def of_params(error: InvalidParams) -> Problem:
-    param = CLIENT_NAMES.get(error.field, error.field)
+    known = PARAMETERS.get(error.field)
+    param = known.client_name if known else error.field
     value = repr(error.value)
     shown = value if len(value) <= 100 else value[:100] + "…"
     return invalid(param, f"{param}: {shown} is not allowed; {error.allowed}")

@@ -86,8 +86,6 @@ def read_order(options: argparse.Namespace) -> Order:
     if options.through and options.address:
         raise InvalidParams("address", options.address, "--through needs no cluster")
     parameters = given_params(options)
-    if options.through and "deep_steps" in parameters:
-        raise InvalidParams("deep_steps", parameters["deep_steps"], "no service takes it")
     GenerationParams(**parameters)
     return Order(
         inputs=tuple(options.inputs),

@@ -16,16 +16,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sdxl.params import GenerationParams, InvalidParams, Sizes
-from serve.batch.reading import COLUMNS, Record
+from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
+from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import Piece, Row, content_id, seed_of, stem_of
 from serve.errors import Problem
 from serve.front.openai_images import ImageRequest, check_limits, params_of
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
-PARAM_NAMES = {"guidance_scale": "guidance"}
-"""What a column is called in GenerationParams, where it isn't the same."""
+PARAM_NAMES = {each.column: each.name for each in PARAMETERS.values()}
 BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
 OF_THE_SERVICE = ("expand_prompt", "output_compression", "stream", "partial_images")
@@ -87,14 +86,15 @@ class Intake:
         if seed is not None and index:
             GenerationParams(seed=seed)
             seed += index
-        return id_, GenerationParams(**{**values, "seed": seed_of(id_) if seed is None else seed})
+        seed = seed_of(id_) if seed is None else seed
+        return id_, GenerationParams.from_dict({**values, "seed": seed})
 
     def _of_columns(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
         for name in values:
             if name not in COLUMNS:
                 raise InvalidParams(name, values[name], f"needed one of {', '.join(COLUMNS)}")
-        given = {PARAM_NAMES.get(k, k): v for k, v in values.items() if k != "id"}
-        return id_of(values.get("id"), values), self._sized({**self.defaults, **given}), self.n
+        given = {PARAM_NAMES[k]: v for k, v in values.items() if k != ID}
+        return id_of(values.get(ID), values), self._sized({**self.defaults, **given}), self.n
 
     def _of_batch_line(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
         """A line of OpenAI's Batch API means what the service would make of its body."""
@@ -114,7 +114,7 @@ class Intake:
         sizes = self.sizes or Sizes(1024, 64, 4096)
         card = ModelCard(self.model, sizes)
         check_limits(request, card, ANY_STEPS)
-        params = params_of(request, card, ANY_STEPS).as_dict() | {"seed": request.seed}
+        params = params_of(request, card, ANY_STEPS).as_dict()
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}
         body = {k: v for k, v in values["body"].items() if k not in IGNORED}

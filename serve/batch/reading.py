@@ -10,26 +10,20 @@ import csv
 import glob
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sdxl.params import InvalidParams
+from sdxl.params import PARAMETERS, InvalidParams
 
-COLUMNS: dict[str, type] = {
-    "prompt": str,
-    "negative_prompt": str,
-    "seed": int,
-    "width": int,
-    "height": int,
-    "steps": int,
-    "guidance_scale": float,
-    "scheduler": str,
-    "cache_interval": int,
-    "id": str,
+ID = "id"
+COLUMNS: Mapping[str, Callable[[str], Any]] = {
+    **{each.column: each.parse for each in PARAMETERS.values()},
+    ID: str,
 }
+"""What reads a column's text."""
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
 MAX_LINE = 2**20

@@ -180,17 +180,9 @@ def service_model(url: str, key: str | None) -> str:
 
 
 def body_of(order: Order, model: str | None) -> dict[str, Any]:
-    params = order.params
     return {
+        **order.params.as_rest(),
         "model": model,
-        "prompt": params.prompt,
-        "negative_prompt": params.negative_prompt,
-        "size": f"{params.width}x{params.height}" if params.width and params.height else None,
-        "seed": params.seed,
-        "steps": params.steps,
-        "guidance_scale": params.guidance,
-        "scheduler": params.scheduler,
-        "cache_interval": params.cache_interval,
         "output_format": order.format,
         "response_format": "b64_json",
         "priority": "batch",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from sdxl.params import PARAMETERS
 from sdxl.picture_files import opened
 from serve.batch import ledger
 from serve.batch.ledger import Entry, as_json
@@ -23,6 +24,12 @@ from serve.batch.tars import reader
 from serve.render.contact_sheet import Pixels, contact_sheet
 
 MANIFEST, DEAD_LETTERS, SUMMARY = "manifest.parquet", "dead_letter.jsonl", "summary.json"
+LEDGER_COLUMNS: dict[str, type] = {
+    **dict.fromkeys(("id", "file", "sha256"), str),
+    **dict.fromkeys(("ordinal", "size"), int),
+    "seconds": float,
+}
+"""What the manifest has besides a picture's parameters."""
 SHEET, SHEET_PICTURES = "contact_sheet.png", 24
 
 
@@ -70,16 +77,14 @@ class ManifestWriter:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        texts = ("id", "file", "sha256", "prompt", "negative_prompt", "scheduler")
-        numbers = ("ordinal", "size", "seed", "width", "height", "steps", "cache_interval")
-        self._schema = arrow.schema(
-            [
-                *((name, arrow.string()) for name in texts),
-                *((name, arrow.int64()) for name in numbers),
-                ("guidance", arrow.float64()),
-                ("seconds", arrow.float64()),
-            ]
-        )
+        types = {
+            str: arrow.string(),
+            int: arrow.int64(),
+            float: arrow.float64(),
+            tuple: arrow.list_(arrow.int64()),
+        }
+        columns = {**LEDGER_COLUMNS, **{p.name: p.kind for p in PARAMETERS.values()}}
+        self._schema = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
         self._table = arrow.Table
         self._writer = parquet.ParquetWriter(path, self._schema)
 

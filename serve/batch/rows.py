@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sdxl.params import GenerationParams, InvalidParams
+from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 
 MAX_NAME = 200
 """bytes of a file's name without its ending; file systems allow 255 in all"""
 ID_HEX = 24
-SEEDS = 2**32
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def content_id(given: Mapping[str, Any]) -> str:
 
 def seed_of(id_: str) -> int:
     digest = hashlib.sha256(b"seed of " + id_.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % SEEDS
+    return int.from_bytes(digest[:8], "big") % DRAWN_SEEDS
 
 
 def stem_of(id_: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from sdxl.params import DRAWN_SEEDS
 from serve import errors
 from serve.errors import Problem
 from serve.front import events
@@ -25,7 +26,6 @@ from serve.llm.expansion import Expander
 from serve.orders import Done, ImageBackend, Order, Preview, Progress, Queued, Update
 from serve.settings import ServeSettings
 
-DRAWN_SEEDS = 2**32
 DEADLINE_HEADER = "x-deadline-s"
 GRACE_S = 5.0
 """How long after a deadline the backend is believed to be about to say so itself."""

@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from sdxl.params import MAX_SEED, SCHEDULERS, GenerationParams, InvalidParams
+from sdxl.params import (
+    PARAMETERS,
+    SCHEDULERS,
+    GenerationParams,
+    InvalidParams,
+    Parameter,
+    of_rest,
+)
 from sdxl.policy import Priority
 from serve.errors import Problem, invalid, of_params
 from serve.orders import Done, ModelCard, Order
@@ -32,10 +39,28 @@ request wins."""
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
-class ImageRequest(BaseModel):
+class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    prompt: Annotated[str, Field(min_length=1, description="what to draw; (word:1.3) weighs it")]
+
+def field_of(each: Parameter) -> Any:
+    """A parameter of a picture as a field that a client may leave out."""
+    facts: dict[str, Any] = {"description": each.help}
+    if each.kind in (int, float):
+        facts |= {"ge": each.low, "le": each.high}
+    kinds = {int: int, float: float, tuple: list[int]}
+    kind = Literal[each.choices] if each.choices else kinds.get(each.kind, str)
+    return Annotated[kind | None, Field(**facts)], None
+
+
+AskedParams: Any = create_model(
+    "AskedParams", __base__=Asked, **{each.client_name: field_of(each) for each in of_rest()}
+)
+"""Every parameter of sdxl/params.py's table; what a request may ask besides is below."""
+
+
+class ImageRequest(AskedParams):
+    prompt: Annotated[str, Field(min_length=1, description=PARAMETERS["prompt"].help)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     size: Annotated[str, Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT")] | None = None
@@ -57,17 +82,7 @@ class ImageRequest(BaseModel):
     partial_images: Annotated[
         int | None, Field(ge=0, le=3, description="previews while streaming")
     ] = None
-    # Beyond OpenAI's own.
-    seed: Annotated[int | None, Field(ge=0, le=MAX_SEED, description="image i uses seed + i")] = (
-        None
-    )
-    negative_prompt: str | None = None
-    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
-    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
-    scheduler: Literal[SCHEDULERS] | None = None  # type: ignore[valid-type]
-    cache_interval: Annotated[
-        int | None, Field(ge=1, le=1000, description="the whole UNet in one step of so many")
-    ] = None
+    # Beyond OpenAI's own, besides AskedParams.
     deadline_s: Annotated[
         float | None, Field(gt=0, description="seconds; what cannot make it is refused at once")
     ] = None
@@ -146,6 +161,34 @@ class ErrorBody(Reply):
     error: ErrorDetail
 
 
+class Control(Reply):
+    """A parameter of a picture, for whoever builds a form."""
+
+    name: str
+    """in a picture's metadata"""
+    field: str
+    """in a request"""
+    label: str
+    help: str
+    default: str | int | float | None
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    choices: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, each: Parameter) -> Control:
+        bounds = {} if each.kind is str else {"minimum": each.low, "maximum": each.high}
+        return cls(
+            name=each.name,
+            field=each.client_name,
+            label=each.label,
+            help=each.help,
+            default=each.default,
+            choices=each.choices or None,
+            **{name: value for name, value in bounds.items() if math.isfinite(value)},
+        )
+
+
 class ImageLimits(Reply):
     """What a request for pictures may ask, for whoever builds a form."""
 
@@ -156,7 +199,8 @@ class ImageLimits(Reply):
     max_n: int
     max_steps: int
     max_prompt_chars: int
-    schedulers: tuple[str, ...] = SCHEDULERS
+    schedulers: tuple[str, ...] = tuple(SCHEDULERS)
+    parameters: tuple[Control, ...] = tuple(map(Control.of, PARAMETERS.values()))
 
     @classmethod
     def of(cls, card: ModelCard, settings: ServeSettings) -> ImageLimits:
@@ -242,18 +286,15 @@ def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings
 def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> GenerationParams:
     width, height = size_of(request.size, card, settings)
     steps, interval = QUALITIES[request.effective_quality]
-    given: dict[str, Any] = {
-        "guidance": request.guidance_scale,
-        "scheduler": request.scheduler,
-    }
-    return GenerationParams(
-        prompt=request.prompt,
-        negative_prompt=request.negative_prompt,
-        width=width,
-        height=height,
-        steps=request.steps or min(steps, settings.max_steps),
-        cache_interval=request.cache_interval or interval,
-        **{name: value for name, value in given.items() if value is not None},
+    asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
+    return GenerationParams.from_dict(
+        {
+            "width": width,
+            "height": height,
+            "steps": min(steps, settings.max_steps),
+            "cache_interval": interval,
+            **{name: value for name, value in asked.items() if value is not None},
+        }
     )
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from sdxl.params import DRAWN_SEEDS
 from serve.errors import Problem
 from serve.front.fan_out import fan_out, in_order
-from serve.front.generations import DRAWN_SEEDS, SSE_HEADERS, deadline_of, take_rate, within
+from serve.front.generations import SSE_HEADERS, deadline_of, take_rate, within
 from serve.front.keys import RateLimiter
 from serve.front.openai_text import ChatRequest, CompletionRequest, check
 from serve.front.text_wire import DONE, Choice, Wire, failure, usage_of

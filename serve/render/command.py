@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, whole
 from sdxl.files import prepare_folder, write_atomic
-from sdxl.params import GenerationParams, InvalidParams
+from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from serve.render.destination import SUFFIXES, Destination, format_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "mini"
 MAX_IMAGES = 10_000
-DRAWN_SEEDS = 2**32
 
 
 class RenderFailed(RuntimeError):

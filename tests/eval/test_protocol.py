@@ -7,7 +7,7 @@ import torch
 
 from eval import protocol
 from eval.captions import literal
-from sdxl.images import NoiseSource
+from sdxl.noise import NoiseSource
 from sdxl.prompt import parse
 
 

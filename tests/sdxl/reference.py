@@ -7,8 +7,8 @@ from torch import Tensor
 
 from sdxl import schedulers
 from sdxl.engine import Engines, call
-from sdxl.images import NoiseSource
 from sdxl.inflight import Request
+from sdxl.noise import NoiseSource
 
 
 def denoise(engines: Engines, request: Request) -> Tensor:

@@ -16,6 +16,7 @@ from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
 from sdxl import images
+from sdxl.noise import NoiseSource
 from sdxl.params import MAX_SEED, SCHEDULERS, GenerationParams, InvalidParams
 
 FORMATS = ("png", "jpeg", "webp")
@@ -37,7 +38,7 @@ def params(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 1, MAX_SEED])
 @pytest.mark.parametrize("size", [(16, 16), (17, 15), (2, 1)])
 def test_a_seed_means_what_it_means_in_diffusers(seed: int, size: tuple[int, int]) -> None:
-    source = images.NoiseSource(seed, (4, *size))
+    source = NoiseSource(seed, (4, *size))
     generator = torch.Generator("cpu").manual_seed(seed)
     draws = [source.start(), source.next(), source.next()]
     for draw in draws:
@@ -48,7 +49,7 @@ def test_a_seed_means_what_it_means_in_diffusers(seed: int, size: tuple[int, int
 
 def test_noise_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
-    images.NoiseSource(1, (4, 8, 8)).start()
+    NoiseSource(1, (4, 8, 8)).start()
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sdxl.checkpoint import find
-from sdxl.images import NoiseSource
+from sdxl.noise import NoiseSource
 from sdxl.params import SCHEDULERS, GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import psnr

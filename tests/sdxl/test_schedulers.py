@@ -200,7 +200,7 @@ def test_a_mixed_batch_equals_its_rows_alone() -> None:
     for i, row in enumerate(rows):
         alone = step(x[i : i + 1], eps[i : i + 1], h[i : i + 1], z[i : i + 1], columns(row))
         for found, needed in zip(together, alone, strict=True):
-            assert torch.equal(found[i : i + 1], needed), SCHEDULERS[i]
+            assert torch.equal(found[i : i + 1], needed), [*SCHEDULERS][i]
 
 
 def test_stale_buffers_do_not_reach_a_new_row() -> None:

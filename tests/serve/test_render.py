@@ -17,8 +17,9 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import engines
-from sdxl import cli, images
+from sdxl import cli
 from sdxl.checkpoint import find
+from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Result
 
@@ -54,7 +55,7 @@ class FakePipeline:
         assert params.seed is not None and params.height and params.width
         if params.prompt == "broken":
             return Result(index, params, error=RuntimeError("the engine broke"))
-        source = images.NoiseSource(params.seed, (3, params.height, params.width))
+        source = NoiseSource(params.seed, (3, params.height, params.width))
         picture = torch.full_like(source.start(), torch.nan if params.prompt == "overflow" else 0.5)
         timings = {"encode_s": 0.1, "denoise_s": 1.0, "decode_s": 0.2}
         image = picture * torch.rand(3, 1, 1, generator=torch.Generator().manual_seed(params.seed))

@@ -398,7 +398,6 @@ def test_a_place_without_a_job_says_so(tmp_path: Path) -> None:
         (("--shard-size", "0"), "shard_size: 0"),
         (("--steps", "0"), "steps: 0"),
         (("--stall-s", "0"), "stall_s: 0"),
-        (("--through", "http://x", "--deep-steps", "0,3"), "deep_steps: "),
     ],
 )
 def test_a_flag_that_cannot_be_is_refused_by_name(
