@@ -90,6 +90,8 @@ class Parameter:
     infotext: str = ""
     """its name in the `parameters` text that other programs read; none: the text's own lines"""
     metavar: str = ""
+    placeholder: str = ""
+    """what the page shows where nothing is given"""
     name: str = ""
     kind: type = str
     """str, int, float, or tuple for step numbers"""
@@ -127,7 +129,11 @@ class GenerationParams:
         "", "Prompt", "what to draw; (word:1.3) weighs it", high=MAX_PROMPT_CHARS
     )
     negative_prompt: str | None = parameter(
-        None, "Negative prompt", "what to keep out of it", high=MAX_PROMPT_CHARS
+        None,
+        "Negative prompt",
+        "what to keep out of it",
+        high=MAX_PROMPT_CHARS,
+        placeholder="What you do not want to see",
     )
     width: int | None = parameter(
         None, "Width", "the model's own size unless given", rest=SIZE, metavar="PIXELS"
@@ -152,6 +158,7 @@ class GenerationParams:
         low=0,
         high=MAX_SEED,
         infotext="Seed",
+        placeholder="new each time",
     )
     scheduler: str = parameter(
         "euler",
@@ -174,6 +181,7 @@ class GenerationParams:
         "Deep steps",
         "the very steps that run the whole UNet, from 0; instead of cache_interval",
         infotext="Deep steps",
+        placeholder="such as 0,2,5",
         metavar="I,J,…",
     )
 

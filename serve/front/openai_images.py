@@ -161,6 +161,9 @@ class ErrorBody(Reply):
     error: ErrorDetail
 
 
+JSON_TYPES: dict[type, Any] = {str: "string", int: "integer", float: "number", tuple: "array"}
+
+
 class Control(Reply):
     """A parameter of a picture, for whoever builds a form."""
 
@@ -170,6 +173,8 @@ class Control(Reply):
     """in a request"""
     label: str
     help: str
+    placeholder: str
+    type: Literal["string", "integer", "number", "array"]
     default: str | int | float | None
     minimum: int | float | None = None
     maximum: int | float | None = None
@@ -183,6 +188,8 @@ class Control(Reply):
             field=each.client_name,
             label=each.label,
             help=each.help,
+            placeholder=each.placeholder,
+            type=JSON_TYPES[each.kind],
             default=each.default,
             choices=each.choices or None,
             **{name: value for name, value in bounds.items() if math.isfinite(value)},

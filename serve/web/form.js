@@ -1,21 +1,13 @@
 // The form: what it holds as a settings object, and back. It remembers itself between visits.
 
+import { buildControls } from "./controls.js";
 import { byId, make } from "./elements.js";
-import { cacheWords } from "./parameters.js";
+import { cacheWords, learn, usualSettings } from "./parameters.js";
 
 const DRAFT = "settings";
-const DEFAULTS = {
-  prompt: "",
-  negative_prompt: "",
-  n: 1,
-  size: "auto",
-  steps: 20,
-  guidance: 5,
-  seed: "",
-  scheduler: "euler",
-  cache_interval: 2,
-  expand_prompt: false,
-};
+/** Of the page's own controls; those of all others come with the service's description. */
+const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: 2, expand_prompt: false };
+const NUMBERS = ["n", "cache_interval"];
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
 const LABELS = {
   cache_interval: (value) => (value === "1" ? "Off" : value),
@@ -26,24 +18,19 @@ const form = byId("ask");
 
 export function readForm() {
   const fields = Object.fromEntries(new FormData(form));
-  const { prompt, negative_prompt, n, size, steps, guidance, seed, scheduler, cache_interval } =
-    fields;
   return {
-    prompt: prompt.trim(),
-    negative_prompt: negative_prompt.trim(),
-    n: Number(n),
-    size,
-    steps: Number(steps),
-    guidance: Number(guidance),
-    seed: seed.trim(),
-    scheduler,
-    cache_interval: Number(cache_interval),
+    ...Object.fromEntries(Object.keys(fields).map((name) => [name, valueIn(name, fields[name])])),
     expand_prompt: "expand_prompt" in fields,
   };
 }
 
+function valueIn(name, text) {
+  const isNumber = form.elements[name].type === "number" || NUMBERS.includes(name);
+  return isNumber ? Number(text) : text.trim();
+}
+
 export function writeForm(settings) {
-  for (const name of Object.keys(DEFAULTS).filter((name) => name in settings)) {
+  for (const name of Object.keys(settings).filter((name) => form.elements[name])) {
     offer(name, String(settings[name]));
     const control = form.elements[name];
     if (control.type === "checkbox") control.checked = settings[name];
@@ -53,25 +40,28 @@ export function writeForm(settings) {
 }
 
 /** Everything but the prompt as it was at first. */
-export const resetForm = () => writeForm({ ...DEFAULTS, prompt: form.elements.prompt.value });
+export const resetForm = () =>
+  writeForm({ ...DEFAULTS, ...usualSettings(), prompt: form.elements.prompt.value });
 
 export function startForm() {
   for (const place of form.querySelectorAll(".choice")) {
     for (const value of place.dataset.values.split(" ")) offer(place.dataset.name, value);
   }
-  for (const name of ["size", "scheduler"]) offer(name, DEFAULTS[name]);
-  writeForm({ ...DEFAULTS, ...JSON.parse(localStorage.getItem(DRAFT) ?? "{}") });
+  offer("size", DEFAULTS.size);
+  writeForm({ ...DEFAULTS, ...draft() });
   form.addEventListener("input", changed);
 }
 
 /** What the models allow, from GET /v1/models. */
 export function limitForm({ images, chat }) {
+  learn(images.parameters);
+  buildControls(form, images.parameters);
+  writeForm({ ...usualSettings(), ...draft() });
   const expand = form.elements.expand_prompt;
   expand.disabled = expand.closest("label").hidden = !chat;
   form.elements.steps.max = images.max_steps;
   form.elements.prompt.maxLength = images.max_prompt_chars;
   for (const size of sizesWithin(images)) offer("size", size);
-  for (const scheduler of images.schedulers) offer("scheduler", scheduler);
   for (const radio of form.querySelectorAll("[name=n]")) {
     radio.closest("label").hidden = Number(radio.value) > images.max_n;
   }
@@ -79,9 +69,12 @@ export function limitForm({ images, chat }) {
   automatic.textContent = `${images.default_side} × ${images.default_side}`;
 }
 
+const draft = () => JSON.parse(localStorage.getItem(DRAFT) ?? "{}");
+
 function changed() {
   const settings = readForm();
-  localStorage.setItem(DRAFT, JSON.stringify(settings));
+  // With what was kept of controls that are not there yet.
+  localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   const interval = settings.cache_interval;
   byId("cache-hint").textContent =

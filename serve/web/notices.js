@@ -1,8 +1,7 @@
 // What the page says in words: to the eye beside the pictures, and to a screen reader.
 
 import { byId, make } from "./elements.js";
-
-const FIELDS = { guidance_scale: "guidance", width: "size", height: "size" };
+import { controlFor } from "./parameters.js";
 
 /** Said once, without moving anything. */
 export function announce(text) {
@@ -59,7 +58,7 @@ function busy({ message, retryAfterS }, [label, again]) {
 }
 
 function markField(param) {
-  const field = byId("ask").elements[FIELDS[param] ?? param];
+  const field = byId("ask").elements[controlFor(param)];
   if (!(field instanceof HTMLElement)) return;
   field.closest("details")?.setAttribute("open", "");
   field.setAttribute("aria-invalid", "true");

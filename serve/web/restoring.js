@@ -46,8 +46,6 @@ export function restore(params, name, model) {
   let promise = "Generate makes the same picture.";
   if (params.model && model && params.model !== model) {
     promise = `It was made by ${params.model}, so ${model} will make another picture of it.`;
-  } else if (params.deep_steps) {
-    promise = "Its uneven plan of whole steps cannot be asked for here, so the picture may differ.";
   }
   notify(`The settings are those of ${name}. ${promise}`);
   byId("prompt").focus();
