@@ -127,3 +127,49 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     command = [sys.executable, "-c", code]
     loaded = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     assert not loaded.split()
+
+
+def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> None:
+    """Of sdxl/params.py's table, and nothing else is one."""
+    import dataclasses
+
+    from sdxl.arguments import POSITIONAL
+    from sdxl.params import PARAMETERS, SIZE, GenerationParams
+    from serve.batch.command import build_parser as batch_parser
+    from serve.batch.reading import COLUMNS, ID
+    from serve.batch.results import manifest_columns
+    from serve.front.openai_images import AskedParams, Control, ImageRequest
+    from serve.render.command import build_parser as render_parser
+
+    names = set(PARAMETERS)
+    assert names == {f.name for f in dataclasses.fields(GenerationParams)}
+    assert names == set(GenerationParams().as_dict()), "keys of a picture's metadata"
+    for parser in (render_parser(), batch_parser()):
+        (group,) = (g for g in parser._action_groups if g.title == "parameters of a picture")
+        flags = {action.dest for action in group._group_actions}
+        assert flags == names - set(POSITIONAL), parser.prog
+    fields = {p.client_name for p in PARAMETERS.values()}
+    assert set(AskedParams.model_fields) == fields - {SIZE}
+    assert fields <= set(ImageRequest.model_fields)
+    assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {ID}
+    assert names <= set(manifest_columns())
+    assert [Control.of(p).name for p in PARAMETERS.values()] == list(PARAMETERS)
+
+
+def test_every_scheduler_has_a_solver_and_every_solver_a_name() -> None:
+    from sdxl.params import SCHEDULERS
+    from sdxl.schedulers import SOLVERS
+
+    assert {scheduler.solver for scheduler in SCHEDULERS.values()} == set(SOLVERS)
+
+
+def test_the_page_names_no_parameter_whose_control_the_service_describes() -> None:
+    from sdxl.params import PARAMETERS
+
+    own = {"prompt", "cache_interval", "seed"}
+    """The page draws these by itself, or must keep their digits."""
+    web = ROOT / "serve" / "web"
+    text = "".join(p.read_text(encoding="utf-8") for p in sorted(web.glob("*.js")))
+    text += (web / "index.html").read_text(encoding="utf-8")
+    named = [n for n in PARAMETERS if n not in own | {"width", "height"} and f'name="{n}"' in text]
+    assert not named

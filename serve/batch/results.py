@@ -72,6 +72,10 @@ def letter(entry: Entry) -> bytes:
     return as_json(facts) + b"\n"
 
 
+def manifest_columns() -> dict[str, type]:
+    return {**LEDGER_COLUMNS, **{each.name: each.kind for each in PARAMETERS.values()}}
+
+
 class ManifestWriter:
     def __init__(self, path: Path) -> None:
         import pyarrow as arrow
@@ -83,8 +87,7 @@ class ManifestWriter:
             float: arrow.float64(),
             tuple: arrow.list_(arrow.int64()),
         }
-        columns = {**LEDGER_COLUMNS, **{p.name: p.kind for p in PARAMETERS.values()}}
-        self._schema = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
+        self._schema = arrow.schema([(n, types[kind]) for n, kind in manifest_columns().items()])
         self._table = arrow.Table
         self._writer = parquet.ParquetWriter(path, self._schema)
 
