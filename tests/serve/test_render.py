@@ -17,7 +17,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 import engines
-from sdxl import cli
+from sdxl import cli, images
 from sdxl.checkpoint import find
 from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams, Sizes
