@@ -18,7 +18,7 @@ from transformers import CLIPTextModelWithProjection, CLIPTokenizer, ResNetForIm
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from sdxl.mini import topology
-from sdxl.mini.fitting import Schedule, fit
+from sdxl.mini.fitting import Schedule, fit, in_half
 from sdxl.mini.scenes import (
     COLOURS,
     PLACES,
@@ -194,7 +194,7 @@ def train_scorer(schedule: Schedule, groups: int, work: Path, device: str) -> No
         images = np.stack([draw(scene, int(rng.integers(2**31))) for scene in scenes])
         texts = [caption(scene, rng) for scene in scenes]
         tokens = tokenizer(texts, padding=True, return_tensors="pt").input_ids.to(device)
-        with torch.autocast(device, torch.bfloat16):
+        with in_half(device):
             pixels = _soften(pixels_of(images).to(device), rng)
             found = model.get_image_features(pixels), model.get_text_features(tokens)
         seen, read = (F.normalize(f.pooler_output.float(), dim=-1) for f in found)

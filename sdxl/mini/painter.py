@@ -1,0 +1,193 @@
+"""Trains the UNet together with both text encoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sdxl.mini import topology
+from sdxl.mini.fitting import fit, load_latest
+from sdxl.mini.latents import Encoded, encode_groups, encode_pictures, tokenize, tokenizers
+from sdxl.mini.plan import GROUP, Contrast, Plan
+
+EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
+OFFSET_NOISE = 0.25
+SKETCH_SHARE = 0.1  # of the sketch's error in the loss
+
+
+class Sketch(nn.Module):
+    """Reads a rough thumbnail off a caption's context; only the training has it.
+
+    SDXL's text encoders knew language before its UNet learned to paint. These ones learn beside
+    it, and from the noise's error alone they took very long to say which colour goes where.
+    """
+
+    SIDE, WIDTH, HEADS = 8, 64, 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(0.5 * torch.randn(1, self.SIDE**2, self.WIDTH))
+        self.norm = nn.LayerNorm(2 * topology.TEXT_WIDTH)
+        self.read = nn.MultiheadAttention(
+            self.WIDTH,
+            self.HEADS,
+            kdim=2 * topology.TEXT_WIDTH,
+            vdim=2 * topology.TEXT_WIDTH,
+            batch_first=True,
+        )
+        self.colour = nn.Sequential(
+            nn.LayerNorm(self.WIDTH),
+            nn.Linear(self.WIDTH, 4 * self.WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * self.WIDTH, 3),
+        )
+
+    def forward(self, context: Tensor) -> Tensor:
+        heard = self.norm(context)
+        places = self.places.expand(len(context), -1, -1)
+        read, _ = self.read(places, heard, heard, need_weights=False)
+        colours: Tensor = self.colour(places + read)
+        return colours.movedim(1, 2).unflatten(2, (self.SIDE, self.SIDE))
+
+
+class Painter(nn.Module):
+    """The UNet and the text encoders that learn with it, wired as SDXL wires them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet = topology.new_unet()
+        self.text_encoder = topology.new_text_encoder()
+        self.text_encoder_2 = topology.new_text_encoder_2()
+        self.sketch = Sketch()
+
+    def forward(
+        self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor, kept: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The noise and a sketch. `kept` is 1 where the caption is heard, 0 where context and
+        pooled are zeroed."""
+        first = self.text_encoder(tokens, output_hidden_states=True)
+        second = self.text_encoder_2(tokens_2, output_hidden_states=True)
+        context = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
+        time_ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=noisy.device)
+        added = {
+            "text_embeds": second.text_embeds * kept[:, None],
+            "time_ids": time_ids.repeat(len(noisy), 1),
+        }
+        predicted: Tensor = self.unet(
+            noisy, timestep, context * kept[:, None, None], added_cond_kwargs=added
+        ).sample
+        return predicted, self.sketch(context)
+
+
+def noise_weights(alphas: Tensor, limit: float) -> Tensor:
+    """Weigh the noise's error as the velocity's, up to a limit; 1 leaves it plain.
+
+    Places are decided under much noise, where the plain error hardly sees the picture.
+    """
+    weights = (1 / alphas).clamp(max=limit)
+    return weights / weights.mean()
+
+
+class Lesson:
+    """The noise prediction loss on cached latents, captions dropped now and then."""
+
+    def __init__(self, painter: Painter, plan: Plan, work: Path, device: str) -> None:
+        self.painter, self.device = painter, device
+        self.alphas = topology.new_scheduler().alphas_cumprod.to(device)
+        self.scale = encode_pictures(plan, work, device).scale
+        self.empty, self.empty_2 = (tokenize(t, [""]) for t in tokenizers(work))
+
+    def loss(
+        self,
+        data: Encoded,
+        rows: Tensor,
+        group: int,
+        lowest: int,
+        limit: float,
+        rng: np.random.Generator,
+        is_blind: bool = False,
+    ) -> Tensor:
+        """Rows of one group share timestep and noise; the offset keeps backgrounds to captions.
+
+        Blind rows see noise alone, as the first step of a sampler does, and are asked for the
+        noise that would leave their picture: whatever they know of it, the caption said.
+        """
+        draws = torch.from_numpy(rng.random(len(rows) // group)).repeat_interleave(group)
+        kept = (draws >= EMPTY_ZEROED).float().to(self.device)
+        is_blank = ((draws >= EMPTY_ZEROED) & (draws < EMPTY_ZEROED + EMPTY_ENCODED))[:, None]
+        tokens = torch.where(is_blank, self.empty, data.tokens[rows]).to(self.device)
+        tokens_2 = torch.where(is_blank, self.empty_2, data.tokens_2[rows]).to(self.device)
+        latents = data.latents[rows].float().to(self.device) * self.scale
+        first = latents[::group]
+        offset = 0.0 if is_blind else OFFSET_NOISE
+        noise = torch.randn_like(first) + offset * torch.randn_like(first[:, :, :1, :1])
+        noise = noise.repeat_interleave(group, dim=0)
+        timestep = torch.randint(lowest, len(self.alphas), (len(first),), device=self.device)
+        timestep = timestep.repeat_interleave(group)
+        alpha = self.alphas[timestep].view(-1, 1, 1, 1)
+        if is_blind:
+            noisy, noise = noise, (noise - alpha.sqrt() * latents) / (1 - alpha).sqrt()
+        else:
+            noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        predicted, sketched = self.painter(noisy, timestep, tokens, tokens_2, kept)
+        error = (predicted - noise).square().mean((1, 2, 3))
+        thumbnails = data.thumbnails[rows].float().to(self.device)
+        rough = F.adaptive_avg_pool2d(thumbnails, Sketch.SIDE)
+        return (error * noise_weights(self.alphas, limit)[timestep]).mean() + (
+            SKETCH_SHARE * (sketched - rough).square().mean()
+        )
+
+
+def train_unet(plan: Plan, work: Path, device: str) -> None:
+    """On single pictures, with more and more weight on the much noised ones."""
+    torch.manual_seed(0)
+    painter = Painter().to(device)
+    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+        limit = [limit for first, limit in plan.unet_emphasis if first <= step][-1]
+        return lesson.loss(data, rows, 1, 0, limit, rng)
+
+    fit(painter, loss_of, plan.unet, work / "unet.pt")
+
+
+def train_contrasts(plan: Plan, work: Path, device: str) -> None:
+    """One cycle after the other, each from where the one before stood, not from its average."""
+    before = "unet"
+    for contrast in plan.contrasts:
+        painter = Painter()
+        load_latest(painter, work / f"{before}.pt")
+        _train_contrast(contrast, painter.to(device), plan, work, device)
+        before = contrast.name
+
+
+def _train_contrast(
+    contrast: Contrast, painter: Painter, plan: Plan, work: Path, device: str
+) -> None:
+    """Every other step on groups that share seed, noise and timestep and differ in one attribute.
+
+    What they share cancels in the gradient of what tells them apart: so "top" and "bottom",
+    which single pictures leave alike for very long, part within some hundred steps.
+    """
+    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
+    groups = encode_groups(contrast, work, device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        if step % 2 == 1:
+            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+            return lesson.loss(data, rows, 1, 0, 12, rng)
+        if contrast.is_blind and step % 4 == 2:
+            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+            return lesson.loss(data, rows, 1, contrast.lowest, 60, rng, is_blind=True)
+        heads = GROUP * rng.integers(0, contrast.groups, plan.unet_batch // GROUP)
+        rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
+        return lesson.loss(
+            groups, rows, GROUP, contrast.lowest, 60, rng, is_blind=contrast.is_blind
+        )
+
+    fit(painter, loss_of, contrast.schedule, work / f"{contrast.name}.pt")

@@ -1,0 +1,52 @@
+"""The lengths, rates and seeds of a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdxl.mini.fitting import Schedule
+
+GROUP = 4  # scenes that differ in one attribute
+
+_VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
+_DECODER = Schedule(steps=500, peak_rate=1e-3, seed=5)
+_UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
+_SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A cycle of training on groups of scenes that differ in one attribute."""
+
+    name: str
+    schedule: Schedule
+    place_share: float
+    lowest: int  # timestep
+    groups: int = 3_500
+    seed: int = 7
+    is_blind: bool = False
+
+
+_CONTRASTS = (
+    Contrast("groups", Schedule(steps=2000, peak_rate=8e-4, seed=6), 0.5, 400),
+    Contrast("places", Schedule(steps=3600, peak_rate=1e-3, seed=8), 1.0, 900, 3_500, 9, True),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The lengths and seeds of a whole run."""
+
+    vae: Schedule = _VAE
+    decoder: Schedule = _DECODER
+    unet: Schedule = _UNET
+    contrasts: tuple[Contrast, ...] = _CONTRASTS
+    scorer: Schedule = _SCORER
+    pictures: int = 20_000
+    pictures_seed: int = 4
+    vae_batch: int = 16  # crops; a whole picture takes the place of four
+    vae_whole_from: int = 1600
+    decoder_batch: int = 6
+    unet_batch: int = 32
+    unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
+    scorer_groups: int = 16
