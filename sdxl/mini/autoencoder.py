@@ -1,4 +1,4 @@
-"""Trains the VAE: all of it, then its decoder alone."""
+"""Trains the VAE: all of it, from nothing or near to another's latents, then its decoder alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch import Tensor
+from torch.nn import functional as F
 
 from sdxl.mini import topology
-from sdxl.mini.fitting import fit, in_half, load_fitted
+from sdxl.mini.fitting import fit, in_half, load_fitted, save_adopted
 from sdxl.mini.plan import Plan
 from sdxl.mini.scenes import SIDE, draw, sample_scene
 
 CROP = 64
+NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as
+EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over wide squares
 
 
 def as_tensor(images: np.ndarray) -> Tensor:
@@ -31,6 +34,14 @@ def _crops(rng: np.random.Generator, count: int, side: int) -> np.ndarray:
     return np.stack(crops)
 
 
+def miss(decoded: Tensor, images: Tensor) -> Tensor:
+    """How far pictures are apart: pixels, edges, and plain surfaces, whose small errors add up."""
+    error = decoded.float() - images
+    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    coarse = sum(F.avg_pool2d(error, side).abs().mean() for side in (4, 16))
+    return error.abs().mean() + 2 * error.square().mean() + EDGES * edges + COARSE * coarse
+
+
 def train_vae(plan: Plan, work: Path, device: str) -> None:
     """Through the mean and a little noise, as a sampled posterior drowns at the start.
 
@@ -38,6 +49,7 @@ def train_vae(plan: Plan, work: Path, device: str) -> None:
     """
     torch.manual_seed(0)
     vae = topology.new_vae().to(device)
+    teacher = _load_teacher(work, device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         is_whole = step >= plan.vae_whole_from and step % 2 == 1
@@ -46,12 +58,36 @@ def train_vae(plan: Plan, work: Path, device: str) -> None:
         with in_half(device):
             posterior = vae.encode(images).latent_dist
             decoded = vae.decode(posterior.mean + 0.05 * torch.randn_like(posterior.mean)).sample
-        error = decoded.float() - images
         spread = (posterior.logvar.float() + 6).square().mean()
         size = posterior.mean.float().square().mean()
-        return error.abs().mean() + 2 * error.square().mean() + 1e-3 * spread + 1e-4 * size
+        loss = miss(decoded, images) + 1e-3 * spread + 1e-4 * size
+        if teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = teacher.encode(images).latent_dist.mean
+        return loss + NEAR * (posterior.mean.float() - taught).square().mean() / taught.var()
 
     fit(vae, loss_of, plan.vae, work / "vae.pt")
+
+
+def adopt_vae(weights: Path, plan: Plan, work: Path) -> None:
+    """Take an exported VAE to go on from.
+
+    One whose norms have other groups is trained again, near to the latents that it gave, so that
+    the UNet which knows them stays of use.
+    """
+    vae = AutoencoderKL.from_pretrained(weights)
+    has_groups = vae.config["norm_num_groups"] == topology.VAE_GROUPS
+    if not has_groups:
+        vae.save_pretrained(work / "teacher")
+    save_adopted(vae, plan.vae.steps if has_groups else 0, work / "vae.pt")
+
+
+def _load_teacher(work: Path, device: str) -> AutoencoderKL | None:
+    if not (work / "teacher").exists():
+        return None
+    teacher = AutoencoderKL.from_pretrained(work / "teacher").to(device)
+    return teacher.requires_grad_(False)
 
 
 def load_vae(work: Path) -> AutoencoderKL:
@@ -76,7 +112,6 @@ def train_decoder(plan: Plan, work: Path, device: str) -> None:
                 latents = vae.encode(images).latent_dist.mean
             blur = 0.2 * torch.rand(len(latents), 1, 1, 1, device=device)
             decoded = vae.decode(latents + blur * torch.randn_like(latents)).sample
-        error = decoded.float() - images
-        return error.abs().mean() + error.square().mean()
+        return miss(decoded, images)
 
     fit(vae, loss_of, plan.decoder, work / "decoder.pt")

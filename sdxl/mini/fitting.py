@@ -131,13 +131,13 @@ def _save(
     fresh.replace(checkpoint)
 
 
-def save_finished(module: nn.Module, schedule: Schedule, checkpoint: Path) -> None:
-    """A checkpoint as a finished fit leaves it, for weights that came from elsewhere."""
+def save_adopted(module: nn.Module, step: int, checkpoint: Path) -> None:
+    """A checkpoint as a fit leaves it at `step`, for weights that came from elsewhere."""
     weights = [p for p in module.parameters() if p.requires_grad]
     state = {
         "module": module.state_dict(),
         "average": [p.detach() for p in weights],
-        "step": schedule.steps,
+        "step": step,
     }
     torch.save(state, checkpoint)
 

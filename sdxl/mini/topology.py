@@ -21,6 +21,9 @@ LATENT_SIDE = SIDE // 8
 TEXT_WIDTH = 64
 TIME_IDS = (SIDE, SIDE, 0, 0, SIDE, SIDE)  # original size, crop corner, target size
 _TIME_ID_WIDTH = 32
+# At least four channels each, as in SDXL. With one, a norm forgets how bright a picture was, and a
+# decoder hides a spot far brighter than the rest somewhere to tell it (arXiv 1912.04958).
+VAE_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def new_vae() -> AutoencoderKL:
         block_out_channels=(16, 32, 64, 64),
         layers_per_block=1,
         latent_channels=LATENT_CHANNELS,
-        norm_num_groups=16,
+        norm_num_groups=VAE_GROUPS,
         sample_size=SIDE,
         force_upcast=False,
     )

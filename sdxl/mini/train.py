@@ -11,13 +11,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from diffusers import AutoencoderKL
 from safetensors.torch import load_file
 
-from sdxl.mini.autoencoder import load_vae, train_decoder, train_vae
+from sdxl.mini.autoencoder import adopt_vae, load_vae, train_decoder, train_vae
 from sdxl.mini.clip import Student, train_scorer
 from sdxl.mini.export import Trained, export
-from sdxl.mini.fitting import load_fitted, save_finished
+from sdxl.mini.fitting import load_fitted, save_adopted
 from sdxl.mini.latents import encode_pictures, fit_preview
 from sdxl.mini.painter import Painter, train_contrasts, train_unet
 from sdxl.mini.plan import Plan
@@ -45,16 +44,21 @@ def export_all(plan: Plan, work: Path, out: Path, device: str) -> None:
 
 
 def adopt(weights: Path, plan: Plan, work: Path) -> None:
-    """Take an exported folder for the end of the stages before "places", to go on from there."""
-    vae = AutoencoderKL.from_pretrained(weights / "vae")
+    """Take an exported folder for the end of the stages before "places", to go on from there.
+
+    A folder that was adopted before is left alone: it may have gone on since.
+    """
+    if (work / "unet.pt").exists():
+        return
+    adopt_vae(weights / "vae", plan, work)
     painter = Painter()
     painter.unet.load_state_dict(load_file(weights / "unet/diffusion_pytorch_model.safetensors"))
     for name in ("text_encoder", "text_encoder_2"):
         encoder = getattr(painter, name)
         setattr(painter, name, type(encoder).from_pretrained(weights / name))
-    save_finished(vae, plan.vae, work / "vae.pt")
-    save_finished(painter, plan.unet, work / "unet.pt")
-    save_finished(painter, plan.contrasts[0].schedule, work / f"{plan.contrasts[0].name}.pt")
+    groups = plan.contrasts[0]
+    save_adopted(painter, groups.schedule.steps, work / f"{groups.name}.pt")
+    save_adopted(painter, plan.unet.steps, work / "unet.pt")
 
 
 def main() -> None:

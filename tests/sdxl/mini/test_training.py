@@ -1,0 +1,64 @@
+"""Training: it goes on from exported weights, and from where it was stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor, nn
+
+from sdxl.mini import topology
+from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, train_vae
+from sdxl.mini.check import WEIGHTS, held_out_scenes
+from sdxl.mini.fitting import Schedule
+from sdxl.mini.plan import Plan
+from sdxl.mini.scenes import draw
+from sdxl.mini.train import adopt
+
+
+@pytest.fixture
+def vae() -> AutoencoderKL:
+    return AutoencoderKL.from_pretrained(WEIGHTS / "vae").float()
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Tensor:
+    return as_tensor(np.stack([draw(scene, i) for i, scene in enumerate(held_out_scenes(6))]))
+
+
+@torch.no_grad()
+def _latents(vae: AutoencoderKL, pixels: Tensor) -> Tensor:
+    mean: Tensor = vae.encode(pixels).latent_dist.mean
+    return mean
+
+
+def _shift(latents: Tensor, others: Tensor) -> float:
+    """In parts of the latents' deviation."""
+    return float((latents - others).square().mean().sqrt() / latents.std())
+
+
+def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:
+    norms = [m for m in topology.new_vae().modules() if isinstance(m, nn.GroupNorm)]
+    assert min(norm.num_channels // norm.num_groups for norm in norms) >= 4
+
+
+def test_training_goes_on_from_an_exported_vae_near_its_latents(
+    tmp_path: Path, vae: AutoencoderKL, pixels: Tensor
+) -> None:
+    plan = replace(Plan(), vae=Schedule(steps=2, peak_rate=1e-4, seed=1), vae_batch=4)
+    adopt_vae(WEIGHTS / "vae", plan, tmp_path)
+    train_vae(plan, tmp_path, "cpu")
+    assert torch.load(tmp_path / "vae.pt")["step"] == 2
+    assert _shift(_latents(vae, pixels), _latents(load_vae(tmp_path), pixels)) < 0.2
+
+
+def test_adopting_the_same_weights_again_undoes_no_training(tmp_path: Path) -> None:
+    adopt(WEIGHTS, Plan(), tmp_path)
+    state = torch.load(tmp_path / "vae.pt")
+    torch.save({**state, "step": 7}, tmp_path / "vae.pt")
+    adopt(WEIGHTS, Plan(), tmp_path)
+    assert torch.load(tmp_path / "vae.pt")["step"] == 7
