@@ -1,5 +1,6 @@
 """Work that comes again on the same tensors: run at first, recorded the second time, replayed from
-then on. Both kinds of engine use it: TensorRT for one call, PyTorch for the whole tick.
+then on. Both kinds of engine use it: TensorRT for one call, PyTorch for the whole tick and for the
+decoding of a picture.
 
 It knows no networks. What is recorded holds on to addresses: whoever keeps a recording says by
 which key the same addresses come again.
@@ -8,13 +9,20 @@ which key the same addresses come again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-MAX_TICKS = 64
+from sdxl.engine import Engine
+from sdxl.specs import ModelSpec
+
+Tensors = dict[str, Tensor]
+MAX_SHAPES = 4
+"""of the pictures that are decoded from recordings"""
+MAX_TICKS = 128
 """Recordings kept of whole ticks: two networks, each bucket, a few sets of buffers."""
 
 
@@ -73,3 +81,43 @@ class Ticks:
             self.device.synchronize()
             self.recordings.popitem(last=False)
         recording.run(lambda _: work(), self.device, lambda: True)
+
+
+@dataclass
+class RecordedEngine:
+    """An engine whose calls come again by shape, on tensors that do not: it has tensors of its own
+    for each shape, and a recording on them."""
+
+    engine: Engine
+    device: Device
+    lanes: OrderedDict[Hashable, tuple[Tensors, Tensors, Recording]] = field(
+        default_factory=OrderedDict
+    )
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.engine.spec
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        own_inputs, own_outputs, recording = self._lane(inputs, outputs)
+        for name, tensor in own_inputs.items():
+            tensor.copy_(inputs[name])
+        recording.run(lambda _: self.engine(own_inputs, own_outputs), self.device, lambda: True)
+        for name, tensor in own_outputs.items():
+            outputs[name].copy_(tensor)
+
+    def _lane(
+        self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]
+    ) -> tuple[Tensors, Tensors, Recording]:
+        key = tuple(tensor.shape for tensor in inputs.values())
+        if key not in self.lanes:
+            if len(self.lanes) == MAX_SHAPES:
+                self.device.synchronize()
+                self.lanes.popitem(last=False)
+            own, made = (
+                {name: torch.empty_like(tensor) for name, tensor in each.items()}
+                for each in (inputs, outputs)
+            )
+            self.lanes[key] = own, made, Recording()
+        self.lanes.move_to_end(key)
+        return self.lanes[key]

@@ -19,7 +19,7 @@ from engines.eight_bit import flagged, quantise
 from engines.gpus import local_target, numbered
 from engines.kernel_switch import products
 from engines.profiles import buckets
-from engines.recordings import Ticks
+from engines.recordings import RecordedEngine, Ticks
 from engines.tiles import measuring
 from engines.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
@@ -76,6 +76,15 @@ def load_torch(
             is_compiled = options.compile and part == "unet"
             runs: Any = torch.compile(placed) if is_compiled else placed
             engines[name] = TorchEngine(specs[name], runs)
+    if options.rearranged:
+        from engines.fast_vae import rearrange_decoder
+
+        decoder: Any = engines["vae_decoder"]
+        rearrange_decoder(decoder.module.decoder)
+    if is_cuda and options.graphs:
+        # Apart from the loop's: a picture is decoded while others are denoised, and what was
+        # captured into one pool must not run at the same time.
+        engines["vae_decoder"] = RecordedEngine(engines["vae_decoder"], CudaDevice(chosen))
     if is_cuda:
         torch.backends.cudnn.benchmark = True
     # A GPU is given calls of the size that compiled engines have on it.
@@ -89,11 +98,17 @@ def load_torch(
         device=chosen,
         cut=cut,
         buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
+        memory_format=memory_format(options),
         warming=partial(_warming, chosen) if is_cuda else nullcontext,
         repeat=Ticks(cuda) if cuda and options.graphs else Engines.repeat,
         description=said,
         **(cuda.for_engines() if cuda else {}),
     )
+
+
+def memory_format(options: TorchOptions) -> torch.memory_format:
+    """Of the loop's maps: the one that the rearranged UNet keeps from end to end."""
+    return torch.channels_last if options.rearranged else torch.contiguous_format
 
 
 def _warming(device: torch.device) -> AbstractContextManager[None]:

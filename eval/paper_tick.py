@@ -16,23 +16,33 @@ from torch import Tensor, nn
 from engines.eight_bit import flagged, put_layers
 from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.fast_unet import rearrange
+from engines.fast_vae import rearrange_decoder
 from engines.launches import Launch, noted
+from engines.profiles import buckets
+from engines.targets import TARGETS
+from engines.torch_engine import TorchEngine, memory_format
+from engines.torch_options import TorchOptions
 from eval.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
-from sdxl.checkpoint import networks_of
-from sdxl.engine import torch_dtype
-from sdxl.specs import CHUNK, network_specs
+from sdxl import deepcache, schedulers
+from sdxl.checkpoint import find, networks_of
+from sdxl.conditioning import Conditioning
+from sdxl.engine import Engines, torch_dtype
+from sdxl.inflight import InFlight, Request
+from sdxl.policy import Limits
+from sdxl.specs import CHUNK, TIME_IDS, network_specs
 
 NUMBERS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 PRECISIONS = ("fp16", *NUMBERS)
 UNETS = ("unet_deep", "unet_shallow")
+SCHEDULE = find("mini").scheduler
 
 
 @cache
-def unets(precision: str) -> Mapping[str, nn.Module]:
+def unets(precision: str, model: str = FULL_SIZE) -> Mapping[str, nn.Module]:
     """The UNet's networks in the torch backend's GPU form."""
     with torch.device("meta"):
-        unet: Any = build_module("unet", configs_of(FULL_SIZE)["unet"])
+        unet: Any = build_module("unet", configs_of(model)["unet"])
         # Not the module's own `to`, which warns of what other models need.
         unet = nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
         if precision in NUMBERS:
@@ -57,6 +67,48 @@ def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
                 yield name + SMOOTHING, torch.empty(inside)
 
 
+@cache
+def decoder(model: str = FULL_SIZE) -> nn.Module:
+    """In the torch backend's GPU form."""
+    with torch.device("meta"):
+        (found,) = networks_of("vae", build_module("vae", configs_of(model)["vae"])).values()
+        found = found.to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        rearrange_decoder(found.decoder)
+        return found
+
+
+def engines_of(precision: str, model: str = FULL_SIZE) -> Engines:
+    """The torch backend's, as on a GPU, without memory."""
+    arch = architecture_of(configs_of(model))
+    specs = network_specs(arch, "float16")
+    networks = unets(precision, model)
+    engines = {name: TorchEngine(specs[name], network) for name, network in networks.items()}
+    return Engines(
+        arch,
+        engines,
+        device=torch.device("meta"),
+        memory_format=memory_format(TorchOptions()),
+        buckets=(1, *buckets(TARGETS["h200"].max_batch)),
+    )
+
+
+def begun(engines: Engines, images: int, latent: int) -> InFlight:
+    """A loop to which as many images of four steps were given: deep, shallow, deep, shallow."""
+    arch = engines.arch
+    conditioning = Conditioning(
+        torch.empty(2, CHUNK, arch.context_width, dtype=torch.float16, device="meta"),
+        torch.empty(2, arch.pooled_width, dtype=torch.float16, device="meta"),
+        torch.empty(2, TIME_IDS, dtype=torch.float16, device="meta"),
+    )
+    table = schedulers.table("euler", 4, SCHEDULE)
+    limits = Limits(engines.buckets, rows=engines.buckets[-1])
+    loop = InFlight(engines, lambda: 0.0, limits)
+    for seed in range(images):
+        plan = deepcache.plan(4, 2)
+        loop.submit(Request(conditioning, table, plan, 5.0, seed, latent, latent))
+    return loop
+
+
 def inputs_of(name: str, rows: int, side: int) -> list[Tensor]:
     """Of a call in halves at this size in pixels; maps lie channels-last, as the loop's do."""
     arch = architecture_of(configs_of(FULL_SIZE))
@@ -72,3 +124,14 @@ def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[
     with torch.inference_mode(), noted() as launches:
         unets(precision)[name](*inputs_of(name, rows, side))
     return launches
+
+
+def launches_of_a_picture(latent: int = 128) -> list[Launch]:
+    """Of decoding one."""
+    with torch.inference_mode(), noted() as launches:
+        decoder()(latents_of(1, latent))
+    return launches
+
+
+def latents_of(images: int, latent: int) -> Tensor:
+    return torch.empty(images, 4, latent, latent, dtype=torch.bfloat16, device="meta")

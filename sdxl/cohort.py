@@ -24,7 +24,7 @@ from sdxl.policy import Shape
 from sdxl.specs import ModelSpec
 
 MAX_FREE = 8
-"""Unused buffer sets that are kept for reuse."""
+"""Unused buffer sets that are kept for reuse, at the least: one for every bucket."""
 
 PROMPT = "unet_prompt"
 Source = TypeVar("Source")
@@ -180,7 +180,8 @@ class BufferPool:
         }
         self._prompt_names = [t.name for t in engines[PROMPT].spec.outputs]
         self._cache_names = [t.name for t in engines["unet_deep"].spec.outputs if t.name != "noise"]
-        self._free: deque[Buffers] = deque(maxlen=MAX_FREE)
+        self._most_free = max(MAX_FREE, len(engines.buckets))
+        self._free: deque[Buffers] = deque(maxlen=self._most_free)
 
     def begin(
         self, shape: Shape, newcomers: Sequence[Newcomer], bucket: int, *, runs: bool
@@ -236,12 +237,13 @@ class BufferPool:
         key = (shape, bucket, with_cache)
         for buffers in self._free:
             if buffers.key == key:
-                self._free = deque((b for b in self._free if b is not buffers), maxlen=MAX_FREE)
+                others = (b for b in self._free if b is not buffers)
+                self._free = deque(others, maxlen=self._most_free)
                 return buffers
         axes = {"rows": bucket, **shape._asdict()}
-        device = self._engines.device
+        device, layout = self._engines.device, self._engines.memory_format
         named = {
-            name: allocate(spec, axes, device)
+            name: allocate(spec, axes, device, layout)
             for name, spec in self._specs.items()
             if with_cache or name not in self._cache_names
         }

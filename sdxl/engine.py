@@ -3,6 +3,7 @@
 Contract of an Engine, for every backend:
 
 - it is called with every input of its spec by name, contiguous, on its device, in the spec's dtype;
+  the UNet's maps may lie channels-last where its Engines ask for that;
 - it fills the output tensors it is handed, in place, and returns nothing; it never keeps a
   reference to an input or output beyond the call (a captured graph may remember addresses);
 - shapes may differ from call to call along the free axes; what it cannot run it refuses with a
@@ -50,6 +51,8 @@ class Engines:
     on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Entered around whatever is enqueued: on the loop's stream, unless the thread has chosen one
     of its own."""
+    memory_format: torch.memory_format = torch.contiguous_format
+    """How the UNet's maps lie in the loop's buffers, so that no call turns them around."""
     fence: Callable[[], Callable[[], None]] = lambda: _done
     """Marks what was enqueued so far; calling the result waits until it is computed."""
     depth: int = 0
@@ -81,9 +84,16 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def allocate(
-    spec: TensorSpec, axes: Mapping[str, int], device: torch.device | str = "cpu"
+    spec: TensorSpec,
+    axes: Mapping[str, int],
+    device: torch.device | str = "cpu",
+    layout: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    return torch.empty(spec.shape(axes), dtype=torch_dtype(spec), device=device)
+    """`layout` is of maps; what is no map has only one."""
+    if len(spec.dims) != 4:
+        layout = torch.contiguous_format
+    dims, dtype = spec.shape(axes), torch_dtype(spec)
+    return torch.empty(dims, dtype=dtype, device=device, memory_format=layout)
 
 
 def check_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> dict[str, int]:

@@ -60,6 +60,13 @@ def to_pixels(image: Tensor) -> Pixels:
     return pixels
 
 
+def rounded(image: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where the image is, without waiting: its pixels, and whether all are numbers."""
+    exact = image.float()
+    scaled = (exact * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1)
+    return (scaled * 255).round().to(torch.uint8).contiguous(), exact.isfinite().all()
+
+
 def load_preview_map(folder: Path, channels: int) -> Tensor:
     """The linear map from latents to RGB, [channels + 1, 3], bias last.
 

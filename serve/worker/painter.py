@@ -90,15 +90,15 @@ class Painter:
             return
         try:
             with self._stream.after(ready, latents):
-                image = self.pipeline.decode(latents)
+                pixels = self.pipeline.pixels(latents)
         except Exception as error:
             job.failed(error)
             return
         job.stage("decode_s")
-        self._make(job, partial(self._picture, job, image))
+        self._make(job, partial(self._picture, job, pixels))
 
-    def _picture(self, job: Job, image: Tensor) -> Done:
-        order, pixels = job.order, images.to_pixels(image)
+    def _picture(self, job: Job, pixels: images.Pixels) -> Done:
+        order = job.order
         file = images.encode(pixels, order.format, self._metadata(job), order.compression)
         job.stage("file_s")
         took_s = job.timings["decode_s"] + job.timings["file_s"]

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
-from sdxl.images import encode, to_pixels
+from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -65,8 +63,8 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
         costs.encode_s = pipeline.clock() - began
         _, events = rooms.denoise(partial(_denoised, pipeline, [params], conditionings))
         began = pipeline.clock()
-        image = _decoded(pipeline, rooms, events)
-        encode(to_pixels(image), "png", params.as_dict())
+        pixels = _decoded(pipeline, rooms, events)
+        encode(pixels, "png", params.as_dict())
         costs.decode_s = pipeline.clock() - began
 
 
@@ -92,15 +90,15 @@ def _denoised(
     return loop, loop.drain()
 
 
-def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Tensor:
+def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Pixels:
     (event,) = events
     try:
         if isinstance(event, Failed):
             raise event.cause
-        image: Tensor = rooms.decode(partial(pipeline.decode, event.latents))
+        pixels: Pixels = rooms.decode(partial(pipeline.pixels, event.latents))
     except Exception as cause:
         raise NotReady(f"no picture: {cause}") from cause
-    return image
+    return pixels
 
 
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:

@@ -26,13 +26,14 @@ from triton.compiler import ASTSource
 from engines import eight_bit
 from engines.launches import OPTIONS, Launch
 from engines.tiles import KIB, Problem, fitting
-from eval.paper_tick import PRECISIONS, UNETS, launches_of
+from eval.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical
 Specifications per Compute Capability'"""
 TYPES = {
     torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
     torch.int8: "*i8",
     torch.float8_e4m3fn: "*fp8e4nv",
@@ -89,6 +90,7 @@ def launches() -> Iterator[Launch]:
         for rows in ROWS:
             for name in UNETS:
                 yield from launches_of(name, precision, rows)
+    yield from launches_of_a_picture()
     # Where PyTorch's own FP8 product is not there, ours takes its place.
     has_scaled_mm = eight_bit.has_scaled_mm
     eight_bit.has_scaled_mm = lambda *_: False  # type: ignore[assignment]
