@@ -56,7 +56,7 @@ def failure(problem: Problem) -> bytes:
 
 def wire(event: dict[str, Any], *files: bytes) -> bytes:
     """An event, its empty `b64_json` filled."""
-    text = json.dumps(event, separators=(",", ":")).encode()
+    text = json.dumps(event).encode()
     kind = event["type"].encode()
     return b"".join([b"event: ", kind, b"\ndata: ", *filled(text, files), b"\n\n"])
 
