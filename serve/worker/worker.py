@@ -173,10 +173,11 @@ class Worker:
         images = max(loop.limits.rows // flight.rows, 1)
         waiting_s = encoder.waiting * loop.costs.encode_s
         ready_s = admission.ready_s(flight) + waiting_s - admission.now
-        queue_s = sum(f.work_s for f in denoiser.waiting)
+        each_s = alone_s / images
+        queue_s = len(denoiser.waiting) * each_s
         running = sum(f.rows for f in denoiser.flights if f.state is State.RUNNING)
         busy = min(running / loop.limits.rows, 1.0)
-        return Outlook(ready_s, alone_s, alone_s / images, queue_s, busy)
+        return Outlook(ready_s, alone_s, each_s, queue_s, busy)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse what is new, and let what is here finish."""
