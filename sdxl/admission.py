@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from sdxl.cost import Costs, project
@@ -69,7 +68,7 @@ class Admission:
 
     def admit(self, newcomer: Flight, time: VirtualTime) -> Flight:
         """The newcomer with its work and its place in the queue, or Refused."""
-        newcomer = replace(newcomer, work_s=self.costs.work_s(newcomer, self.limits))
+        newcomer = self._measured(newcomer)
         self.check_queue(newcomer)
         self._check_reserve(newcomer)
         return self._placed(time.stamped(newcomer, self.flights))
@@ -92,7 +91,7 @@ class Admission:
         waiting = [f for f in self.waiting(newcomer) if not is_same_request(f, newcomer)]
         images: dict[str, float] = {}
         for flight in waiting:
-            images[flight.client] = images.get(flight.client, 0.0) + self._images(flight)
+            images[flight.client] = images.get(flight.client, 0.0) + flight.images
         own = images.get(newcomer.client, 0.0)
         # What a whole request is above the bound takes nothing from other clients.
         free = 2 * self.limits.queue - sum(min(n, self.limits.queue) for n in images.values())
@@ -164,14 +163,10 @@ class Admission:
 
     # -- what they ask ----------------------------------------------------------------------
 
-    def _images(self, flight: Flight) -> float:
-        """In standard images."""
-        return flight.work_s / self._standard_s if self._standard_s else 1.0
-
-    @cached_property
-    def _standard_s(self) -> float:
-        standard = self.limits.standard
-        return self.costs.work_s(standard, self.limits) if standard else 0.0
+    def _measured(self, flight: Flight) -> Flight:
+        standard, work_s = self.limits.standard, self.costs.work_s(flight, self.limits)
+        unit_s = self.costs.work_s(standard, self.limits) if standard else 0.0
+        return replace(flight, work_s=work_s, images=work_s / unit_s if unit_s else 1.0)
 
     def _first_end_s(self) -> float:
         """When the first of those that run is done, and a place is free."""

@@ -65,6 +65,8 @@ class Flight:
     """of its client's share"""
     work_s: float = 0.0
     """seconds of the device that it takes, as estimated when it came"""
+    images: float = 1.0
+    """the same in standard images"""
     due: float = 0.0
     """the virtual time at which it would be done if all clients ran at once"""
     is_last: bool = False

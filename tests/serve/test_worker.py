@@ -238,7 +238,9 @@ def flights(worker: Worker) -> tuple[object, ...]:
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
     async def scenario(worker: Worker) -> Problem:
         async with begun(worker, order(steps=500, wants_progress=True)):
-            tasks = [asyncio.create_task(picture_of(worker, order(seed=i))) for i in range(3)]
+            tasks = [
+                asyncio.create_task(picture_of(worker, order(seed=i, steps=20))) for i in range(3)
+            ]
             while len(worker._started().denoiser.waiting) < 3:
                 await asyncio.sleep(0.01)
             began = time.perf_counter()
