@@ -107,7 +107,8 @@ class Admission:
         else the first to come would be promised all the time there is."""
         ahead = [f for f in self.flights if f.priority <= newcomer.priority]
         own = [f for f in ahead if f.client == newcomer.client]
-        has_others = not all(is_same_request(f, newcomer) for f in own)
+        # A loop by itself knows no requests, and nobody else will come.
+        has_others = newcomer.request_id and not all(is_same_request(f, newcomer) for f in own)
         if math.isinf(newcomer.deadline_s) or not has_others:
             return
         left_s: dict[str, float] = {}
