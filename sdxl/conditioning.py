@@ -45,22 +45,20 @@ class Conditioning:
 
 def encode(
     requests: Sequence[GenerationParams],
-    tokenizer: Tokenizer,
-    tokenizer_2: Tokenizer,
+    prompts: Sequence[Sequence[Row]],
     engines: Engines,
-    force_zeros: bool,
     *,
     fixed_chunks: int | None = None,
     max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
 ) -> list[Conditioning]:
-    """Encode resolved requests together; a chunk that several of them hold is encoded once.
+    """Encode resolved requests, and their `tokenize_rows`, together; a chunk that several of them
+    hold is encoded once.
 
     `fixed_chunks` pads every engine call to exactly that many chunks, so that a prompt's bytes
     do not depend on how many others came with it.
     """
     if not requests:
         return []
-    prompts = [tokenize_rows(r, tokenizer, tokenizer_2, force_zeros) for r in requests]
     rows = [row for prompt in prompts for row in prompt if row is not None]
     encoders = (engines["clip_l"], engines["clip_g"])
     size = fixed_chunks or max_chunks_per_call

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sdxl.policy import (
@@ -22,7 +22,6 @@ from sdxl.policy import (
     foremost,
     groups_of,
     plan_tick,
-    unchanged_ticks,
 )
 
 SMOOTHING = 0.2
@@ -31,6 +30,9 @@ KNEE_TOLERANCE = 0.03
 """a bucket is on the knee when its cost per row is within this of the best"""
 SHALLOW_SHARE = 0.034
 """a shallow step's arithmetic over a deep one's, until both are measured"""
+
+
+NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
 
 
 class Key(NamedTuple):
@@ -87,6 +89,16 @@ class Costs:
         best = min(per_row.values())
         return min(b for b, cost in per_row.items() if cost <= best * (1 + KNEE_TOLERANCE))
 
+    def work_s(self, flight: Flight, limits: Limits) -> float:
+        """Seconds of the device that an image's steps take in full calls."""
+        bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
+        deep_s, shallow_s = (
+            self.tick_s(Group(network, flight.shape, (), bucket)) * flight.rows / bucket
+            for network in NETWORKS
+        )
+        deep = sum(flight.plan)
+        return deep * deep_s + (len(flight.plan) - deep) * shallow_s
+
     def as_dict(self) -> dict[str, Any]:
         rows = [[*key.shape, key.network, key.bucket, cost] for key, cost in self.ticks.items()]
         return {"ticks": rows, "encode_s": self.encode_s, "decode_s": self.decode_s}
@@ -115,7 +127,7 @@ def project(
 ) -> dict[int, float]:
     """When each image's picture will be ready if nothing else arrives. Held ones: never. It looks
     no further than the last of those `of` which it is asked; a long queue costs no more then."""
-    states = {f.id: replace(f, deadline_s=math.inf) for f in flights}
+    states = {f.id: f.changed(deadline_s=math.inf) for f in flights}
     finish = {f.id: math.inf for f in flights}
     asked = set(states if of is None else of)
     while asked:
@@ -124,11 +136,11 @@ def project(
         if not plan.groups:
             break
         for id_ in (*plan.admitted, *plan.resumed):
-            states[id_] = replace(states[id_], state=State.RUNNING)
+            states[id_] = states[id_].changed(state=State.RUNNING)
         for id_ in plan.paused:
-            states[id_] = replace(states[id_], state=State.PAUSED)
+            states[id_] = states[id_].changed(state=State.PAUSED)
         running = [states[id_] for group in plan.groups for id_ in group.ids]
-        ticks = unchanged_ticks(near, running, limits)
+        ticks = min(len(f.plan) - f.step for f in running) if plan.is_settled else 1
         now += sum(_tick_costs(running, ticks, limits, costs))
         for flight in running:
             moved = flight.advanced(ticks)

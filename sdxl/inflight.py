@@ -13,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,26 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl import schedulers
+from sdxl.admission import Admission
 from sdxl.cohort import BufferPool, Cohort, Newcomer, Place
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
 from sdxl.deepcache import Plan
 from sdxl.engine import Engines
+from sdxl.fairness import VirtualTime
 from sdxl.noise import NoiseSource
 from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
 
 TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))
-
-
-class Refused(RuntimeError):
-    """A request that is turned away at once, and when it would be worth trying again."""
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-    def __reduce__(self) -> Any:
-        return Refused, (str(self), self.retry_after_s)
 
 
 class DeadlineExceeded(RuntimeError):
@@ -61,6 +51,8 @@ class Request:
     priority: Priority = Priority.INTERACTIVE
     deadline_s: float = math.inf
     """on the loop's clock, picture included"""
+    client: str = ""
+    weight: float = 1.0
 
     @property
     def shape(self) -> Shape:
@@ -123,6 +115,7 @@ class InFlight:
 
     def __post_init__(self) -> None:
         self._flights: dict[int, Flight] = {}
+        self.time = VirtualTime()
         self._images: dict[int, _Image] = {}
         self._ids = itertools.count()
         self._pool = BufferPool(self.engines)
@@ -132,22 +125,18 @@ class InFlight:
 
     # -- what a caller says -----------------------------------------------------------------
 
-    def submit(self, request: Request) -> int:
-        """Take an image on, or raise Refused: the queue is full, its deadline cannot be met, or
-        meeting it would break a promise already given."""
-        id_ = next(self._ids)
-        flight = Flight(
-            id_,
-            request.shape,
-            request.rows,
-            request.plan,
-            priority=request.priority,
-            deadline_s=request.deadline_s,
-        )
-        self._check_admission(flight)
-        self._flights[id_] = flight
-        self._images[id_] = _Image(request, NoiseSource(request.seed, self._latent_dims(request)))
-        return id_
+    def submit(self, request: Request, admitted: Flight | None = None) -> int:
+        """Take an image on, or raise Refused (admission.py); one that was `admitted` before is
+        taken on as it was promised."""
+        flight = admitted or self.admission().admit(self._flight(request), self.time)
+        self._flights[flight.id] = flight
+        noise = NoiseSource(request.seed, self._latent_dims(request))
+        self._images[flight.id] = _Image(request, noise)
+        return flight.id
+
+    def new_id(self) -> int:
+        """Of an image that will be taken on."""
+        return next(self._ids)
 
     def cancel(self, id_: int) -> None:
         """Drop an image, from the next tick on. Unknown or finished ids are no error: the caller
@@ -171,6 +160,9 @@ class InFlight:
     def flights(self) -> tuple[Flight, ...]:
         """The images that still have steps to take, in order of arrival."""
         return tuple(f for f in self._flights.values() if not f.is_done)
+
+    def admission(self) -> Admission:
+        return Admission(self.flights, self.limits, self.costs, self.clock())
 
     def finish_times(self) -> dict[int, float]:
         """When each image will be ready, on the loop's clock, by the measured costs."""
@@ -271,30 +263,17 @@ class InFlight:
 
     # -- state ------------------------------------------------------------------------------
 
-    def _check_admission(self, flight: Flight) -> None:
-        # Who is less urgent stands behind, and in nobody's way.
-        ahead = [f for f in self.flights if f.priority <= flight.priority]
-        waiting = sum(f.state is State.QUEUED for f in ahead)
-        now = self.clock()
-        if waiting >= self.limits.queue:
-            going = [f for f in self.flights if f.state is State.RUNNING]
-            ends = project(going, self.limits, self.costs, now).values()
-            first = min(ends, default=now)
-            raise Refused(f"the queue is full ({waiting} images wait)", max(first - now, 0.0))
-        timed = {f.id for f in (flight, *self.flights) if f.deadline_s < math.inf}
-        if not timed:
-            return
-        after = project((*self.flights, flight), self.limits, self.costs, now, timed)
-        if after[flight.id] > flight.deadline_s:
-            raise Refused(
-                f"ready in {after[flight.id] - now:.2f} s, "
-                f"the deadline is in {flight.deadline_s - now:.2f} s",
-                after[flight.id] - flight.deadline_s,
-            )
-        late = [f for f in self.flights if f.id in timed and f.deadline_s < after[f.id]]
-        before = project(self.flights, self.limits, self.costs, now, timed) if late else {}
-        if any(before[other.id] <= other.deadline_s for other in late):
-            raise Refused("another image's promised time would be missed", after[flight.id] - now)
+    def _flight(self, request: Request) -> Flight:
+        return Flight(
+            self.new_id(),
+            request.shape,
+            request.rows,
+            request.plan,
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            client=request.client,
+            weight=request.weight,
+        )
 
     def _latent_dims(self, request: Request) -> tuple[int, int, int]:
         return self.engines.arch.latent_channels, request.latent_h, request.latent_w
@@ -307,7 +286,10 @@ class InFlight:
         events.append(Failed(id_, cause))
 
     def _drop(self, id_: int) -> None:
-        self._flights.pop(id_, None)
+        flight = self._flights.pop(id_, None)
+        if flight is not None:
+            for moved in self.time.leave(flight, list(self._flights.values())):
+                self._flights[moved.id] = moved
         image = self._images.pop(id_, None)
         if image is not None and image.place is not None:
             self._pool.leave(image.place)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import Checkpoint
-from sdxl.conditioning import Conditioning, encode, tokenize_rows
+from sdxl.conditioning import Conditioning, Row, encode, tokenize_rows
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
@@ -80,8 +80,12 @@ class Pipeline:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""
         resolved = self.resolve(params)
         schedulers.table(resolved.scheduler, resolved.steps, self.checkpoint.scheduler)
-        tokenize_rows(resolved, *self.checkpoint.tokenizers, self.checkpoint.force_zeros)
+        self.tokenize(resolved)
         return resolved
+
+    def tokenize(self, params: GenerationParams) -> list[Row]:
+        """A resolved request's rows; raises InvalidParams for what cannot be encoded."""
+        return tokenize_rows(params, *self.checkpoint.tokenizers, self.checkpoint.force_zeros)
 
     def limits(self) -> Limits:
         buckets = self.engines.buckets
@@ -129,14 +133,14 @@ class Pipeline:
                 self._finish(together)
                 yield from together
 
-    def encode(self, params: list[GenerationParams]) -> list[Conditioning]:
+    def encode(
+        self, params: list[GenerationParams], prompts: list[list[Row]] | None = None
+    ) -> list[Conditioning]:
+        """Of resolved requests; `prompts` are their rows, where they were tokenised before."""
+        rows = [self.tokenize(each) for each in params] if prompts is None else prompts
         with self.engines.on_stream():
             return encode(
-                params,
-                *self.checkpoint.tokenizers,
-                self.engines,
-                self.checkpoint.force_zeros,
-                fixed_chunks=2 if self.is_deterministic else None,
+                params, rows, self.engines, fixed_chunks=2 if self.is_deterministic else None
             )
 
     def request(self, params: GenerationParams, conditioning: Conditioning) -> Request:

@@ -4,12 +4,16 @@
 which rows share one UNet call and to what size that call is padded. The executor obeys it, and
 cost.py runs it forward in time to predict completions, so promise and practice cannot drift.
 It knows no tensors, no engines and no clock.
+
+Clients share a device by weighted fair queueing. Every image has a virtual time, `due`, at which it
+would be done if all clients ran at once, each at the pace of its weight (fairness.py); the smaller
+one goes first. What lies within a client's share of the rows goes before all that does not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -55,6 +59,20 @@ class Flight:
     state: State = State.QUEUED
     is_held: bool = False
     """paused by its owner, until resumed"""
+    client: str = ""
+    """who asked for it: clients share the device"""
+    weight: float = 1.0
+    """of its client's share"""
+    work_s: float = 0.0
+    """seconds of the device that it takes, as estimated when it came"""
+    images: float = 1.0
+    """the same in standard images"""
+    due: float = 0.0
+    """the virtual time at which it would be done if all clients ran at once"""
+    is_last: bool = False
+    """it came when others' promises left no room: nobody pauses for it"""
+    request_id: str = ""
+    """images of one request are promised together"""
 
     @property
     def next_is_deep(self) -> bool:
@@ -75,10 +93,13 @@ class Flight:
         return self.shape, first_interval(self.plan)
 
     def advanced(self, ticks: int = 1) -> Flight:
+        return self.changed(step=self.step + ticks)
+
+    def changed(self, **fields: object) -> Flight:
         # Not dataclasses.replace: looking ahead does this a thousand times, and that is five times
         # as slow.
         moved = object.__new__(Flight)
-        vars(moved).update(vars(self), step=self.step + ticks)
+        vars(moved).update(vars(self), **fields)
         return moved
 
 
@@ -99,7 +120,11 @@ class Limits:
     paused_cache_rows: int = 16
     """rows whose caches may wait in memory while paused"""
     queue: int = 1000
-    """images that may wait"""
+    """standard images that one client may have waiting while no other waits"""
+    standard: Flight | None = None
+    """a standard image, as those of the queue are counted; without it each counts as one"""
+    call_s: tuple[float, ...] = ()
+    """seconds of a call by bucket, as measured; empty for unknown"""
 
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)) or self.buckets[-1] < 2:
@@ -107,6 +132,15 @@ class Limits:
 
     def bucket(self, rows: int) -> int:
         return next(size for size in self.buckets if size >= rows)
+
+    def rows_at(self, slowdown: float) -> int:
+        """The most rows in flight that make an image's calls at most so much longer than alone."""
+        if not self.call_s:
+            return self.rows
+        timed = list(zip(self.buckets, self.call_s, strict=True))
+        alone_s = next(seconds for bucket, seconds in timed if bucket >= 2)
+        allowed = [b for b, s in timed if b <= self.rows and s <= alone_s * slowdown]
+        return max(allowed, default=min(2, self.rows))
 
 
 @dataclass(frozen=True)
@@ -128,51 +162,98 @@ class TickPlan:
     resumed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
     """past their deadline: nobody waits for them any more"""
+    is_settled: bool = False
+    """if nothing arrives, the same images run until one of them is done"""
 
 
 def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan:
     """`flights` in order of arrival. Every running image takes exactly one step in a tick."""
     expired = tuple(f.id for f in flights if f.deadline_s < now)
     alive = [f for f in flights if f.deadline_s >= now] if expired else list(flights)
-    kept, halted = _who_goes_on(alive, limits)
-    joining = _who_joins(alive, kept, limits)
-    running = [*kept, *joining]
+    active = _active_class(alive)
+    kept, halted = _who_goes_on(alive, active, limits)
+    wanting = [f for f in alive if not f.is_held and f.priority == active]
+    shares = Shares.of(wanting, limits)
+    paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
+    change = _who_joins(wanting, kept, paused, shares, limits)
+    left = {f.id for f in change.yielding}
+    running = [*(f for f in kept if f.id not in left), *change.joining]
+    unwanted = any(f.is_held or f.priority != active for f in kept)
     return TickPlan(
         groups=tuple(groups_of(running, limits)),
-        admitted=tuple(f.id for f in joining if f.state is State.QUEUED),
-        paused=tuple(f.id for f in halted),
-        resumed=tuple(f.id for f in joining if f.state is State.PAUSED),
+        admitted=tuple(f.id for f in change.joining if f.state is State.QUEUED),
+        paused=(*(f.id for f in halted), *(f.id for f in change.yielding)),
+        resumed=tuple(f.id for f in change.joining if f.state is State.PAUSED),
         expired=expired,
+        is_settled=not (unwanted or change.is_pending or change.yielding),
     )
 
 
-def foremost(flights: Collection[Flight], limits: Limits) -> list[Flight]:
-    """Those of `flights`, in their order, on which the next tick's plan can depend."""
-    active, room = _active_class(flights), limits.rows
-    found = []
+def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
+    """Those of `flights`, in their order, on which the next tick's plan can depend: of every
+    client, no more waiting ones than could run."""
+    flights = list(flights)
+    active = _active_class(flights)
+    room: dict[str, int] = {}
+    chosen = []
     for flight in flights:
         if flight.state is State.QUEUED:
-            if room <= 0 or flight.is_held or flight.priority != active:
+            left = room.get(flight.client, limits.rows)
+            if left <= 0 or flight.is_held or flight.priority != active:
                 continue
-            room -= flight.rows
-        found.append(flight)
-    return found
+            room[flight.client] = left - flight.rows
+        chosen.append(flight)
+    return chosen
 
 
-def unchanged_ticks(
-    flights: Collection[Flight], running: Collection[Flight], limits: Limits
-) -> int:
-    """For how many ticks, the one just planned included, `plan_tick` is sure to run exactly these
-    `running` of the `flights`, if nothing arrives."""
-    active = _active_class(flights)
-    if any(f.is_held or f.priority != active for f in running):
-        return 1
-    ids = {f.id for f in running}
-    waiting = [f for f in flights if f.id not in ids and not f.is_held and f.priority == active]
-    first = min(waiting, key=lambda f: f.state is State.QUEUED, default=None)
-    if first is not None and first.rows <= limits.rows - sum(f.rows for f in running):
-        return 1
-    return min(len(f.plan) - f.step for f in running)
+@dataclass(frozen=True)
+class Shares:
+    """What each client may take of one device while others want it too."""
+
+    within: frozenset[int]
+    """images that lie within their client's share"""
+    rows: int
+    """in flight at most. While some client asks less than its share, fewer than the device takes:
+    its images are not to be slowed down by another's many"""
+
+    @classmethod
+    def of(cls, flights: Sequence[Flight], limits: Limits) -> Shares:
+        """`flights` are those that want to run."""
+        weights = {f.client: f.weight for f in flights}
+        if len(weights) <= 1:
+            return cls(frozenset(f.id for f in flights), limits.rows)
+        total = sum(weights.values())
+        wanted = dict.fromkeys(weights, 0.0)
+        for flight in flights:
+            wanted[flight.client] += math.inf if flight.is_last else flight.rows
+        light = {c: w for c, w in weights.items() if wanted[c] <= w / total * limits.rows}
+        rows = limits.rows
+        if light:
+            # Half way between alone and what its share of the device's time would allow: a
+            # newcomer has waited for a call of many rows before its first.
+            rows = limits.rows_at((1 + total / max(light.values())) / 2)
+        within, taken = set(), dict.fromkeys(weights, 0)
+        for flight in sorted(flights, key=_turn):
+            taken[flight.client] += flight.rows
+            fits = taken[flight.client] <= flight.weight / total * rows
+            if (fits or flight.client in light) and not flight.is_last:
+                within.add(flight.id)
+        return cls(frozenset(within), rows)
+
+    def rank(self, flight: Flight) -> tuple[bool, float, bool, int]:
+        """Smaller goes first."""
+        return flight.id not in self.within, *_turn(flight)
+
+
+def _turn(flight: Flight) -> tuple[float, bool, int]:
+    return flight.due, flight.state is State.QUEUED, flight.id
+
+
+def line(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
+    """Those that wait for their first step, in the order of the queue."""
+    waiting = [f for f in flights if f.state is State.QUEUED]
+    shares = Shares.of(waiting, limits)
+    return sorted(waiting, key=lambda f: (f.priority, *shares.rank(f)))
 
 
 def _active_class(flights: Iterable[Flight]) -> Priority | None:
@@ -180,55 +261,117 @@ def _active_class(flights: Iterable[Flight]) -> Priority | None:
     return min((f.priority for f in flights if not f.is_held), default=None)
 
 
-def _who_goes_on(flights: Sequence[Flight], limits: Limits) -> tuple[list[Flight], list[Flight]]:
-    """Running images that keep running, and those that pause.
+def _who_goes_on(
+    flights: Sequence[Flight], active: Priority | None, limits: Limits
+) -> tuple[list[Flight], list[Flight]]:
+    """Running images that keep running, and those that pause for a more urgent class or because
+    their owner says so.
 
     One that should pause but holds a cache, while too many caches already wait, runs on to just
     before its next deep step: there is nothing to keep then.
     """
-    active = _active_class(flights)
-    waiting = sum(f.rows for f in flights if f.state is State.PAUSED and f.needs_cache)
+    waiting = sum(_cache_rows(f) for f in flights if f.state is State.PAUSED)
     kept, halted = [], []
     for flight in flights:
         if flight.state is not State.RUNNING:
             continue
         is_wanted = not flight.is_held and flight.priority == active
-        cache_rows = flight.rows if flight.needs_cache else 0
-        if is_wanted or (cache_rows and waiting + cache_rows > limits.paused_cache_rows):
+        if is_wanted or not _can_pause(flight, waiting, limits):
             kept.append(flight)
         else:
-            waiting += cache_rows
+            waiting += _cache_rows(flight)
             halted.append(flight)
     return kept, halted
 
 
-def _who_joins(flights: Sequence[Flight], kept: Sequence[Flight], limits: Limits) -> list[Flight]:
-    """Paused images first, then queued ones, in order of arrival while rows are free.
+def _cache_rows(flight: Flight) -> int:
+    return flight.rows if flight.needs_cache else 0
 
-    Order is strict: the first that does not fit ends it, so nothing large starves. One whose
+
+def _can_pause(flight: Flight, waiting: int, limits: Limits) -> bool:
+    rows = _cache_rows(flight)
+    return not rows or waiting + rows <= limits.paused_cache_rows
+
+
+@dataclass(frozen=True)
+class _Change:
+    joining: Sequence[Flight] = ()
+    yielding: Sequence[Flight] = ()
+    """running ones that pause for them"""
+    is_pending: bool = False
+    """somebody has a place and waits for a deep step of others, or for a cache to be used up"""
+
+
+def _who_joins(
+    wanting: Sequence[Flight],
+    kept: Sequence[Flight],
+    paused: Sequence[Flight],
+    shares: Shares,
+    limits: Limits,
+) -> _Change:
+    """Those that wait, in order of their rank, while rows are free or can be freed.
+
+    Order is strict: the first that finds no place ends it, so nothing large starves. One whose
     rhythm is already in flight waits, with its place kept, until those reach a deep step.
     """
-    active = _active_class(flights)
-    candidates = [
-        f
-        for f in flights
-        if f.state is not State.RUNNING and not f.is_held and f.priority == active
-    ]
-    candidates.sort(key=lambda f: f.state is State.QUEUED)
-    free = limits.rows - sum(f.rows for f in kept)
-    beats: dict[tuple[Shape, int], bool] = {}
-    for flight in kept:
-        beats[flight.rhythm] = beats.get(flight.rhythm, False) or flight.next_is_deep
     joining: list[Flight] = []
-    for flight in candidates:
-        idle = not kept and not joining
-        if flight.rows > free and not idle:
+    yielding: list[Flight] = []
+    staying, taken, is_pending = list(kept), sum(f.rows for f in kept), False
+    for flight in sorted((f for f in wanting if f.state is not State.RUNNING), key=shares.rank):
+        most = limits.rows if flight.id in shares.within else shares.rows
+        others = _who_yields(flight, taken + flight.rows - shares.rows, staying, shares)
+        freed = sum(f.rows for f in others)
+        if taken + flight.rows - freed > most and (staying or joining):
             break
-        free -= flight.rows
-        if flight.next_is_deep and not beats.get(flight.rhythm, True):
-            continue
-        joining.append(flight)
-    return joining
+        rest = [f for f in staying if f not in others]
+        is_ready = _is_in_phase(flight, rest) and _can_all_pause(
+            others, [*paused, *yielding], limits
+        )
+        if is_ready:
+            joining.append(flight)
+            yielding += others
+            staying, taken = rest, taken + flight.rows - freed
+        elif others:
+            # They run on until it can join; nothing overtakes it.
+            is_pending = True
+            break
+        else:
+            is_pending = True
+            taken += flight.rows
+    return _Change(joining, yielding, is_pending)
+
+
+def _who_yields(
+    flight: Flight, excess: int, staying: Sequence[Flight], shares: Shares
+) -> list[Flight]:
+    """Other clients' running images of a lower rank, the lowest first, of as many rows as are too
+    many with this one, or all there are."""
+    rank, chosen = shares.rank(flight), list[Flight]()
+    if excess <= 0 or flight.is_last:
+        return chosen
+    for other in sorted(staying, key=shares.rank, reverse=True):
+        if excess <= 0 or shares.rank(other) < rank:
+            break
+        if other.client != flight.client:
+            chosen.append(other)
+            excess -= other.rows
+    return chosen
+
+
+def _is_in_phase(flight: Flight, staying: Sequence[Flight]) -> bool:
+    """None that runs has its rhythm, or one of those is at a deep step."""
+    company = [f for f in staying if f.rhythm == flight.rhythm]
+    return not (flight.next_is_deep and company) or any(f.next_is_deep for f in company)
+
+
+def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: Limits) -> bool:
+    """Within what may wait in memory: as many rows as may run, and few caches."""
+    if not flights:
+        return True
+    waiting = [*paused, *flights]
+    caches = sum(_cache_rows(f) for f in waiting)
+    is_small = caches <= limits.paused_cache_rows or not any(map(_cache_rows, flights))
+    return is_small and sum(f.rows for f in waiting) <= limits.rows
 
 
 def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:

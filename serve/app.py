@@ -24,8 +24,8 @@ from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
-MOST_IN_FLIGHT = 64
-"""Images that one replica may ever have in flight, whatever its engines' largest call."""
+MAX_ORDERS = 10_000
+"""Per replica. Who waits before its door waits in order of arrival, so nobody shall."""
 MAX_HTTP_REQUESTS = 10_000
 """Per HTTP front. Admission is the replicas' work, and theirs alone is honest."""
 LOAD_ATTEMPTS = 2
@@ -53,7 +53,7 @@ def application(settings: ServeSettings) -> Application:
     fewest = settings.replicas or (1 if settings.max_replicas or not is_gpu else free)
     replicas = ray_serve.deployment(name="ImageReplica")(ImageReplica).options(
         **how_many(settings, fewest),
-        max_ongoing_requests=settings.queue + MOST_IN_FLIGHT,
+        max_ongoing_requests=MAX_ORDERS,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=HEALTH_PERIOD_S,

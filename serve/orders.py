@@ -29,6 +29,10 @@ class Order:
     wants_progress: bool = False
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
+    client: str = ""
+    """who asks; the queue is shared between clients"""
+    weight: float = 1.0
+    """of this client's share"""
     trace: str = ""
     """the span of its request, for the one who makes it to go on from; empty if nobody asks"""
 

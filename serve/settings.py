@@ -58,6 +58,9 @@ class ServeSettings:
 
     keys: str = setting("", "file of API keys; `sdxl key` makes one")
     insecure: bool = setting(False, "listen on a public address without keys")
+    client_header: str = setting(
+        "", "header in which the edge states a client's address; empty: the peer's own address"
+    )
     log_prompts: bool = setting(False, "write prompts into the log")
     trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
     hosts: str = setting(
@@ -65,7 +68,7 @@ class ServeSettings:
     )
     public_url: str = setting("", "what `url` results begin with; as the client asked unless given")
 
-    queue: int = setting(64, "images that may wait at each replica", 0)
+    queue: int = setting(64, "standard images that one client may have waiting at each replica", 0)
     deadline_s: float = setting(20.0, "deadline of a request that names none", 0)
     max_deadline_s: float = setting(120.0, "the longest deadline a request may name", 0)
     body_timeout_s: float = setting(10.0, "how long a request's body may take to arrive", 0)

@@ -14,16 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from sdxl.params import DRAWN_SEEDS
+from sdxl.work import standard_images
 from serve import errors
 from serve.errors import Problem
 from serve.front import events
+from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
 from serve.front.keys import Key, RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
 from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
-from serve.orders import Done, ImageBackend, Order, Preview, Progress, Queued, Update
+from serve.orders import Done, ImageBackend, ModelCard, Order, Preview, Progress, Queued, Update
 from serve.settings import ServeSettings
 
 DEADLINE_HEADER = "x-deadline-s"
@@ -49,14 +51,20 @@ class Generations:
         seed = secrets.randbelow(DRAWN_SEEDS)
 
         def orders_from(asked: ImageRequest, left_s: float) -> list[Order]:
-            marks = {"request_id": request.state.request_id, "trace": trace_of(request)}
+            client, weight = client_of(request, self.settings.client_header)
+            marks: dict[str, Any] = {
+                "request_id": request.state.request_id,
+                "trace": trace_of(request),
+                "client": client,
+                "weight": weight,
+            }
             orders = orders_of(asked, card, self.settings, seed, left_s)
             return [replace(order, **marks) for order in orders]
 
         orders = orders_from(asked, deadline_s)
         if asked.response_format == "url":
             await asyncio.to_thread(self.store.check_room, most_bytes(orders))
-        take_rate(self.limiter, request, len(orders))
+        take_rate(self.limiter, request, len(orders), work_of(orders, card))
         if asked.expand_prompt:
             began_s = time.monotonic()
             asked = await self._expanded(asked, seed)
@@ -140,13 +148,18 @@ def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings
     return min(seconds or settings.deadline_s, settings.max_deadline_s)
 
 
-def take_rate(limiter: RateLimiter, request: Request, count: int) -> None:
-    """Of pictures, or of answers; both count alike."""
+def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
+    """Of pictures, or of answers; both count alike. `work` is in standard images."""
     key: Key | None = getattr(request.state, "key", None)
-    wait_s = limiter.take(key, count) if key else 0.0
+    if key is None:
+        return
+    limit, wait_s = limiter.take(key, count, work)
     if wait_s > 0:
-        message = f"The key's limit is {key.images_a_minute if key else 0} images a minute."
-        raise Problem(429, message, None, "rate_limit_exceeded", wait_s)
+        raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
+
+
+def work_of(orders: Sequence[Order], card: ModelCard) -> float:
+    return sum(standard_images(order.params, card.sizes) for order in orders)
 
 
 async def collect(backend: ImageBackend, orders: Sequence[Order]) -> list[Done]:

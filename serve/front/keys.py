@@ -1,17 +1,19 @@
 """API keys: a file of hashes, so that whoever reads it cannot use them, and how often each may ask.
 
-A line is `<sha256 of the key> <name> [<images a minute>]`. It knows no HTTP.
+A line is `<sha256 of the key> <name> [<images a minute>] [work=<standard images a minute>]
+[weight=<of its share>]`. It knows no HTTP.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +23,13 @@ from sdxl.params import InvalidParams
 
 LINE = re.compile(
     r"(?P<digest>[0-9a-f]{64})\s+(?P<name>[\w.-]{1,64})(?:\s+(?P<rate>[1-9]\d{0,8}))?"
+    r"(?:\s+work=(?P<work>\d{1,9}(?:\.\d{1,3})?))?(?:\s+weight=(?P<weight>\d{1,3}(?:\.\d{1,3})?))?"
 )
+NEEDED = "needed `<sha256> <name> [<images a minute>] [work=<number>] [weight=<number>]`"
 NAME = re.compile(r"[\w.-]{1,64}")
 PREFIX = "sk-sdxl-"
+MIN_WORK, MAX_RATE = 0.001, 10**9
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,16 @@ class Key:
     name: str
     digest: str
     images_a_minute: int | None = None
+    work_a_minute: float | None = None
+    """in standard images (sdxl/work.py)"""
+    weight: float = 1.0
+    """of its share of a replica that others want too"""
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """By what is counted, a minute's worth."""
+        stated = {"images": self.images_a_minute, "standard images": self.work_a_minute}
+        return {unit: most for unit, most in stated.items() if most is not None}
 
 
 class Keyring:
@@ -50,12 +66,23 @@ class Keyring:
             if not text:
                 continue
             match = LINE.fullmatch(text)
+            # Not the line itself: somebody may have put a key there in the clear.
+            place = f"{path}, line {number}"
             if match is None:
-                # Not the line itself: somebody may have put a key there in the clear.
-                place = f"{path}, line {number}"
-                raise InvalidParams("keys", place, "needed `<sha256> <name> [<images a minute>]`")
-            rate = match["rate"]
-            keys.append(Key(match["name"], match["digest"], int(rate) if rate else None))
+                raise InvalidParams("keys", place, NEEDED)
+            rate, work, weight = (match[name] for name in ("rate", "work", "weight"))
+            if not float(work or 1) or not MIN_WEIGHT <= float(weight or 1) <= MAX_WEIGHT:
+                needed = f"needed work above 0, and a weight from {MIN_WEIGHT} to {MAX_WEIGHT}"
+                raise InvalidParams("keys", place, needed)
+            keys.append(
+                Key(
+                    match["name"],
+                    match["digest"],
+                    int(rate) if rate else None,
+                    float(work) if work else None,
+                    float(weight or 1),
+                )
+            )
         if not keys:
             raise InvalidParams("keys", str(path), "needed at least one key; `sdxl key` makes one")
         return cls(keys)
@@ -71,27 +98,28 @@ class Keyring:
 
 
 class RateLimiter:
-    """A bucket of tokens per key, filled evenly and holding a minute's worth. `share` of a key's
-    rate is this one's to grant: others grant the rest."""
+    """A bucket of tokens for each limit of a key, filled evenly and holding a minute's worth.
+    `share` of a key's rate is this one's to grant: others grant the rest."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, share: float = 1.0) -> None:
         self._clock, self._share = clock, share
-        self._tokens: dict[str, tuple[float, float]] = {}
+        self._tokens: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def take(self, key: Key, images: int) -> float:
-        """0 if they are granted; else the seconds until they would be. More than a minute's worth
-        is granted when the bucket is full, and then paid off."""
-        if key.images_a_minute is None:
-            return 0.0
-        most, now = key.images_a_minute * self._share, self._clock()
-        tokens, at = self._tokens.get(key.digest, (most, now))
-        tokens = min(most, tokens + (now - at) * most / 60)
-        needed = min(float(images), most)
-        if tokens < needed:
-            self._tokens[key.digest] = tokens, now
-            return (needed - tokens) * 60 / most
-        self._tokens[key.digest] = tokens - images, now
-        return 0.0
+    def take(self, key: Key, images: int, work: float = 0.0) -> tuple[str, float]:
+        """0 s if they are granted; else the limit that says no, and the seconds until they would
+        be. More than a minute's worth is granted when the bucket is full, and then paid off."""
+        now, asked = self._clock(), {"images": float(images), "standard images": work}
+        left: dict[str, float] = {}
+        for unit, rate in key.limits.items():
+            most = rate * self._share
+            tokens, at = self._tokens.get((key.digest, unit), (most, now))
+            left[unit] = min(most, tokens + (now - at) * most / 60)
+            needed = min(asked[unit], most)
+            if left[unit] < needed:
+                return f"{rate:g} {unit} a minute", (needed - left[unit]) * 60 / most
+        for unit, tokens in left.items():
+            self._tokens[key.digest, unit] = tokens - asked[unit], now
+        return "", 0.0
 
 
 def sha256(secret: str) -> str:
@@ -105,16 +133,49 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("name", help="whose it is; it appears in the log")
     parser.add_argument("--file", default="keys.txt", help="where its hash goes (%(default)s)")
     parser.add_argument("--rate", type=whole, metavar="N", help="images a minute, unless unlimited")
+    parser.add_argument(
+        "--work",
+        type=float,
+        metavar="N",
+        help="standard images a minute, unless unlimited: one is an image of the model's own size, "
+        "default steps and guidance; twice the pixels or twice the steps count as two",
+    )
+    parser.add_argument(
+        "--weight",
+        type=float,
+        default=1.0,
+        metavar="W",
+        help="of its share where others wait too: 2 gets twice what 1 gets (%(default)s)",
+    )
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
         raise InvalidParams("name", options.name, "needed letters, digits, dots and dashes")
     if options.rate is not None and options.rate < 1:
         raise InvalidParams("rate", options.rate, "needed at least 1")
+    if options.work is not None and not MIN_WORK <= options.work < MAX_RATE:
+        raise InvalidParams("work", options.work, f"needed a number from {MIN_WORK}")
+    if not MIN_WEIGHT <= options.weight <= MAX_WEIGHT:
+        needed = f"needed a number from {MIN_WEIGHT} to {MAX_WEIGHT}"
+        raise InvalidParams("weight", options.weight, needed)
     secret = PREFIX + secrets.token_urlsafe(32)
-    line = " ".join([sha256(secret), options.name, *([str(options.rate)] if options.rate else [])])
-    append(Path(options.file), line)
+    append(Path(options.file), line_of(options.name, sha256(secret), options))
     print(secret)
     return 0
+
+
+def line_of(name: str, digest: str, options: argparse.Namespace) -> str:
+    parts = [digest, name]
+    if options.rate is not None:
+        parts.append(str(options.rate))
+    if options.work is not None:
+        parts.append(f"work={plain(options.work)}")
+    if options.weight != 1:
+        parts.append(f"weight={plain(options.weight)}")
+    return " ".join(parts)
+
+
+def plain(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def append(path: Path, line: str) -> None:

@@ -10,7 +10,7 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +18,10 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from sdxl.cost import Costs, project
+from sdxl.admission import Admission
+from sdxl.cost import Costs
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
-from sdxl.policy import Flight, Group, Priority, State
+from sdxl.policy import Flight, Group, State, line
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,7 +50,6 @@ class Watcher(Protocol):
         """Nobody waits any more."""
         ...
 
-    def admitted(self, position: int) -> None: ...
     def started(self, at_s: float) -> None: ...
     def ran(self, group: Group, began_s: float, ended_s: float) -> None: ...
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None: ...
@@ -72,6 +72,8 @@ class Denoiser:
         self.loop, self.stall_s = loop, stall_s
         self.flights: tuple[Flight, ...] = ()
         """as of the last pass; safe to read from any thread"""
+        self._coming: dict[int, Flight] = {}
+        """taken on, and not yet handed over"""
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._watched: dict[int, _Watched] = {}
         self._ids: dict[int, int] = {}
@@ -89,8 +91,18 @@ class Denoiser:
         self._beat_s = self.loop.clock()
         self._thread.start()
 
-    def submit(self, request: Request, watcher: Watcher) -> None:
-        self._inbox.put(partial(self._admit, request, watcher))
+    def admit(self, newcomer: Flight) -> Flight:
+        """Promise an image, or raise Refused; `submit` it, or `forget` it. From one thread."""
+        promised = self.admission().admit(newcomer, self.loop.time)
+        self._coming[promised.id] = promised
+        return promised
+
+    def forget(self, promised: Flight) -> None:
+        """One that was handed over is no error."""
+        self._coming.pop(promised.id, None)
+
+    def submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
+        self._inbox.put(partial(self._take, request, promised, watcher))
 
     def cancel(self, watcher: Watcher) -> None:
         """Within one tick. One that was never submitted, or is done, is no error."""
@@ -102,30 +114,29 @@ class Denoiser:
         self._inbox.put(partial(self._answer, function, answer))
         return answer.result()
 
-    def foresee(self, newcomer: Flight) -> float:
-        """When an image that came now would be ready, on the loop's clock."""
-        return self._project((*self.flights, newcomer), [newcomer.id])[newcomer.id]
-
-    def first_end_s(self) -> float:
-        """When the first of those that run is done, and a place is free."""
-        running = [f for f in self.flights if f.state is not State.QUEUED]
-        return min(self._project(running).values(), default=self.loop.clock())
-
-    @property
-    def waiting(self) -> int:
-        return sum(f.state is State.QUEUED for f in self.flights)
-
-    def waiting_before(self, priority: Priority) -> int:
-        """Those that one of this priority would stand behind."""
-        return sum(f.state is State.QUEUED and f.priority <= priority for f in self.flights)
-
-    def _project(
-        self, flights: Sequence[Flight], of: Collection[int] | None = None
-    ) -> dict[int, float]:
-        known = self.loop.costs
+    def admission(self) -> Admission:
+        """What whoever comes now will find."""
+        known, now = self.loop.costs, self.loop.clock()
         # A copy: the loop learns new costs meanwhile.
         costs = Costs(dict(known.ticks), known.encode_s, known.decode_s)
-        return project(flights, self.loop.limits, costs, self.loop.clock(), of)
+        return Admission(self.here, self.loop.limits, costs, now, costs.encode_s)
+
+    @property
+    def here(self) -> tuple[Flight, ...]:
+        """All that were taken on and have steps to take, in order of arrival."""
+        # What comes is read first: between the two, one may pass from there to here.
+        coming = list(self._coming.values())
+        flights = self.flights
+        known = {flight.id for flight in flights}
+        return (*flights, *(flight for flight in coming if flight.id not in known))
+
+    def position(self, promised: Flight) -> int:
+        return [f.id for f in self.waiting].index(promised.id) + 1
+
+    @property
+    def waiting(self) -> list[Flight]:
+        """In the order of the queue."""
+        return line(self.here, self.loop.limits)
 
     def check(self) -> None:
         """Raise Unhealthy unless the loop has advanced lately and its engines work."""
@@ -198,20 +209,19 @@ class Denoiser:
             self._beat_s = self.loop.clock()
             answer.set_result(found)
 
-    def _admit(self, request: Request, watcher: Watcher) -> None:
-        if watcher.is_cancelled:
-            # Its `cancel` came before it.
-            return
+    def _take(self, request: Request, promised: Flight, watcher: Watcher) -> None:
         try:
-            id_ = self.loop.submit(request)
-        except Exception as refusal:
-            watcher.failed(refusal)
-            return
-        self._watched[id_] = _Watched(watcher)
-        self._ids[id(watcher)] = id_
-        self.flights = self.loop.flights
-        self._ready_from_s = -math.inf
-        watcher.admitted(self.waiting)
+            if not watcher.is_cancelled:
+                # Else its `cancel` came before it.
+                id_ = self.loop.submit(request, promised)
+                self._watched[id_] = _Watched(watcher)
+                self._ids[id(watcher)] = id_
+                self.flights = self.loop.flights
+                self._ready_from_s = -math.inf
+        except Exception as error:
+            watcher.failed(error)
+        finally:
+            self.forget(promised)
 
     def _drop(self, watcher: Watcher) -> None:
         id_ = self._ids.pop(id(watcher), None)
@@ -244,16 +254,15 @@ class Denoiser:
                 watched.watcher.started(at_s)
 
     def _tell_steps(self) -> None:
-        position = 0
+        positions = {f.id: n for n, f in enumerate(line(self.flights, self.loop.limits), 1)}
         for flight in self.flights:
-            position += flight.state is State.QUEUED
             watched = self._watched.get(flight.id)
             if watched is None:
                 continue
             if flight.step != watched.step:
                 watched.step = flight.step
                 self._preview(flight, watched.watcher)
-            seen = flight.step, position if flight.state is State.QUEUED else 0
+            seen = flight.step, positions.get(flight.id, 0)
             if watched.watcher.wants_progress and seen != watched.seen:
                 watched.seen = seen
                 watched.watcher.stepped(flight, seen[1], self._ready(flight.id))

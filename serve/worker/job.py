@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from sdxl.conditioning import Row
 from sdxl.params import GenerationParams
 from sdxl.policy import Flight, Group
-from serve.orders import Done, Order, Progress, Queued, Update
+from serve.orders import Done, Order, Progress, Update
 from serve.tracing import Stretch
 
 News = Update | Exception
@@ -25,12 +26,14 @@ class Job:
 
     order: Order
     params: GenerationParams
+    rows: list[Row]
+    """its prompts, tokenised"""
+    flight: Flight
+    """as it was promised"""
     clock: Callable[[], float]
     on_latents: Callable[[Job, Tensor], None]
     on_preview: Callable[[Job, int, Tensor], None]
     is_cancelled: bool = False
-    prompt_tokens: int = 0
-    deep_steps: int = 0
     last_file: Future[None] | None = None
     """the making of its latest picture or preview"""
     timings: dict[str, float] = field(default_factory=dict)
@@ -40,7 +43,6 @@ class Job:
 
     def __post_init__(self) -> None:
         self.began_s = self.stage_s = self.clock()
-        self.deadline_s = self.began_s + self.order.deadline_s
         self._tasks_loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[News] = asyncio.Queue()
 
@@ -72,6 +74,14 @@ class Job:
         if self.order.trace:
             self.stretches.append(Stretch(name, began_s, ended_s, facts))
 
+    @property
+    def prompt_tokens(self) -> int:
+        return self.flight.shape.tokens
+
+    @property
+    def deep_steps(self) -> int:
+        return sum(self.flight.plan)
+
     # -- Watcher ----------------------------------------------------------------------------
 
     @property
@@ -81,9 +91,6 @@ class Job:
     @property
     def preview_steps(self) -> tuple[int, ...]:
         return self.order.preview_steps
-
-    def admitted(self, position: int) -> None:
-        self.tell(Queued(position))
 
     def started(self, at_s: float) -> None:
         self.stage("queue_s", at_s)

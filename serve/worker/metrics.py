@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from sdxl.admission import Reason
 from sdxl.cost import Costs
-from sdxl.policy import Group
+from sdxl.policy import Flight, Group, Priority, State
 from serve.worker.gpu_meter import GpuMeter
 
 TICK_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -41,6 +42,17 @@ class WorkerMetrics:
             buckets=STAGE_BUCKETS,
             registry=registry,
         )
+        self.refusals = Counter(
+            "sdxl_refusals", "orders refused at once, by why", ("reason",), registry=registry
+        )
+        for reason in get_args(Reason):
+            self.refusals.labels(reason)
+        self.waiting_s = Gauge(
+            "sdxl_waiting_work_seconds",
+            "seconds of the device that waiting images will take",
+            ("priority",),
+            registry=registry,
+        )
         self.queued = Gauge("sdxl_images_queued", "images that wait", registry=registry)
         self.running = Gauge("sdxl_images_running", "images in flight", registry=registry)
         self.failed_captures = Counter(
@@ -62,9 +74,16 @@ class WorkerMetrics:
         for name, seconds in dict(timings).items():
             self.stages.labels(name.removesuffix("_s")).observe(seconds)
 
-    def collect(self, queued: int, running: int, failed_captures: int) -> list[Any]:
-        self.queued.set(queued)
-        self.running.set(running)
+    def refused(self, reason: Reason) -> None:
+        self.refusals.labels(reason).inc()
+
+    def collect(self, flights: Sequence[Flight], failed_captures: int) -> list[Any]:
+        waiting = [f for f in flights if f.state is State.QUEUED]
+        self.queued.set(len(waiting))
+        self.running.set(len(flights) - len(waiting))
+        for priority in Priority:
+            seconds = sum(f.work_s for f in waiting if f.priority is priority)
+            self.waiting_s.labels(priority.name.lower()).set(seconds)
         self.failed_captures.inc(failed_captures - self._failed_captures)
         self._failed_captures = failed_captures
         return list(self.registry.collect())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from sdxl.admission import Refused
 from sdxl.images import BrokenImage
-from sdxl.inflight import DeadlineExceeded, Refused
+from sdxl.inflight import DeadlineExceeded
 from sdxl.params import InvalidParams
 from serve import errors
 from serve.errors import Problem

@@ -37,14 +37,14 @@ class Painter:
         self._stream = SideStream(pipeline.engines)
         channels = pipeline.engines.arch.latent_channels
         self._preview_map = images.load_preview_map(pipeline.checkpoint.folder, channels)
-        self._latents: PriorityQueue[tuple[tuple[Priority, int], Callable[[], None]]]
+        self._latents: PriorityQueue[tuple[tuple[Priority, float, int], Callable[[], None]]]
         self._latents, self._arrivals = PriorityQueue(), itertools.count()
         self._decoder = ThreadPoolExecutor(1, "decode")
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
 
     def finish(self, job: Job, latents: Tensor) -> None:
         ready = mark(self.pipeline.engines)
-        place = job.order.priority, next(self._arrivals)
+        place = job.order.priority, job.flight.due, next(self._arrivals)
         self._latents.put((place, partial(self._decode, job, latents, ready)))
         self._decoder.submit(self._decode_next)
 
@@ -81,7 +81,7 @@ class Painter:
         job.tell(made)
 
     def _decode_next(self) -> None:
-        """The most urgent; among those, the first that came."""
+        """The most urgent; among those, the first in the queue's order."""
         _, decode = self._latents.get_nowait()
         decode()
 

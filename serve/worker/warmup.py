@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from sdxl import deepcache
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
 from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Limits
+from sdxl.policy import Flight, Group, Limits, Shape
+from sdxl.specs import CHUNK
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +107,15 @@ def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Pixel
 
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
     """As many rows as the measured costs favour; an image under guidance needs two."""
-    limits = pipeline.limits()
-    shape = next(iter(costs.ticks)).shape
-    return replace(limits, rows=max(costs.knee(shape, limits.buckets), 2), queue=queue)
+    limits, one = pipeline.limits(), standard(pipeline)
+    calls = (costs.tick_s(Group("unet_deep", one.shape, (), bucket)) for bucket in limits.buckets)
+    rows = max(costs.knee(one.shape, limits.buckets), 2)
+    return replace(limits, rows=rows, queue=queue, standard=one, call_s=tuple(calls))
+
+
+def standard(pipeline: Pipeline) -> Flight:
+    """An image of the model's own size with the default steps and guidance."""
+    side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
+    usual = GenerationParams()
+    plan = deepcache.plan(usual.steps, usual.cache_interval)
+    return Flight(-1, Shape(side, side, CHUNK), 2, plan)

@@ -15,14 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdxl import deepcache, images
+from sdxl.admission import Refused, check_length
 from sdxl.cost import project
-from sdxl.inflight import InFlight, Refused
+from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Flight, Group, Limits, Shape, State
 from sdxl.specs import CHUNK
 from serve import errors, tracing
-from serve.orders import Done, ModelCard, Order, Update
+from serve.orders import Done, ModelCard, Order, Queued, Update
 from serve.tracing import Stretch
 from serve.worker import warmup
 from serve.worker.denoiser import Denoiser
@@ -88,7 +89,7 @@ class Worker:
         costs = MeteredCosts()
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
         denoiser = Denoiser(loop, self.stall_s)
-        encoder = PromptEncoder(self.pipeline, denoiser, self.max_prompt_tokens)
+        encoder = PromptEncoder(self.pipeline, denoiser)
         threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs))
         denoiser.start()
         try:
@@ -117,6 +118,7 @@ class Worker:
         try:
             job = self._accept(order, threads)
             self._jobs.add(job)
+            job.tell(Queued(threads.denoiser.position(job.flight)))
             threads.encoder.submit(job)
             async with aclosing(job.updates()) as updates:
                 async for update in updates:
@@ -124,6 +126,8 @@ class Worker:
                         outcome = "done"
                     yield update
         except Exception as error:
+            if isinstance(error, Refused):
+                self.meters.refused(error.reason)
             problem = as_problem(error)
             outcome = problem.code or "failed"
             raise problem from None
@@ -134,18 +138,10 @@ class Worker:
             self.meters.ended(outcome, job.timings if job else {})
 
     async def metrics(self) -> Sequence[Any]:
-        denoiser = self._started().denoiser
-        queued = denoiser.waiting
-        running = len(denoiser.flights) - queued
         failed = self.pipeline.engines.failed_captures()
-        return self.meters.collect(queued=queued, running=running, failed_captures=failed)
+        return self.meters.collect(self._started().denoiser.here, failed)
 
     # -- what its owner asks ----------------------------------------------------------------
-
-    @property
-    def capacity(self) -> int:
-        """Images that may be here at once, in flight and waiting."""
-        return self.limits.rows + self.limits.queue
 
     @property
     def limits(self) -> Limits:
@@ -171,24 +167,17 @@ class Worker:
     def outlook(self) -> Outlook:
         """For a picture as most people ask for it, if it came now."""
         denoiser, encoder = self._started().denoiser, self._started().encoder
-        loop = denoiser.loop
-        flight = self._usual_flight()
-        ready_s = denoiser.foresee(flight) - loop.clock()
+        admission, loop = denoiser.admission(), denoiser.loop
+        flight = warmup.standard(self.pipeline)
         alone_s = project([flight], loop.limits, loop.costs, 0.0)[flight.id]
         images = max(loop.limits.rows // flight.rows, 1)
         waiting_s = encoder.waiting * loop.costs.encode_s
-        before_s = loop.costs.encode_s + waiting_s
-        image_s = alone_s / images
-        queue_s = (encoder.waiting + denoiser.waiting) * image_s
+        ready_s = admission.ready_s(flight) + waiting_s - admission.now
+        each_s = alone_s / images
+        queue_s = len(denoiser.waiting) * each_s
         running = sum(f.rows for f in denoiser.flights if f.state is State.RUNNING)
         busy = min(running / loop.limits.rows, 1.0)
-        return Outlook(ready_s + before_s, alone_s, image_s, queue_s, busy)
-
-    def _usual_flight(self) -> Flight:
-        side = self.pipeline.sizes.default // self.pipeline.engines.arch.vae_scale
-        usual = GenerationParams()
-        plan = deepcache.plan(usual.steps, usual.cache_interval)
-        return Flight(-1, Shape(side, side, CHUNK), 2, plan)
+        return Outlook(ready_s, alone_s, each_s, queue_s, busy)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse what is new, and let what is here finish."""
@@ -219,15 +208,33 @@ class Worker:
         if self._is_draining:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
+        # Before its text is looked at: who is refused under overload must cost next to nothing.
+        threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
-        denoiser = threads.denoiser
-        priority = order.priority
-        waiting = threads.encoder.waiting_before(priority) + denoiser.waiting_before(priority)
-        if waiting >= self.queue:
-            free_in_s = denoiser.first_end_s() - self.pipeline.clock()
-            raise Refused(f"the queue is full ({waiting} images wait)", max(free_in_s, 0.0))
-        painter = threads.painter
-        return Job(order, params, self.pipeline.clock, painter.finish, painter.preview)
+        rows = self.pipeline.tokenize(params)
+        assert rows[0] is not None
+        chunks = len(rows[0][0].ids)
+        check_length(chunks, self.max_prompt_tokens)
+        flight = threads.denoiser.admit(self._flight(order, params, threads, chunks))
+        painter, clock = threads.painter, self.pipeline.clock
+        return Job(order, params, rows, flight, clock, painter.finish, painter.preview)
+
+    def _flight(
+        self, order: Order, params: GenerationParams, threads: _Threads, chunks: int = 1
+    ) -> Flight:
+        assert params.height and params.width
+        scale = self.pipeline.engines.arch.vae_scale
+        return Flight(
+            threads.denoiser.loop.new_id(),
+            Shape(params.height // scale, params.width // scale, chunks * CHUNK),
+            2 if params.is_guided else 1,
+            deepcache.plan(params.steps, params.cache_interval, params.deep_steps),
+            priority=order.priority,
+            deadline_s=self.pipeline.clock() + order.deadline_s,
+            client=order.client,
+            weight=order.weight,
+            request_id=order.request_id,
+        )
 
     def _note_call(self, denoiser: Denoiser, group: Group, seconds: float) -> None:
         self.meters.observe(group, seconds)
@@ -245,5 +252,6 @@ class Worker:
     def _leave(self, job: Job, threads: _Threads) -> None:
         job.is_cancelled = True
         threads.encoder.cancel(job)
+        threads.denoiser.forget(job.flight)
         threads.denoiser.cancel(job)
         self._jobs.discard(job)

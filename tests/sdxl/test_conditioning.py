@@ -18,7 +18,7 @@ from transformers import (
     CLIPTokenizer,
 )
 
-from sdxl.conditioning import Conditioning, encode
+from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.prompt import Tokenizer
@@ -88,7 +88,8 @@ class Setup:
         self, requests: Sequence[GenerationParams], force_zeros: bool = True, **options: Any
     ) -> list[Conditioning]:
         engines = options.pop("engines", None) or self.engines()
-        return encode(requests, *self.tokenizers, engines, force_zeros, **options)
+        prompts = [tokenize_rows(each, *self.tokenizers, force_zeros) for each in requests]
+        return encode(requests, prompts, engines, **options)
 
     def reference(self, request: GenerationParams, force_zeros: bool) -> tuple[Tensor, Tensor]:
         """context and pooled, as diffusers' pipeline makes them."""

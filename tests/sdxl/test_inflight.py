@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from sdxl import deepcache, schedulers
+from sdxl.admission import Refused
 from sdxl.cost import Costs
-from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight, Refused, Request
+from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight, Request
 from sdxl.params import SCHEDULERS
 from sdxl.policy import Limits, Priority, State
 from sdxl.schedulers import SchedulerConfig

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdxl.admission import Refused
 from sdxl.files import OutputError
-from sdxl.inflight import Refused
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 
 SIZES = Sizes(default=128, minimum=64, maximum=512)
@@ -64,7 +64,7 @@ def test_sizes_are_the_models(side: str, value: Any) -> None:
     [
         InvalidParams("steps", 0, "needed 1"),
         OutputError(Path("x"), OSError(28, "full"), "space"),
-        Refused("too late", 2.5),
+        Refused("too late", 2.5, "too_late"),
     ],
 )
 def test_errors_survive_the_way_between_processes(error: Exception) -> None:

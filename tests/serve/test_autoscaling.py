@@ -53,7 +53,7 @@ def test_a_worker_tells_how_busy_it_is_and_how_long_its_queue() -> None:
     async def scenario(worker: Worker) -> tuple[float, float]:
         async with begun(worker, order(steps=500, wants_progress=True)):
             waiting = [asyncio.create_task(picture_of(worker, order(seed=i))) for i in range(4)]
-            while worker._started().denoiser.waiting < 4:
+            while len(worker._started().denoiser.waiting) < 4:
                 await asyncio.sleep(0.01)
             told = worker.outlook()
         await asyncio.gather(*waiting)

@@ -93,6 +93,11 @@ def test_headers_that_ray_trusts_do_not_pass(edge: str) -> None:
     assert not set(trusted) & set(seen) and seen["authorization"] == "Bearer k"
 
 
+def test_the_edge_states_the_client_s_address_whatever_the_client_says(edge: str) -> None:
+    forged = [("x-client-address", "9.9.9.9"), ("x-client-address", "8.8.8.8")]
+    assert httpx.get(edge, headers=forged).json()["x-client-address"] == "127.0.0.1"
+
+
 def test_bodies_are_bounded(edge: str) -> None:
     assert httpx.post(edge, content=bytes(1000)).status_code == 200
     large = httpx.post(edge, content=bytes(262145))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
 from sdxl import cli
-from sdxl.params import InvalidParams
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.work import standard_images
 from serve.front import keys
+from serve.front.clients import client_of
 from serve.front.keys import Key, Keyring, RateLimiter, sha256
 from tests.fakes import FakeClock
 
@@ -47,15 +51,19 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Keyring.read(tmp_path / "nowhere")
 
 
+def wait_s(limiter: RateLimiter, key: Key, images: int, work: float = 0.0) -> float:
+    return limiter.take(key, images, work)[1]
+
+
 def test_a_rate_is_a_minute_s_worth_refilled_evenly() -> None:
     clock = FakeClock()
     limiter, key = RateLimiter(clock), Key("ann", "d", 6)
-    assert [limiter.take(key, 3) for _ in range(2)] == [0, 0]
-    assert limiter.take(key, 1) == pytest.approx(10)
+    assert [wait_s(limiter, key, 3) for _ in range(2)] == [0, 0]
+    assert wait_s(limiter, key, 1) == pytest.approx(10)
     clock.now = 10
-    assert limiter.take(key, 1) == 0 and limiter.take(key, 1) == pytest.approx(10)
-    assert limiter.take(Key("bob", "e", 6), 6) == 0, "keys do not share"
-    assert limiter.take(Key("eve", "f"), 1000) == 0, "no rate, no limit"
+    assert wait_s(limiter, key, 1) == 0 and wait_s(limiter, key, 1) == pytest.approx(10)
+    assert wait_s(limiter, Key("bob", "e", 6), 6) == 0, "keys do not share"
+    assert wait_s(limiter, Key("eve", "f"), 1000) == 0, "no rate, no limit"
 
 
 def test_two_fronts_grant_what_one_would() -> None:
@@ -64,18 +72,93 @@ def test_two_fronts_grant_what_one_would() -> None:
     granted = 0
     for second in range(600):
         clock.now = second
-        granted += sum(front.take(key, 1) == 0 for front in fronts for _ in range(3))
+        granted += sum(wait_s(front, key, 1) == 0 for front in fronts for _ in range(3))
     assert granted == pytest.approx(60 * 11, abs=2), "ten minutes, and a full bucket before them"
 
 
 def test_more_than_a_minute_s_worth_waits_for_a_full_bucket() -> None:
     clock = FakeClock()
     limiter, key = RateLimiter(clock), Key("ann", "d", 4)
-    assert limiter.take(key, 10) == 0
+    assert wait_s(limiter, key, 10) == 0
     clock.now = 60
-    assert limiter.take(key, 1) > 0
+    assert wait_s(limiter, key, 1) > 0
     clock.now = 200
-    assert limiter.take(key, 1) == 0
+    assert wait_s(limiter, key, 1) == 0
+
+
+def test_work_is_limited_beside_images() -> None:
+    clock = FakeClock()
+    limiter, key = RateLimiter(clock), Key("ann", "d", 60, work_a_minute=6)
+    assert wait_s(limiter, key, 1, 4.0) == 0
+    limit, later_s = limiter.take(key, 1, 4.0)
+    assert limit == "6 standard images a minute" and later_s == pytest.approx(20)
+    assert wait_s(limiter, key, 58, 2.0) == 0, "what was refused took no images"
+    assert limiter.take(key, 2, 0.0)[0] == "60 images a minute"
+
+
+def test_work_is_steps_times_pixels_times_rows_with_shallow_steps_as_what_they_are() -> None:
+    sizes = Sizes(128, 64, 256)
+    usual = GenerationParams()
+    assert standard_images(usual, sizes) == 1
+    assert standard_images(replace(usual, width=256, height=256), sizes) == 4
+    assert standard_images(replace(usual, steps=40), sizes) == 2
+    assert standard_images(replace(usual, guidance=1.0), sizes) == 0.5
+    assert 1.9 < standard_images(replace(usual, cache_interval=1), sizes) < 2
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("", (None, None, 1.0)),
+        (" 30", (30, None, 1.0)),
+        (" work=2.5", (None, 2.5, 1.0)),
+        (" 30 work=90 weight=2", (30, 90.0, 2.0)),
+    ],
+)
+def test_old_lines_and_new_ones_are_read(
+    tmp_path: Path, rest: str, expected: tuple[object, ...]
+) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(f"{'0' * 64} ann{rest}\n")
+    (key,) = Keyring.read(path).keys
+    assert (key.images_a_minute, key.work_a_minute, key.weight) == expected
+
+
+@pytest.mark.parametrize("rest", ["weight=0", "weight=x", "work=0", "2 2", "weight=101"])
+def test_a_line_that_means_nothing_is_refused_with_what_is_needed(
+    tmp_path: Path, rest: str
+) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(f"{'0' * 64} ann {rest}\n")
+    with pytest.raises(InvalidParams, match="needed"):
+        Keyring.read(path)
+
+
+def test_a_client_is_its_key_or_its_address_and_chooses_neither() -> None:
+    forged = {"x-client-address": "9.9.9.9"}
+    assert client_of(asked("10.0.0.1", forged), "") == ("address 10.0.0.1", 1.0)
+    assert client_of(asked("127.0.0.1", forged), "x-client-address") == ("address 9.9.9.9", 1.0)
+    one, other = (client_of(asked(f"2001:db8::{i}"), "") for i in (1, 2))
+    assert one == other == ("address 2001:db8::/64", 1.0)
+    named = asked("10.0.0.1")
+    named.state.key = Key("ann", "d", weight=3.0)
+    assert client_of(named, "x-client-address") == ("key d", 3.0)
+
+
+def asked(peer: str, headers: dict[str, str] | None = None) -> Request:
+    raw = [(name.encode(), text.encode()) for name, text in (headers or {}).items()]
+    return Request({"type": "http", "client": (peer, 1), "headers": raw})
+
+
+def test_the_command_writes_work_and_weight(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "keys.txt"
+    assert keys.main(["ann", "--file", str(path), "--work", "90", "--weight", "2.5"]) == 0
+    (key,) = Keyring.read(path).keys
+    assert (key.images_a_minute, key.work_a_minute, key.weight) == (None, 90.0, 2.5)
+    with pytest.raises(InvalidParams, match="weight"):
+        keys.main(["bob", "--file", str(path), "--weight", "0"])
 
 
 def test_the_command_is_in_the_front_door(

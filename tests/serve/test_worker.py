@@ -25,7 +25,7 @@ from serve.errors import Problem
 from serve.orders import Done, Preview, Progress
 from serve.worker.denoiser import Unhealthy
 from serve.worker.job import Job
-from serve.worker.warmup import NotReady
+from serve.worker.warmup import NotReady, standard
 from serve.worker.worker import Worker
 from tests.engines.cuda_double import BEGIN, FakeCuda
 from tests.serve.workers import (
@@ -196,10 +196,13 @@ def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
     async def scenario(worker: Worker) -> None:
         denoiser, pipeline = worker._started().denoiser, worker.pipeline
         params = pipeline.resolve(order(steps=500).params)
-        request = pipeline.request(params, *pipeline.encode([params]))
-        gone = Job(order(), params, pipeline.clock, print, print, is_cancelled=True)
+        rows = pipeline.tokenize(params)
+        request = pipeline.request(params, *pipeline.encode([params], [rows]))
+        flight = denoiser.admit(replace(standard(pipeline), id=denoiser.loop.new_id()))
+        clock = pipeline.clock
+        gone = Job(order(), params, rows, flight, clock, print, print, is_cancelled=True)
         denoiser.cancel(gone)
-        denoiser.submit(request, gone)
+        denoiser.submit(request, flight, gone)
         before = worker.steps_taken
         await picture_of(worker, order(steps=6))
         assert worker.steps_taken == before + 6
@@ -221,7 +224,7 @@ def test_five_hundred_who_leave_take_nothing_with_them() -> None:
             await asyncio.gather(*(leave(worker, i) for i in range(start, start + 50)))
         return await picture_of(worker, order())
 
-    with running(fake_pipeline(tick_s=0.001)) as worker:
+    with running(fake_pipeline(tick_s=0.001), queue=200) as worker:
         done = asyncio.run(scenario(worker))
         assert done.image and worker.is_idle and flights(worker) == ()
         denoiser = worker._started().denoiser
@@ -235,8 +238,10 @@ def flights(worker: Worker) -> tuple[object, ...]:
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
     async def scenario(worker: Worker) -> Problem:
         async with begun(worker, order(steps=500, wants_progress=True)):
-            tasks = [asyncio.create_task(picture_of(worker, order(seed=i))) for i in range(3)]
-            while worker._started().denoiser.waiting < 3:
+            tasks = [
+                asyncio.create_task(picture_of(worker, order(seed=i, steps=20))) for i in range(3)
+            ]
+            while len(worker._started().denoiser.waiting) < 3:
                 await asyncio.sleep(0.01)
             began = time.perf_counter()
             with pytest.raises(Problem) as caught:

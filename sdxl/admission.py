@@ -1,0 +1,179 @@
+"""Who is taken on, who is refused, when he may come again, and in which words.
+
+The only place that decides it, for the service's replicas as for a loop by itself. It counts work
+(seconds of the device), not images, and each client's own:
+
+- the queue: a client may have `limits.queue` standard images waiting, less where others wait too.
+  It never gets the last free part, so a client that comes anew always finds room (dynamic
+  thresholds: Choudhury, Hahne, IEEE/ACM Transactions on Networking 6(2), 1998);
+- deadlines: what would not be ready in time is refused, and a client that already has other
+  requests waiting leaves time for one more client;
+- promises: nobody is put before an image that would then miss its deadline.
+
+Pure but for the virtual time it is handed. It knows no tensors, no clock and no HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sdxl.cost import Costs, project
+from sdxl.fairness import VirtualTime, left_of
+from sdxl.params import InvalidParams
+from sdxl.policy import Flight, Limits, State
+from sdxl.prompt import BODY
+
+Reason = Literal["queue_full", "too_late", "others_first"]
+NEWCOMER_WEIGHT = 1.0
+"""of the client for which deadlines leave room"""
+
+
+class Refused(RuntimeError):
+    """A request that is turned away at once, and when it would be worth trying again."""
+
+    def __init__(self, message: str, retry_after_s: float, reason: Reason = "queue_full") -> None:
+        super().__init__(message)
+        self.retry_after_s, self.reason = retry_after_s, reason
+
+    def __reduce__(self) -> Any:
+        return Refused, (str(self), self.retry_after_s, self.reason)
+
+
+def is_same_request(one: Flight, other: Flight) -> bool:
+    return bool(one.request_id) and (one.client, one.request_id) == (other.client, other.request_id)
+
+
+def check_length(chunks: int, max_tokens: int) -> None:
+    """Of a prompt or its negative one, whichever is longer."""
+    most = math.ceil(max_tokens / BODY)
+    if chunks > most:
+        allowed = f"at most {most * BODY}, the negative prompt's likewise"
+        raise InvalidParams("prompt", f"more than {(chunks - 1) * BODY} tokens", allowed)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What is known of one device when somebody comes."""
+
+    flights: Sequence[Flight]
+    """all that were taken on and are not done"""
+    limits: Limits
+    costs: Costs
+    now: float
+    delay_s: float = 0.0
+    """before a newcomer's first step, such as the encoding of its prompt"""
+
+    def admit(self, newcomer: Flight, time: VirtualTime) -> Flight:
+        """The newcomer with its work and its place in the queue, or Refused."""
+        newcomer = self._measured(newcomer)
+        self.check_queue(newcomer)
+        self._check_reserve(newcomer)
+        return self._placed(time.stamped(newcomer, self.flights))
+
+    def ready_s(self, newcomer: Flight) -> float:
+        """When it would be ready after all that is here."""
+        behind = self._behind_all(newcomer)
+        return self._project(behind, [behind.id])[behind.id] + self.delay_s
+
+    def waiting(self, newcomer: Flight) -> list[Flight]:
+        """Those that one of this priority would find waiting: who is less urgent stands behind."""
+        return [
+            f for f in self.flights if f.state is State.QUEUED and f.priority <= newcomer.priority
+        ]
+
+    # -- one check each ---------------------------------------------------------------------
+
+    def check_queue(self, newcomer: Flight) -> None:
+        """A request that begins within the bound is taken on whole, however large it is."""
+        waiting = [f for f in self.waiting(newcomer) if not is_same_request(f, newcomer)]
+        images: dict[str, float] = {}
+        for flight in waiting:
+            images[flight.client] = images.get(flight.client, 0.0) + flight.images
+        own = images.get(newcomer.client, 0.0)
+        # What a whole request is above the bound takes nothing from other clients.
+        free = 2 * self.limits.queue - sum(min(n, self.limits.queue) for n in images.values())
+        if own < newcomer.weight * free:
+            return
+        who = "all clients" if free <= 0 else "this client"
+        count = sum(f.client == newcomer.client for f in waiting) if free > 0 else len(waiting)
+        again_s = max(self._first_end_s() - self.now, 0.0)
+        raise Refused(f"the queue is full ({count} images of {who} wait)", again_s, "queue_full")
+
+    def _check_reserve(self, newcomer: Flight) -> None:
+        """Beyond one request, a client is promised only what it would get if one more client came:
+        else the first to come would be promised all the time there is."""
+        ahead = [f for f in self.flights if f.priority <= newcomer.priority]
+        own = [f for f in ahead if f.client == newcomer.client]
+        # A loop by itself knows no requests, and nobody else will come.
+        has_others = newcomer.request_id and not all(is_same_request(f, newcomer) for f in own)
+        if math.isinf(newcomer.deadline_s) or not has_others:
+            return
+        left_s: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        for flight in ahead:
+            left_s[flight.client] = left_s.get(flight.client, 0.0) + left_of(flight)
+            weights[flight.client] = flight.weight
+        own_s = left_s.pop(newcomer.client) + newcomer.work_s
+        pace_s = own_s / newcomer.weight
+        others_s = sum(min(s, pace_s * weights[client]) for client, s in left_s.items())
+        self._check_time(newcomer, self.now + own_s + others_s + pace_s * NEWCOMER_WEIGHT)
+
+    def _check_time(self, newcomer: Flight, ready_s: float) -> None:
+        if ready_s > newcomer.deadline_s:
+            raise Refused(
+                f"ready in {ready_s - self.now:.2f} s, "
+                f"the deadline is in {newcomer.deadline_s - self.now:.2f} s",
+                ready_s - newcomer.deadline_s,
+                "too_late",
+            )
+
+    def _placed(self, newcomer: Flight) -> Flight:
+        """At its place in the queue; if a promise would be broken there, without a pause of
+        others, or else behind all of them."""
+        timed = {f.id for f in (newcomer, *self.flights) if f.deadline_s < math.inf}
+        if not timed:
+            return newcomer
+        places = (newcomer, replace(newcomer, is_last=True), self._behind_all(newcomer))
+        for place in places:
+            after = self._project(place, timed)
+            if not self._breaks(after):
+                self._check_own(place, after)
+                return place
+        self._check_own(place, after)
+        again_s = after.get(newcomer.id, self._first_end_s()) - self.now
+        raise Refused("another image's promised time would be missed", again_s, "others_first")
+
+    def _check_own(self, newcomer: Flight, after: dict[int, float]) -> None:
+        if newcomer.deadline_s < math.inf:
+            self._check_time(newcomer, after[newcomer.id] + self.delay_s)
+
+    def _breaks(self, after: dict[int, float]) -> bool:
+        """Whether one that would have been ready in time would not be any more."""
+        late = [f for f in self.flights if f.deadline_s < after.get(f.id, -math.inf)]
+        if not late:
+            return False
+        before = project(self.flights, self.limits, self.costs, self.now, [f.id for f in late])
+        return any(before[f.id] <= f.deadline_s for f in late)
+
+    def _behind_all(self, newcomer: Flight) -> Flight:
+        last = max((f.due for f in self.flights), default=0.0)
+        return replace(newcomer, due=max(newcomer.due, last), is_last=True)
+
+    # -- what they ask ----------------------------------------------------------------------
+
+    def _measured(self, flight: Flight) -> Flight:
+        standard, work_s = self.limits.standard, self.costs.work_s(flight, self.limits)
+        unit_s = self.costs.work_s(standard, self.limits) if standard else 0.0
+        return replace(flight, work_s=work_s, images=work_s / unit_s if unit_s else 1.0)
+
+    def _first_end_s(self) -> float:
+        """When the first of those that run is done, and a place is free."""
+        running = [f for f in self.flights if f.state is not State.QUEUED]
+        ends = project(running, self.limits, self.costs, self.now).values()
+        return min(ends, default=self.now)
+
+    def _project(self, newcomer: Flight, of: Collection[int]) -> dict[int, float]:
+        return project((*self.flights, newcomer), self.limits, self.costs, self.now, of)

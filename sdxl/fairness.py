@@ -1,0 +1,80 @@
+"""Virtual time: when an image would be done if all clients ran at once, each at its weight's pace.
+
+Weighted fair queueing (Demers, Keshav, Shenker, "Analysis and Simulation of a Fair Queueing
+Algorithm", SIGCOMM 1989). A client's images follow each other in virtual time by the work that each
+asks for; a client that comes anew begins at the present and brings no credit from being idle. The
+policy runs the images with the smallest virtual times. Pure: it knows no clock but this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sdxl.policy import Flight, Priority
+
+Account = tuple[Priority, str]
+"""Classes run one before the other, so a client's time in each is its own."""
+
+
+def account(flight: Flight) -> Account:
+    return flight.priority, flight.client
+
+
+def begin(flight: Flight) -> float:
+    """The virtual time of an image's first step."""
+    return flight.due - flight.work_s / flight.weight
+
+
+class VirtualTime:
+    """`left_at`: of clients that have nothing here, how far those have come that are ahead."""
+
+    def __init__(self) -> None:
+        self._left_at: dict[Account, float] = {}
+
+    def stamped(self, newcomer: Flight, flights: Iterable[Flight]) -> Flight:
+        """The newcomer with its virtual time. `flights` are all others here."""
+        peers = [f for f in flights if f.priority == newcomer.priority]
+        now = present(peers)
+        if now is None:
+            self._left_at = {a: t for a, t in self._left_at.items() if a[0] != newcomer.priority}
+        own = [f.due for f in peers if f.client == newcomer.client]
+        before = max(own, default=self._left_at.get(account(newcomer), 0.0))
+        started = max(before, now or 0.0)
+        return replace(newcomer, due=started + newcomer.work_s / newcomer.weight)
+
+    def leave(self, gone: Flight, flights: Sequence[Flight]) -> list[Flight]:
+        """Those of `flights` that move up because `gone` was not finished, moved up."""
+        unused = left_of(gone) / gone.weight
+        same = [f for f in flights if account(f) == account(gone) and f.id != gone.id]
+        if not same:
+            self._remember(gone, gone.due - unused, flights)
+        return [replace(f, due=f.due - unused) for f in same if unused > 0 and f.due > gone.due]
+
+    def _remember(self, gone: Flight, at: float, flights: Sequence[Flight]) -> None:
+        now = present([f for f in flights if f.priority == gone.priority and f.id != gone.id])
+        self._left_at[account(gone)] = at
+        for known, time in list(self._left_at.items()):
+            if known[0] == gone.priority and (now is None or time <= now):
+                # Whoever comes begins at the present anyway.
+                del self._left_at[known]
+
+
+def present(flights: Sequence[Flight]) -> float | None:
+    """How far the client has come that is furthest behind; None if there is none."""
+    first: dict[str, float] = {}
+    done: dict[str, float] = {}
+    for flight in flights:
+        client = flight.client
+        first[client] = min(first.get(client, begin(flight)), begin(flight))
+        done[client] = done.get(client, 0.0) + worked_s(flight) / flight.weight
+    return min((first[client] + done[client] for client in first), default=None)
+
+
+def worked_s(flight: Flight) -> float:
+    """Of an image's work, what its steps so far were."""
+    return flight.work_s * flight.step / len(flight.plan)
+
+
+def left_of(flight: Flight) -> float:
+    return flight.work_s - worked_s(flight)

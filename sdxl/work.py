@@ -1,0 +1,26 @@
+"""How much work an image is, in standard images: one of the model's own size with default steps,
+cache interval and guidance.
+
+A count of arithmetic that needs no measurement, so that a limit means the same on every machine.
+Replicas share their time by measured seconds instead (admission.py).
+"""
+
+from __future__ import annotations
+
+from sdxl import deepcache
+from sdxl.cost import SHALLOW_SHARE
+from sdxl.params import GenerationParams, Sizes
+
+
+def standard_images(params: GenerationParams, sizes: Sizes) -> float:
+    side = sizes.default
+    standard = GenerationParams(width=side, height=side)
+    pixels = (params.width or side) * (params.height or side) / side**2
+    return pixels * _row_steps(params) / _row_steps(standard)
+
+
+def _row_steps(params: GenerationParams) -> float:
+    """Deep steps of one row, shallow ones as the part of one that they are."""
+    plan = deepcache.plan(params.steps, params.cache_interval, params.deep_steps)
+    deep = sum(plan)
+    return (deep + (len(plan) - deep) * SHALLOW_SHARE) * (2 if params.is_guided else 1)
