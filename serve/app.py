@@ -23,7 +23,8 @@ from serve.llm.deployment import place
 from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
+"""A third of the time after which Ray replaces who does not answer."""
 MOST_IN_FLIGHT = 64
 """Images that one replica may ever have in flight, whatever its engines' largest call."""
 MAX_HTTP_REQUESTS = 10_000

@@ -28,6 +28,7 @@ from sdxl.specs import CHUNK
 from serve.worker.denoiser import Denoiser
 from serve.worker.job import Job
 from serve.worker.side_stream import SideStream
+from serve.worker.stalls import STALL_S, Calls
 
 T = TypeVar("T")
 
@@ -38,8 +39,11 @@ BODY = CHUNK - 2
 
 
 class PromptEncoder:
-    def __init__(self, pipeline: Pipeline, denoiser: Denoiser, max_tokens: int) -> None:
+    def __init__(
+        self, pipeline: Pipeline, denoiser: Denoiser, max_tokens: int, stall_s: float = STALL_S
+    ) -> None:
         self.pipeline, self.denoiser = pipeline, denoiser
+        self.calls = Calls("encoding a prompt", pipeline.clock, stall_s)
         self.max_chunks = math.ceil(max_tokens / BODY)
         self._stream = SideStream(pipeline.engines)
         self._waiting: deque[Job] = deque()
@@ -139,7 +143,10 @@ class PromptEncoder:
 
     def _encode(self, jobs: list[Job]) -> list[Conditioning]:
         began = self.pipeline.clock()
-        conditionings = self._beside(partial(self.pipeline.encode, [job.params for job in jobs]))
+        is_long = any(job.prompt_tokens > CHUNK for job in jobs)
+        with self.calls.watch(is_long):
+            encode = partial(self.pipeline.encode, [job.params for job in jobs])
+            conditionings = self._beside(encode)
         for made in conditionings:
             self._stream.give(made.context, made.pooled, made.time_ids)
         costs = self.denoiser.loop.costs

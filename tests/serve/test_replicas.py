@@ -58,6 +58,7 @@ class Handle:
     def __init__(self, *scripts: Sequence[Any]) -> None:
         self.scripts, self.asked, self.answers = list(scripts), list[Any](), list[Answer]()
         self.generate = self.card = self
+        self.deployment_name = f"replicas of {id(self)}"
 
     def options(self, **_: Any) -> Handle:
         return self
