@@ -72,6 +72,7 @@ def application(settings: ServeSettings) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         ray_actor_options={"num_cpus": 0},
+        request_router_config=ROUTING,
     )
     # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
     marked = mark(folder_of(settings.results_dir))

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection
 from threading import Lock
 
 ASK_PERIOD_S = 0.5
 SILENCE_S = 1.5
 """Who has not answered for so long comes last. It is no verdict: one answer mends it."""
+MOST_HELD = 50_000
+"""requests of which it is known who has them; more than a proxy holds"""
 
 
 class Liveness:
@@ -21,6 +23,7 @@ class Liveness:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
         self._heard_s: dict[str, float] = {}
+        self._holders: OrderedDict[str, str] = OrderedDict()
 
     def heard(self, name: str) -> None:
         with self._lock:
@@ -38,9 +41,17 @@ class Liveness:
             self._heard_s = {name: self._heard_s.get(name, now) for name in names}
 
     def is_silent(self, name: str) -> bool:
+        return self.silent_s(name) > SILENCE_S
+
+    def silent_s(self, name: str) -> float:
+        """For how long; 0 for one that is leaving, and asked no more."""
         with self._lock:
-            heard_s = self._heard_s.get(name)
-        return heard_s is not None and self._clock() - heard_s > SILENCE_S
+            now = self._clock()
+            return now - self._heard_s.get(name, now)
+
+    @property
+    def has_silent(self) -> bool:
+        return any(map(self.is_silent, list(self._heard_s)))
 
     @property
     def has_any(self) -> bool:
@@ -48,6 +59,24 @@ class Liveness:
         with self._lock:
             latest_s = max(self._heard_s.values(), default=-math.inf)
         return self._clock() - latest_s <= SILENCE_S
+
+    # -- who has which request --------------------------------------------------------------
+
+    def took(self, request: str, name: str) -> None:
+        with self._lock:
+            self._holders[request] = name
+            self._holders.move_to_end(request)
+            while len(self._holders) > MOST_HELD:
+                self._holders.popitem(last=False)
+
+    def left(self, request: str) -> None:
+        """It is nobody's any more."""
+        with self._lock:
+            self._holders.pop(request, None)
+
+    def holder(self, request: str) -> str | None:
+        with self._lock:
+            return self._holders.get(request)
 
 
 _BY_DEPLOYMENT: defaultdict[str, Liveness] = defaultdict(Liveness)

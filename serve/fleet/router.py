@@ -1,4 +1,5 @@
-"""Which replica gets an order: of those that answer, the one that will finish it first.
+"""Which replica gets an order, or which front a request: of those that answer, the one that will
+finish it first.
 
 Every replica tells when one more would be ready. A router asks them all twice a second, and adds
 what it has itself sent since, so that a burst spreads; one that no longer answers comes last. It
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ray.serve._private.common import RequestMetadata
+from ray.serve._private.common import RequestMetadata, RequestProtocol
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import (
     FIFOMixin,
@@ -30,8 +31,8 @@ from serve.fleet import liveness
 
 log = logging.getLogger(__name__)
 
-METHOD, STATS_METHOD = "generate", "record_routing_stats"
-"""The one call that takes a replica's time, and the one that says how much it has."""
+METHODS, STATS_METHOD = ("generate", "__call__"), "record_routing_stats"
+"""The calls that take a replica's or a front's time, and the one that says how much it has."""
 
 
 class EarliestFinishRouter(FIFOMixin, RequestRouter):
@@ -62,8 +63,11 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        if pending_request.metadata.call_method == METHOD:
+        asked = pending_request.metadata
+        if asked.call_method in METHODS:
             self._sent[replica_id].append(time.time())
+        if asked.is_http_request:
+            self._liveness.took(asked.request_id, replica_id.unique_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
@@ -94,6 +98,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             internal_request_id=own,
             call_method=STATS_METHOD,
             is_streaming=False,
+            _request_protocol=RequestProtocol.UNDEFINED,
             tracing_context=None,
         )
         question = PendingRequest(args=[], kwargs={}, metadata=metadata, resolved=True)
