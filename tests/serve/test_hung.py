@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import psutil
@@ -27,10 +28,35 @@ REPLACED_S = 60.0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Service]:
-    with service(tmp_path, "--replicas", "2", "--ingresses", "2", "--llm", "none") as found:
+FLAGS = ("--replicas", "2", "--ingresses", "2", "--llm", "none")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("hung")
+    command = (sys.executable, "-m", "tests.serve.hung_service", str(folder))
+    with service(folder, *FLAGS, command=command) as found:
         yield found
+
+
+@pytest.fixture
+def running(shared: Service) -> Service:
+    """The one service, whole again after what was done to it before."""
+    until = time.monotonic() + REPLACED_S
+    while not is_whole(shared):
+        assert time.monotonic() < until, "it does not become whole again"
+        time.sleep(0.5)
+    return shared
+
+
+def is_whole(found: Service) -> bool:
+    """Two replicas and two fronts report."""
+    try:
+        page = httpx.get(f"{found.url}/metrics", timeout=10).text
+    except httpx.HTTPError:
+        return False
+    names = (set(re.findall(rf'{kind}="(\w+)"', page)) for kind in ("replica", "ingress"))
+    return all(len(each) == 2 for each in names)
 
 
 @dataclass
@@ -75,13 +101,13 @@ def stop(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
 
 
-def struck(found: Service, victim: psutil.Process) -> Load:
+def struck(found: Service, strike: Callable[[], object]) -> Load:
     load = Load(found.url)
 
     async def scenario() -> None:
         asking = asyncio.create_task(load.run(SECONDS))
         await asyncio.sleep(STRIKE_S)
-        stop(victim)
+        strike()
         await asking
 
     asyncio.run(scenario())
@@ -99,8 +125,67 @@ def wait_until_replaced(found: Service, title: str, victim: psutil.Process, coun
 
 
 def test_a_stopped_replica_costs_no_request_and_is_replaced(running: Service) -> None:
-    victim = running.named("ImageReplica")[0]
-    load = struck(running, victim)
-    assert set(load.statuses) == {"200"}, load.statuses
-    assert load.longest_gap_s <= GAP_S, f"{load.longest_gap_s:.1f} s without a picture"
+    check_strike(running, "ImageReplica", stop)
+
+
+def test_a_stopped_front_costs_no_request_and_is_replaced(running: Service) -> None:
+    check_strike(running, "ImageIngress", stop)
+
+
+def test_a_killed_front_costs_no_request(running: Service) -> None:
+    check_strike(running, "ImageIngress", psutil.Process.kill)
+
+
+def test_a_stopped_controller_costs_no_request_and_is_replaced(running: Service) -> None:
+    check_strike(running, "ServeController", stop, 1)
+
+
+def test_a_stopped_proxy_is_replaced(running: Service) -> None:
+    """There is no second one: who is inside loses the connection."""
+    (victim,) = running.named("ProxyActor")
+    stop(victim)
+    wait_until_replaced(running, "ProxyActor", victim, 1)
+    began_s = time.monotonic()
+    while not is_answered(running.url):
+        assert time.monotonic() - began_s < REPLACED_S, "the new proxy does not answer"
+
+
+@pytest.mark.parametrize("what", ["engine", "loop"])
+def test_a_replica_whose_engine_or_event_loop_hangs_costs_no_request(
+    running: Service, what: str
+) -> None:
+    folder = running.log.parent
+    load = Load(running.url)
+
+    async def scenario() -> None:
+        asking = asyncio.create_task(load.run(SECONDS))
+        await asyncio.sleep(STRIKE_S)
+        (folder / what).touch()
+        await asking
+
+    asyncio.run(scenario())
+    check(load)
+    victim = psutil.Process(int((folder / f"{what}.pid").read_text()))
     wait_until_replaced(running, "ImageReplica", victim, 2)
+
+
+def check_strike(
+    found: Service, title: str, strike: Callable[[psutil.Process], None], count: int = 2
+) -> None:
+    victim = found.named(title)[0]
+    check(struck(found, lambda: strike(victim)))
+    wait_until_replaced(found, title, victim, count)
+
+
+def check(load: Load) -> None:
+    assert set(load.statuses) == {"200"}, load.statuses
+    gap_s = load.longest_gap_s
+    assert gap_s <= GAP_S, f"{gap_s:.1f} s without a picture, allowed {GAP_S}"
+
+
+def is_answered(url: str) -> bool:
+    body = {"prompt": PROMPT, "steps": 2, "deadline_s": 60}
+    try:
+        return httpx.post(f"{url}{GENERATE}", json=body, timeout=60).status_code == 200
+    except httpx.HTTPError:
+        return False

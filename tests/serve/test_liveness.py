@@ -39,5 +39,5 @@ def test_who_is_gone_is_forgotten_and_who_is_new_has_time_to_speak() -> None:
     clock.now += 100
     known.keep({"new"})
     assert not known.is_silent("new") and known.has_any
-    known.keep(())
-    assert not known.has_any and not known.is_silent("unheard of")
+    assert not known.is_silent("unheard of")
+    assert not Liveness(clock).has_any
