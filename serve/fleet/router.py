@@ -14,6 +14,7 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +50,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         if pending_request and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.create_task(self._keep_asking(pending_request))
+            # In a context of its own: what is asked here is no part of that request.
+            asking = self._keep_asking(pending_request.metadata)
+            self._asking = asyncio.create_task(asking, context=Context())
         now = time.time()
 
         def rank(replica: RunningReplica) -> tuple[bool, float, float]:
@@ -75,7 +78,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
 
     # -- who answers ------------------------------------------------------------------------
 
-    async def _keep_asking(self, like: PendingRequest) -> None:
+    async def _keep_asking(self, like: RequestMetadata) -> None:
         """On the same way as orders take: a connection that swallows everything shows."""
         while True:
             replicas = dict(self.curr_replicas)
@@ -85,8 +88,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             for id_, replica in replicas.items():
                 # One that hangs is not asked again before it has answered.
                 if id_ not in self._asked:
-                    asked = self._ask(replica, like.metadata)
-                    self._asked[id_] = asyncio.create_task(asked)
+                    self._asked[id_] = asyncio.create_task(self._ask(replica, like))
             await asyncio.sleep(liveness.ASK_PERIOD_S)
 
     async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:

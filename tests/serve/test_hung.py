@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import re
-import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import httpx
 import psutil
 import pytest
 
+from tests.serve.loads import Load, is_whole, stop
 from tests.serve.servers import GENERATE
 from tests.serve.services import Service, is_alive, service
 
@@ -49,63 +45,11 @@ def running(shared: Service) -> Service:
     return shared
 
 
-def is_whole(found: Service) -> bool:
-    """Two replicas and two fronts report."""
-    try:
-        page = httpx.get(f"{found.url}/metrics", timeout=10).text
-    except httpx.HTTPError:
-        return False
-    names = (set(re.findall(rf'{kind}="(\w+)"', page)) for kind in ("replica", "ingress"))
-    return all(len(each) == 2 for each in names)
-
-
-@dataclass
-class Load:
-    """Requests at a fixed rate, whatever becomes of the earlier ones."""
-
-    url: str
-    statuses: Counter[str] = field(default_factory=Counter)
-    answered_s: list[float] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-
-    async def run(self, seconds: float) -> None:
-        async with httpx.AsyncClient(
-            timeout=100, limits=httpx.Limits(max_connections=None)
-        ) as http:
-            asked = []
-            for seed in range(int(seconds * RATE)):
-                asked.append(asyncio.create_task(self._ask(http, seed)))
-                await asyncio.sleep(1 / RATE)
-            await asyncio.gather(*asked)
-
-    async def _ask(self, http: httpx.AsyncClient, seed: int) -> None:
-        body = {"prompt": PROMPT, "seed": seed, "steps": 4, "deadline_s": 60}
-        began_s = time.monotonic()
-        try:
-            answer = await http.post(f"{self.url}{GENERATE}", json=body)
-            status = str(answer.status_code)
-        except httpx.HTTPError as error:
-            status = type(error).__name__
-        self.statuses[status] += 1
-        if status == "200":
-            self.answered_s.append(time.monotonic())
-            self.waits_s.append(self.answered_s[-1] - began_s)
-
-    @property
-    def longest_gap_s(self) -> float:
-        times = sorted(self.answered_s)
-        return max(b - a for a, b in itertools.pairwise(times))
-
-
-def stop(process: psutil.Process) -> None:
-    process.send_signal(signal.SIGSTOP)
-
-
 def struck(found: Service, strike: Callable[[], object]) -> Load:
-    load = Load(found.url)
+    load = Load(found.url, RATE)
 
     async def scenario() -> None:
-        asking = asyncio.create_task(load.run(SECONDS))
+        asking = asyncio.create_task(load.run(int(SECONDS * RATE)))
         await asyncio.sleep(STRIKE_S)
         strike()
         await asking
@@ -155,10 +99,10 @@ def test_a_replica_whose_engine_or_event_loop_hangs_costs_no_request(
     running: Service, what: str
 ) -> None:
     folder = running.log.parent
-    load = Load(running.url)
+    load = Load(running.url, RATE)
 
     async def scenario() -> None:
-        asking = asyncio.create_task(load.run(SECONDS))
+        asking = asyncio.create_task(load.run(int(SECONDS * RATE)))
         await asyncio.sleep(STRIKE_S)
         (folder / what).touch()
         await asking
