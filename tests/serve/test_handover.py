@@ -16,6 +16,10 @@ from serve.front.handover import Handover
 Front = Callable[[bytes, Scope, Receive, Send], Awaitable[None]]
 
 
+ASKED: list[Message] = [{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}]
+"""by a client that leaves"""
+
+
 class Fronts:
     """Each request goes to the next of them, as through Ray's router; the last one stays."""
 
@@ -107,7 +111,7 @@ def test_an_answer_that_has_begun_is_not_begun_again() -> None:
     messages: list[Message] = []
 
     async def scenario() -> None:
-        body = iter([{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}])
+        body = iter(ASKED)
 
         async def receive() -> Message:
             return next(body)
@@ -126,10 +130,10 @@ def test_a_client_that_has_left_is_not_asked_for_again() -> None:
     fronts = Fronts(hangs, answers)
 
     async def scenario() -> None:
-        body = iter([{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}])
+        body = iter(ASKED)
 
         async def receive() -> Message:
-            return next(body, {"type": "http.disconnect"})
+            return next(body, ASKED[-1])
 
         async def send(message: Message) -> None:
             raise AssertionError("nobody reads it")
