@@ -40,7 +40,6 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
     # A replica that does not answer is not asked to leave: the next one may need its GPU.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.front.handover:middlewares",
     # From process to process as gRPC, not as Ray tasks: a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.

@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import Problem
@@ -32,11 +31,6 @@ MOST_KEPT = 64 << 20
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
-def middlewares() -> list[Middleware]:
-    """Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
-    return [Middleware(Handover)]
-
-
 class Handover:
     def __init__(self, app: ASGIApp, fronts: Liveness | None = None) -> None:
         self.app = app
@@ -48,6 +42,7 @@ class Handover:
             return
         body, until_s = Body(receive), time.monotonic() + PATIENCE_S
         name = id_of(scope)
+        scope["headers"] = with_id(scope["headers"], name)
         while True:
             attempt = Attempt(body, send)
             await self._ask(scope, name, attempt)
@@ -62,9 +57,8 @@ class Handover:
 
     async def _ask(self, scope: Scope, name: str, attempt: Attempt) -> None:
         """Returns when the front has answered, is gone, or hangs."""
-        own = {**scope, "headers": with_id(scope["headers"], name)}
         began_s = time.monotonic()
-        asked = asyncio.ensure_future(self.app(own, attempt.receive, attempt.send))
+        asked = asyncio.ensure_future(self.app(scope, attempt.receive, attempt.send))
         try:
             while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
                 if attempt.may_be_left and self._hangs(name, began_s):
