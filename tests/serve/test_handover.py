@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.fleet.liveness import Liveness
 from serve.front import handover
 from serve.front.handover import Handover
+from serve.front.proxied import CARRIED, Proxied
 
 Front = Callable[[bytes, Scope, Receive, Send], Awaitable[None]]
 
@@ -59,9 +60,9 @@ async def breaks_off(body: bytes, scope: Scope, receive: Receive, send: Send) ->
     await send({"type": "http.response.body", "body": b"you", "more_body": True})
 
 
-def asked(fronts: Fronts) -> httpx.Response:
+def asked(fronts: Fronts, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> httpx.Response:
     async def scenario() -> httpx.Response:
-        transport = httpx.ASGITransport(Handover(fronts, fronts.known))
+        transport = httpx.ASGITransport(around(Handover(fronts, fronts.known)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return await http.post("/v1/images/generations", content=b"a ring")
 
@@ -149,3 +150,21 @@ def test_where_no_front_can_answer_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(handover, "PATIENCE_S", 0.3)
     answer = asked(Fronts(dies))
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
+
+
+def test_a_body_that_travels_with_its_request_does_so_again() -> None:
+    """As in Ray's proxy, where small bodies are no messages."""
+    carried: list[bytes] = []
+
+    async def reads(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        carried.append(scope["extensions"][CARRIED])
+        if len(carried) == 2:
+            await answers(carried[-1], scope, receive, send)
+
+    class Carried(Fronts):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            self.known.took(dict(scope["headers"])[b"x-request-id"].decode(), "reads")
+            await reads(b"", scope, receive, send)
+
+    assert asked(Carried(reads), Proxied).content == b"you said a ring"
+    assert carried == [b"a ring"] * 2
