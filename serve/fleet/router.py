@@ -18,6 +18,7 @@ from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
+import ray
 from ray.serve._private.common import RequestMetadata, RequestProtocol
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import (
@@ -43,6 +44,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         self._liveness = liveness.of_deployment(self._deployment_id.name)
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._node = ray.get_runtime_context().get_node_id()
 
     async def choose_replicas(
         self,
@@ -55,11 +57,15 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             self._asking = asyncio.create_task(asking, context=Context())
         now = time.time()
 
-        def rank(replica: RunningReplica) -> tuple[bool, float, float]:
+        is_http = pending_request is not None and pending_request.metadata.is_http_request
+
+        def rank(replica: RunningReplica) -> tuple[bool, bool, float, float]:
             id_ = replica.replica_id
+            # A front elsewhere saves nothing; a replica elsewhere may be idle.
+            is_far = is_http and replica.node_id != self._node
             stats = self._told.get(id_, replica.routing_stats)
             is_silent = self._liveness.is_silent(id_.unique_id)
-            return is_silent, ready_in_s(stats, self._sent[id_], now), random.random()
+            return is_silent, is_far, ready_in_s(stats, self._sent[id_], now), random.random()
 
         return [[replica] for replica in sorted(candidate_replicas, key=rank)]
 
