@@ -130,7 +130,9 @@ def end_all() -> None:
 
 
 def descendants() -> list[int]:
-    parents = dict(processes())
+    """Those that have ended are among them until they are buried: some of their threads may still
+    hold a port."""
+    parents = dict(processes(has_dead=True))
     found: list[int] = []
     fresh = {os.getpid()}
     while fresh:
@@ -139,11 +141,11 @@ def descendants() -> list[int]:
     return found
 
 
-def processes() -> Iterator[tuple[int, int]]:
+def processes(*, has_dead: bool = False) -> Iterator[tuple[int, int]]:
     """Each that lives, and its parent."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             # The name before it may hold anything, brackets too.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
+            if has_dead or state != "Z":
                 yield int(folder.name), int(parent)
