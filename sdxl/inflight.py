@@ -122,6 +122,8 @@ class InFlight:
         self._launched: deque[_Launch] = deque()
         self._settled_s = -math.inf
         self.steps_taken = 0
+        self.call: tuple[Group, float] | None = None
+        """the engine call that it makes or waits for, and since when; for other threads to read"""
 
     # -- what a caller says -----------------------------------------------------------------
 
@@ -209,6 +211,7 @@ class InFlight:
 
     def _launch(self, group: Group, events: list[Event]) -> None:
         began = self.clock()
+        self.call = group, began
         try:
             cohort = self._gather(group)
             self._step(group, cohort)
@@ -218,6 +221,8 @@ class InFlight:
             for id_ in group.ids:
                 self._fail(id_, cause, events)
             return
+        finally:
+            self.call = None
         for id_ in group.ids:
             self._flights[id_] = self._flights[id_].advanced()
         self.steps_taken += len(group.ids)
@@ -249,8 +254,9 @@ class InFlight:
         """Wait for launched calls beyond `depth`, learn their cost, hand out what is done."""
         while len(self._launched) > depth:
             launch = self._launched.popleft()
+            self.call = launch.group, self.clock()
             launch.wait()
-            ended = self.clock()
+            self.call, ended = None, self.clock()
             self.costs.observe(launch.group, ended - max(launch.began_s, self._settled_s))
             self._settled_s = ended
             for id_ in launch.ends:

@@ -23,7 +23,8 @@ from serve.llm.deployment import place
 from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
+"""A third of the time after which Ray replaces who does not answer."""
 MAX_ORDERS = 10_000
 """Per replica. Who waits before its door waits in order of arrival, so nobody shall."""
 MAX_HTTP_REQUESTS = 10_000
@@ -71,6 +72,7 @@ def application(settings: ServeSettings) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         ray_actor_options={"num_cpus": 0},
+        request_router_config=ROUTING,
     )
     # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
     marked = mark(folder_of(settings.results_dir))

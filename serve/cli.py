@@ -1,7 +1,8 @@
 """`sdxl serve`: the whole service on this machine, from nothing to a printed URL and back.
 
 It starts Ray, waits until a picture came through the front door, and on Ctrl-C or SIGTERM lets what
-is in flight finish. On a cluster, `serve deploy` takes its place.
+is in flight finish; supervision.py sees to it that it ends. On a cluster, `serve deploy` takes its
+place.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 from serve import settings as settings_
+from serve.cluster import Watch
 from serve.settings import ServeSettings
+from serve.supervision import supervise
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -32,6 +36,10 @@ RAY_ENVIRONMENT = {
     # A killed proxy is replaced in 4 s instead of 30.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    # One that hangs has no more to say; the controller waits for it meanwhile.
+    "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
+    # A replica that does not answer is not asked to leave: the next one may need its GPU.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # From process to process as gRPC, not as Ray tasks: a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.
@@ -58,8 +66,13 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(argv)
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    return supervise(partial(run, settings), settings.shutdown_s, say)
+
+
+def run(settings: ServeSettings) -> int:
+    watch = Watch(say)
     try:
-        start(settings)
+        start(settings, watch)
         url = until_ready(settings)
         say(f"ready: {url}  (OpenAI's API below {url}/v1, its documentation at {url}/docs)")
         while True:
@@ -67,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        stop(settings)
+        stop(settings, watch)
 
 
 def read_settings(argv: Sequence[str]) -> ServeSettings:
@@ -79,7 +92,7 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
     return settings_.read(file, flags=settings_.given(options))
 
 
-def start(settings: ServeSettings) -> None:
+def start(settings: ServeSettings, watch: Watch) -> None:
     """Returns once every replica has made a picture."""
     import ray
     from ray import serve as ray_serve
@@ -96,6 +109,7 @@ def start(settings: ServeSettings) -> None:
     ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
     # Ray has a handler of its own, which would leave its processes behind.
     signal.signal(signal.SIGTERM, interrupt)
+    watch.start()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     ray_serve.start(
         proxy_location="HeadOnly",
@@ -162,7 +176,7 @@ def url_of(settings: ServeSettings) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def stop(settings: ServeSettings) -> None:
+def stop(settings: ServeSettings, watch: Watch) -> None:
     """Answer what was asked, refuse what comes, end every process."""
     import ray
     from ray import serve as ray_serve
@@ -174,6 +188,7 @@ def stop(settings: ServeSettings) -> None:
     if handle is not None:
         drain(handle, settings.shutdown_s)
         flush(settings)
+    watch.stop()
     # Ray tells of the ends of its own processes as of failures.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         ray_serve.shutdown()

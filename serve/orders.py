@@ -93,6 +93,10 @@ class ImageBackend(Protocol):
         """Raises Problem, 503, until a real image was made."""
         ...
 
+    async def ready(self) -> ModelCard:
+        """The same, and raises also while no image can be made, though one may be again soon."""
+        ...
+
     def generate(self, order: Order) -> AsyncGenerator[Update]:
         """Ends with Done, or raises Problem. Closing it cancels the image."""
         ...

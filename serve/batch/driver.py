@@ -24,6 +24,8 @@ from serve.batch.shard_worker import Report, Tally, Task
 from serve.orders import ModelCard
 
 BEAT_S = 1.0
+SILENT_S = 5.0
+"""A worker that is ready and says nothing for so long hangs: it speaks twice a second."""
 LOAD_S = 1800.0
 """A worker that is not ready by then will never be."""
 LOADS = 3
@@ -45,6 +47,8 @@ class Hand:
     member: Member
     since_s: float
     """when it last advanced"""
+    silent_s: float = 0.0
+    """since it last spoke, of the time that the driver listened"""
     progress: int = -1
     is_ready: bool = False
     tallies: dict[int, Tally] = field(default_factory=dict)
@@ -62,6 +66,7 @@ class Driver:
     on_shard: Callable[[int], None] = lambda shard: None
     """told when nothing of a shard is left"""
     stall_s: float = 120.0
+    silent_s: float = SILENT_S
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -77,7 +82,10 @@ class Driver:
             for _ in range(self.workers):
                 self._hire()
             while not leases.is_done:
-                for future in self._told():
+                began_s = self.clock()
+                told = self._told()
+                self._note_silence(min(self.clock() - began_s, BEAT_S))
+                for future in told:
                     # One of a worker that was dismissed is of no interest.
                     if future in self._hands:
                         self._hear(future, self._hands.pop(future), leases)
@@ -111,6 +119,7 @@ class Driver:
 
     def _await(self, future: Future[Any], hand: Hand) -> None:
         self._hands[future] = hand
+        hand.silent_s = 0.0
         future.add_done_callback(self._news.put)
 
     def _hear(self, future: Future[Any], hand: Hand, leases: Leases) -> None:
@@ -176,9 +185,17 @@ class Driver:
         if shard is not None:
             self.on_shard(shard)
 
+    def _note_silence(self, listened_s: float) -> None:
+        for hand in self._hands.values():
+            hand.silent_s += listened_s
+
     def _dismiss_stuck(self, leases: Leases) -> None:
         now = self.clock()
         for future, hand in list(self._hands.items()):
+            if hand.is_ready and hand.silent_s > self.silent_s:
+                del self._hands[future]
+                self._lose(hand, f"no word for {self.silent_s:g} s", leases)
+                continue
             allowed_s = self.stall_s if hand.is_ready else LOAD_S
             is_busy = not hand.is_ready or bool(leases.of(hand.member.name))
             if is_busy and now - hand.since_s > allowed_s:

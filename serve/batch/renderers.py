@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import math
 import random
+import socket
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
@@ -25,6 +25,15 @@ CLOSED = (401, 403, 404, 405)
 MAX_PAUSE_S = 15.0
 ANSWER_S = 3600.0
 """A picture of low priority may wait long for its turn."""
+KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    ),
+]
+"""An answer may take an hour, but a machine that is gone is noticed in seconds."""
 
 
 class RendererLost(RuntimeError):
@@ -66,7 +75,7 @@ class LocalRenderer:
         from serve.worker.worker import Worker
 
         # It never has more than a window's worth, so that it never turns one away.
-        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000, stall_s=math.inf)
+        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000)
         worker.start()
         return cls(worker)
 
@@ -85,7 +94,8 @@ class LocalRenderer:
         return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
 
     def check(self) -> None:
-        """Engines that keep failing would make dead letters of everything."""
+        """Engines that keep failing would make dead letters of everything; of one that never
+        returns nothing would come."""
         self.worker.check_health()
 
     async def close(self) -> None:
@@ -112,8 +122,9 @@ class HttpRenderer:
         self.url, self.window, self._key = url.rstrip("/"), window, key
         headers = headers_of(key)
         limits = httpx.Limits(max_connections=window + 1)
+        door = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)
         self._http = httpx.AsyncClient(
-            headers=headers, limits=limits, timeout=httpx.Timeout(30, read=ANSWER_S)
+            headers=headers, transport=door, timeout=httpx.Timeout(30, read=ANSWER_S)
         )
         self._model: str | None = None
         self._answers = 0

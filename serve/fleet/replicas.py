@@ -1,18 +1,20 @@
 """Replicas behind a Ray Serve handle, as one ImageBackend.
 
-A replica that dies in the middle is no error: the order, its seed fixed, goes to another one. It
-knows no HTTP.
+A replica that dies in the middle is no error: the order, its seed fixed, goes to another one; and
+so is one that hangs, where another does not. It knows no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import (
@@ -23,6 +25,8 @@ from ray.serve.exceptions import (
 
 from serve import errors
 from serve.errors import Problem
+from serve.fleet import liveness
+from serve.fleet.beats import SILENCE_S, Silent, without_beats
 from serve.orders import Done, ModelCard, Order, Queued, Update
 
 log = logging.getLogger(__name__)
@@ -32,10 +36,55 @@ LOST = (RayActorError, ReplicaUnavailableError)
 ATTEMPTS = 4
 PAUSE_S = 0.1
 """Routers hear twice a second who is starting or leaving; a second replica is asked at once."""
-CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 3.0
+CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 2.0
+CARD_STALE_S = 30.0
+"""So long an old card is believed where nobody answers: who begins an order meanwhile waits for a
+replica to come back."""
 METRICS_TIMEOUT_S = 3.0
 ELSEWHERE = ("shutting_down", "unhealthy", "starting")
 """Problems of one replica that another need not have."""
+
+
+class Known(Generic[T]):
+    """What replicas say of themselves, asked for now and then and not by every request."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
+        self._ask = ask
+        self._said: T | None = None
+        self._said_s = -math.inf
+        self._asking: asyncio.Task[T] | None = None
+
+    async def lately(self) -> T:
+        """At once, if anything was said lately enough."""
+        age_s = time.monotonic() - self._said_s
+        asking = self._renewed() if age_s > CARD_AGE_S else None
+        if self._said is None or age_s > CARD_STALE_S:
+            return await self.now()
+        if asking is not None:
+            asking.add_done_callback(_look)
+        return self._said
+
+    async def now(self) -> T:
+        """As of the last two seconds; raises Problem where nobody answers."""
+        if self._said is not None and time.monotonic() - self._said_s <= CARD_AGE_S:
+            return self._said
+        return await asyncio.shield(self._renewed())
+
+    def _renewed(self) -> asyncio.Task[T]:
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._renew())
+        return self._asking
+
+    async def _renew(self) -> T:
+        self._said = await self._ask()
+        self._said_s = time.monotonic()
+        return self._said
+
+
+def _look(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it: that it failed is no news."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Replicas:
@@ -47,22 +96,19 @@ class Replicas:
         self._stream = handle.options(
             stream=True, request_serialization="pickle", response_serialization="pickle"
         )
-        self._card: ModelCard | None = None
-        self._card_s = 0.0
+        self._liveness = liveness.of_deployment(handle.deployment_name)
+        self._card: Known[ModelCard] = Known(partial(ask_any, handle.card))
 
     async def card(self) -> ModelCard:
-        now = time.monotonic()
-        if self._card is None or now - self._card_s > CARD_AGE_S:
-            self._card, self._card_s = await self._ask_card(), now
-        return self._card
+        return await self._card.lately()
 
-    async def _ask_card(self) -> ModelCard:
-        found: ModelCard = await ask_any(self._handle.card)
-        return found
+    async def ready(self) -> ModelCard:
+        return await self._card.now()
 
     async def generate(self, order: Order) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
-            return attempt(self._stream.generate, replace(order, deadline_s=left_s), Done)
+            timed = replace(order, deadline_s=left_s)
+            return attempt(self._stream.generate, timed, Done, self._liveness)
 
         is_queued = False
         async with aclosing(persevere(begin, order.deadline_s)) as updates:
@@ -76,13 +122,13 @@ class Replicas:
 
 
 async def ask_any(method: Any) -> Any:
-    """Of any replica that is alive; the router may not know yet that one isn't."""
+    """Of any replica that answers; the router may not know yet that one doesn't."""
     for _ in range(ATTEMPTS):
         try:
             return await asyncio.wait_for(method.remote(), CARD_TIMEOUT_S)
-        except LOST:
+        except (TimeoutError, *LOST):
             continue
-        except (TimeoutError, DeploymentUnavailableError, BackPressureError):
+        except (DeploymentUnavailableError, BackPressureError):
             break
     raise errors.starting()
 
@@ -95,7 +141,9 @@ async def persevere(
     clock = asyncio.get_running_loop().time
     until_s = clock() + deadline_s
     cause = Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
-    for number in range(1, ATTEMPTS + 1):
+    number, failures = 0, 0
+    while failures < ATTEMPTS:
+        number += 1
         left_s = until_s - clock()
         if left_s <= 0:
             raise errors.late()
@@ -104,13 +152,17 @@ async def persevere(
                 async for update in updates:
                     yield number, update
             return
+        except Silent:
+            # Bounded by the deadline alone: who takes over may hang as well.
+            log.warning("attempt %d: no word for %.1f s", number, SILENCE_S)
         except (*LOST, Problem) as error:
             if isinstance(error, Problem):
                 if error.code not in ELSEWHERE:
                     raise
                 cause = error
-                await asyncio.sleep(PAUSE_S * (number - 1))
-            log.warning("attempt %d of %d: %s", number, ATTEMPTS, type(error).__name__)
+                await asyncio.sleep(PAUSE_S * failures)
+            failures += 1
+            log.warning("attempt %d of %d: %s", failures, ATTEMPTS, type(error).__name__)
         except DeploymentUnavailableError:
             raise errors.draining() from None
         except BackPressureError:
@@ -118,28 +170,35 @@ async def persevere(
     raise cause
 
 
-async def attempt(method: Any, asked: object, last: type) -> AsyncGenerator[Any]:
-    """One replica's updates, up to one of the type `last`. Leaving earlier cancels the call."""
-    updates = method.remote(asked)
+async def attempt(
+    method: Any, asked: object, last: type, known: liveness.Liveness
+) -> AsyncGenerator[Any]:
+    """One replica's updates, up to one of the type `last`. Leaving earlier cancels the call; so
+    does a replica that says nothing any more, while another one answers."""
+    call = method.remote(asked)
     is_over = False
     try:
-        async for update in updates:
-            if isinstance(update, Problem):
-                is_over = True
-                raise update
-            is_over = isinstance(update, last)
-            yield update
+        async with aclosing(without_beats(aiter(call), lambda: known.has_any)) as updates:
+            async for update in updates:
+                if isinstance(update, Problem):
+                    is_over = True
+                    raise update
+                is_over = isinstance(update, last)
+                yield update
     finally:
         if not is_over:
-            updates.cancel()
+            call.cancel()
 
 
 async def gather(handle: Any, method: str) -> list[Any]:
     """What every replica of a deployment says, of those that answer."""
+    broadcast = handle.broadcast(method)
     try:
-        answers = await handle.broadcast(method).results_async(
-            timeout_s=METRICS_TIMEOUT_S, return_exceptions=True
-        )
+        async with asyncio.timeout(METRICS_TIMEOUT_S):
+            # Its own `results_async` gives nothing at all where one replica hangs.
+            calls = await broadcast._fetch_replica_results_async()
     except (TimeoutError, *LOST, DeploymentUnavailableError):
         return []
+    limited = [asyncio.wait_for(call.get_async(), METRICS_TIMEOUT_S) for call in calls]
+    answers = await asyncio.gather(*limited, return_exceptions=True)
     return [item for answer in answers if isinstance(answer, Sequence) for item in answer]

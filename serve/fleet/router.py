@@ -1,17 +1,25 @@
-"""Which replica gets an order: the one that will finish it first.
+"""Which replica gets an order, or which front a request: of those that answer, the one that will
+finish it first.
 
-Every replica publishes now and then when one more would be ready. Between two such words, a router
-adds what it has itself sent since, so that a burst spreads. It knows neither pictures nor texts.
+Every replica tells when one more would be ready. A router asks them all twice a second, and adds
+what it has itself sent since, so that a burst spreads; one that no longer answers comes last. It
+knows neither pictures nor texts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
+import ray
+from ray.serve._private.common import RequestMetadata, RequestProtocol
 from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import (
     FIFOMixin,
@@ -21,36 +29,96 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-METHOD = "generate"
-"""the one call that takes a replica's time"""
+from serve.fleet import liveness
+
+log = logging.getLogger(__name__)
+
+METHODS, STATS_METHOD = ("generate", "__call__"), "record_routing_stats"
+"""The calls that take a replica's or a front's time, and the one that says how much it has."""
 
 
 class EarliestFinishRouter(FIFOMixin, RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         self._sent: defaultdict[ReplicaID, deque[float]] = defaultdict(deque)
+        self._told: dict[ReplicaID, Mapping[str, float]] = {}
+        self._liveness = liveness.of_deployment(self._deployment_id.name)
+        self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._node = ray.get_runtime_context().get_node_id()
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
+        if pending_request and (self._asking is None or self._asking.done()):
+            # In a context of its own: what is asked here is no part of that request.
+            asking = self._keep_asking(pending_request.metadata)
+            self._asking = asyncio.create_task(asking, context=Context())
         now = time.time()
 
-        def rank(replica: RunningReplica) -> tuple[float, float]:
-            stats, sent = replica.routing_stats, self._sent[replica.replica_id]
-            return ready_in_s(stats, sent, now), random.random()
+        is_http = pending_request is not None and pending_request.metadata.is_http_request
+
+        def rank(replica: RunningReplica) -> tuple[bool, bool, float, float]:
+            id_ = replica.replica_id
+            # A front elsewhere saves nothing; a replica elsewhere may be idle.
+            is_far = is_http and replica.node_id != self._node
+            stats = self._told.get(id_, replica.routing_stats)
+            is_silent = self._liveness.is_silent(id_.unique_id)
+            return is_silent, is_far, ready_in_s(stats, self._sent[id_], now), random.random()
 
         return [[replica] for replica in sorted(candidate_replicas, key=rank)]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        if pending_request.metadata.call_method == METHOD:
+        asked = pending_request.metadata
+        if asked.call_method in METHODS:
             self._sent[replica_id].append(time.time())
+        if asked.is_http_request:
+            self._liveness.took(asked.request_id, replica_id.unique_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._sent.pop(replica_id, None)
+
+    # -- who answers ------------------------------------------------------------------------
+
+    async def _keep_asking(self, like: RequestMetadata) -> None:
+        """On the same way as orders take: a connection that swallows everything shows."""
+        while True:
+            replicas = dict(self.curr_replicas)
+            self._liveness.keep({id_.unique_id for id_ in replicas})
+            self._told = {id_: told for id_, told in self._told.items() if id_ in replicas}
+            self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
+            for id_, replica in replicas.items():
+                # One that hangs is not asked again before it has answered.
+                if id_ not in self._asked:
+                    self._asked[id_] = asyncio.create_task(self._ask(replica, like))
+            await asyncio.sleep(liveness.ASK_PERIOD_S)
+
+    async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:
+        id_, name = replica.replica_id, replica.replica_id.unique_id
+        own = f"{name}-{time.monotonic_ns()}"
+        metadata = replace(
+            like,
+            request_id=own,
+            internal_request_id=own,
+            call_method=STATS_METHOD,
+            is_streaming=False,
+            _request_protocol=RequestProtocol.UNDEFINED,
+            tracing_context=None,
+        )
+        question = PendingRequest(args=[], kwargs={}, metadata=metadata, resolved=True)
+        try:
+            told = await replica.try_send_request(question, with_rejection=False).get_async()
+        except Exception as error:
+            # Whatever it is instead: no order would fare better.
+            log.debug("%s does not answer: %s", name, type(error).__name__)
+            self._liveness.lost(name)
+        else:
+            self._told[id_] = told
+            self._liveness.heard(name)
 
 
 def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> float:
@@ -66,6 +134,7 @@ def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> fl
 
 _SETTINGS: dict[str, Any] = {
     "request_router_class": f"{__name__}:{EarliestFinishRouter.__name__}",
+    # Until a router has asked by itself.
     "request_routing_stats_period_s": 0.5,
 }
 ROUTING = RequestRouterConfig(**_SETTINGS)

@@ -174,7 +174,7 @@ def add_state_routes(
     @app.get("/readyz")
     async def is_ready() -> dict[str, str]:
         """A real picture was made, and more can be. The language model has started, or failed."""
-        card = await backend.card()
+        card = await backend.ready()
         llm = {"llm": await readiness.state()} if readiness else {}
         return {"status": "ready", "model": card.id, **llm}
 

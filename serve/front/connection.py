@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve import logs
 from serve.errors import Problem, invalid
+from serve.front.handover import Handover
 from serve.front.proxied import Proxied
 
 MAX_HEAD_BYTES = 32 * 1024
@@ -41,7 +42,7 @@ def bound() -> list[Middleware]:
     uvicorn, and here is uvicorn's table of them."""
     logs.configure()
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedProtocol.__name__}"
-    return [Middleware(Proxied)]
+    return [Middleware(Handover), Middleware(Proxied)]
 
 
 class BoundedProtocol(HttpToolsProtocol):

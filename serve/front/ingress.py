@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,14 @@ class ImageIngress:
 
     async def metrics_of_front(self) -> Sequence[Any]:
         return labelled(self.front.metrics.collect(), ingress=replica_name())
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """Every proxy asks. A request under way counts a second, whatever it takes."""
+        open_s = float(self.front.open_requests)
+        return {"at_s": time.time(), "ready_in_s": open_s, "alone_s": 0.0, "each_s": 1.0}
+
+    async def check_health(self) -> None:
+        """Ray asks, and replaces a front whose event loop does not get to it."""
 
     async def drain(self, timeout_s: float) -> None:
         await self.front.drain(timeout_s)

@@ -6,6 +6,7 @@ own, padded on the left. It is pure: no threads, no clock, no text.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,12 @@ class Decoding:
     @property
     def is_idle(self) -> bool:
         return not (self.waiting or self.running)
+
+    @property
+    def tokens_to_read(self) -> int:
+        """Of the prompts that join at the next step."""
+        free = self.cache.rows - len(self.running)
+        return sum(len(g.ids) for g in itertools.islice(self.waiting, free))
 
     @property
     def kv_share(self) -> float:

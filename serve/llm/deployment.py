@@ -17,7 +17,8 @@ from serve.llm import options as options_
 from serve.llm.replica import LlmReplica
 from serve.settings import ServeSettings
 
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
+"""While it loads, libraries may keep a process from answering for a while."""
 MOST_RUNNING = 2048
 """Answers that one replica may ever have in flight; TensorRT-LLM's own default."""
 

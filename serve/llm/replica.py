@@ -18,6 +18,7 @@ from typing import Any
 
 from serve import errors, logs
 from serve.errors import Problem
+from serve.fleet.beats import Alive, with_beats
 from serve.fleet.identity import labelled, replica_name
 from serve.llm.asks import Ask, LlmCard, Update
 from serve.llm.speaker import Speaker
@@ -62,16 +63,20 @@ class LlmReplica:
         message = "The language model does not load; the server's log says why."
         self.problem = Problem(503, message, None, FAILED, 60.0)
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Update | Problem]:
+    async def generate(self, ask: Ask) -> AsyncGenerator[Update | Alive | Problem]:
         if self.speaker is None:
             yield self.problem
             return
         try:
-            async with aclosing(self.speaker.generate(ask)) as updates:
+            said = self.speaker.generate(ask)
+            async with aclosing(with_beats(said, self.speaker.engine.check_health)) as updates:
                 async for update in updates:
                     yield update
         except Problem as problem:
             yield problem
+        except Exception as error:
+            log.warning("given up: %s", error)
+            yield Problem(503, "The language model stopped working.", None, "unhealthy", 5.0)
 
     async def card(self) -> LlmCard | Problem:
         if self.speaker is None:
@@ -86,10 +91,11 @@ class LlmReplica:
         return labelled(await self.speaker.metrics(), replica=replica_name())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Ray asks, and gives it to every router, which sends asks to who has loaded. An answer
-        under way counts a second, whatever it takes: all of them do alike."""
+        """Every router asks, and sends asks to who has loaded and is well. An answer under way
+        counts a second, whatever it takes: all of them do alike."""
         left_s = LOADING_S
         if self.speaker is not None:
+            self.speaker.engine.check_health()
             occupancy = await self.speaker.engine.occupancy()
             left_s = float(occupancy.running + occupancy.waiting)
         alone_s = 0.0 if self.speaker is not None else LOADING_S

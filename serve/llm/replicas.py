@@ -1,19 +1,19 @@
 """Language model replicas behind a Ray Serve handle, as one TextBackend.
 
-One that dies in the middle is no error: the ask, its seed fixed, goes to another one, and what the
-client has already read is not sent again. It knows no HTTP.
+One that dies or hangs in the middle is no error: the ask, its seed fixed, goes to another one, and
+what the client has already read is not sent again. It knows no HTTP.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from serve.errors import Problem
-from serve.fleet.replicas import CARD_AGE_S, ask_any, attempt, gather, persevere
+from serve.fleet import liveness
+from serve.fleet.replicas import Known, ask_any, attempt, gather, persevere
 from serve.llm.asks import Ask, Delta, Ended, LlmCard, Taken, Update
 
 
@@ -22,24 +22,22 @@ class LlmReplicas:
 
     def __init__(self, handle: Any) -> None:
         self._handle, self._stream = handle, handle.options(stream=True)
-        self._card: LlmCard | None = None
-        self._card_s = 0.0
+        self._liveness = liveness.of_deployment(handle.deployment_name)
+        self._card: Known[LlmCard] = Known(self._ask_card)
 
     async def card(self) -> LlmCard:
-        now = time.monotonic()
-        if self._card is None or now - self._card_s > CARD_AGE_S:
-            # Forgotten first: one that no longer answers is not to be believed.
-            self._card = None
-            found = await ask_any(self._handle.card)
-            if isinstance(found, Problem):
-                raise found
-            self._card, self._card_s = found, now
-        assert self._card is not None
-        return self._card
+        return await self._card.now()
+
+    async def _ask_card(self) -> LlmCard:
+        found: LlmCard | Problem = await ask_any(self._handle.card)
+        if isinstance(found, Problem):
+            raise found
+        return found
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
-            return attempt(self._stream.generate, replace(ask, deadline_s=left_s), Ended)
+            timed = replace(ask, deadline_s=left_s)
+            return attempt(self._stream.generate, timed, Ended, self._liveness)
 
         resumed, number = _Resumed(), 0
         async with aclosing(persevere(begin, ask.deadline_s)) as updates:

@@ -22,7 +22,7 @@ from serve.errors import Problem
 from serve.llm.asks import Sampling
 from serve.llm.decoding import Decoding, Generation, Made
 from serve.llm.engine import Occupancy, Piece
-from serve.worker.denoiser import Unhealthy
+from serve.worker.stalls import STALL_S, Calls, Unhealthy
 
 log = logging.getLogger(__name__)
 
@@ -77,15 +77,20 @@ class TransformersEngine:
     has_json = False
 
     def __init__(
-        self, model: Any, tokenizer: Any, context: int, rows: int = MAX_ROWS, stall_s: float = 60.0
+        self,
+        model: Any,
+        tokenizer: Any,
+        context: int,
+        rows: int = MAX_ROWS,
     ) -> None:
-        self.context, self.stall_s = context, stall_s
+        self.context = context
+        self._calls = Calls("a step of the language model", time.monotonic, STALL_S)
         self.decoding = Decoding(model, rows, context, ends_of(model))
         self._tokenizer = tokenizer.backend_tokenizer
         self._listeners: dict[Generation, Listener] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._occupancy = Occupancy(0, 0, 0.0)
-        self._failures, self._beat_s, self._is_stopping = 0, time.monotonic(), False
+        self._failures, self._is_stopping = 0, False
         self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
         self._thread.start()
 
@@ -105,9 +110,9 @@ class TransformersEngine:
         return self._occupancy
 
     def check_health(self) -> None:
-        still_s = time.monotonic() - self._beat_s
-        if not self._thread.is_alive() or still_s > self.stall_s:
-            raise Unhealthy(f"no token was made for {still_s:.1f} s")
+        self._calls.check()
+        if not self._thread.is_alive():
+            raise Unhealthy("the language model's thread has ended")
         if self._failures >= SICK_AFTER:
             raise Unhealthy(f"the language model failed {self._failures} times in a row")
 
@@ -121,7 +126,6 @@ class TransformersEngine:
     def _run(self) -> None:
         while not self._is_stopping:
             self._read_inbox()
-            self._beat_s = time.monotonic()
             if not self.decoding.is_idle:
                 self._step()
             running, waiting = len(self.decoding.running), len(self.decoding.waiting)
@@ -146,8 +150,11 @@ class TransformersEngine:
 
     def _step(self) -> None:
         victims = [*self.decoding.running, *self.decoding.waiting]
+        # By the power of two, 0 where nobody's prompt is read.
+        kind = self.decoding.tokens_to_read.bit_length()
         try:
-            made = self.decoding.step()
+            with self._calls.watch(kind):
+                made = self.decoding.step()
             self._failures = 0
         except Exception:
             log.exception("the language model failed")

@@ -19,9 +19,10 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from sdxl.admission import Admission
-from sdxl.cost import Costs
+from sdxl.cost import Costs, Key
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Flight, Group, State, line
+from serve.worker.stalls import STALL_S, Unhealthy, patience_s
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -32,10 +33,6 @@ ETA_PERIOD_S = 0.1
 """How often completion times are computed anew for those who watch."""
 SICK_AFTER = 3
 """Ticks in a row in which every engine call failed, after which the engines are given up."""
-
-
-class Unhealthy(RuntimeError):
-    """The loop does not advance, or its engines keep failing."""
 
 
 class Watcher(Protocol):
@@ -68,7 +65,7 @@ class _Watched:
 
 
 class Denoiser:
-    def __init__(self, loop: InFlight, stall_s: float = 30.0) -> None:
+    def __init__(self, loop: InFlight, stall_s: float = STALL_S) -> None:
         self.loop, self.stall_s = loop, stall_s
         self.flights: tuple[Flight, ...] = ()
         """as of the last pass; safe to read from any thread"""
@@ -142,11 +139,20 @@ class Denoiser:
         """Raise Unhealthy unless the loop has advanced lately and its engines work."""
         if self._death is not None:
             raise Unhealthy(f"the denoising loop died: {type(self._death).__name__}")
-        still_s = self.loop.clock() - self._beat_s
-        if still_s > self.stall_s:
+        still_s, allowed_s = self._still()
+        if still_s > allowed_s:
             raise Unhealthy(f"the loop has not advanced for {still_s:.1f} s")
         if self._failures >= SICK_AFTER:
             raise Unhealthy(f"the engines failed {self._failures} times in a row")
+
+    def _still(self) -> tuple[float, float]:
+        """For how long nothing has come of what the loop does now, and how long it may take."""
+        call = self.loop.call
+        if call is None:
+            return self.loop.clock() - self._beat_s, patience_s(None, self.stall_s)
+        group, began_s = call
+        usual_s = self.loop.costs.ticks.get(Key(group.network, group.shape, group.bucket))
+        return self.loop.clock() - began_s, patience_s(usual_s, self.stall_s)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Finish what was submitted, then end the thread."""

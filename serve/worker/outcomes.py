@@ -10,7 +10,7 @@ from sdxl.inflight import DeadlineExceeded
 from sdxl.params import InvalidParams
 from serve import errors
 from serve.errors import Problem
-from serve.worker.denoiser import Unhealthy
+from serve.worker.stalls import Unhealthy
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ def as_problem(error: Exception) -> Problem:
         case DeadlineExceeded():
             return errors.late()
         case Unhealthy():
+            log.error("given up: %s", error)
             return Problem(503, "The engines stopped working.", None, "unhealthy", 5.0)
         case BrokenImage():
             log.error("a broken image: %s", error)

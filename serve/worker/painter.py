@@ -24,6 +24,7 @@ from sdxl.policy import Priority
 from serve.orders import Done, Preview, Update
 from serve.worker.job import Job
 from serve.worker.side_stream import Mark, SideStream, mark
+from serve.worker.stalls import STALL_S, Calls
 
 T = TypeVar("T")
 
@@ -32,8 +33,9 @@ PREVIEW_QUALITY = 80
 
 
 class Painter:
-    def __init__(self, pipeline: Pipeline, costs: Costs) -> None:
+    def __init__(self, pipeline: Pipeline, costs: Costs, stall_s: float = STALL_S) -> None:
         self.pipeline, self.costs = pipeline, costs
+        self.calls = Calls("decoding a picture", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         channels = pipeline.engines.arch.latent_channels
         self._preview_map = images.load_preview_map(pipeline.checkpoint.folder, channels)
@@ -89,7 +91,8 @@ class Painter:
         if job.is_cancelled:
             return
         try:
-            with self._stream.after(ready, latents):
+            size = tuple(latents.shape[-2:])
+            with self.calls.watch(size), self._stream.after(ready, latents):
                 pixels = self.pipeline.pixels(latents)
         except Exception as error:
             job.failed(error)

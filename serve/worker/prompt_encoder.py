@@ -16,9 +16,11 @@ from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Priority
+from sdxl.specs import CHUNK
 from serve.worker.denoiser import Denoiser
 from serve.worker.job import Job
 from serve.worker.side_stream import SideStream
+from serve.worker.stalls import STALL_S, Calls
 
 T = TypeVar("T")
 
@@ -27,8 +29,9 @@ LOW_PRIORITY_BATCH = 4
 
 
 class PromptEncoder:
-    def __init__(self, pipeline: Pipeline, denoiser: Denoiser) -> None:
+    def __init__(self, pipeline: Pipeline, denoiser: Denoiser, stall_s: float = STALL_S) -> None:
         self.pipeline, self.denoiser = pipeline, denoiser
+        self.calls = Calls("encoding a prompt", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         self._waiting: list[Job] = []
         self._lock = threading.Lock()
@@ -89,7 +92,9 @@ class PromptEncoder:
     def _encode(self, jobs: list[Job]) -> list[Conditioning]:
         began = self.pipeline.clock()
         params, rows = [job.params for job in jobs], [job.rows for job in jobs]
-        conditionings = self._beside(partial(self.pipeline.encode, params, rows))
+        is_long = any(job.prompt_tokens > CHUNK for job in jobs)
+        with self.calls.watch(is_long):
+            conditionings = self._beside(partial(self.pipeline.encode, params, rows))
         for made in conditionings:
             self._stream.give(made.context, made.pooled, made.time_ids)
         costs = self.denoiser.loop.costs

@@ -16,6 +16,7 @@ from typing import Any
 from serve import logs
 from serve.errors import Problem
 from serve.fleet import autoscaling
+from serve.fleet.beats import Alive, with_beats
 from serve.fleet.identity import labelled, replica_name
 from serve.orders import ModelCard, Order, Update
 from serve.settings import ServeSettings
@@ -47,13 +48,16 @@ class ImageReplica:
         )
         self.worker.start()
 
-    async def generate(self, order: Order) -> AsyncGenerator[Update | Problem]:
+    async def generate(self, order: Order) -> AsyncGenerator[Update | Alive | Problem]:
         try:
-            async with aclosing(self.worker.generate(order)) as updates:
+            made = self.worker.generate(order)
+            async with aclosing(with_beats(made, self.worker.check_health)) as updates:
                 async for update in updates:
                     yield update
-        except Problem as problem:
-            yield problem
+        except Exception as error:
+            from serve.worker.outcomes import as_problem
+
+            yield as_problem(error)
 
     async def card(self) -> ModelCard:
         card = await self.worker.card()
@@ -68,7 +72,8 @@ class ImageReplica:
         self.worker.check_health()
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Ray asks, and gives it to every router."""
+        """Every router asks: one that is not well raises, and is passed over."""
+        self.worker.check_health()
         outlook = await asyncio.to_thread(self.worker.outlook)
         return {"at_s": time.time(), **asdict(outlook)}
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from sdxl import deepcache
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs

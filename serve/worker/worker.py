@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from sdxl import deepcache, images
 from sdxl.admission import Refused, check_length
-from sdxl.cost import project
+from sdxl.cost import Costs, project
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
-from sdxl.pipeline import Pipeline
+from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Flight, Group, Limits, Shape, State
 from sdxl.specs import CHUNK
 from serve import errors, tracing
@@ -32,6 +32,7 @@ from serve.worker.metrics import MeteredCosts, WorkerMetrics
 from serve.worker.outcomes import as_problem
 from serve.worker.painter import Painter
 from serve.worker.prompt_encoder import PromptEncoder
+from serve.worker.stalls import STALL_S
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -58,6 +59,19 @@ class _Threads:
     encoder: PromptEncoder
     painter: Painter
 
+    def expect(self, pipeline: Pipeline, costs: Costs) -> None:
+        """Calls of the usual kind take what was measured; a batch of prompts of one chunk each, no
+        longer than one after the other."""
+        side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
+        self.encoder.calls.expect(False, ENCODE_BATCH * costs.encode_s)
+        self.painter.calls.expect((side, side), costs.decode_s)
+
+    def check(self) -> None:
+        """Raises Unhealthy."""
+        self.denoiser.check()
+        self.encoder.calls.check()
+        self.painter.calls.check()
+
     def close(self) -> None:
         self.encoder.close()
         self.denoiser.stop(timeout_s=5.0)
@@ -73,7 +87,7 @@ class Worker:
         *,
         queue: int = 64,
         max_prompt_tokens: int = 225,
-        stall_s: float = 60.0,
+        stall_s: float = STALL_S,
         tracer: Tracer | None = None,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
@@ -89,8 +103,8 @@ class Worker:
         costs = MeteredCosts()
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
         denoiser = Denoiser(loop, self.stall_s)
-        encoder = PromptEncoder(self.pipeline, denoiser)
-        threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs))
+        encoder = PromptEncoder(self.pipeline, denoiser, self.stall_s)
+        threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs, self.stall_s))
         denoiser.start()
         try:
             rooms = warmup.Rooms(encoder.call, denoiser.call, threads.painter.call)
@@ -103,6 +117,7 @@ class Worker:
         costs.on_call = self.meters.observe
         if self.tracer is not None:
             costs.on_call = partial(self._note_call, denoiser)
+        threads.expect(self.pipeline, costs)
         self._threads = threads
 
     # -- ImageBackend -----------------------------------------------------------------------
@@ -111,6 +126,9 @@ class Worker:
         self._started()
         engines = dict(self.pipeline.engines.description)
         return ModelCard(self.pipeline.model_id, self.pipeline.sizes, engines=engines)
+
+    async def ready(self) -> ModelCard:
+        return await self.card()
 
     async def generate(self, order: Order) -> AsyncGenerator[Update]:
         threads = self._started()
@@ -162,7 +180,7 @@ class Worker:
     def check_health(self) -> None:
         """Raises Unhealthy."""
         if self._threads is not None:
-            self._threads.denoiser.check()
+            self._threads.check()
 
     def outlook(self) -> Outlook:
         """For a picture as most people ask for it, if it came now."""

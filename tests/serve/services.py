@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,15 +68,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+COMMAND = (sys.executable, "-m", "sdxl.cli", "serve")
+
+
 def end_with_tests() -> None:
     """Where a test hangs in C, nobody is left to stop the service."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
-def service(folder: Path, *flags: str) -> Iterator[Service]:
+def service(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Iterator[Service]:
     log, port = folder / "serve.log", free_port()
-    argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *flags]
+    argv = [*command, "--port", str(port), *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}
     environment |= {"PYTHONPATH": str(ROOT)}
     with log.open("wb") as file:

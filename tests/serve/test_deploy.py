@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from serve.front.gate import OPEN_PATHS
 from serve.settings import ServeSettings, is_loopback
 from tests.serve.rayservice_schema import RAY_SERVICE
 from tests.serve.services import ROOT
+from tests.tools import tool
 
 DEPLOY = ROOT / "serve" / "deploy"
 START_NODE = DEPLOY / "start_node.sh"
@@ -173,6 +176,17 @@ def test_compose_s_edge_reaches_the_service_and_is_there_only_when_asked_for() -
     assert "${SDXL_ADDRESS-" in (DEPLOY / "haproxy.cfg").read_text()
     targets = [each["target"] for each in edge["secrets"]]
     assert all(f"crt {target}" in (DEPLOY / "haproxy.cfg").read_text() for target in targets)
+
+
+def test_systemd_takes_the_unit_and_grants_it_time_to_end(tmp_path: Path) -> None:
+    text = (DEPLOY / "sdxl.service").read_text()
+    verified = tmp_path / "sdxl.service"
+    verified.write_text(text.replace("/opt/sdxl/bin/sdxl", shutil.which("true") or ""))
+    check = [tool("systemd-analyze", "systemd"), "verify", str(verified)]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    found = re.search(r"^TimeoutStopSec=(\d+)$", text, re.M)
+    assert found and float(found[1]) > ServeSettings().shutdown_s + 10
 
 
 def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:

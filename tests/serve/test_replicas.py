@@ -14,6 +14,8 @@ from ray.serve.exceptions import BackPressureError
 from sdxl.params import GenerationParams, Sizes
 from serve import errors
 from serve.errors import Problem
+from serve.fleet import beats, liveness, replicas
+from serve.fleet.beats import Alive
 from serve.fleet.replicas import ATTEMPTS, Replicas
 from serve.llm.asks import Ended
 from serve.orders import Done, ModelCard, Order, Progress, Queued
@@ -38,7 +40,7 @@ class Answer:
             if isinstance(item, Exception) and not isinstance(item, Problem):
                 raise item
             yield item
-        if not isinstance(item, Done | Ended):
+        if not (self.script and isinstance(self.script[-1], Done | Ended)):
             await asyncio.Event().wait()
 
     def __await__(self) -> Any:
@@ -55,16 +57,18 @@ class Answer:
 class Handle:
     """Stands for Ray's: the calls get the scripts in turn."""
 
-    def __init__(self, *scripts: Sequence[Any]) -> None:
+    def __init__(self, *scripts: Sequence[Any], kind: type[Answer] = Answer) -> None:
+        self.kind = kind
         self.scripts, self.asked, self.answers = list(scripts), list[Any](), list[Answer]()
         self.generate = self.card = self
+        self.deployment_name = f"replicas of {id(self)}"
 
     def options(self, **_: Any) -> Handle:
         return self
 
     def remote(self, *arguments: Any) -> Answer:
         self.asked += arguments
-        self.answers.append(Answer(self.scripts.pop(0)))
+        self.answers.append(self.kind(self.scripts.pop(0)))
         return self.answers[-1]
 
 
@@ -148,3 +152,77 @@ def test_an_order_whose_time_is_over_is_late_and_not_tried_again() -> None:
     with pytest.raises(Problem) as caught:
         asyncio.run(scenario())
     assert caught.value.status == 408
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beats, "SILENCE_S", 0.05)
+
+
+def heard(handle: Handle) -> None:
+    liveness.of_deployment(handle.deployment_name).heard("another")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("said", [[], [Queued(0)], [Queued(0), Progress(3, 20, 0, 1.0)]])
+def test_an_order_whose_replica_falls_silent_goes_to_another_with_its_seed(said: list[Any]) -> None:
+    handle = Handle(said, [Queued(0), done(ORDER)])
+    heard(handle)
+    updates = asyncio.run(updates_of(handle))
+    assert isinstance(updates[-1], Done) and {o.params for o in handle.asked} == {ORDER.params}
+    assert handle.answers[0].is_cancelled and not handle.answers[1].is_cancelled
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_silent_replica_is_waited_for_where_nobody_else_answers() -> None:
+    class Slow(Answer):
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            await asyncio.sleep(0.3)
+            async for update in super().__aiter__():
+                yield update
+
+    handle = Handle([Queued(0), done(ORDER)], kind=Slow)
+    assert isinstance(asyncio.run(updates_of(handle))[-1], Done) and len(handle.asked) == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_signs_of_life_are_heard_and_not_passed_on() -> None:
+    class Beating(Answer):
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            for _ in range(10):
+                await asyncio.sleep(0.02)
+                yield Alive()
+            async for update in super().__aiter__():
+                yield update
+
+    handle = Handle([Queued(0), done(ORDER)], kind=Beating)
+    heard(handle)
+    assert [type(u) for u in asyncio.run(updates_of(handle))] == [Queued, Done]
+    assert len(handle.asked) == 1
+
+
+def test_a_card_is_asked_of_another_where_one_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas, "CARD_TIMEOUT_S", 0.05)
+    assert asyncio.run(Replicas(Handle([], [CARD])).card()) == CARD
+
+
+def test_a_known_card_is_believed_for_a_while_but_does_not_make_it_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas, "CARD_AGE_S", 0.0)
+
+    async def scenario() -> None:
+        lost = [[DIED]] * (2 * ATTEMPTS)
+        fleet = Replicas(Handle([CARD], *lost))
+        assert await fleet.ready() == CARD
+        assert await fleet.card() == CARD
+        with pytest.raises(Problem) as caught:
+            await fleet.ready()
+        assert caught.value.status == 503 and await fleet.card() == CARD
+        monkeypatch.setattr(replicas, "CARD_STALE_S", 0.0)
+        with pytest.raises(Problem):
+            await fleet.card()
+
+    asyncio.run(scenario())

@@ -23,8 +23,8 @@ from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
 from serve.errors import Problem
 from serve.orders import Done, Preview, Progress
-from serve.worker.denoiser import Unhealthy
 from serve.worker.job import Job
+from serve.worker.stalls import Unhealthy
 from serve.worker.warmup import NotReady, standard
 from serve.worker.worker import Worker
 from tests.engines.cuda_double import BEGIN, FakeCuda

@@ -29,6 +29,7 @@ from serve.orders import Done, ModelCard, Update
 from serve.orders import Order as PictureOrder
 
 RAISES, DIES, HANGS = "a prompt that raises", "a prompt that kills", "a prompt that hangs"
+STOPS = "a prompt that stops its process"
 
 
 @dataclass
@@ -64,6 +65,9 @@ class Drawer:
             raise RuntimeError("the engine does not like this one")
         if prompt == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
+        if prompt == STOPS and not Path(f"{self.log}.stopped").exists():
+            note(f"{self.log}.stopped", str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
         if prompt == HANGS:
             # The whole process, as code that never comes back would.
             time.sleep(10_000)

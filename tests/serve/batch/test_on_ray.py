@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from serve.batch import command
 from serve.batch.order import HAS_DEAD
 from serve.batch.running import run
@@ -19,6 +21,7 @@ from tests.serve.batch.drawers import (
     DIES,
     HANGS,
     RAISES,
+    STOPS,
     Drawer,
     dead_letters,
     jsonl,
@@ -43,6 +46,20 @@ def test_a_poison_set_leaves_exactly_its_rows_as_dead_letters(
     assert set(letters) == {"i2", "i5", "i8"}, letters
     assert "does not like this one" in letters["i2"] and "no progress for" in letters["i8"]
     assert len(pictures(out)) == 7 and command.main(["--verify", str(out)]) == 0
+
+
+def test_a_stopped_worker_does_not_keep_its_rows(on_ray: OnRay, tmp_path: Path) -> None:
+    """Long before it is called slow, and nothing is given up: the next one makes the row."""
+    rows = [{"prompt": STOPS if i == 3 else f"a ring, {i}", "id": f"i{i}"} for i in range(10)]
+    source, out, log = jsonl(tmp_path, rows), tmp_path / "out", tmp_path / "log"
+    order = order_of(source, out, "--workers", "2", "--stall-s", "1000")
+    assert run(order, on_ray(partial(Drawer, str(log)))) == 0
+    assert len(pictures(out)) == 10 and command.main(["--verify", str(out)]) == 0
+    (stopped,) = noted(Path(f"{log}.stopped"))
+    until = time.monotonic() + 30
+    while psutil.pid_exists(int(stopped)):
+        assert time.monotonic() < until, "the stopped worker is still there"
+        time.sleep(0.1)
 
 
 class Accompanied(Drawer):

@@ -102,6 +102,9 @@ def test_who_has_not_loaded_is_asked_last() -> None:
         async def occupancy(self) -> Occupancy:
             return Occupancy(2000, 50, 1.0)
 
+        def check_health(self) -> None:
+            pass
+
         def close(self) -> None:
             pass
 

@@ -1,0 +1,113 @@
+"""Whether the Ray cluster of `sdxl serve` still works. What Ray cannot mend by itself ends this
+process, for whoever supervises it to start the service anew; it knows no requests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from serve.supervision import descendants, processes
+
+VITAL = ("gcs_server", "raylet")
+"""Without one of them nothing that dies is replaced."""
+CONTROLLER = "ServeController"
+ROUND_S = 0.5
+SILENT_S, PING_S, PINGS = 12.0, 2.0, 2
+"""After which time Ray, or its controller, is taken to hang."""
+
+
+class Watch:
+    """Two threads: one asks Ray, and may be kept waiting; the other never waits for anybody."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._vital: dict[int, str] = {}
+        self._rounds = 0
+        """of the second thread since Ray last answered the first; no clock, which goes on while
+        this process is stopped"""
+        self._is_over = threading.Event()
+
+    def start(self) -> None:
+        """Once Ray has been started."""
+        self._vital = dict(vital_children())
+        for run in (self._ask, self._look):
+            threading.Thread(target=run, name=run.__name__.strip("_"), daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _look(self) -> None:
+        while not self._is_over.wait(ROUND_S):
+            alive = {pid for pid, _ in processes()}
+            for pid, name in self._vital.items():
+                if pid not in alive:
+                    self._end(f"Ray's {name} has died")
+            self._rounds += 1
+            if self._rounds * ROUND_S > SILENT_S:
+                self._end("Ray does not answer")
+
+    def _ask(self) -> None:
+        import ray
+
+        missed = 0
+        while not self._is_over.wait(2 * ROUND_S):
+            try:
+                is_alive = any(node["Alive"] for node in ray.nodes())
+            except Exception as error:
+                self._say(f"Ray says {type(error).__name__}")
+                continue
+            if not is_alive:
+                self._end("Ray has given up this machine")
+            self._rounds = 0
+            missed = 0 if controller_answers() else missed + 1
+            if missed >= PINGS:
+                self._replace_controller()
+                missed = 0
+
+    def _replace_controller(self) -> None:
+        """Ray starts another one as soon as this one is gone."""
+        for pid in descendants():
+            if CONTROLLER in command_of(pid):
+                self._say("Ray Serve's controller does not answer; it is replaced")
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _end(self, why: str) -> None:
+        if not self._is_over.is_set():
+            self._say(f"{why}: ending, to be started again")
+            # Whatever Ray still wants to do at exit would wait for what is no more.
+            os._exit(1)
+
+
+def vital_children() -> Iterator[tuple[int, str]]:
+    for pid, parent in processes():
+        if parent == os.getpid():
+            for name in VITAL:
+                if name in command_of(pid).partition(" ")[0]:
+                    yield pid, name
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def controller_answers() -> bool:
+    import ray
+
+    try:
+        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        # It does not run yet.
+        return True
+    # An error is an answer, too: one that has died is replaced without our help.
+    ready, _ = ray.wait([controller.check_alive.remote()], timeout=PING_S)
+    return bool(ready)

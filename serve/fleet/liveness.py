@@ -1,0 +1,87 @@
+"""Who answered lately. Every process that sends work to replicas asks them all itself, so that what
+it knows depends neither on one that hangs nor on Ray's controller. It knows no orders and no Ray.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection
+from threading import Lock
+
+ASK_PERIOD_S = 0.5
+SILENCE_S = 1.5
+"""Who has not answered for so long comes last. It is no verdict: one answer mends it."""
+MOST_HELD = 50_000
+"""requests of which it is known who has them; more than a proxy holds"""
+
+
+class Liveness:
+    """Of one deployment's replicas, by their names. Call from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, Lock()
+        self._heard_s: dict[str, float] = {}
+        self._holders: OrderedDict[str, str] = OrderedDict()
+
+    def heard(self, name: str) -> None:
+        with self._lock:
+            self._heard_s[name] = self._clock()
+
+    def lost(self, name: str) -> None:
+        """It said itself, or Ray did, that nothing is to be had from it now."""
+        with self._lock:
+            self._heard_s[name] = -math.inf
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget all others. Who is new has as long to speak as everybody has."""
+        with self._lock:
+            now = self._clock()
+            self._heard_s = {name: self._heard_s.get(name, now) for name in names}
+
+    def is_silent(self, name: str) -> bool:
+        return self.silent_s(name) > SILENCE_S
+
+    def silent_s(self, name: str) -> float:
+        """For how long; 0 for one that is leaving, and asked no more."""
+        with self._lock:
+            now = self._clock()
+            return now - self._heard_s.get(name, now)
+
+    @property
+    def has_silent(self) -> bool:
+        return any(map(self.is_silent, list(self._heard_s)))
+
+    @property
+    def has_any(self) -> bool:
+        """Somebody answers."""
+        with self._lock:
+            latest_s = max(self._heard_s.values(), default=-math.inf)
+        return self._clock() - latest_s <= SILENCE_S
+
+    # -- who has which request --------------------------------------------------------------
+
+    def took(self, request: str, name: str) -> None:
+        with self._lock:
+            self._holders[request] = name
+            self._holders.move_to_end(request)
+            while len(self._holders) > MOST_HELD:
+                self._holders.popitem(last=False)
+
+    def left(self, request: str) -> None:
+        """It is nobody's any more."""
+        with self._lock:
+            self._holders.pop(request, None)
+
+    def holder(self, request: str) -> str | None:
+        with self._lock:
+            return self._holders.get(request)
+
+
+_BY_DEPLOYMENT: defaultdict[str, Liveness] = defaultdict(Liveness)
+
+
+def of_deployment(name: str) -> Liveness:
+    """This process's; Ray builds the routers, which share it with whoever sends."""
+    return _BY_DEPLOYMENT[name]

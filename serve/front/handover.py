@@ -1,0 +1,163 @@
+"""In Ray's proxy: a request whose front dies, or hangs while another answers, is asked again.
+
+Until an answer has begun nobody has seen anything of it, and every request may be made twice. It
+knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.errors import Problem
+from serve.fleet import liveness
+from serve.fleet.beats import SILENCE_S
+from serve.fleet.liveness import Liveness
+
+log = logging.getLogger(__name__)
+
+FRONT = "ImageIngress"
+"""the deployment's name"""
+REQUEST_ID = b"x-request-id"
+LOOK_S, LEAVE_S, PAUSE_S = 0.5, 1.0, 0.1
+PATIENCE_S = 30.0
+"""So long a request whose fronts keep dying is asked again."""
+MOST_KEPT = 64 << 20
+"""bytes of a body; a longer one is not asked again"""
+DISCONNECT: Message = {"type": "http.disconnect"}
+
+
+class Handover:
+    def __init__(self, app: ASGIApp, fronts: Liveness | None = None) -> None:
+        self.app = app
+        self._fronts = fronts or liveness.of_deployment(FRONT)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        body, until_s = Body(receive), time.monotonic() + PATIENCE_S
+        name = id_of(scope)
+        scope["headers"] = with_id(scope["headers"], name)
+        while True:
+            attempt = Attempt(body, send)
+            await self._ask(scope, name, attempt)
+            self._fronts.left(name)
+            if attempt.has_begun or body.is_over or not body.is_kept:
+                return
+            if time.monotonic() > until_s:
+                await answer(Problem(503, "No front could answer.", None, "unavailable", 5.0), send)
+                return
+            log.warning("%s: the front was lost; another is asked", name)
+            await asyncio.sleep(PAUSE_S)
+
+    async def _ask(self, scope: Scope, name: str, attempt: Attempt) -> None:
+        """Returns when the front has answered, is gone, or hangs."""
+        began_s = time.monotonic()
+        asked = asyncio.ensure_future(self.app(scope, attempt.receive, attempt.send))
+        try:
+            while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+                if attempt.may_be_left and self._hangs(name, began_s):
+                    attempt.leave()
+                    await asyncio.wait({asked}, timeout=LEAVE_S)
+                    return
+            asked.result()
+        finally:
+            asked.cancel()
+
+    def _hangs(self, name: str, began_s: float) -> bool:
+        """And another front does not."""
+        if not self._fronts.has_any:
+            return False
+        front = self._fronts.holder(name)
+        if front is None:
+            # One that works takes a request at once.
+            return time.monotonic() - began_s > SILENCE_S and self._fronts.has_silent
+        return self._fronts.silent_s(front) > SILENCE_S
+
+
+class Body:
+    """What the client sends, kept for as long as it may be needed again."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._lock = asyncio.Lock()
+        self.kept: list[Message] = []
+        self._bytes = 0
+        self.is_over = False
+        """the client has left"""
+
+    @property
+    def is_kept(self) -> bool:
+        return self._bytes <= MOST_KEPT
+
+    async def message(self, number: int) -> Message:
+        if self.is_kept and number < len(self.kept):
+            return self.kept[number]
+        async with self._lock:
+            message = await self._receive()
+        self.is_over = self.is_over or message["type"] == "http.disconnect"
+        self._bytes += len(message.get("body", b""))
+        self.kept = [*self.kept, message] if self.is_kept else []
+        return message
+
+
+class Attempt:
+    """One front's view of the request, and its answer."""
+
+    def __init__(self, body: Body, send: Send) -> None:
+        self._body, self._send = body, send
+        self._read = 0
+        self._is_left = asyncio.Event()
+        self.has_begun = False
+
+    @property
+    def may_be_left(self) -> bool:
+        return self._body.is_kept and not (self.has_begun or self._body.is_over)
+
+    def leave(self) -> None:
+        """For this front the client is gone."""
+        self._is_left.set()
+
+    async def receive(self) -> Message:
+        news = asyncio.ensure_future(self._body.message(self._read))
+        left = asyncio.ensure_future(self._is_left.wait())
+        try:
+            await asyncio.wait({news, left}, return_when=asyncio.FIRST_COMPLETED)
+            if self._is_left.is_set():
+                return DISCONNECT
+            self._read += 1
+            return news.result()
+        finally:
+            news.cancel()
+            left.cancel()
+
+    async def send(self, message: Message) -> None:
+        if not self._is_left.is_set():
+            self.has_begun = True
+            await self._send(message)
+
+
+def id_of(scope: Scope) -> str:
+    """As the client gave it, or one of ours."""
+    given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
+    return given or str(uuid.uuid4())
+
+
+def with_id(headers: list[tuple[bytes, bytes]], name: str) -> list[tuple[bytes, bytes]]:
+    others = [(key, value) for key, value in headers if key != REQUEST_ID]
+    return [*others, (REQUEST_ID, name.encode("latin-1"))]
+
+
+async def answer(problem: Problem, send: Send) -> None:
+    from serve.front.envelope import response
+
+    whole = response(problem)
+    await send(
+        {"type": "http.response.start", "status": problem.status, "headers": whole.raw_headers}
+    )
+    await send({"type": "http.response.body", "body": whole.body})

@@ -1,0 +1,151 @@
+"""The process that users start, which runs the service in another and answers for its end.
+
+Ray in the same process could block, abort or be stopped, and leave its own processes behind. This
+one loads none of it: it passes on the first signal, waits so long and no longer, and then ends
+every process that the service has started. It knows no settings and no HTTP.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MARGIN_S = 6.0
+"""Beyond what requests in flight may take: Ray's own end."""
+LEAVE_S = 2.0
+"""How long processes may take to leave after the service itself has."""
+END_S = 3.0
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str], None]) -> int:
+    """What `service`, run in a process of its own, returned; in that process, it never returns."""
+    if sys.platform != "linux":
+        return service()
+    adopt_orphans()
+    # One that whoever started this process ignores, as `nohup` does, stays ignored.
+    watched = {number for number in TOLD if signal.getsignal(number) != signal.SIG_IGN}
+    watched.add(signal.SIGCHLD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        os.setsid()
+        end_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return service()
+    try:
+        return Supervisor(child, shutdown_s, say).wait(watched)
+    finally:
+        end_all()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Supervisor:
+    def __init__(self, child: int, shutdown_s: float, say: Callable[[str], None]) -> None:
+        self.child, self.shutdown_s, self.say = child, shutdown_s, say
+        self._until_s: float | None = None
+        """when a service that was told to end must have"""
+
+    def wait(self, watched: Collection[int]) -> int:
+        """Its exit code: 0 where it ended as it was told to, in time."""
+        while True:
+            told = self._signal(watched)
+            if (code := reap(self.child)) is not None:
+                wait_for_leavers()
+                return self._meaning(code)
+            if told in TOLD:
+                self._pass_on(told)
+            if self._until_s is not None and time.monotonic() >= self._until_s:
+                self.say("it does not end by itself: ending every process")
+                return 1
+
+    def _signal(self, watched: Collection[int]) -> int | None:
+        left_s = 1.0 if self._until_s is None else self._until_s - time.monotonic()
+        told = signal.sigtimedwait(watched, min(max(left_s, 0.0), 1.0))
+        return told.si_signo if told else None
+
+    def _pass_on(self, told: int) -> None:
+        if self._until_s is None:
+            self._until_s = time.monotonic() + self.shutdown_s + MARGIN_S
+            os.kill(self.child, signal.SIGTERM)
+        elif told == signal.SIGINT:
+            # Whoever presses Ctrl-C again does not want to wait.
+            self._until_s = time.monotonic()
+
+    def _meaning(self, code: int) -> int:
+        if code >= 0:
+            return code
+        # A signal that came before it had a handler, or a crash.
+        return 0 if self._until_s is not None and -code == signal.SIGTERM else 1
+
+
+def adopt_orphans() -> None:
+    """Processes below this one stay below it when their parents die."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with(parent: int) -> None:
+    """Be told to end when the parent is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def reap(child: int) -> int | None:
+    """The exit code of this child, if it has ended: below 0 for a signal. Others are buried too."""
+    code = None
+    with suppress(ChildProcessError):
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == 0:
+                break
+            if ended == child:
+                code = os.waitstatus_to_exitcode(status)
+    return code
+
+
+def wait_for_leavers() -> None:
+    until_s = time.monotonic() + LEAVE_S
+    while descendants() and time.monotonic() < until_s:
+        time.sleep(0.05)
+        reap(0)
+
+
+def end_all() -> None:
+    """Every process below this one, stopped ones too; what they start meanwhile, as well."""
+    until_s = time.monotonic() + END_S
+    while (left := descendants()) and time.monotonic() < until_s:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+        reap(0)
+
+
+def descendants() -> list[int]:
+    """Those that have ended are among them until they are buried: some of their threads may still
+    hold a port."""
+    parents = dict(processes(has_dead=True))
+    found: list[int] = []
+    fresh = {os.getpid()}
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh}
+        found += fresh
+    return found
+
+
+def processes(*, has_dead: bool = False) -> Iterator[tuple[int, int]]:
+    """Each that lives, and its parent."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            # The name before it may hold anything, brackets too.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if has_dead or state != "Z":
+                yield int(folder.name), int(parent)

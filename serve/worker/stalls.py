@@ -1,0 +1,57 @@
+"""How long an engine call may take before it is taken to hang: by what its kind took before.
+
+It knows no engines: whoever calls one says so here, and any thread may ask whether it is stuck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+STALL_S = 3.0
+"""Longer than any pause of a busy machine."""
+TIMES = 20.0
+"""A call that takes so many times as long as its kind does, and more than STALL_S, hangs."""
+FIRST_S = 60.0
+"""The first of its kind may compile, capture or tune."""
+
+
+class Unhealthy(RuntimeError):
+    """The engines do not work, or no longer return."""
+
+
+def patience_s(usual_s: float | None, stall_s: float) -> float:
+    return max(FIRST_S if usual_s is None else TIMES * usual_s, stall_s)
+
+
+class Calls:
+    """Those of one thread, one at a time."""
+
+    def __init__(self, what: str, clock: Callable[[], float], stall_s: float) -> None:
+        self.what, self._clock, self._stall_s = what, clock, stall_s
+        self._longest_s: dict[Hashable, float] = {}
+        self._open: tuple[Hashable, float] | None = None
+
+    def expect(self, kind: Hashable, seconds: float) -> None:
+        """As was measured elsewhere."""
+        self._longest_s[kind] = seconds
+
+    @contextmanager
+    def watch(self, kind: Hashable) -> Iterator[None]:
+        self._open = kind, self._clock()
+        try:
+            yield
+            took_s = self._clock() - self._open[1]
+            self._longest_s[kind] = max(took_s, self._longest_s.get(kind, 0.0))
+        finally:
+            self._open = None
+
+    def check(self) -> None:
+        """Raises Unhealthy."""
+        if (call := self._open) is None:
+            return
+        kind, began_s = call
+        took_s = self._clock() - began_s
+        allowed_s = patience_s(self._longest_s.get(kind), self._stall_s)
+        if took_s > allowed_s:
+            raise Unhealthy(f"{self.what} has not ended after {took_s:.1f} s")

@@ -1,0 +1,48 @@
+"""Run as a program in a network namespace of its own: the service, whose packets to and from one
+replica are dropped while requests come; fails unless all are answered.
+
+unshare --net python -m tests.serve.blackhole FOLDER
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.serve.services import service
+from tests.serve.test_hung import FLAGS, check, struck
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    listening = (c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+    return {c.laddr.port for c in listening}
+
+
+def drop(process: psutil.Process) -> None:
+    """Whatever goes to a port that it listens on, or comes from one. Rules come in order, and the
+    one for local addresses is always first, unless it is made anew further down."""
+    run("ip", "rule", "add", "pref", "100", "lookup", "local")
+    run("ip", "rule", "del", "pref", "0")
+    for port in ports_of(process):
+        for side in ("sport", "dport"):
+            rule = ("rule", "add", "pref", "50", "ipproto", "tcp", side, str(port), "blackhole")
+            run("ip", *rule)
+
+
+def main(folder: str) -> int:
+    run("ip", "link", "set", "lo", "up")
+    with service(Path(folder), *FLAGS) as found:
+        victim = found.named("ImageReplica")[0]
+        check(struck(found, lambda: drop(victim)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Requests at a fixed rate to a service that runs, and what becomes of them while it is struck."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+
+from tests.serve.servers import GENERATE
+from tests.serve.services import Service
+
+PROMPT = "a red circle on a blue background"
+
+
+@dataclass
+class Load:
+    """Requests at a fixed rate, whatever becomes of the earlier ones."""
+
+    url: str
+    rate: float
+    """a second"""
+    statuses: Counter[str] = field(default_factory=Counter)
+    answered_s: list[float] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    async def run(self, count: int) -> None:
+        async with httpx.AsyncClient(
+            timeout=100, limits=httpx.Limits(max_connections=None)
+        ) as http:
+            asked = []
+            for seed in range(count):
+                asked.append(asyncio.create_task(self._ask(http, seed)))
+                await asyncio.sleep(1 / self.rate)
+            await asyncio.gather(*asked)
+
+    async def _ask(self, http: httpx.AsyncClient, seed: int) -> None:
+        body = {"prompt": PROMPT, "seed": seed, "steps": 4, "deadline_s": 60}
+        began_s = time.monotonic()
+        try:
+            answer = await http.post(f"{self.url}{GENERATE}", json=body)
+            status = str(answer.status_code)
+        except httpx.HTTPError as error:
+            status = type(error).__name__
+        self.statuses[status] += 1
+        if status == "200":
+            self.answered_s.append(time.monotonic())
+            self.waits_s.append(self.answered_s[-1] - began_s)
+
+    @property
+    def longest_gap_s(self) -> float:
+        times = sorted(self.answered_s)
+        return max(b - a for a, b in itertools.pairwise(times))
+
+
+def stop(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGSTOP)
+
+
+def is_whole(found: Service) -> bool:
+    """Two replicas and two fronts report."""
+    try:
+        page = httpx.get(f"{found.url}/metrics", timeout=10).text
+    except httpx.HTTPError:
+        return False
+    names = (set(re.findall(rf'{kind}="(\w+)"', page)) for kind in ("replica", "ingress"))
+    return all(len(each) == 2 for each in names)

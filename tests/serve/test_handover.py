@@ -1,0 +1,170 @@
+"""Requests whose front dies or hangs: the client reads one answer, as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve.fleet.liveness import Liveness
+from serve.front import handover
+from serve.front.handover import Handover
+from serve.front.proxied import CARRIED, Proxied
+
+Front = Callable[[bytes, Scope, Receive, Send], Awaitable[None]]
+
+
+ASKED: list[Message] = [{"type": "http.request", "body": b"a"}, {"type": "http.disconnect"}]
+"""by a client that leaves"""
+
+
+class Fronts:
+    """Each request goes to the next of them, as through Ray's router; the last one stays."""
+
+    def __init__(self, *fronts: Front) -> None:
+        self.fronts, self.asked = list(fronts), list[tuple[bytes, bytes]]()
+        self.known = Liveness()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        front = self.fronts.pop(0) if len(self.fronts) > 1 else self.fronts[0]
+        body, has_more = b"", True
+        while has_more:
+            message = await receive()
+            body += message.get("body", b"")
+            has_more = message.get("more_body", False)
+        name = dict(scope["headers"])[b"x-request-id"]
+        self.asked.append((name, body))
+        self.known.took(name.decode(), front.__name__)
+        await front(body, scope, receive, send)
+
+
+async def answers(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"you said " + body})
+
+
+async def dies(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    """Ray's proxy returns without a word."""
+
+
+async def hangs(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def breaks_off(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"you", "more_body": True})
+
+
+def asked(fronts: Fronts, around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> httpx.Response:
+    async def scenario() -> httpx.Response:
+        transport = httpx.ASGITransport(around(Handover(fronts, fronts.known)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            return await http.post("/v1/images/generations", content=b"a ring")
+
+    return asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "LOOK_S", 0.05)
+    monkeypatch.setattr(handover, "SILENCE_S", 0.2)
+
+
+@pytest.mark.parametrize("lost", [(), (dies,), (dies, dies)])
+def test_one_that_dies_is_followed_by_another_with_the_same_body_and_id(
+    lost: tuple[Front, ...],
+) -> None:
+    fronts = Fronts(*lost, answers)
+    answer = asked(fronts)
+    assert (answer.status_code, answer.content) == (200, b"you said a ring")
+    assert len(fronts.asked) == len(lost) + 1 and len(set(fronts.asked)) == 1
+
+
+def test_one_that_hangs_is_left_where_another_answers() -> None:
+    fronts = Fronts(hangs, answers)
+    fronts.known.keep({"hangs", "answers"})
+    fronts.known.lost("hangs")
+    assert asked(fronts).content == b"you said a ring"
+    assert len(fronts.asked) == 2
+
+
+def test_one_that_hangs_is_waited_for_where_nobody_answers() -> None:
+    late = asyncio.Event()
+
+    async def slow(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        asyncio.get_running_loop().call_later(1.0, late.set)
+        await late.wait()
+        await answers(body, scope, receive, send)
+
+    fronts = Fronts(slow)
+    fronts.known.keep({"slow"})
+    fronts.known.lost("slow")
+    assert asked(fronts).content == b"you said a ring" and len(fronts.asked) == 1
+
+
+def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+    fronts = Fronts(breaks_off, answers)
+    messages: list[Message] = []
+
+    async def scenario() -> None:
+        body = iter(ASKED)
+
+        async def receive() -> Message:
+            return next(body)
+
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        scope = {"type": "http", "headers": [], "method": "POST", "path": "/"}
+        await Handover(fronts, fronts.known)(scope, receive, send)
+
+    asyncio.run(scenario())
+    assert len(fronts.asked) == 1 and messages[-1]["body"] == b"you"
+
+
+def test_a_client_that_has_left_is_not_asked_for_again() -> None:
+    fronts = Fronts(hangs, answers)
+
+    async def scenario() -> None:
+        body = iter(ASKED)
+
+        async def receive() -> Message:
+            return next(body, ASKED[-1])
+
+        async def send(message: Message) -> None:
+            raise AssertionError("nobody reads it")
+
+        scope = {"type": "http", "headers": [], "method": "POST", "path": "/"}
+        await Handover(fronts, fronts.known)(scope, receive, send)
+
+    asyncio.run(scenario())
+    assert len(fronts.asked) == 1
+
+
+def test_where_no_front_can_answer_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "PATIENCE_S", 0.3)
+    answer = asked(Fronts(dies))
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "unavailable"
+
+
+def test_a_body_that_travels_with_its_request_does_so_again() -> None:
+    """As in Ray's proxy, where small bodies are no messages."""
+    carried: list[bytes] = []
+
+    async def reads(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        carried.append(scope["extensions"][CARRIED])
+        if len(carried) == 2:
+            await answers(carried[-1], scope, receive, send)
+
+    class Carried(Fronts):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            self.known.took(dict(scope["headers"])[b"x-request-id"].decode(), "reads")
+            await reads(b"", scope, receive, send)
+
+    assert asked(Carried(reads), Proxied).content == b"you said a ring"
+    assert carried == [b"a ring"] * 2

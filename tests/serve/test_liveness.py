@@ -1,0 +1,43 @@
+"""Who answered lately, as the router ranks them."""
+
+from __future__ import annotations
+
+from serve.fleet.liveness import SILENCE_S, Liveness
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_that_does_not_answer_is_silent_until_it_does() -> None:
+    clock = Clock()
+    known = Liveness(clock)
+    known.keep({"a", "b"})
+    assert not known.is_silent("a")
+    clock.now += SILENCE_S / 2
+    known.heard("b")
+    clock.now += SILENCE_S / 2 + 0.1
+    assert known.is_silent("a") and not known.is_silent("b") and known.has_any
+    known.heard("a")
+    assert not known.is_silent("a")
+
+
+def test_one_that_was_lost_is_silent_at_once() -> None:
+    known = Liveness(Clock())
+    known.heard("a")
+    known.lost("a")
+    assert known.is_silent("a") and not known.has_any
+
+
+def test_who_is_gone_is_forgotten_and_who_is_new_has_time_to_speak() -> None:
+    clock = Clock()
+    known = Liveness(clock)
+    known.keep({"old"})
+    clock.now += 100
+    known.keep({"new"})
+    assert not known.is_silent("new") and known.has_any
+    assert not known.is_silent("unheard of")
+    assert not Liveness(clock).has_any

@@ -1,0 +1,63 @@
+"""Engine calls that never return: each kind is found by what it took before."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+
+from serve.errors import Problem
+from serve.worker.replica import ImageReplica
+from serve.worker.stalls import FIRST_S, TIMES, Calls, Unhealthy, patience_s
+from tests.serve.workers import fake, fake_pipeline, order, running
+
+
+@pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
+def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
+    """By the replica itself, which is not hung but whose engine is: another one may make it."""
+    pipeline, stuck = fake_pipeline(), threading.Event()
+
+    async def scenario(replica: ImageReplica) -> Problem:
+        async for update in replica.generate(order(deadline_s=60)):
+            if isinstance(update, Problem):
+                return update
+        raise AssertionError("it was made")
+
+    with running(pipeline, stall_s=0.3) as worker:
+        replica = ImageReplica.__new__(ImageReplica)
+        replica.worker = worker
+        fake(pipeline, network).on_call = lambda: (stuck.wait(20), None)[1]
+        began_s = time.monotonic()
+        problem = asyncio.run(scenario(replica))
+        took_s = time.monotonic() - began_s
+        with pytest.raises(Unhealthy), suppress(Problem):
+            asyncio.run(replica.record_routing_stats())
+        stuck.set()
+        del replica.worker
+    assert problem.code == "unhealthy" and took_s < 15, f"{problem}, after {took_s:.1f} s"
+
+
+def test_patience_is_measured() -> None:
+    assert patience_s(None, 3) == FIRST_S
+    assert patience_s(0.02, 3) == 3
+    assert patience_s(60, 3) == 60 * TIMES
+
+
+def test_a_call_is_judged_by_its_own_kind() -> None:
+    now = 0.0
+    calls = Calls("a call", lambda: now, 3.0)
+    calls.expect("small", 0.1)
+    with calls.watch("large"):
+        now += FIRST_S - 1
+        calls.check()
+    with calls.watch("small"):
+        now += 3.1
+        with pytest.raises(Unhealthy, match=r"a call has not ended after 3\.1 s"):
+            calls.check()
+    calls.check()
+    with calls.watch("large"):
+        now += 2 * FIRST_S
+        calls.check()

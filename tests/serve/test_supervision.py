@@ -1,0 +1,102 @@
+"""The process above the service: whatever becomes of that, it ends in time and leaves nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.serve.services import ROOT, is_alive
+
+SHUTDOWN_S = 0.5
+PROGRAM = f"""
+import os, signal, subprocess, sys, time
+from serve.supervision import supervise
+
+def service():
+    subprocess.Popen(["bash", "-c", "setsid sleep 300 & setsid sleep 301"])
+    BODY
+    time.sleep(300)
+    return 0
+
+sys.exit(supervise(service, {SHUTDOWN_S}, lambda text: print(text, flush=True)))
+"""
+DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+MOST_S = 20.0
+"""On a busy machine; alone it is 7."""
+
+
+@contextmanager
+def supervised(
+    folder: Path, body: str
+) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    program = folder / "program.py"
+    program.write_text(PROGRAM.replace("BODY", body))
+    argv = [sys.executable, str(program)]
+    process = subprocess.Popen(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True)
+    until = time.monotonic() + 20
+    below: list[psutil.Process] = []
+    while sum(p.name() == "sleep" for p in below) < 2:
+        assert time.monotonic() < until, "it did not start"
+        time.sleep(0.05)
+        below = psutil.Process(process.pid).children(recursive=True)
+    try:
+        yield process, below
+    finally:
+        process.kill()
+        process.wait()
+        for each in filter(is_alive, below):
+            each.kill()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("return 0", 0), ("return 3", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 1)],
+)
+def test_its_code_is_the_service_s_and_nothing_is_left(
+    tmp_path: Path, body: str, code: int
+) -> None:
+    with supervised(tmp_path, f"time.sleep(1); {body}") as (process, below):
+        assert process.wait(MOST_S) == code
+        assert not any(map(is_alive, below)), below
+
+
+@pytest.mark.parametrize(("body", "code"), [("pass", 0), (DEAF, 1), (STOPPED, 1)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_time_whatever_the_service_does(
+    tmp_path: Path, body: str, code: int, number: int
+) -> None:
+    with supervised(tmp_path, body) as (process, below):
+        process.send_signal(number)
+        assert process.wait(MOST_S) == code
+        assert not any(map(is_alive, below)), below
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+    with supervised(tmp_path, DEAF) as (process, below):
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None, "a second SIGTERM is no hurry"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(MOST_S) == 1
+        took_s = time.monotonic() - began_s
+        assert took_s < SHUTDOWN_S + 5, f"{took_s:.1f} s"
+        assert not any(map(is_alive, below)), below
+
+
+def test_the_service_is_told_when_the_process_above_is_killed(tmp_path: Path) -> None:
+    with supervised(tmp_path, "pass") as (process, below):
+        service = next(p for p in below if p.ppid() == process.pid)
+        process.kill()
+        service.wait(MOST_S)
