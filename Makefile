@@ -45,14 +45,14 @@ format: $(INSTALLED) ## rewrite the files as `check` wants them
 	$(PYTHON_OF_VENV) -m ruff check --fix .
 
 bench: $(INSTALLED) ## speed beside diffusers, torch.compile and DeepCache, in one run
-	$(PYTHON_OF_VENV) -m eval.peers
+	$(PYTHON_OF_VENV) -m eval.speed.peers
 
 quality: $(INSTALLED) ## quality against speed of the embedded model: renews docs/quality.*
 	$(VENV)/bin/sdxl eval --sweep --count 300 --out out/sweep
 	cp out/sweep/quality.{md,png,svg} docs/
 
 load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload
-	$(PYTHON_OF_VENV) -m eval.load
+	$(PYTHON_OF_VENV) -m eval.service.load
 
 screenshots: $(INSTALLED) ## the web page's pictures in docs/ again, from its tests; needs Chromium
 	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest tests/serve/test_web_page.py -k "how_it_looks or side_by_side"

@@ -8,22 +8,25 @@ from collections.abc import Sequence
 from sdxl.params import InvalidParams
 
 BENCHMARKS = {
-    "peers": ("eval.peers", "speed against diffusers and others, same weights and steps"),
+    "peers": ("eval.speed.peers", "speed against diffusers and others, same weights and steps"),
     "floor": (
-        "eval.floor",
+        "eval.speed.floor",
         "the arithmetic of a step, and the share of the machine's best reached",
     ),
-    "mlperf": ("eval.mlperf", "the official LoadGen: Offline, Server, SingleStream"),
-    "load": ("eval.load", "the service under load over HTTP: latency, throughput, overload"),
-    "h200": ("eval.h200", "everything on one H200 in ten minutes; --dry-run anywhere"),
-    "batching": ("eval.batching", "in-flight against static batching, in simulated time"),
+    "mlperf": ("eval.mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
+    "load": (
+        "eval.service.load",
+        "the service under load: latency, throughput, overload",
+    ),
+    "h200": ("eval.h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
+    "batching": ("eval.speed.batching", "in-flight against static batching, in simulated time"),
     "robustness": (
         "eval.robustness.command",
         "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
     ),
-    "sizing": ("eval.sizing", "what an image in flight takes, and where the knee lies"),
-    "llm": ("eval.llm_bench", "a language model: first token, each token, tokens a dollar"),
-    "sessions": ("eval.session_options", "ONNX Runtime's session options, measured"),
+    "sizing": ("eval.service.sizing", "what an image in flight takes, and where the knee lies"),
+    "llm": ("eval.service.llm_bench", "a language model: first token, each token, tokens a dollar"),
+    "sessions": ("eval.speed.session_options", "ONNX Runtime's session options, measured"),
 }
 
 

@@ -25,13 +25,13 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     check(options)
     if options.is_sweep:
-        from eval.sweep import run_sweep
+        from eval.quality.sweep import run_sweep
 
         return run_sweep(options)
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
-    from eval.evaluation import Evaluation
-    from eval.inputs import read_exact, read_source, read_task
-    from eval.report import table, watched
+    from eval.quality.evaluation import Evaluation
+    from eval.quality.inputs import read_exact, read_source, read_task
+    from eval.quality.report import table, watched
 
     task, checkpoint = read_task(options)
     source = read_source(options, task, checkpoint)

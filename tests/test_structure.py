@@ -19,7 +19,10 @@ MAY_IMPORT = {
     "serve": {"sdxl", "engines", "onnx_export"},
     "eval": {"sdxl", "engines", "onnx_export"},
 }
-ROOMS_OF_SERVE = ("batch", "render", "front", "llm", "worker", "fleet")
+ROOMS = {
+    "serve": ("batch", "render", "front", "llm", "worker", "fleet"),
+    "eval": ("h200", "mlperf", "robustness", "speed", "quality", "service", "measuring"),
+}
 """Each imports only those after it."""
 FRONT_DOOR = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
@@ -57,16 +60,20 @@ def test_packages_import_only_what_is_below_them() -> None:
     assert not wrong, "serve, eval → onnx_export → engines → sdxl:\n" + "\n".join(wrong)
 
 
-def test_rooms_of_serve_import_only_what_is_below_them() -> None:
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_only_what_is_below_them(package: str) -> None:
+    rooms = ROOMS[package]
+    found = {p.parent.name for p in (ROOT / package).glob("*/__init__.py")}
+    assert found == set(rooms), f"rooms of {package} that have no place in the order, or are gone"
     wrong = []
-    for room in ROOMS_OF_SERVE:
-        allowed = {*ROOMS_OF_SERVE[ROOMS_OF_SERVE.index(room) :]}
-        for path in sorted((ROOT / "serve" / room).rglob("*.py")):
+    for room in rooms:
+        above = {*rooms[: rooms.index(room)]}
+        for path in sorted((ROOT / package / room).rglob("*.py")):
             for line, name in imports(path):
                 parts = name.split(".")
-                if parts[0] == "serve" and parts[1] in {*ROOMS_OF_SERVE} - allowed:
+                if parts[0] == package and parts[1] in above:
                     wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
-    assert not wrong, " → ".join(ROOMS_OF_SERVE) + ":\n" + "\n".join(wrong)
+    assert not wrong, " → ".join(rooms) + ":\n" + "\n".join(wrong)
 
 
 def test_nothing_imports_the_front_door() -> None:

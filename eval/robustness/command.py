@@ -1,7 +1,7 @@
 """`sdxl bench robustness RUN`: what a service stands, as a report of checks.
 
 RUN is load, overload, leavers, soak, fuzz or all. It starts `sdxl serve` here, over a double of
-SDXL's full size (eval/double.py); fuzz has the embedded models instead, with text.
+SDXL's full size (eval/service/double.py); fuzz has the embedded models instead, with text.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval import double
-from eval.local_service import local_service
 from eval.robustness import runs
 from eval.robustness.report import Report
+from eval.service import double
+from eval.service.local_service import local_service
 from sdxl.arguments import Parser, number, whole
 from sdxl.params import InvalidParams
 

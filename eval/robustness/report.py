@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval.measuring.timing import quantile
 from eval.robustness.clients import Outcome
 from eval.robustness.processes import Growth, Watch
-from eval.timing import quantile
 from sdxl.files import prepare_folder, write_atomic
 
 STEP_S = 10.0

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from eval.measuring.timing import quantile
 from eval.robustness import clients
 from eval.robustness.clients import LEFT, WAIT_S, Client, Outcome
 from eval.robustness.fuzz import Case, Fuzzer
 from eval.robustness.processes import Growth, Watch, growths, peaks_of, watching
 from eval.robustness.raw_http import Exchange, exchange
 from eval.robustness.report import Check, Report, at_most, none_of, some
-from eval.timing import quantile
-from eval.traffic import closed_loop, open_loop
+from eval.service.traffic import closed_loop, open_loop
 
 REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor", "ServeController"
 TITLES = (REPLICA, FRONT, PROXY, CONTROLLER)

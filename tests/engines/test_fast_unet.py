@@ -74,7 +74,7 @@ def numbers(
 
 def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
     """What the deep UNet is given, and answers, at every step of the picture."""
-    from eval.agreement import recorded as calls_of
+    from eval.speed.agreement import recorded as calls_of
 
     calls = calls_of(pipeline, PICTURE)
     return [(call.inputs, call.noise) for call in calls if call.network == "unet_deep"]
@@ -121,7 +121,7 @@ def test_8_bits_here_are_what_the_exports_reference_computes(
 
 
 def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini: Pipeline) -> None:
-    from eval.agreement import errors_by_step
+    from eval.speed.agreement import errors_by_step
 
     number, path = numbers
     engines = load_torch(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.task import Judges, Task, embedded_task, mini_judges
+from eval.quality.task import Judges, Task, embedded_task, mini_judges
 from sdxl.images import Pixels
 
 

@@ -41,5 +41,5 @@ def test_a_wrong_value_is_named(
 
 
 def test_the_table_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.floor.main", lambda argv: len(argv))
+    monkeypatch.setattr("eval.speed.floor.main", lambda argv: len(argv))
     assert main(["floor", "--rows", "2"]) == 2

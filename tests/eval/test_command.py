@@ -112,7 +112,7 @@ def test_two_sources() -> None:
 def test_a_folder_is_scored_from_the_front_door(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eval.task.REFERENCE_PICTURES", 50)
+    monkeypatch.setattr("eval.quality.task.REFERENCE_PICTURES", 50)
     write_pictures(tmp_path / "pictures", 4, 128)
     flags = ["--count", "4", "--images", str(tmp_path / "pictures"), "--bootstrap", "5", "--json"]
     assert cli.main(["eval", *flags]) == 0

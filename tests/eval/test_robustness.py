@@ -28,7 +28,7 @@ from eval.robustness.runs import (
     load,
     wrong_exchange,
 )
-from eval.traffic import closed_loop, open_loop
+from eval.service.traffic import closed_loop, open_loop
 from serve.front.api import create_app
 from serve.settings import ServeSettings
 from tests.serve.servers import listening

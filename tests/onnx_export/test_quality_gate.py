@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from eval.quality_gate import Band, Measured, measure
+from eval.quality.gate import Band, Measured, measure
 from sdxl.checkpoint import find
 from tests.onnx_export.exports import Exports
 
 BAND = Path(__file__).with_name("quality_band.json")
-RECORD = "python -m eval.quality_gate tests/onnx_export/quality_band.json"
+RECORD = "python -m eval.quality.gate tests/onnx_export/quality_band.json"
 pytestmark = pytest.mark.skipif(not BAND.exists(), reason=f"no band is recorded yet: {RECORD}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from eval import double
+from eval.service import double
 from tests.serve.services import Service, service
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
-from eval import double
+from eval.service import double
 from sdxl.images import read_parameters
 from serve.batch import command
 from tests.serve.browsers import VIEWS, chromium, visit

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval import double
+from eval.service import double
 from sdxl.images import read_parameters
 from tests.serve.servers import GENERATE
 from tests.serve.services import Service, service

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from eval.trace import Collector, Span, collecting, draw
+from eval.service.trace import Collector, Span, collecting, draw
 from serve.tracing import tracer_to
 from tests.serve.servers import GENERATE, listening
 from tests.serve.services import ROOT, free_port

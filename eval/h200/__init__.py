@@ -1,0 +1,1 @@
+"""Everything there is to measure on one H200."""

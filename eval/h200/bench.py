@@ -1,0 +1,102 @@
+"""What the sections of `sdxl bench h200` share: the model, its 8-bit numbers, and pipelines by
+precision, each made once. It measures nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engines.torch_engine import EIGHT_BIT, load_torch
+from engines.torch_options import PLAIN, TorchOptions
+from eval.speed.variants import PROMPTS, Paint, Setting, load_one
+from onnx_export.calibration import ENCODERS, first_steps
+from onnx_export.plain_maxima import write_numbers
+from onnx_export.random_weights import write_checkpoint
+from onnx_export.recipes import RECIPES
+from sdxl.checkpoint import Checkpoint, find
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+
+
+@dataclass
+class Bench:
+    """`until_s` is of time.perf_counter. A dry run has the embedded model in the full one's
+    place."""
+
+    out: Path
+    until_s: float
+    is_dry: bool
+    _pipelines: dict[tuple[str, str], Pipeline] = field(default_factory=dict)
+    _peers: dict[str, Paint] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        return self.until_s - time.perf_counter()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        return ("fp32", "fp8") if self.is_dry else ("fp16", "fp8", "int8")
+
+    @property
+    def setting(self) -> Setting:
+        """SDXL's full size with random weights, made on the GPU at the first call."""
+        if self.is_dry:
+            return Setting("mini", 64, steps=2)
+        folder = self.out / "model"
+        if not folder.exists():
+            write_checkpoint(folder, device=self.device.type)
+        return Setting(str(folder), None)
+
+    @property
+    def usual(self) -> GenerationParams:
+        setting = self.setting
+        return GenerationParams(
+            PROMPTS[0], seed=0, steps=setting.steps, width=setting.side, height=setting.side
+        )
+
+    def pipeline(self, precision: str, model: str = "", options: str = "") -> Pipeline:
+        """Through the backend that the service uses."""
+        known = model or self.setting.model, precision
+        if options or known not in self._pipelines:
+            made = self._load(find(known[0]), precision, options)
+            if options:
+                return made
+            self._pipelines[known] = made
+        return self._pipelines[known]
+
+    def peer(self, name: str) -> Paint:
+        if name not in self._peers:
+            self._peers[name] = load_one(self.setting, name, ())
+        return self._peers[name]
+
+    def _load(self, checkpoint: Checkpoint, precision: str, options: str) -> Pipeline:
+        numbers = self._numbers(checkpoint, precision) if precision in EIGHT_BIT else None
+        # What the others are held against is diffusers' own arithmetic.
+        wanted = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
+        engines = load_torch(
+            checkpoint,
+            precision=precision,
+            options=wanted,
+            numbers=numbers,
+        )
+        return Pipeline(checkpoint, engines)
+
+    def _numbers(self, checkpoint: Checkpoint, precision: str) -> Path:
+        """Maxima over the recipe's steps of two pictures, in float32."""
+        path = self.out / f"{checkpoint.name}-{precision}.safetensors"
+        if not path.exists():
+            parts = {name: checkpoint.part(name).to(self.device) for name in (*ENCODERS, "unet")}
+            recipe = RECIPES[precision]
+            prompts = PROMPTS[: 1 if self.is_dry else recipe.batch]
+            write_numbers(
+                parts["unet"], recipe, lambda: first_steps(checkpoint, parts, prompts, recipe), path
+            )
+        return path

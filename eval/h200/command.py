@@ -1,0 +1,129 @@
+"""`sdxl bench h200`: everything there is to measure on one H200, in one command of ten minutes.
+
+The sections run in the order of their worth, each in what time is left; what each has found is
+written after every figure, so that a kill loses nothing. One that fails says so in the report and
+leaves the others alone. On a machine without a GPU only --dry-run goes: the embedded model, tiny
+sizes, every path that a CPU can take, and no figure worth keeping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.arguments import Parser, number
+from sdxl.files import prepare_folder, write_atomic
+from sdxl.params import InvalidParams
+
+if TYPE_CHECKING:
+    from eval.h200.bench import Bench
+
+FILE = "h200.json"
+BUDGET_S = 560.0
+
+
+@dataclass(frozen=True)
+class Section:
+    """`needs_s`: with less time left on a GPU it is not begun."""
+
+    module: str
+    function: str
+    needs_s: float
+    is_usual: bool = True
+
+    def begin(self, bench: Bench) -> Iterator[tuple[str, Any]]:
+        import importlib
+
+        measure: Callable[[Bench], Iterator[tuple[str, Any]]] = getattr(
+            importlib.import_module(self.module), self.function
+        )
+        return measure(bench)
+
+
+SECTIONS = {
+    "peers": Section("eval.h200.speed", "peers", 150),
+    "stages": Section("eval.h200.speed", "stages", 30),
+    "profile": Section("eval.h200.proof", "profile", 20),
+    "agreement": Section("eval.h200.proof", "agreement", 40),
+    "pictures": Section("eval.h200.proof", "pictures", 15),
+    "requests": Section("eval.h200.proof", "requests", 20),
+    "batching": Section("eval.h200.speed", "batching", 30),
+    "kernels": Section("eval.h200.speed", "kernels_timed", 20),
+    "options": Section("eval.h200.speed", "options", 45),
+    "peers_compiled": Section("eval.h200.speed", "peers_compiled", 150),
+    "peers_1": Section("eval.h200.speed", "peers_1", 30),
+    "peers_16": Section("eval.h200.speed", "peers_16", 100),
+    "rtx": Section("eval.h200.rtx", "small", 60),
+    "rtx_full": Section("eval.h200.rtx", "full", 300, is_usual=False),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    for name in options.sections:
+        if name not in SECTIONS:
+            raise InvalidParams("sections", name, f"needed one of {', '.join(SECTIONS)}")
+    import torch
+
+    if not torch.cuda.is_available() and not options.is_dry:
+        raise InvalidParams("dry-run", False, "no NVIDIA GPU here; needed --dry-run")
+    from eval.h200.bench import Bench
+
+    prepare_folder(options.out)
+    bench = Bench(options.out, time.perf_counter() + options.time_budget, options.is_dry)
+    report = run(bench, options)
+    failed = [name for name, found in report["sections"].items() if "error" in found]
+    print(f"{options.out / FILE}: {len(report['sections'])} sections, failed: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl bench h200", description="Everything on one H200, in one command.")
+    usual = [name for name, section in SECTIONS.items() if section.is_usual]
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("out/h200"), metavar="DIR", help="(default %(default)s)")
+    add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
+    add("--sections", nargs="+", default=usual, help=f"of {', '.join(SECTIONS)}")
+    add("--dry-run", action="store_true", dest="is_dry", help="the embedded model, tiny sizes")
+    return parser
+
+
+def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
+    from eval.measuring.system_description import describe_system
+
+    report: dict[str, Any] = {
+        "system": describe_system(),
+        "is_dry": bench.is_dry,
+        "budget_s": options.time_budget,
+        "sections": {},
+    }
+    for name in options.sections:
+        found: dict[str, Any] = {}
+        report["sections"][name] = found
+        section = SECTIONS[name]
+        if not bench.is_dry and bench.left_s < section.needs_s:
+            found["passed over"] = f"{bench.left_s:.0f} s left, needed {section.needs_s:.0f}"
+            continue
+        began_s = time.perf_counter()
+        try:
+            for key, value in section.begin(bench):
+                found[key] = value
+                save(report, bench.out)
+        except Exception as error:
+            # Recorded and reported at the end: minutes on such a machine are too dear to stop.
+            found["error"] = f"{type(error).__name__}: {error}"
+            found["traceback"] = traceback.format_exc()
+        found["seconds"] = time.perf_counter() - began_s
+        save(report, bench.out)
+        print(f"{name}: {found['seconds']:.0f} s {found.get('error', '')}", flush=True)
+    return report
+
+
+def save(report: dict[str, Any], folder: Path) -> None:
+    write_atomic(folder / FILE, json.dumps(report, default=asdict, indent=1).encode())

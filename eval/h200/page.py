@@ -1,0 +1,110 @@
+"""docs/h200.md from what `sdxl bench h200` wrote: `python -m eval.h200.page [h200.json]`.
+
+Without a report, or with a dry run's, it says that nothing was measured and how to measure. It
+computes no figure but ratios of those in the report.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+GOALS = (
+    ("ours, full, images/s at 1024² with guidance", "≥ 2.43"),
+    ("ours, DeepCache (10 + 10), images/s", "≥ 4.2"),
+    ("DeepCache over full", "≥ 1.74×"),
+    ("ours full over diffusers eager", "≥ 1.8×"),
+    ("ours full over diffusers + torch.compile", "≥ 1.2×"),
+    ("ours DeepCache over diffusers + torch.compile + DeepCache", "≥ 1.3×"),
+    ("fp16 pictures of the embedded model against fp32's", "≥ 40 dB"),
+    ("broken pictures among 100 random requests", "0"),
+)
+HOW = """\
+```console
+$ sdxl bench h200 --out out/h200                            # ten minutes; figures as they come
+$ sdxl bench h200 --out out/h200-more --sections rtx_full   # TensorRT-RTX at full size, apart
+$ python -m eval.h200.page out/h200/h200.json > docs/h200.md
+```
+
+The weights are random, of Stable Diffusion XL's full size, drawn on the GPU: speed does not depend
+on them. `--dry-run` walks the same paths on a CPU with the embedded model, for the tests; its
+figures mean nothing. Needed beside the package: its `dev` extra (DeepCache, diffusers) and, for the
+section `rtx`, `tensorrt-rtx`.
+"""
+RECORDS = """\
+The goals come from MLCommons' published results of MLPerf Inference, Stable Diffusion XL, Offline,
+for each GPU: 2.431 samples/s on an H200 in the closed division (v5.0 and v5.1, TensorRT, FP8, no
+caching); 2.852 on an H100 in the open division (v4.0, DeepCache with 10 deep and 10 shallow steps,
+INT8), 1.737 times its submitter's closed result. The floors of arithmetic alone, an image: 356 and
+193 ms in fp16 at 790 TFLOP/s, 148 and 82 ms in 8 bits at 1979.
+"""
+
+
+def page(report: Mapping[str, Any] | None) -> str:
+    is_measured = report is not None and not report["is_dry"]
+    lines = ["# On an H200", ""]
+    lines += _measured(report) if is_measured and report is not None else _nothing()
+    lines += ["## How to measure", "", HOW, "## What it is held against", "", RECORDS]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _nothing() -> Iterator[str]:
+    yield "**Nothing here has been measured yet.** No H200 has run this code: the backend, its"
+    yield "kernels and the benchmark were tested on a CPU alone. Every line below waits for a run."
+    yield from ("", "| to show | needed | measured |", "|---|---|---|")
+    yield from (f"| {what} | {needed} | not yet |" for what, needed in GOALS)
+    yield ""
+
+
+def _measured(report: Mapping[str, Any]) -> Iterator[str]:
+    system, sections = report["system"], report["sections"]
+    yield f"{', '.join(system['accelerators'])}; torch {system['packages']['torch']}; command:"
+    yield f"`sdxl bench h200`, budget {report['budget_s']:.0f} s."
+    yield from ("", "| to show | needed |", "|---|---|")
+    yield from (f"| {what} | {needed} |" for what, needed in GOALS)
+    yield ""
+    for name, found in sections.items():
+        yield from (f"## {name}", "")
+        yield from _compared(found["figures"]) if "figures" in found else _listed(found)
+        yield ""
+
+
+def _compared(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    columns = list(figures)
+    names = list(figures["seconds"])
+    yield from _table(
+        ["variant", *columns],
+        [[name, *(_spread(figures[column].get(name)) for column in columns)] for name in names],
+    )
+
+
+def _spread(value: Mapping[str, float] | None) -> str:
+    if value is None:
+        return ""
+    return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
+
+
+def _listed(found: Mapping[str, Any]) -> Iterator[str]:
+    """Whatever a section found, a line each; errors in full, but not their tracebacks."""
+    for key, value in found.items():
+        if key != "traceback":
+            yield f"- {key}: `{json.dumps(value, ensure_ascii=False)}`"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def main(argv: Sequence[str]) -> int:
+    report = json.loads(Path(argv[0]).read_text(encoding="utf-8")) if argv else None
+    sys.stdout.write(page(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

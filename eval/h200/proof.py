@@ -1,0 +1,152 @@
+"""Whether it is right: error against float32 by step, no NaN, pictures alike, and a profile that
+shows that the host never waits within a step.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from eval.h200.bench import Bench
+from eval.speed.agreement import answer, psnr_db, recorded, relative_l2
+from eval.speed.variants import PROMPTS
+from sdxl.params import SCHEDULERS, GenerationParams
+from sdxl.pipeline import Pipeline
+
+Found = Iterator[tuple[str, Any]]
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaMemcpy",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+)
+"""by which the host waits; the event's is the loop's own, for the call before the last"""
+PROFILED = 6
+LEAST_PSNR_DB = 40.0
+
+
+def agreement(bench: Bench) -> Found:
+    """Relative L2 of every step's noise on float32's own inputs, and of the final latents."""
+    torch.backends.cudnn.allow_tf32 = False
+    for model in dict.fromkeys(("mini", bench.setting.model)):
+        reference = bench.pipeline("fp32", model)
+        params = bench.usual if model != "mini" or bench.is_dry else GenerationParams(PROMPTS[0])
+        params = reference.resolve(replace(params, seed=0))
+        calls = recorded(reference, params)
+        (expected,) = reference.generate([params])
+        assert expected.latents is not None, expected.error
+        for precision in dict.fromkeys((*bench.precisions, "bf16")):
+            if precision == "fp32" or (bench.is_dry and precision == "bf16"):
+                continue
+            pipeline = bench.pipeline(precision, model)
+            (found,) = pipeline.generate([params])
+            assert found.latents is not None, found.error
+            steps = [relative_l2(answer(pipeline.engines, c), c.noise) for c in calls]
+            latents = relative_l2(found.latents, expected.latents)
+            yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
+
+
+def pictures(bench: Bench) -> Found:
+    """The embedded model's, against float32's on the same machine."""
+    count = 1 if bench.is_dry else 8
+    asked = [
+        replace(bench.usual if bench.is_dry else GenerationParams(), prompt=PROMPTS[i % 4], seed=i)
+        for i in range(count)
+    ]
+    expected = bench.pipeline("fp32", "mini").generate(asked)
+    for precision in bench.precisions:
+        found = bench.pipeline(precision, "mini").generate(asked)
+        values = []
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.image is not None and theirs.image is not None, ours.error
+            values.append(psnr_db(ours.image, theirs.image))
+        yield precision, {"psnr_db": values, "least": min(values), "needed_fp16": LEAST_PSNR_DB}
+
+
+def requests(bench: Bench) -> Found:
+    """Random ones, all in flight together; a picture that holds NaN comes back as an error."""
+    chance, count = random.Random(0), 4 if bench.is_dry else 100
+    for precision in bench.precisions:
+        asked = [_random_request(chance, number, bench.is_dry) for number in range(count)]
+        results = bench.pipeline(precision, "mini").generate(asked)
+        errors = [f"{r.params}: {r.error}" for r in results if r.error is not None]
+        yield precision, {"requests": count, "broken": len(errors), "errors": errors[:5]}
+
+
+def _random_request(chance: random.Random, number: int, is_dry: bool) -> GenerationParams:
+    return GenerationParams(
+        chance.choice(PROMPTS),
+        seed=number,
+        steps=chance.randint(1, 3 if is_dry else 30),
+        guidance=chance.choice((0.0, 1.0, 3.0, 5.0, 8.0)),
+        scheduler=chance.choice([*SCHEDULERS]),
+        cache_interval=chance.randint(1, 4),
+        width=64 if is_dry else chance.choice((96, 128, 160)),
+        height=64 if is_dry else chance.choice((96, 128, 160)),
+    )
+
+
+def profile(bench: Bench) -> Found:
+    for precision in bench.precisions[: 1 if bench.is_dry else None]:
+        for interval in (1, 2):
+            found = _profiled(bench, bench.pipeline(precision), interval)
+            yield f"{precision}, interval {interval}", found
+
+
+def _profiled(bench: Bench, pipeline: Pipeline, interval: int) -> dict[str, Any]:
+    """Steady ticks: the same images go on together, their graphs are there, and what waits for
+    the device is an error."""
+    steps = 3 * PROFILED + 8
+    params = pipeline.resolve(replace(bench.usual, steps=steps, cache_interval=interval))
+    engines = replace(pipeline.engines, depth=steps)  # no tick waits for another
+    loop = replace(pipeline, engines=engines).in_flight()
+    (conditioning,) = pipeline.encode([params])
+    loop.submit(pipeline.request(params, conditioning))
+    for _ in range(8):
+        loop.tick()
+    activities = [ProfilerActivity.CPU]
+    if bench.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        start = time.perf_counter()
+        for _ in range(PROFILED):
+            loop.tick()
+        host_s = (time.perf_counter() - start) / PROFILED
+        with torch_profile(activities=activities) as profiler:
+            for _ in range(PROFILED):
+                loop.tick()
+            if bench.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+                torch.cuda.synchronize()
+    finally:
+        if bench.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    loop.drain()
+    return {"host_s_a_tick": host_s, **_read(profiler)}
+
+
+def _read(profiler: Any) -> dict[str, Any]:
+    """Calls by which the host waits (one synchronisation is ours, at the end), what it launches,
+    and where the device's time goes."""
+    averages = profiler.key_averages()
+    calls = Counter({e.key: e.count for e in averages if e.key.startswith("cu")})
+    waits = {name: calls[name] for name in WAITS}
+    by_time = sorted(averages, key=lambda e: e.self_device_time_total, reverse=True)
+    kernels = {e.key[:80]: e.self_device_time_total / PROFILED for e in by_time[:20]}
+    return {
+        "ticks": PROFILED,
+        "waits": waits,
+        "calls": dict(calls),
+        "device_us_a_tick": {k: t for k, t in kernels.items() if t},
+    }

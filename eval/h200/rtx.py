@@ -1,0 +1,128 @@
+"""Does TensorRT-RTX run here? Plans for this GPU and for older architectures: built, run, compared
+with PyTorch. An error is the finding, and is kept word for word.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.build import Order
+from engines.export_folder import ExportFolder
+from engines.flavours import TENSORRT_RTX
+from engines.gpus import local_target
+from engines.plan_process import run_worker
+from engines.profiles import profiles
+from engines.shipped import open_mini
+from engines.targets import Target
+from eval.h200.bench import Bench
+from eval.measuring.arithmetic import Shapes
+from eval.measuring.ceilings import fastest
+from eval.speed.agreement import relative_l2
+from sdxl.engine import Engine, allocate, call, torch_dtype
+from sdxl.pipeline import Pipeline
+
+Found = Iterator[tuple[str, Any]]
+ARCHITECTURES = ((8, 0), (8, 9))
+
+
+def small(bench: Bench) -> Found:
+    """The embedded model's Shallow UNet, the smallest graph that has a convolution."""
+    export = open_mini()
+    for name in ("unet_shallow",) if bench.is_dry else ("unet_shallow", "unet_deep"):
+        yield from _probed(bench, export, name, bench.pipeline("fp32", "mini"))
+
+
+def full(bench: Bench) -> Found:
+    """The full-size Deep UNet in halves; its export alone takes about two minutes."""
+    from onnx_export.exporter import export, unchecked
+    from onnx_export.order import Order as ExportOrder
+
+    pipeline = bench.pipeline("fp16")
+    order = ExportOrder(pipeline.checkpoint, "fp16", bench.out / "onnx-fp16")
+    yield from _probed(bench, export(order, unchecked), "unet_deep", pipeline)
+
+
+def _probed(bench: Bench, export: ExportFolder, name: str, pipeline: Pipeline) -> Found:
+    if not TENSORRT_RTX.is_installed:
+        yield "passed over", "tensorrt-rtx is not installed"
+        return
+    yield "version", TENSORRT_RTX.version
+    for target in _targets(bench):
+        yield f"{name}, {target.name}", _probe(bench, export, name, target, pipeline)
+
+
+def _targets(bench: Bench) -> list[Target]:
+    """This GPU by its own name, which tensorrt-rtx calls CURRENT, and those it lists."""
+    listed = [Target(f"SM{a}{b}", (a, b), 48, 1, "fp16") for a, b in ARCHITECTURES]
+    here = local_target()
+    if bench.is_dry:
+        return listed[-1:]
+    return [*([here] if here else []), *listed]
+
+
+def _probe(
+    bench: Bench, export: ExportFolder, name: str, target: Target, pipeline: Pipeline
+) -> dict[str, Any]:
+    """One plan alone: a folder of engines would need all of them."""
+    place = bench.out / "rtx" / f"{name}-{target.key}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    order = Order(export, target, TENSORRT_RTX, 1, False, place)
+    plan = place / f"{name}.plan"
+    found: dict[str, Any] = {}
+    try:
+        found["built"] = run_worker(order.job(name, plan), place / "log", lambda share: None)
+        found["bytes"] = plan.stat().st_size
+        if bench.device.type == "cuda":
+            found |= _run(bench, _opened(bench, export, name, plan), pipeline)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _opened(bench: Bench, export: ExportFolder, name: str, plan: Path) -> Engine:
+    from engines.cuda_device import CudaDevice
+    from engines.tensorrt_engine import Scratch, TensorRTEngine
+    from engines.tensorrt_loading import context_maker
+
+    library, device = TENSORRT_RTX.load(), CudaDevice(bench.device)
+    runtime = library.Runtime(library.Logger(library.Logger.WARNING))
+    spec = export.graphs[name].spec
+    return TensorRTEngine(
+        spec,
+        runtime.deserialize_cuda_engine(plan.read_bytes()),
+        profiles(spec, export.arch, 1, has_exact=False),
+        context_maker(TENSORRT_RTX, library),
+        device,
+        Scratch(device),
+        captures=False,
+    )
+
+
+def _run(bench: Bench, engine: Engine, pipeline: Pipeline) -> dict[str, Any]:
+    name = engine.spec.name
+    theirs, arch = pipeline.engines[name], pipeline.engines.arch
+    axes = Shapes(arch.default_side, 2).axes(arch)
+    inputs = {
+        t.name: torch.randn(t.shape(axes), device=bench.device).to(torch_dtype(t))
+        for t in engine.spec.inputs
+    }
+    cast = {t.name: inputs[t.name].to(torch_dtype(t)) for t in theirs.spec.inputs}
+    error = relative_l2(call(engine, arch, inputs)["noise"], call(theirs, arch, cast)["noise"])
+    return {
+        "relative_l2": error,
+        "seconds": _fastest(engine, inputs, axes, bench.device),
+        "torch_seconds": _fastest(theirs, cast, axes, bench.device),
+    }
+
+
+def _fastest(
+    engine: Engine, inputs: dict[str, torch.Tensor], axes: dict[str, int], device: torch.device
+) -> float:
+    outputs = {t.name: allocate(t, axes, device) for t in engine.spec.outputs}
+    return fastest(lambda: engine(inputs, outputs), device)

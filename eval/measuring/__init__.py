@@ -1,0 +1,1 @@
+"""What every measurement needs: timings that pair, the machine, its ceilings, intervals."""

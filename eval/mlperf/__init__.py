@@ -1,0 +1,1 @@
+"""MLPerf's LoadGen around the engines or a service."""

@@ -1,0 +1,250 @@
+"""`sdxl bench mlperf`: the official LoadGen on the engines here, or on a service and all of its
+replicas at once.
+
+Each run leaves a folder: LoadGen's own summary and logs, the system's description, the settings.
+A service is asked over HTTP; without --url, `--over http` starts one here. Full runs need the
+benchmark's captions; `--short` is long enough for LoadGen to call a run VALID, and no longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eval.service import api_key
+from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
+from sdxl.params import GenerationParams, InvalidParams
+
+if TYPE_CHECKING:
+    from eval.mlperf.loadgen import Run, Summary
+    from sdxl.pipeline import Pipeline
+
+SCENARIOS = ("Offline", "Server", "SingleStream")
+AUDITS = ("TEST01", "TEST04")
+SHORT_CAPTIONS = 64
+PROBES = 4
+"""pictures made before, to tell LoadGen what to expect"""
+SERVER_SHARE = 0.6
+"""of the probed rate, where no --target-qps is given"""
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    check(options)
+    requests = read_requests(options)
+    root = Path(options.out)
+    if options.audit:
+        return audit(options, requests, root)
+    name = "accuracy" if options.is_accuracy else "performance"
+    summary = measure(options, requests, root / options.scenario / name)
+    print(json.dumps(summary.as_dict()) if options.is_json else text(summary, root))
+    return 1 if summary.is_valid is False else 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl bench mlperf", description="Run MLPerf's LoadGen.")
+    add = parser.add_argument
+    add("--scenario", default="Offline", help=f"{', '.join(SCENARIOS)} (default %(default)s)")
+    add("--model", default="mini")
+    add("--backend", default="auto")
+    add("--precision", help="the backend's own choice unless given")
+    add("--over", default="process", help="process or http (default %(default)s)")
+    add("--url", help="a service that runs; its replicas share the load")
+    add("--replicas", type=whole, default=1, metavar="N", help="of a service started here")
+    add("--captions", metavar="TSV", help="the benchmark's; drawn scenes for the embedded model")
+    add(
+        "--target-qps",
+        type=number,
+        metavar="X",
+        help="Server's arrivals a second; probed unless given",
+    )
+    add("--accuracy", action="store_true", dest="is_accuracy", help="write what `sdxl eval` reads")
+    add("--audit", metavar="TEST", help=f"a compliance test: {', '.join(AUDITS)}")
+    add("--short", action="store_true", dest="is_short", help="as little as LoadGen calls VALID")
+    add("--deterministic", action="store_true", help="the same bytes whatever the company")
+    add("--out", default="out/mlperf", metavar="DIR", help="default %(default)s")
+    add("--json", action="store_true", dest="is_json")
+    add_generation_flags(parser)
+    return parser
+
+
+def check(options: argparse.Namespace) -> None:
+    for field, allowed in (("scenario", SCENARIOS), ("over", ("process", "http"))):
+        if getattr(options, field) not in allowed:
+            needed = f"needed one of {', '.join(allowed)}"
+            raise InvalidParams(field, getattr(options, field), needed)
+    if options.audit not in (None, *AUDITS):
+        raise InvalidParams("audit", options.audit, f"needed one of {', '.join(AUDITS)}")
+    if options.target_qps is not None and options.target_qps <= 0:
+        raise InvalidParams("target_qps", options.target_qps, "needed a number above 0")
+    if options.captions is None and options.model != "mini":
+        raise InvalidParams("captions", None, f"{options.model} needed the benchmark's captions")
+
+
+def read_requests(options: argparse.Namespace) -> list[GenerationParams]:
+    """The benchmark's for its captions; the embedded model's own for drawn scenes."""
+    from eval.quality import protocol
+    from eval.quality.captions import literal, read_captions, scene_captions
+
+    given = given_params(options)
+    if options.captions is None:
+        captions = scene_captions(SHORT_CAPTIONS if options.is_short else protocol.CAPTIONS)
+        first = replace(GenerationParams(seed=0), **given)
+    else:
+        captions = [literal(caption) for caption in read_captions(Path(options.captions))]
+        captions = captions[: SHORT_CAPTIONS if options.is_short else protocol.CAPTIONS]
+        first = replace(protocol.REQUEST, **given)
+    return [replace(first, prompt=caption) for caption in captions]
+
+
+def audit(options: argparse.Namespace, requests: list[GenerationParams], root: Path) -> int:
+    """Makes the runs that a test compares with, where they are not there yet."""
+    from eval.mlperf import compliance
+
+    folder = root / options.scenario
+    for name in ("performance", *(("accuracy",) if options.audit == "TEST01" else ())):
+        if not (folder / name / "result.json").exists():
+            plain = argparse.Namespace(**{**vars(options), "audit": None})
+            plain.is_accuracy = name == "accuracy"
+            measure(plain, requests, folder / name)
+    measure(options, requests, folder / options.audit)
+    if options.audit == "TEST01":
+        verdict = compliance.test01(folder / "accuracy", folder / "performance", folder / "TEST01")
+    else:
+        verdict = compliance.test04(folder / "performance", folder / "TEST04")
+    print(f"{options.audit} {'passed' if verdict.passed else 'FAILED'}: {verdict.text}")
+    return 0 if verdict.passed else 1
+
+
+def measure(options: argparse.Namespace, requests: list[GenerationParams], folder: Path) -> Summary:
+    from eval.measuring.system_description import describe_system
+    from eval.mlperf.loadgen import Run, complete
+    from sdxl.files import prepare_folder
+
+    prepare_folder(folder)
+    with system_of(options, requests, complete) as (system, facts, latency_s, rate):
+        run = Run(
+            options.scenario,
+            folder,
+            len(requests),
+            options.target_qps or rate * (SERVER_SHARE if options.scenario == "Server" else 1),
+            latency_s,
+            options.is_accuracy,
+            options.is_short,
+            audit=options.audit,
+        )
+        keep(folder / "system.json", describe_system() | facts)
+        keep(folder / "settings.json", settings_of(run, requests))
+        summary = run.start(system)
+    keep(folder / "result.json", summary.as_dict())
+    return summary
+
+
+@contextmanager
+def system_of(
+    options: argparse.Namespace, requests: list[GenerationParams], complete: Any
+) -> Iterator[tuple[Any, dict[str, Any], float, float]]:
+    """The system, what it is, and the seconds of a picture and pictures a second to expect."""
+    from eval.mlperf.systems import InProcess, OverHttp
+
+    if options.url or options.over == "http":
+        with service_of(options) as url:
+            latency_s = probe_service(url, requests[0])
+            over = OverHttp(url, requests, complete)
+            facts = {"over": "http", "replicas": options.replicas if not options.url else None}
+            try:
+                yield over, facts, latency_s, options.replicas / latency_s
+            finally:
+                over.close()
+        return
+    import engines
+
+    pipeline = engines.load(
+        options.model,
+        options.backend,
+        precision=options.precision,
+        is_deterministic=options.deterministic,
+    )
+    latency_s, rate = probe(pipeline, requests)
+    here = InProcess(pipeline, requests, complete)
+    facts = {"over": "process", "engines": dict(pipeline.engines.description)}
+    try:
+        yield here, facts, latency_s, rate
+    finally:
+        here.close()
+
+
+@contextmanager
+def service_of(options: argparse.Namespace) -> Iterator[str]:
+    from eval.service.local_service import local_service
+
+    if options.url:
+        yield options.url.rstrip("/")
+        return
+    flags = ["--model", options.model, "--backend", options.backend]
+    flags += ["--replicas", str(options.replicas), "--queue", "128", "--llm", "none"]
+    if options.precision:
+        flags += ["--precision", options.precision]
+    if options.deterministic:
+        flags += ["--deterministic"]
+    with local_service(flags) as url:
+        yield url
+
+
+def probe(pipeline: Pipeline, requests: list[GenerationParams]) -> tuple[float, float]:
+    """Seconds of a picture alone, and pictures a second in company; also warms up."""
+    pipeline.generate(requests[:1])
+    began = time.perf_counter()
+    pipeline.generate(requests[:1])
+    alone_s = time.perf_counter() - began
+    began = time.perf_counter()
+    pipeline.generate(requests[:PROBES])
+    together_s = time.perf_counter() - began
+    return alone_s, min(PROBES, len(requests)) / together_s
+
+
+def probe_service(url: str, request: GenerationParams) -> float:
+    import httpx
+
+    from eval.quality.sources import ask
+
+    with httpx.Client(base_url=url, timeout=600, headers=api_key.headers()) as http:
+        ask(http, request)
+        began = time.perf_counter()
+        ask(http, request)
+        return time.perf_counter() - began
+
+
+def settings_of(run: Run, requests: list[GenerationParams]) -> dict[str, Any]:
+    from eval.quality.captions import digest
+
+    settings = run.settings()
+    names = (n for n in dir(settings) if not n.startswith("_"))
+    plain = {n: v for n in names if isinstance(v := getattr(settings, n), int | float | bool)}
+    request = {k: v for k, v in requests[0].as_dict().items() if k != "prompt"}
+    return {
+        "scenario": run.scenario,
+        "short": run.is_short,
+        "audit": run.audit,
+        "captions": digest([r.prompt for r in requests]),
+        "request": request,
+        "loadgen": plain,
+    }
+
+
+def keep(path: Path, facts: dict[str, Any]) -> None:
+    from sdxl.files import write_atomic
+
+    write_atomic(path, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
+
+
+def text(summary: Summary, root: Path) -> str:
+    verdict = {True: "VALID", False: "INVALID", None: "not judged: an accuracy run"}
+    score = "" if summary.score is None else f", {summary.score:.3f} {summary.unit}"
+    return f"{summary.scenario}: {verdict[summary.is_valid]}{score}; logs in {root}"

@@ -1,0 +1,170 @@
+"""Systems under LoadGen's test: the loop in this process, or a service over HTTP with however many
+replicas stand behind it. Neither keeps a result or an encoded prompt from one sample to the next.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from _thread import start_new_thread
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from eval.quality.sources import ask
+from eval.service import api_key
+from sdxl.images import to_pixels
+from sdxl.inflight import Event, Failed, InFlight
+from sdxl.params import GenerationParams
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Pipeline
+
+Complete = Callable[[int, bytes], None]
+Sample = tuple[int, int]
+"""response id, index of the caption"""
+CONNECTIONS = 64
+"""requests under way at a service: enough to keep eight replicas full"""
+TIMEOUT_S = 600.0
+
+
+class InProcess:
+    """Samples join the running loop at the next tick, like requests at a replica."""
+
+    def __init__(
+        self, pipeline: Pipeline, requests: Sequence[GenerationParams], complete: Complete
+    ) -> None:
+        self.pipeline, self.complete = pipeline, complete
+        self.requests = [pipeline.resolve(request) for request in requests]
+        self.error: Exception | None = None
+        self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._is_open = True
+        self._thread = threading.Thread(target=self._run, name="system under test", daemon=True)
+        self._thread.start()
+
+    def issue(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self._arrived.put(sample)
+
+    def flush(self) -> None:
+        """Nothing waits for company here."""
+
+    def close(self) -> None:
+        self._arrived.put(None)
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        under_way = set[int]()
+        try:
+            self._serve(under_way)
+        except Exception as error:
+            self.error = error
+            # LoadGen waits for each.
+            for response in under_way:
+                self.complete(response, b"")
+            while self._is_open:
+                for response, _ in self._take(1, waits=True):
+                    self.complete(response, b"")
+
+    def _serve(self, under_way: set[int]) -> None:
+        """`under_way`: the responses that are still owed."""
+        loop = self.pipeline.in_flight()
+        responses: dict[int, int] = {}
+        while self._is_open or not loop.is_idle:
+            # Prompts are encoded only as rows fall free, so that a query of 5000 starts at once.
+            room = 2 * loop.limits.rows - len(responses)
+            samples = self._take(room, waits=loop.is_idle)
+            under_way |= {response for response, _ in samples}
+            self._submit(loop, samples, responses)
+            for event in loop.tick():
+                response = responses.pop(event.id)
+                self.complete(response, self._picture(event))
+                under_way.remove(response)
+
+    def _take(self, room: int, waits: bool) -> list[Sample]:
+        found: list[Sample] = []
+        while self._is_open and len(found) < room:
+            try:
+                sample = self._arrived.get(block=waits and not found)
+            except queue.Empty:
+                break
+            if sample is None:
+                self._is_open = False
+            else:
+                found.append(sample)
+        return found
+
+    def _submit(self, loop: InFlight, samples: list[Sample], responses: dict[int, int]) -> None:
+        if not samples:
+            return
+        requests = [self.requests[index] for _, index in samples]
+        conditionings = self.pipeline.encode(requests)
+        for (response, _), request, conditioning in zip(
+            samples, requests, conditionings, strict=True
+        ):
+            responses[loop.submit(self.pipeline.request(request, conditioning))] = response
+
+    def _picture(self, event: Event) -> bytes:
+        """Its pixels; a failure is kept for `close`, and answered: LoadGen waits for each."""
+        try:
+            if isinstance(event, Failed):
+                raise event.cause
+            return to_pixels(self.pipeline.decode(event.latents)).tobytes()
+        except Exception as error:
+            self.error = error
+            return b""
+
+
+class OverHttp:
+    """A service, asked as its clients ask. What it refuses for lack of room is asked again, and
+    its latency runs on."""
+
+    def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
+        import httpx
+
+        limits = httpx.Limits(max_connections=CONNECTIONS)
+        self.http = httpx.Client(
+            base_url=url, timeout=TIMEOUT_S, limits=limits, headers=api_key.headers()
+        )
+        self.requests, self.complete = requests, complete
+        self.error: Exception | None = None
+        # No executor: an interrupt inside of one would leave a lock held that its threads need.
+        self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(CONNECTIONS):
+            start_new_thread(self._serve, ())
+
+    def issue(self, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            self._arrived.put(sample)
+
+    def flush(self) -> None:
+        """Nothing waits for company here."""
+
+    def close(self) -> None:
+        """What still waits after an interrupt is not asked any more."""
+        with suppress(queue.Empty):
+            while True:
+                self._arrived.get_nowait()
+        for _ in range(CONNECTIONS):
+            self._arrived.put(None)
+        for _ in range(CONNECTIONS):
+            self._ended.get()
+        self.http.close()
+        if self.error is not None:
+            raise self.error
+
+    def _serve(self) -> None:
+        while (sample := self._arrived.get()) is not None:
+            self._answer(*sample)
+        self._ended.put(None)
+
+    def _answer(self, response: int, index: int) -> None:
+        data = b""
+        try:
+            data = ask(self.http, self.requests[index]).tobytes()
+        except Exception as error:
+            self.error = error
+        self.complete(response, data)

@@ -1,0 +1,110 @@
+"""The quality gate: what int8 and interval 2 cost the embedded model's scores, on a small fixed
+set, held against what was recorded. `python -m eval.quality.gate BAND.json` records it anew, after
+the weights or the recipe changed on purpose.
+
+The set is too small to say how good the model is. It is the same every time, so a change shows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from engines.export_folder import ExportFolder
+from engines.onnxruntime_engine import load_onnxruntime
+from engines.shipped import open_mini
+from eval.quality.evaluation import Evaluation, Scores
+from eval.quality.sources import Painted
+from eval.quality.task import Judges, embedded_task, mini_judges
+from sdxl.checkpoint import find
+from sdxl.engine import Engines
+from sdxl.files import write_atomic
+from sdxl.pipeline import Pipeline
+
+PICTURES, DRAWN = 32, 300
+FAST_INTERVAL = 2
+CALIBRATION_PROMPTS = 4
+WIDTH = {"FID": 0.03, "CLIP": 0.005}
+"""of the band to either side, as a share: other processors round otherwise"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The exact model's scores, and the fast one's as shares of them."""
+
+    exact: dict[str, float]
+    fast: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Band:
+    """What was recorded, for which weights."""
+
+    weights: str
+    recorded: Measured
+
+    def outside(self, found: Measured) -> list[str]:
+        """Each figure that has left the band, beside it."""
+        wrong = []
+        for what in ("exact", "fast"):
+            recorded, measured = getattr(self.recorded, what), getattr(found, what)
+            for name, value in recorded.items():
+                low, high = value * (1 - WIDTH[name]), value * (1 + WIDTH[name])
+                if not low <= measured[name] <= high:
+                    wrong.append(
+                        f"{what} {name}: measured {measured[name]:.4f}, recorded {value:.4f}, "
+                        f"allowed {low:.4f} to {high:.4f}"
+                    )
+        return wrong
+
+    @classmethod
+    def read(cls, path: Path) -> Band:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return cls(stored["weights"], Measured(**stored["recorded"]))
+
+
+def measure(int8: ExportFolder) -> Measured:
+    """The shipped fp32 graphs at interval 1, and this export at interval 2."""
+    judges = mini_judges(DRAWN)
+    exact = _score(load_onnxruntime(open_mini()), 1, judges)
+    fast = _score(load_onnxruntime(int8), FAST_INTERVAL, judges)
+    scores = {name: exact.figures[name].value for name in WIDTH}
+    shares = {name: fast.figures[name].value / scores[name] for name in WIDTH}
+    return Measured(scores, shares)
+
+
+def export_int8(folder: Path) -> ExportFolder:
+    """As the tests export it: calibrated on few prompts, which is quick."""
+    from onnx_export.calibration import calibration_prompts
+    from onnx_export.exporter import export, unchecked
+    from onnx_export.order import Order
+    from onnx_export.recipes import RECIPES
+
+    checkpoint = find("mini")
+    prompts = calibration_prompts(checkpoint, None, RECIPES["int8"])[:CALIBRATION_PROMPTS]
+    return export(Order(checkpoint, "int8", folder, prompts=tuple(prompts)), unchecked)
+
+
+def _score(engines: Engines, interval: int, judges: Judges) -> Scores:
+    task = embedded_task({"cache_interval": interval}, PICTURES)
+    task = replace(task, load=lambda: judges)
+    source = Painted(Pipeline(find("mini"), engines), task.requests)
+    with tempfile.TemporaryDirectory() as folder:
+        return Evaluation(task, source, Path(folder)).run(rounds=1)
+
+
+def main(argv: Sequence[str]) -> int:
+    (path,) = (Path(name) for name in argv)
+    with tempfile.TemporaryDirectory() as folder:
+        band = Band(find("mini").digest, measure(export_int8(Path(folder) / "int8")))
+    write_atomic(path, (json.dumps(asdict(band), indent=1) + "\n").encode())
+    print(path.read_text(encoding="utf-8"), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""From the flags of `sdxl eval` to what is judged: the task, whose pictures, and against which."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdxl.arguments import given_params
+
+if TYPE_CHECKING:
+    from eval.quality.sources import Source
+    from eval.quality.task import Task
+    from sdxl.checkpoint import Checkpoint
+
+EXACT = "exact"
+BENCHMARK_FILES = ("captions", "inception", "clip", "statistics")
+
+
+def read_task(options: argparse.Namespace) -> tuple[Task, Checkpoint]:
+    from eval.quality.task import benchmark_task, embedded_task, is_embedded
+    from sdxl.checkpoint import find
+
+    checkpoint, given = find(options.model), given_params(options)
+    files = {name: getattr(options, name) for name in BENCHMARK_FILES}
+    if is_embedded(checkpoint) and not any(files.values()):
+        return embedded_task(given, options.count), checkpoint
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return benchmark_task(checkpoint, given, options.count, files, device), checkpoint
+
+
+def read_source(options: argparse.Namespace, task: Task, checkpoint: Checkpoint) -> Source:
+    import engines
+    from eval.quality.accuracy_log import AccuracyLog
+    from eval.quality.sources import Folder, Painted, Service
+
+    if options.images:
+        return Folder(Path(options.images), task)
+    if options.accuracy_log:
+        return AccuracyLog(Path(options.accuracy_log), task)
+    if options.url:
+        return Service(options.url, task.requests)
+    pipeline = engines.load(options.model, options.backend, precision=options.precision)
+    return Painted(pipeline, task.requests)
+
+
+def read_exact(options: argparse.Namespace, task: Task) -> Source | None:
+    from eval.quality.sources import Folder
+
+    if options.against is None:
+        return None
+    return (
+        exact(options.model, task)
+        if options.against == EXACT
+        else Folder(Path(options.against), task)
+    )
+
+
+def exact(model: str, task: Task) -> Source:
+    """The whole UNet at every step, in float32, from the same seeds."""
+    import engines
+    from eval.quality.sources import Painted
+
+    # The embedded model's fp32 graphs compute what PyTorch does, and faster on a CPU.
+    backend = "onnxruntime" if model == "mini" else "torch"
+    pipeline = engines.load(model, backend, precision="fp32")
+    requests = [replace(r, cache_interval=1, deep_steps=None) for r in task.requests]
+    return Painted(pipeline, requests)

@@ -1,0 +1,134 @@
+"""Settings that were tried, what became of speed and quality, and which are worth having."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eval.measuring.timing import Spread
+from eval.quality.evaluation import Figure
+from eval.quality.protocol import CLIP_TOLERANCE, FID_TOLERANCE
+from sdxl.params import GenerationParams
+from sdxl.specs import Cut
+
+USUAL = GenerationParams()
+COLUMNS = (
+    "setting",
+    "images/s",
+    "FID",
+    "change",
+    "CLIP",
+    "change",
+    "gates",
+    "PSNR, dB",
+    "SSIM",
+    "distance",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The defaults are the exact model."""
+
+    precision: str = "fp32"
+    cache_interval: int = 1
+    scheduler: str = USUAL.scheduler
+    steps: int = USUAL.steps
+    cut: Cut = "reference"
+
+    @property
+    def slug(self) -> str:
+        parts = (self.precision, f"interval{self.cache_interval}", self.scheduler, str(self.steps))
+        return "-".join((*parts, *([] if self.cut == "reference" else [self.cut])))
+
+    def __str__(self) -> str:
+        cut = "" if self.cut == "reference" else f", {self.cut}"
+        return (
+            f"{self.precision}, interval {self.cache_interval}, {self.scheduler} {self.steps}{cut}"
+        )
+
+
+@dataclass(frozen=True)
+class Tried:
+    setting: Setting
+    figures: Mapping[str, Figure]
+    images_per_s: Spread
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = {name: asdict(figure) for name, figure in self.figures.items()}
+        speed = asdict(self.images_per_s)
+        return {"setting": asdict(self.setting), "figures": figures, "images/s": speed}
+
+    @property
+    def speed(self) -> float:
+        return self.images_per_s.median
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of the scores, as shares of the exact model's. Less FID and more CLIP are better."""
+
+    fid: float
+    clip: float
+
+    @property
+    def loss(self) -> float:
+        """How much worse, in gates; 1 is as bad as the benchmark lets pass, below 0 is better."""
+        return max(self.fid / FID_TOLERANCE, -self.clip / CLIP_TOLERANCE)
+
+    @property
+    def is_within(self) -> bool:
+        return abs(self.fid) <= FID_TOLERANCE and abs(self.clip) <= CLIP_TOLERANCE
+
+
+def change(tried: Tried, exact: Tried) -> Change:
+    def of(name: str) -> float:
+        return tried.figures[name].value / exact.figures[name].value - 1
+
+    return Change(of("FID"), of("CLIP"))
+
+
+def front(
+    tried: Sequence[Tried], loss: Callable[[Change], float] = lambda found: found.loss
+) -> list[Tried]:
+    """Those that no other beats in both speed and loss, the fastest first. `tried[0]` is exact."""
+    losses = {each.setting: loss(change(each, tried[0])) for each in tried}
+    found: list[Tried] = []
+    for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):
+        if not found or losses[each.setting] < losses[found[-1].setting]:
+            found.append(each)
+    return found
+
+
+def table(tried: Sequence[Tried]) -> str:
+    """Markdown; the first row is the exact model, and a star marks the front."""
+    best = front(tried)
+    lines = [
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
+    ]
+    for each in [tried[0], *sorted(tried[1:], key=lambda t: -t.speed)]:
+        lines.append(_row(each, tried[0], "★ " if each in best else ""))
+    return "\n".join(lines)
+
+
+def _row(tried: Tried, exact: Tried, mark: str) -> str:
+    figures, found = tried.figures, change(tried, exact)
+    spread = tried.images_per_s
+    speed = f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"
+    alike = [
+        f"{figures[name].value:.{digits}f}" if name in figures else ""
+        for name, digits in (("psnr", 1), ("ssim", 3), ("distance", 4))
+    ]
+    cells = [
+        f"{mark}{tried.setting}",
+        speed,
+        f"{figures['FID'].value:.4f}",
+        f"{found.fid:+.1%}",
+        f"{figures['CLIP'].value:.3f}",
+        f"{found.clip:+.2%}",
+        "in" if found.is_within else "out",
+        *alike,
+    ]
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,151 @@
+"""Plots of what was measured, as PNG and SVG. It measures nothing."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from eval.quality.pareto import Tried, change, front
+from eval.quality.protocol import CLIP_TOLERANCE, FID_TOLERANCE
+from sdxl.files import write_atomic
+
+COLOURS = {"fp32": "#1f4e79", "fp16": "#2a9d8f", "int8": "#d1495b", "fp8": "#e9a23b"}
+MARKERS = {1: "o", 2: "s", 3: "^"}
+OTHER_MARKER = "D"
+GREY, PALE = "#555555", "#dfe8ee"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "sdxl",
+    "figure.dpi": 150,
+}
+
+
+def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
+    """Speed against the change of FID and of CLIP; gates are shaded, and in each panel its own
+    front is drawn and named."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(11, 4.8), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for axis, name, gate in zip(
+            axes, ("FID", "CLIP"), (FID_TOLERANCE, CLIP_TOLERANCE), strict=True
+        ):
+            _panel(axis, tried, name, gate)
+        figure.legend(
+            handles=_legend(tried),
+            loc="outside lower center",
+            ncols=9,
+            frameon=False,
+            fontsize=8,
+            columnspacing=1.2,
+        )
+        _write(figure, stem)
+
+
+def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
+    def height(each: Tried) -> float:
+        found = change(each, tried[0])
+        return 100 * (found.fid if name == "FID" else found.clip)
+
+    axis.axhspan(-100 * gate, 100 * gate, color=PALE, zorder=0)
+    axis.axhline(0, color=GREY, linewidth=0.6, zorder=1)
+    best = front(tried, lambda found: found.fid if name == "FID" else -found.clip)
+    axis.plot([t.speed for t in best], [height(t) for t in best], color=GREY, linewidth=1, zorder=2)
+    for each in tried:
+        setting = each.setting
+        axis.scatter(
+            each.speed,
+            height(each),
+            s=46,
+            color=COLOURS.get(setting.precision, GREY),
+            marker=MARKERS.get(setting.cache_interval, OTHER_MARKER),
+            edgecolors="black" if each in best else "white",
+            linewidths=0.9,
+            zorder=3,
+        )
+    for i, each in enumerate(best):
+        text = f"{each.setting.scheduler}, {each.setting.steps} steps"
+        if each.setting.cut != "reference":
+            text += ", fresh skips"
+        offset = (6, 8 if i % 2 == 0 else -13)
+        axis.annotate(
+            text,
+            (each.speed, height(each)),
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=7.5,
+            color=GREY,
+        )
+    axis.set_xlabel("images/s")
+    axis.set_ylabel(f"{name}, change from the exact model, %")
+    axis.set_title(f"{name} ({'lower' if name == 'FID' else 'higher'} is better)", fontsize=10)
+    # Linear around the gates, where settings differ little; beyond them, logarithmic.
+    axis.set_yscale("symlog", linthresh=200 * gate, linscale=2)
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.margins(x=0.12, y=0.12)
+
+
+def _legend(tried: Sequence[Tried]) -> list[Any]:
+    precisions = dict.fromkeys(t.setting.precision for t in tried)
+    intervals = sorted({t.setting.cache_interval for t in tried})
+    plain: Any = {"linestyle": "none", "color": GREY}
+    return [
+        *(
+            Line2D([], [], linestyle="none", marker="o", color=COLOURS.get(p, GREY), label=p)
+            for p in precisions
+        ),
+        *(
+            Line2D([], [], **plain, marker=MARKERS.get(i, OTHER_MARKER), label=f"interval {i}")
+            for i in intervals
+        ),
+        Line2D([], [], color=GREY, linewidth=1, label="the front"),
+        Patch(color=PALE, label="MLPerf's gates"),
+    ]
+
+
+def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
+    """Images a second by variant, a group of bars for each batch."""
+    batches = report["batches"]
+    names = list(next(iter(batches.values()))["images/s"])
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9, 0.6 + 0.42 * len(names)), layout="constrained")
+        axis = figure.subplots()
+        width = 0.8 / len(batches)
+        for i, (batch, found) in enumerate(batches.items()):
+            speeds = [found["images/s"][name] for name in names]
+            places = [n + (i - (len(batches) - 1) / 2) * width for n in range(len(names))]
+            spread = [
+                [s.median - s.low for s in speeds],
+                [s.high - s.median for s in speeds],
+            ]
+            axis.barh(
+                places,
+                [s.median for s in speeds],
+                width,
+                xerr=spread,
+                label=f"batch {batch}",
+                color=list(COLOURS.values())[i % len(COLOURS)],
+                error_kw={"elinewidth": 0.7, "ecolor": GREY},
+            )
+        axis.set_yticks(range(len(names)), names)
+        axis.invert_yaxis()
+        axis.set_xlabel("images/s: median, least to most")
+        axis.legend(frameon=False, loc="upper right")
+        _write(figure, stem)
+
+
+def _write(figure: Figure, stem: Path) -> None:
+    for suffix in ("png", "svg"):
+        data = io.BytesIO()
+        # No date: the same figures give the same bytes.
+        metadata: Any = {"Date": None} if suffix == "svg" else None
+        figure.savefig(data, format=suffix, metadata=metadata)
+        write_atomic(stem.with_suffix(f".{suffix}"), data.getvalue())

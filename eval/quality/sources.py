@@ -1,0 +1,153 @@
+"""Where the pictures of an evaluation come from: engines here, a folder, a service (or LoadGen's
+accuracy log, which has a module of its own). Each is asked for pictures by number, a chunk at a
+time, so none holds all of them, and each checks what it can before anything is computed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from eval.quality.task import Task
+from eval.service import api_key
+from sdxl.handover import in_threads
+from sdxl.images import Pixels, to_pixels
+from sdxl.params import GenerationParams, InvalidParams
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Pipeline
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+AT_ONCE = 16
+"""requests under way at a service"""
+TIMEOUT_S = 600.0
+
+
+class NoPicture(RuntimeError):
+    """A picture that could not be had: which, and why."""
+
+
+class Source(Protocol):
+    def describe(self) -> dict[str, Any]:
+        """What tells this source from another: an evaluation resumes with the same one alone."""
+
+    def pictures(self, indices: Sequence[int]) -> list[Pixels]: ...
+
+
+class Painted:
+    """By engines in this process. A chunk is always painted whole and in the same order, so it has
+    the same company, and the same rounding, after a resume."""
+
+    def __init__(self, pipeline: Pipeline, requests: Sequence[GenerationParams]) -> None:
+        self.pipeline, self.requests = pipeline, requests
+
+    def describe(self) -> dict[str, Any]:
+        shown = self.pipeline.engines.description
+        facts = {name: shown.get(name) for name in ("backend", "precision", "device")}
+        digest = self.pipeline.checkpoint.digest
+        request = {k: v for k, v in self.requests[0].as_dict().items() if k != "prompt"}
+        cut = self.pipeline.engines.cut
+        return {"model": self.pipeline.origin, "digest": digest, "cut": cut, **facts, **request}
+
+    def pictures(self, indices: Sequence[int]) -> list[Pixels]:
+        found = []
+        for index, result in zip(indices, self._results(indices), strict=True):
+            if result.image is None:
+                raise NoPicture(f"picture {index}: {result.error}") from result.error
+            found.append(to_pixels(result.image))
+        return found
+
+    def _results(self, indices: Sequence[int]) -> list[Any]:
+        return self.pipeline.generate(self.requests[i] for i in indices)
+
+
+class Folder:
+    """Files in the order of their names."""
+
+    def __init__(self, folder: Path, task: Task) -> None:
+        self.folder = folder
+        files = sorted(p for p in _listed(folder) if p.suffix.lower() in SUFFIXES)
+        if len(files) < len(task.captions):
+            refuse_count("images", folder, len(files), len(task.captions))
+        self.files = files[: len(task.captions)]
+        for file in self.files:
+            self._check(file, task.side)
+
+    def describe(self) -> dict[str, Any]:
+        return {"folder": str(self.folder.resolve())}
+
+    def pictures(self, indices: Sequence[int]) -> list[Pixels]:
+        from PIL import Image
+
+        found = []
+        for index in indices:
+            with Image.open(self.files[index]) as image:
+                found.append(np.array(image.convert("RGB")))
+        return found
+
+    def _check(self, file: Path, side: int) -> None:
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(file) as image:
+                size = image.size
+        except (OSError, UnidentifiedImageError) as error:
+            raise InvalidParams("images", str(file), f"needed an image ({error})") from error
+        if size != (side, side):
+            shown = f"{file} of {size[0]}×{size[1]}"
+            raise InvalidParams("images", shown, f"needed {side}×{side}")
+
+
+class Service:
+    """A service that is running, over HTTP, as its clients ask."""
+
+    def __init__(self, url: str, requests: Sequence[GenerationParams]) -> None:
+        self.url, self.requests = url.rstrip("/"), requests
+
+    def describe(self) -> dict[str, Any]:
+        return {"url": self.url}
+
+    def pictures(self, indices: Sequence[int]) -> list[Pixels]:
+        import httpx
+
+        with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http:
+            return list(in_threads(lambda i: ask(http, self.requests[i]), indices, AT_ONCE))
+
+
+def ask(http: Any, request: GenerationParams) -> Pixels:
+    """One picture of a service; a refusal for lack of room is asked again when it says."""
+    import time
+
+    body = {**request.as_rest(), "deadline_s": 120.0}
+    while True:
+        answer = http.post("/v1/images/generations", json=body)
+        if answer.status_code != 429:
+            break
+        time.sleep(float(answer.headers.get("retry-after", 1)))
+    if answer.status_code != 200:
+        message = " ".join(answer.text.split())[:200]
+        raise NoPicture(f"{http.base_url} answered {answer.status_code}: {message}")
+    return from_base64(answer.json()["data"][0]["b64_json"])
+
+
+def from_base64(text: str) -> Pixels:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(base64.b64decode(text))) as image:
+        return np.array(image.convert("RGB"))
+
+
+def _listed(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise InvalidParams("images", str(folder), "needed a folder of pictures")
+    return list(folder.iterdir())
+
+
+def refuse_count(field: str, place: Path, found: int, needed: int) -> None:
+    shown = f"{place} with {found} pictures"
+    raise InvalidParams(field, shown, f"needed one for each of the {needed} captions")

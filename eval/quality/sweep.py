@@ -1,0 +1,175 @@
+"""`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler and steps.
+
+Every setting paints the same captions from the same seeds and is held against the exact model: the
+whole UNet at each of the usual steps, in float32. Each setting has a folder of its own, so a sweep
+goes on where it was killed. On a CPU, speed is counted in this process's own time, so that other
+work on the machine moves no point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval.measuring.timing import cpu_s, wall_s
+from eval.quality.evaluation import Evaluation
+from eval.quality.inputs import read_task
+from eval.quality.pareto import Setting, Tried, table
+from eval.quality.plot import plot_pareto
+from eval.quality.report import watched
+from eval.quality.sources import Folder, Painted
+from eval.quality.task import Task
+from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engines
+from sdxl.files import prepare_folder, write_atomic
+from sdxl.params import InvalidParams
+from sdxl.pipeline import Pipeline
+from sdxl.specs import Cut
+
+Grid = Mapping[str, Sequence[Any]]
+EXACT = Setting()
+STEM = "quality"
+USUAL: tuple[Grid, ...] = (
+    {"steps": [10, 20, 30], "cache_interval": [1, 2, 3]},
+    {"scheduler": ["dpmpp_2m"], "steps": [10, 20], "cache_interval": [1, 2]},
+    {"precision": ["fp16", "int8", "fp8"], "cache_interval": [1, 2]},
+    {"cut": ["fresh_skips"], "cache_interval": [2, 3]},
+)
+"""Each is a product; what one does not name stays as in the exact model."""
+
+
+def run_sweep(options: argparse.Namespace) -> int:
+    task, checkpoint = read_task(options)
+    settings = settings_of(options.grid)
+    task = replace(task, load=cache(task.load))
+    root = Path(options.out or Path("out") / "sweep")
+    prepare_folder(root)
+    load = cache(partial(load_engines, checkpoint, options, root))
+    tried: list[Tried] = []
+    for setting in settings:
+        print(f"{len(tried) + 1} of {len(settings)}: {setting}", flush=True)
+        pipeline = Pipeline(checkpoint, load(setting.precision, setting.cut))
+        tried.append(evaluate(setting, task, pipeline, root, options.bootstrap))
+        # Every time: a sweep that is cut short shows what it has.
+        keep(tried, task, root)
+    print(table(tried))
+    return 0
+
+
+def settings_of(grid: str | None) -> list[Setting]:
+    """The exact model first, then each setting once."""
+    grids = USUAL if grid is None else read_grids(Path(grid))
+    found = [EXACT]
+    for each in grids:
+        for values in itertools.product(*each.values()):
+            try:
+                setting = Setting(**dict(zip(each, values, strict=True)))
+            except TypeError as error:
+                raise InvalidParams("grid", str(grid), str(error)) from error
+            if setting not in found:
+                found.append(setting)
+    return found
+
+
+def read_grids(path: Path) -> list[Grid]:
+    needed = 'needed JSON such as [{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]'
+    try:
+        grids = json.loads(path.read_text(encoding="utf-8"))
+        return [{name: list(values) for name, values in grid.items()} for grid in grids]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidParams("grid", str(path), f"{needed} ({error})") from error
+
+
+def evaluate(setting: Setting, task: Task, pipeline: Pipeline, root: Path, rounds: int) -> Tried:
+    folder = root / setting.slug
+    exact = None if setting == EXACT else Folder(root / EXACT.slug / "pictures", task)
+    evaluation = Evaluation(
+        task,
+        Painted(pipeline, requests_of(setting, task)),
+        folder,
+        exact,
+        folder / "pictures",
+        wall_s if torch.cuda.is_available() else cpu_s,
+    )
+    scores = watched(len(task.captions), lambda tell: evaluation.run(rounds, tell))
+    return Tried(setting, scores.figures, scores.images_per_s)
+
+
+def requests_of(setting: Setting, task: Task) -> list[Any]:
+    return [
+        replace(
+            request,
+            cache_interval=setting.cache_interval,
+            scheduler=setting.scheduler,
+            steps=setting.steps,
+        )
+        for request in task.requests
+    ]
+
+
+def load_engines(
+    checkpoint: Checkpoint, options: argparse.Namespace, root: Path, precision: str, cut: Cut
+) -> Engines:
+    """ONNX Runtime on an export made for the sweep, or on a GPU what serves the precision there."""
+    if torch.cuda.is_available():
+        from engines import load
+        from engines.torch_engine import PRECISIONS, load_torch
+
+        if precision in PRECISIONS:
+            return load_torch(checkpoint, precision=precision, cut=cut)
+        return load(options.model, options.backend, precision=precision).engines
+    from engines.onnxruntime_engine import load_onnxruntime
+    from engines.shipped import open_mini
+    from onnx_export.calibration import calibration_prompts
+    from onnx_export.exporter import export, unchecked
+    from onnx_export.order import Order
+    from onnx_export.recipes import RECIPES
+
+    if (options.model, precision, cut) == ("mini", "fp32", "reference"):
+        return load_onnxruntime(open_mini(checkpoint.digest))
+    prompts: list[str] = []
+    if recipe := RECIPES.get(precision):
+        prompts = calibration_prompts(checkpoint, None, recipe)
+    out = root / "exports" / f"{precision}-{cut}"
+    prepare_folder(out.parent)
+    order = Order(checkpoint, precision, out, cut, prompts=tuple(prompts))
+    return load_onnxruntime(export(order, unchecked, lambda _: None))
+
+
+def keep(tried: Sequence[Tried], task: Task, root: Path) -> None:
+    report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
+    write_atomic(root / f"{STEM}.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_atomic(root / f"{STEM}.md", page(tried, task).encode())
+    plot_pareto(tried, root / STEM)
+
+
+def page(tried: Sequence[Tried], task: Task) -> str:
+    exact = tried[0].figures
+    spreads = [
+        f"{name} {100 * (exact[name].interval.high - exact[name].value) / exact[name].value:.1f}%"
+        for name in ("FID", "CLIP")
+    ]
+    clock = (
+        "the GPU's" if torch.cuda.is_available() else "the process's own CPU time, over its threads"
+    )
+    return f"""# Quality against speed
+
+![{task.name}: images/s against the change of FID and of CLIP]({STEM}.png)
+
+{task.name}, {len(task.captions)} pictures a setting, by `sdxl eval --sweep`. {task.note}.
+
+Changes are from the first row, the exact model, on the same captions and seeds; a star marks what
+no other setting beats in both speed and the worse of the two changes, measured in MLPerf's gates
+(FID 2%, CLIP 0.2%). Another draw of as many pictures would move the exact model's own figures by up
+to {" and ".join(spreads)} (95%). Speed is by {clock}.
+
+{table(tried)}
+"""

@@ -1,0 +1,182 @@
+"""What an evaluation paints and what it holds the pictures against: the benchmark's task with real
+weights, or the embedded model's own. It does not know where the pictures come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.digests import sha256_of
+from eval.quality import protocol
+from eval.quality.captions import digest, literal, read_captions, scene_captions
+from eval.quality.clip_scorer import ClipScorer, of_mini, vit_b_32
+from eval.quality.frechet import Gaussian, read_statistics
+from eval.quality.inception import load_inception
+from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.images import Pixels
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.prompt import BODY
+
+MINI_PICTURES, MINI_SIDE = 1000, 128
+REFERENCE_PICTURES, REFERENCE_SEED = 2000, 1
+BATCH = 50
+"""pictures that a scorer takes at once"""
+
+Features = Callable[[Sequence[Pixels]], Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """`requests[i]` paints `captions[i]`. Scorers and reference are loaded when first asked for."""
+
+    name: str
+    note: str
+    """what the scores may be compared with"""
+    captions: tuple[str, ...]
+    requests: tuple[GenerationParams, ...]
+    side: int
+    load: Callable[[], Judges]
+    judge: str
+    """the digest of what scores"""
+    clip_gate: protocol.Gate | None = None
+    fid_gate: protocol.Gate | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        first = {k: v for k, v in self.requests[0].as_dict().items() if k != "prompt"}
+        return {
+            "task": self.name,
+            "pictures": len(self.captions),
+            "captions": digest(self.captions),
+            "judge": self.judge,
+            "request": first,
+        }
+
+
+@dataclass(frozen=True)
+class Judges:
+    """What scores pictures: features for FID, a CLIP, and the statistics of real pictures."""
+
+    features: Features
+    clip: ClipScorer
+    reference: Gaussian
+
+
+def embedded_task(given: dict[str, Any], count: int | None) -> Task:
+    """Scenes nobody trained on, judged by the embedded model's own CLIP."""
+    from sdxl.mini.clip import WEIGHTS
+
+    for side in ("width", "height"):
+        if given.get(side, MINI_SIDE) != MINI_SIDE:
+            raise InvalidParams(side, given[side], f"its scorer needed {MINI_SIDE}")
+    captions = scene_captions(count or MINI_PICTURES)
+    first = given.get("seed", 0)
+    return Task(
+        "embedded model, drawn scenes",
+        "FID and CLIP are of the embedded model's own small CLIP, against drawn scenes: compare "
+        "them with each other, never with published figures",
+        tuple(captions),
+        tuple(
+            replace(GenerationParams(), **{**given, "seed": first + i, "prompt": caption})
+            for i, caption in enumerate(captions)
+        ),
+        MINI_SIDE,
+        mini_judges,
+        "-".join(
+            sha256_of(WEIGHTS / tower / "model.safetensors")[:8] for tower in ("vision", "text")
+        ),
+    )
+
+
+def mini_judges(pictures: int | None = None) -> Judges:
+    clip = of_mini()
+    drawn = (clip.pooled(batch) for batch in drawn_scenes(pictures or REFERENCE_PICTURES))
+    return Judges(clip.pooled, clip, Gaussian.of(drawn))
+
+
+def drawn_scenes(count: int) -> Iterator[list[Pixels]]:
+    """Freshly drawn, of the same distribution as the captions that are painted."""
+    from sdxl.mini.scenes import draw, sample_scene
+
+    rng = np.random.default_rng(REFERENCE_SEED)
+    for start in range(0, count, BATCH):
+        size = min(BATCH, count - start)
+        yield [
+            draw(sample_scene(rng, held_out=True), int(rng.integers(2**31))) for _ in range(size)
+        ]
+
+
+def benchmark_task(
+    checkpoint: Checkpoint,
+    given: dict[str, Any],
+    count: int | None,
+    files: dict[str, str | None],
+    device: str,
+) -> Task:
+    """MLPerf's, with its gates where nothing of it was changed."""
+    paths = _existing(files)
+    captions = read_captions(paths["captions"])
+    if len(captions) < (count or protocol.CAPTIONS):
+        needed = f"needed {count or protocol.CAPTIONS} captions"
+        raise InvalidParams("captions", str(paths["captions"]), f"{needed}; found {len(captions)}")
+    _check_scheduler(checkpoint)
+    captions = captions[: count or protocol.CAPTIONS]
+    request = replace(protocol.REQUEST, **given)
+    changed = [n for n, v in given.items() if v != getattr(protocol.REQUEST, n)]
+    changed += ["count"] if len(captions) != protocol.CAPTIONS else []
+    is_closed = not [name for name in changed if name != "cache_interval"]
+    # Here and not when scoring: wrong weights are said before anything is painted.
+    reference = read_statistics(paths["statistics"], protocol.INCEPTION_WIDTH)
+    inception = load_inception(paths["inception"]).to(device)
+    clip = vit_b_32(paths["clip"], device)
+
+    @torch.inference_mode()
+    def features(pictures: Sequence[Pixels]) -> Tensor:
+        batch = torch.from_numpy(np.stack(pictures)).movedim(-1, 1).to(device)
+        return torch.cat([inception(part).cpu() for part in batch.split(BATCH)])
+
+    note = f"changed: {', '.join(changed)}; " if changed else ""
+    if count_long := sum(len(checkpoint.tokenizers[0].encode(c)) > BODY for c in captions):
+        note += f"{count_long} captions have more than {BODY} tokens, and are not cut off; "
+    return Task(
+        "MLPerf Inference, text to image",
+        note + ("the benchmark's gates apply" if is_closed else "its gates do not apply"),
+        tuple(captions),
+        tuple(replace(request, prompt=literal(caption)) for caption in captions),
+        request.width or protocol.REQUEST.width or 0,
+        lambda: Judges(features, clip, reference),
+        "".join(sha256_of(paths[name])[:16] for name in ("inception", "statistics")),
+        protocol.CLIP_GATE if is_closed else None,
+        protocol.FID_GATE if is_closed else None,
+    )
+
+
+def is_embedded(checkpoint: Checkpoint) -> bool:
+    return checkpoint.folder == MINI
+
+
+def _existing(files: dict[str, str | None]) -> dict[str, Path]:
+    found = {}
+    for field, name in files.items():
+        if name is None:
+            raise InvalidParams(
+                field, None, "the benchmark's task needs it; see docs/evaluation.md"
+            )
+        if not Path(name).exists():
+            raise InvalidParams(field, name, "needed a file or folder that is there")
+        found[field] = Path(name)
+    return found
+
+
+def _check_scheduler(checkpoint: Checkpoint) -> None:
+    for key, needed in protocol.SCHEDULER.items():
+        found = getattr(checkpoint.scheduler, key)
+        if found != needed:
+            shown = f"{checkpoint.name} with {key} {found!r} in its scheduler"
+            raise InvalidParams("model", shown, f"the benchmark needed {needed!r}")

@@ -1,0 +1,1 @@
+"""A running service, measured from outside: load, delays, low priority, languages, traces."""

@@ -1,0 +1,247 @@
+"""In-flight against static batching on the same engines: mean and p99 latency by load.
+
+sdxl bench batching [--model mini] [--costs costs.json]
+
+With equal requests, with the service's own qualities, and with steps that differ more. The engines'
+calls are measured, every bucket, deep and shallow. Then each discipline serves the same Poisson
+arrivals in simulated time, where a call takes what was measured: in flight by the service's own
+policy; static by a greedy batcher, which starts with what is queued and runs as long as the longest
+of it, with the batch and the wait that are best for it at that very load; by one that only puts
+alike requests together; and one by one. Encoding and decoding overlap with all of them and are left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from eval.measuring.timing import quantile
+from sdxl import deepcache
+from sdxl.cost import Costs
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
+
+USUAL = GenerationParams()
+Kind = tuple[int, int]
+"""steps and cache interval"""
+MEDIUM = (20, 2)
+MIXES: dict[str, tuple[Kind, ...]] = {
+    "all of medium quality": (MEDIUM,),
+    "low, medium or high quality": ((10, 1), MEDIUM, (30, 2)),
+    "10, 20 or 40 steps": ((10, 2), (20, 2), (40, 2)),
+}
+ROWS = 2
+OURS = "in flight"
+IMAGES, WARM_SHARE = 2000, 0.1
+LOADS = (0.5, 0.8, 0.95)
+WAITS = (0.0, 0.25, 0.5, 1.0)
+"""shares of one image's time"""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at_s: float
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Device:
+    """Measured calls at one shape, and the limits under which the service runs it."""
+
+    costs: Costs
+    limits: Limits
+    shape: Shape
+
+    def batch_s(self, images: int, kind: Kind) -> float:
+        """All steps of a static batch."""
+        bucket = self.limits.bucket(images * ROWS)
+        deep, shallow = self.call_s("unet_deep", bucket), self.call_s("unet_shallow", bucket)
+        return sum(deep if is_deep else shallow for is_deep in deepcache.plan(*kind))
+
+    def call_s(self, network: Network, bucket: int) -> float:
+        return self.costs.tick_s(Group(network, self.shape, (), bucket))
+
+    @property
+    def batches(self) -> list[int]:
+        return [bucket // ROWS for bucket in self.limits.buckets if bucket >= ROWS]
+
+    def capacity(self, mix: Sequence[Kind]) -> float:
+        """Images a second of the best batch, always full, each of one kind."""
+        return max(
+            images / statistics.fmean(self.batch_s(images, kind) for kind in mix)
+            for images in self.batches
+        )
+
+
+def measure(pipeline: Pipeline) -> Device:
+    costs = Costs()
+    for bucket in pipeline.limits().buckets:
+        guidance = USUAL.guidance if bucket >= ROWS else 1.0
+        asked = replace(USUAL, prompt="a ring", seed=0, steps=6, guidance=guidance)
+        params = [pipeline.resolve(asked)] * max(bucket // ROWS, 1)
+        conditionings = pipeline.encode(params)
+        for _ in range(2):
+            loop = pipeline.in_flight()
+            for each, conditioning in zip(params, conditionings, strict=True):
+                loop.submit(pipeline.request(each, conditioning))
+            loop.drain()
+        costs.ticks |= loop.costs.ticks
+    return device_of(costs, pipeline.limits())
+
+
+def device_of(costs: Costs, limits: Limits) -> Device:
+    shape = next(iter(costs.ticks)).shape
+    rows = max(costs.knee(shape, limits.buckets), ROWS)
+    return Device(costs, replace(limits, rows=rows), shape)
+
+
+def stored(path: Path) -> Device:
+    costs = Costs.from_dict(json.loads(path.read_text()))
+    buckets = tuple(sorted({key.bucket for key in costs.ticks}))
+    return device_of(costs, Limits(buckets, buckets[-1]))
+
+
+def arrivals_at(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[Arrival]:
+    chance, now, found = random.Random(1), 0.0, []
+    for _ in range(count):
+        now += chance.expovariate(rate)
+        found.append(Arrival(now, chance.choice(mix)))
+    return found
+
+
+def in_flight(device: Device, arrivals: Sequence[Arrival]) -> list[float]:
+    latencies = [0.0] * len(arrivals)
+    flights: dict[int, Flight] = {}
+    now, coming = 0.0, 0
+    while coming < len(arrivals) or flights:
+        if not flights:
+            now = max(now, arrivals[coming].at_s)
+        while coming < len(arrivals) and arrivals[coming].at_s <= now:
+            flights[coming] = Flight(
+                coming, device.shape, ROWS, deepcache.plan(*arrivals[coming].kind)
+            )
+            coming += 1
+        plan = plan_tick(list(flights.values()), device.limits, now)
+        for id_ in plan.admitted:
+            flights[id_] = replace(flights[id_], state=State.RUNNING)
+        now += sum(device.costs.tick_s(group) for group in plan.groups)
+        for id_ in (id_ for group in plan.groups for id_ in group.ids):
+            flights[id_] = flights[id_].advanced()
+            if flights[id_].is_done:
+                latencies[id_] = now - arrivals[id_].at_s
+                del flights[id_]
+    return latencies
+
+
+def static(
+    device: Device,
+    arrivals: Sequence[Arrival],
+    most: int,
+    wait_s: float = 0.0,
+    *,
+    is_alike: bool = False,
+) -> list[float]:
+    """Starts with what is queued once it is full, or the first has waited long enough; `is_alike`:
+    only with what is of the first one's kind."""
+    latencies = [0.0] * len(arrivals)
+    waiting = list(range(len(arrivals)))
+    now = 0.0
+    while waiting:
+        first = arrivals[waiting[0]]
+        fitting = (i for i in waiting if not is_alike or arrivals[i].kind == first.kind)
+        candidates = list(islice(fitting, most))
+        full_s = arrivals[candidates[-1]].at_s if len(candidates) == most else math.inf
+        now = max(now, min(full_s, first.at_s + wait_s))
+        batch = [i for i in candidates if arrivals[i].at_s <= now]
+        now += max(device.batch_s(len(batch), kind) for kind in {arrivals[i].kind for i in batch})
+        for i in batch:
+            latencies[i] = now - arrivals[i].at_s
+            waiting.remove(i)
+    return latencies
+
+
+def best_static(
+    device: Device, arrivals: Sequence[Arrival], *, is_alike: bool
+) -> tuple[list[float], str]:
+    alone_s = device.batch_s(1, MEDIUM)
+    tried = {
+        f"batch {most}, wait {wait * alone_s:.3f} s": static(
+            device, arrivals, most, wait * alone_s, is_alike=is_alike
+        )
+        for most in device.batches
+        for wait in WAITS
+    }
+    name = min(tried, key=lambda n: p99(tried[n]))
+    return tried[name], name
+
+
+def settled(latencies: Sequence[float]) -> Sequence[float]:
+    return latencies[int(len(latencies) * WARM_SHARE) :]
+
+
+def p99(latencies: Sequence[float]) -> float:
+    return quantile(settled(latencies), 0.99)
+
+
+def table(device: Device) -> str:
+    lines = [f"{device.limits.rows} rows in flight"]
+    for name, mix in MIXES.items():
+        capacity = device.capacity(mix)
+        lines.append(f"\n{name}; 100% is {capacity:.2f} images/s")
+        lines.append(
+            f"{'load':<6}{'discipline':<14}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
+        )
+        for load in LOADS:
+            lines += rows(device, arrivals_at(load * capacity, mix), load)
+    return "\n".join(lines)
+
+
+def disciplines(device: Device, arrivals: Sequence[Arrival]) -> dict[str, tuple[list[float], str]]:
+    """Latencies by name, and what was best for those that have a choice."""
+    return {
+        OURS: (in_flight(device, arrivals), ""),
+        "static": best_static(device, arrivals, is_alike=False),
+        "static, alike": best_static(device, arrivals, is_alike=True),
+        "one by one": (static(device, arrivals, 1), ""),
+    }
+
+
+def rows(device: Device, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
+    found = disciplines(device, arrivals)
+    for title, (latencies, note) in found.items():
+        mean, ratio = statistics.fmean(settled(latencies)), p99(found[OURS][0]) / p99(latencies)
+        yield f"{load:<6.0%}{title:<14}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="sdxl bench batching", description=__doc__)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--costs", type=Path, help="measured before, as --save wrote them")
+    parser.add_argument("--save", type=Path, help="where to keep what was measured")
+    options = parser.parse_args(argv)
+
+    if options.costs:
+        device = stored(options.costs)
+    else:
+        import engines
+
+        device = measure(engines.load(options.model, options.backend))
+    if options.save:
+        options.save.write_text(json.dumps(device.costs.as_dict()))
+    print(table(device))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""`sdxl bench floor`: the arithmetic and the bytes of each stage, the least time they take on this
+machine, and the share of that which each engine reaches.
+
+`--model sdxl-1.0` derives the real model's figures from its shape alone, and times nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sdxl.arguments import Parser, whole
+from sdxl.params import GenerationParams, InvalidParams
+
+if TYPE_CHECKING:
+    from eval.measuring.arithmetic import Shapes, Work
+    from eval.measuring.ceilings import Ceilings
+    from sdxl.engine import Engines
+
+GIGA = 1e9
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    if min(options.rows) < 1:
+        raise InvalidParams("rows", min(options.rows), "needed at least 1")
+    report = measure(options)
+    print(json.dumps(report) if options.is_json else table(report))
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl bench floor", description="How near engines are to the least time.")
+    add = parser.add_argument
+    add("--model", default="mini", help="as elsewhere, or sdxl-1.0 for the arithmetic alone")
+    add("--backend", nargs="+", default=["torch", "onnxruntime"])
+    add("--precision", default="fp32", help="of weights and activations (default %(default)s)")
+    add("--rows", type=whole, nargs="+", default=[2, 16], help="of a UNet's call; two an image")
+    add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
+    add("--json", action="store_true", dest="is_json")
+    return parser
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from eval.measuring.arithmetic import (
+        DTYPES,
+        FULL_SIZE,
+        Shapes,
+        architecture_of,
+        configs_of,
+        work_of,
+    )
+    from eval.measuring.ceilings import measure_ceilings
+    from eval.measuring.system_description import describe_system
+
+    configs = configs_of(options.model)
+    side = options.side or architecture_of(configs).default_side
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # 8-bit engines are held against the ceiling of what they compute in where they are not.
+    dtype = getattr(torch, DTYPES.get(options.precision, "float16"))
+    ceilings = measure_ceilings(device, dtype)
+    report: dict[str, Any] = {
+        "model": options.model,
+        "precision": options.precision,
+        "side": side,
+        "system": describe_system(),
+        "ceilings": asdict(ceilings),
+        "calls": [],
+    }
+    loaded = {} if options.model == FULL_SIZE else load(options)
+    for rows in options.rows:
+        shapes = Shapes(side, rows)
+        work = work_of(configs, shapes, options.precision)
+        report["calls"].append(calls_of(shapes, work, ceilings, loaded))
+    report["image"] = image_of(report["calls"][0])
+    return report
+
+
+def load(options: argparse.Namespace) -> dict[str, Engines]:
+    import engines
+
+    return {
+        backend: engines.load(options.model, backend, precision=options.precision).engines
+        for backend in options.backend
+    }
+
+
+def calls_of(
+    shapes: Shapes, work: dict[str, Work], ceilings: Ceilings, loaded: dict[str, Engines]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"rows": shapes.rows, "stages": {}}
+    for name, each in work.items():
+        floor_s = ceilings.floor_s(each.flops, each.bytes)
+        found["stages"][name] = {
+            "flops": each.flops,
+            "bytes": each.bytes,
+            "floor_s": floor_s,
+            "engines": {
+                backend: reached(engines, name, shapes, floor_s)
+                for backend, engines in loaded.items()
+            },
+        }
+    return found
+
+
+def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict[str, float]:
+    import torch
+
+    from eval.measuring.ceilings import fastest
+    from sdxl.engine import allocate, torch_dtype
+
+    engine, axes = engines[name], shapes.axes(engines.arch)
+    inputs = {
+        t.name: torch.ones(t.shape(axes), dtype=torch_dtype(t), device=engines.device)
+        for t in engine.spec.inputs
+    }
+    outputs = {t.name: allocate(t, axes, engines.device) for t in engine.spec.outputs}
+    seconds = fastest(lambda: engine(inputs, outputs), engines.device)
+    return {"seconds": seconds, "share": floor_s / seconds}
+
+
+def image_of(call: dict[str, Any]) -> dict[str, Any]:
+    """A picture of the usual steps with guidance, whole and with DeepCache."""
+    usual, stages = GenerationParams(), call["stages"]
+    images = max(call["rows"] // 2, 1)
+    found = {}
+    for interval in (1, 2):
+        deep = -(-usual.steps // interval)
+        counts = {
+            "unet_prompt": 1,
+            "unet_deep": deep,
+            "unet_shallow": usual.steps - deep,
+            "vae_decoder": 1,
+            "clip_l": 1,
+            "clip_g": 1,
+        }
+        found[f"interval {interval}"] = {
+            key: sum(n * stages[name][key] for name, n in counts.items()) / images
+            for key in ("flops", "floor_s")
+        }
+    return found
+
+
+def table(report: dict[str, Any]) -> str:
+    system, ceilings = report["system"], report["ceilings"]
+    lines = [
+        f"{report['model']}, {report['precision']}, {report['side']}×{report['side']}; "
+        f"{', '.join(system['accelerators']) or system['processor']}, {system['threads']} threads",
+        f"measured here: {ceilings['flops'] / GIGA:.1f} GFLOP/s in products, "
+        f"{ceilings['bytes'] / GIGA:.1f} GB/s in a copy",
+    ]
+    for call in report["calls"]:
+        lines.append(f"\n{call['rows']} rows")
+        names = list(next(iter(call["stages"].values()))["engines"])
+        head = "".join(f"{name:>22}" for name in names)
+        lines.append(f"{'stage':<14}{'GFLOP':>12}{'MB':>10}{'floor ms':>13}{head}")
+        lines += [stage_line(name, stage) for name, stage in call["stages"].items()]
+    lines.append(f"\na picture, {GenerationParams().steps} steps with guidance, at the least")
+    lines += [
+        f"  {name}: {each['flops'] / GIGA:.1f} GFLOP, {1000 * each['floor_s']:.2f} ms"
+        for name, each in report["image"].items()
+    ]
+    return "\n".join(lines)
+
+
+def stage_line(name: str, stage: dict[str, Any]) -> str:
+    cells = "".join(
+        f"{1000 * each['seconds']:>12.2f} ms {each['share']:>6.1%}"
+        for each in stage["engines"].values()
+    )
+    return (
+        f"{name:<14}{stage['flops'] / GIGA:>12.3f}{stage['bytes'] / 1e6:>10.2f}"
+        f"{1000 * stage['floor_s']:>13.3f}{cells}"
+    )

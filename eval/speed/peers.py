@@ -1,0 +1,255 @@
+"""`sdxl bench peers`: same weights, prompts, steps, sizes and threads, in one run.
+
+Variants take turns, round after round; figures are medians with the least and the most. Peak
+memory is of a process of its own for each variant. On a GPU the model is a random-weight one of
+SDXL's full size at 1024×1024: speed does not depend on the weights' values. It judges nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eval.measuring.energy import meter
+from eval.measuring.system_description import describe_system
+from eval.measuring.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
+from eval.speed import variants
+from eval.speed.variants import (
+    COMPILED,
+    COMPILED_CACHED,
+    INTERVALS,
+    OURS,
+    PEERS,
+    PROMPTS,
+    Setting,
+    load_all,
+    load_one,
+    name_of,
+)
+from sdxl import memory
+from sdxl.arguments import Parser, number, whole
+from sdxl.files import prepare_folder, write_atomic
+
+FULL_SIZE = Path("out/full-size/model")
+BUDGET_S = 540.0
+LOOPS_SHARE = 0.25
+"""of the time: of denoising alone"""
+Report = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else list(argv)
+    options = build_parser().parse_args(given)
+    options.ours = options.ours or list(OURS["cuda" if torch.cuda.is_available() else "cpu"])
+    setting = setting_of(options)
+    if options.memory_of:
+        print(peak_bytes(setting, options))
+        return 0
+    report = measure(setting, options, given)
+    if options.out:
+        keep(report, Path(options.out))
+    print(json.dumps(report, default=asdict) if options.is_json else table(report))
+    return 0
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="sdxl bench peers", description="Speed against peers, in one run.")
+    add = parser.add_argument
+    add("--model", help="mini on a CPU and random weights of full size on a GPU unless given")
+    add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
+    add("--batch", type=whole, nargs="+", default=[1, 4, 8])
+    add("--rounds", type=whole, default=7, help="at most (default %(default)s)")
+    add("--steps", type=whole, default=variants.STEPS)
+    add("--ours", nargs="+", metavar="BACKEND:PRECISION", help="which of ours are compared")
+    add("--no-compile", action="store_true", help="leave torch.compile out")
+    add("--no-memory", action="store_true", help="leave the peak memory of each out")
+    add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
+    add("--price-per-hour", type=number, metavar="DOLLARS", help="for images per dollar")
+    add("--out", metavar="DIR", help="also write peers.json, .txt, .png and .svg there")
+    add("--json", action="store_true", dest="is_json", help="the figures as one JSON object")
+    add("--memory-of", help=argparse.SUPPRESS)
+    return parser
+
+
+def setting_of(options: argparse.Namespace) -> Setting:
+    model = options.model or ("mini" if not torch.cuda.is_available() else full_size())
+    return Setting(model, options.side, options.steps)
+
+
+def full_size() -> str:
+    from onnx_export.random_weights import write_checkpoint
+
+    if not FULL_SIZE.exists():
+        prepare_folder(FULL_SIZE.parent)
+        write_checkpoint(FULL_SIZE)
+    return str(FULL_SIZE)
+
+
+def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> Report:
+    until_s = time.perf_counter() + options.time_budget
+    loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
+    # Compiled, memory is the eager one's, and compiling again takes minutes.
+    weighed = (
+        []
+        if options.no_memory
+        else [name for name in loaded.paints if name not in (COMPILED, COMPILED_CACHED)]
+    )
+    memory = {name: _peak(name, given) for name in weighed}
+    report: Report = {
+        "system": describe_system(),
+        "model": setting.model,
+        "steps": setting.steps,
+        "passed_over": loaded.passed_over,
+        "peak_bytes": memory,
+        "batches": {},
+    }
+    left = len(options.batch)
+    for batch in options.batch:
+        now = time.perf_counter()
+        part_s = max(until_s - now, 0) / left
+        prompts = prompts_for(batch)
+        runs = {name: partial(paint, prompts) for name, paint in loaded.paints.items()}
+        found = figures(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
+        loops = {name: begin(prompts) for name, begin in loaded.loops.items()}
+        report["batches"][batch] = found | denoising(loops, options, now + part_s)
+        left -= 1
+    return report
+
+
+def prompts_for(batch: int) -> list[str]:
+    return [PROMPTS[i % len(PROMPTS)] for i in range(batch)]
+
+
+def figures(
+    runs: Mapping[str, Run],
+    batch: int,
+    options: argparse.Namespace,
+    until_s: float,
+    warmup: int = 2,
+) -> Report:
+    """Of one batch size, and the ratios that the project's goals are stated in."""
+    joules: dict[str, list[float]] = {}
+    counter, is_cuda = meter(), torch.cuda.is_available()
+    timed = cuda_s if is_cuda else wall_s
+    metered = {
+        name: _metered(run, joules.setdefault(name, []), counter) for name, run in runs.items()
+    }
+    seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
+    found: Report = {
+        "seconds": {name: Spread.of(values) for name, values in seconds.items()},
+        "images/s": {n: Spread.of([batch / s for s in each]) for n, each in seconds.items()},
+    }
+    if counter is not None:
+        energy = {n: [j / batch for j in joules[n][-len(seconds[n]) :]] for n in seconds}
+        found["joules an image"] = {n: Spread.of(each) for n, each in energy.items()}
+        found["images per joule"] = {
+            n: Spread.of([1 / j for j in each]) for n, each in energy.items()
+        }
+    if options.price_per_hour:
+        found["images per dollar"] = {
+            n: Spread.of([3600 * batch / s / options.price_per_hour for s in each])
+            for n, each in seconds.items()
+        }
+    return found | ratios(seconds, options.ours)
+
+
+def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: float) -> Report:
+    """Of the loop alone, without the text encoders, the decoder and the picture."""
+    timed = cuda_s if torch.cuda.is_available() else wall_s
+    seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
+    return {
+        "milliseconds of denoising": {
+            name: Spread.of([1000 * s for s in each]) for name, each in seconds.items()
+        },
+        "denoising at interval 2 over interval 1": over_one(seconds, options.ours),
+    }
+
+
+def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
+    found: Report = {
+        f"times as fast as {peer}": {
+            name: ratio(seconds[peer], values) for name, values in seconds.items() if name != peer
+        }
+        for peer in PEERS
+        if peer in seconds
+    }
+    found["time at interval 2 over interval 1"] = over_one(seconds, ours)
+    return found
+
+
+def over_one(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> dict[str, Spread]:
+    one, two = INTERVALS
+    return {
+        each: ratio(seconds[name_of(each, two)], seconds[name_of(each, one)])
+        for each in ours
+        if name_of(each, one) in seconds
+    }
+
+
+def _metered(run: Run, joules: list[float], counter: Callable[[], float] | None) -> Run:
+    if counter is None:
+        return run
+
+    def measured() -> None:
+        before = counter()
+        run()
+        torch.cuda.synchronize()
+        joules.append(counter() - before)
+
+    return measured
+
+
+def _peak(name: str, given: list[str]) -> int:
+    command = [sys.executable, "-m", "sdxl.cli", "bench", "peers", *given, "--memory-of", name]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(said.split()[-1])
+
+
+def peak_bytes(setting: Setting, options: argparse.Namespace) -> int:
+    """Of a process that loads one variant and runs the largest batch, a deep and a shallow step."""
+    paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)
+    paint(prompts_for(max(options.batch)))
+    if torch.cuda.is_available():
+        # All of the GPU's: not only what PyTorch's allocator knows of.
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+    return memory.peak_bytes()
+
+
+def keep(report: Report, folder: Path) -> None:
+    from eval.quality.plot import plot_peers
+
+    prepare_folder(folder)
+    write_atomic(folder / "peers.json", json.dumps(report, default=asdict, indent=1).encode())
+    write_atomic(folder / "peers.txt", (table(report) + "\n").encode())
+    plot_peers(report, folder / "peers")
+
+
+def table(report: Report) -> str:
+    system = report["system"]
+    machine = ", ".join(system["accelerators"]) or f"{system['processor']}, {system['cores']} cores"
+    lines = [f"{machine}, torch {system['packages']['torch']}; {report['model']}"]
+    lines += [f"passed over: {name}: {why}" for name, why in report["passed_over"].items()]
+    if report["peak_bytes"]:
+        lines.append("\npeak memory, MiB")
+        lines += [f"    {name:<36} {n / 2**20:.0f}" for name, n in report["peak_bytes"].items()]
+    for batch, found in report["batches"].items():
+        lines.append(f"\nbatch {batch}, {report['steps']} steps: median (least to most)")
+        for what, rows in found.items():
+            lines.append(f"  {what}")
+            lines += [f"    {name:<36} {spread:.3f}" for name, spread in rows.items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,191 @@
+"""Who is compared: diffusers as it is, compiled, and with the DeepCache package; and ours by
+backend, precision and interval. Each goes from prompts to image tensors. It times nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import engines
+from engines.export_folder import ExportError
+from engines.flavours import BackendMissing
+from eval.measuring.timing import Run
+from sdxl.checkpoint import find
+from sdxl.inflight import Failed, Request
+from sdxl.params import GenerationParams, InvalidParams
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Pipeline
+
+STEPS = 20
+INTERVALS = (1, 2)
+PROMPTS = (
+    "a red circle on a blue background",
+    "a small yellow star above a green square on a white background",
+    "two purple triangles on a black background",
+    "a large orange ring on a white background",
+)
+EAGER, CACHED, COMPILED = "diffusers eager", "diffusers + DeepCache", "diffusers + torch.compile"
+COMPILED_CACHED = "diffusers + torch.compile + DeepCache"
+PEERS = (EAGER, CACHED, COMPILED, COMPILED_CACHED)
+COMPILED_PARTS = ("attentions", "resnet", "downsampler", "upsampler")
+"""of the DeepCache package's names for what it wraps: those without wrapped parts inside"""
+OURS = {
+    "cpu": ("torch:fp32", "onnxruntime:fp32", "onnxruntime:int8"),
+    "cuda": ("torch:fp16", "tensorrt:fp16", "tensorrt:fp8", "tensorrt:int8"),
+}
+"""backend and precision; one that is not there is passed over, and said"""
+
+Paint = Callable[[Sequence[str]], object]
+Begin = Callable[[Sequence[str]], Run]
+"""Encodes these prompts; what it returns denoises them and does nothing else."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all variants have in common."""
+
+    model: str
+    side: int | None
+    steps: int = STEPS
+
+    @property
+    def device(self) -> str:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float16 if self.device == "cuda" else torch.float32
+
+
+def name_of(ours: str, interval: int) -> str:
+    backend, precision = ours.split(":")
+    return f"ours, {backend} {precision}, interval {interval}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Those that are there, by name, and why the others are not."""
+
+    paints: dict[str, Paint]
+    loops: dict[str, Begin] = field(default_factory=dict)
+    """ours, without what comes before and after the loop"""
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+
+def load_all(setting: Setting, ours: Sequence[str], has_compile: bool) -> Loaded:
+    peers = PEERS if has_compile else (EAGER, CACHED)
+    found = Loaded({name: _peer(setting, name) for name in peers})
+    for each in ours:
+        try:
+            pipeline = _ours(setting, each)
+        except (BackendMissing, ExportError, InvalidParams) as error:
+            found.passed_over[each] = str(error)
+            continue
+        for interval in INTERVALS:
+            name = name_of(each, interval)
+            found.paints[name] = paint_with(pipeline, setting, interval)
+            found.loops[name] = partial(_begin, pipeline, setting, interval)
+    return found
+
+
+def load_one(setting: Setting, name: str, ours: Sequence[str]) -> Paint:
+    if name in PEERS:
+        return _peer(setting, name)
+    each, interval = next((o, i) for o in ours for i in INTERVALS if name_of(o, i) == name)
+    return paint_with(_ours(setting, each), setting, interval)
+
+
+def paint_with(pipeline: Pipeline, setting: Setting, interval: int) -> Paint:
+    return partial(_paint, pipeline, setting, interval)
+
+
+def _ours(setting: Setting, each: str) -> Pipeline:
+    backend, precision = each.split(":")
+    return engines.load(setting.model, backend, precision=precision)
+
+
+def _paint(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> object:
+    results = pipeline.generate(_asked(setting, interval, prompts))
+    if errors := [result.error for result in results if result.error]:
+        raise errors[0]
+    return results
+
+
+def _begin(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> Run:
+    asked = [pipeline.resolve(params) for params in _asked(setting, interval, prompts)]
+    encoded = zip(asked, pipeline.encode(asked), strict=True)
+    return partial(_denoise, pipeline, [pipeline.request(*each) for each in encoded])
+
+
+def _denoise(pipeline: Pipeline, requests: Sequence[Request]) -> None:
+    loop = pipeline.in_flight()
+    for request in requests:
+        loop.submit(request)
+    for event in loop.drain():
+        if isinstance(event, Failed):
+            raise event.cause
+
+
+def _asked(setting: Setting, interval: int, prompts: Sequence[str]) -> list[GenerationParams]:
+    return [
+        GenerationParams(
+            prompt,
+            steps=setting.steps,
+            seed=i,
+            cache_interval=interval,
+            width=setting.side,
+            height=setting.side,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def _peer(setting: Setting, name: str) -> Paint:
+    from diffusers import StableDiffusionXLPipeline
+
+    folder = str(find(setting.model).folder)
+    pipe: Any = StableDiffusionXLPipeline.from_pretrained(
+        folder, torch_dtype=setting.dtype, add_watermarker=False
+    )
+    pipe = pipe.to(setting.device)
+    pipe.set_progress_bar_config(disable=True)
+    if name == COMPILED:
+        pipe.unet = torch.compile(pipe.unet)
+    if name in (CACHED, COMPILED_CACHED):
+        _cache(pipe, is_compiled=name == COMPILED_CACHED)
+    return partial(_diffuse, pipe, setting)
+
+
+def _cache(pipe: Any, *, is_compiled: bool) -> None:
+    from DeepCache import DeepCacheSDHelper
+
+    helper = DeepCacheSDHelper(pipe=pipe)
+    helper.set_params(cache_interval=2, cache_branch_id=0)
+    helper.enable()
+    if is_compiled:
+        # The package decides in Python, step by step, which parts run: each is compiled by itself.
+        torch._dynamo.config.recompile_limit = 64
+        helper.function_dict |= {
+            key: torch.compile(part)
+            for key, part in helper.function_dict.items()
+            if key[1] in COMPILED_PARTS
+        }
+
+
+def _diffuse(pipe: Any, setting: Setting, prompts: Sequence[str]) -> object:
+    generators = [torch.Generator("cpu").manual_seed(i) for i in range(len(prompts))]
+    return pipe(
+        list(prompts),
+        num_inference_steps=setting.steps,
+        guidance_scale=GenerationParams().guidance,
+        generator=generators,
+        width=setting.side,
+        height=setting.side,
+        output_type="pt",
+    )

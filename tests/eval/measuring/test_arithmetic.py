@@ -1,0 +1,50 @@
+"""The arithmetic that is derived from the networks is the published one."""
+
+from __future__ import annotations
+
+import pytest
+
+from eval.measuring.arithmetic import FULL_SIZE, Shapes, Work, configs_of, work_of
+from eval.measuring.ceilings import Ceilings
+
+TERA = 1e12
+CACHED = 2 * 128 * 128 * (9 + 1) * 960 * 320 / 1e12
+"""a row's first convolution of the last up block and the one past it: Deep's results are cached"""
+PUBLISHED = {
+    "unet_deep": 2 * 6.761,
+    "unet_shallow": 2 * (0.326 - CACHED),
+    "vae_decoder": 10.47,
+}
+"""TFLOP at 1024×1024, two rows, one picture (MLPerf's reference model, counted by its layers)"""
+
+
+@pytest.fixture(scope="module")
+def full() -> dict[str, Work]:
+    return work_of(configs_of(FULL_SIZE), Shapes(1024, 2), "fp16")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_full_size_networks_compute_what_is_published(name: str, full: dict[str, Work]) -> None:
+    found = full[name].flops / TERA
+    assert found == pytest.approx(PUBLISHED[name], rel=0.02), f"{found} TFLOP"
+
+
+def test_weights_have_the_bytes_of_their_precision(full: dict[str, Work]) -> None:
+    whole = full["unet_prompt"].weight_bytes + full["unet_deep"].weight_bytes
+    assert whole == pytest.approx(2 * 2.567e9, rel=0.01)
+    assert full["unet_prompt"].weight_bytes == pytest.approx(0.135 * whole, rel=0.01)
+
+
+def test_eight_bit_weights_are_counted_by_the_recipe() -> None:
+    configs = configs_of("mini")
+    half, eight = (
+        work_of(configs, Shapes(128, 2), precision)["unet_deep"].weight_bytes
+        for precision in ("fp16", "int8")
+    )
+    assert 0.5 * half < eight < 0.75 * half, (half, eight)
+
+
+def test_the_floor_is_the_slower_of_arithmetic_and_memory() -> None:
+    ceilings = Ceilings(flops=100.0, bytes=10.0)
+    assert ceilings.floor_s(200, 5) == 2
+    assert ceilings.floor_s(200, 50) == 5

@@ -1,0 +1,204 @@
+"""LoadGen accepts runs on the true loop and the true REST service, over engines that cost nothing.
+On the embedded model: `make test-long`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval.measuring.timing import wall_s
+from eval.mlperf import compliance
+from eval.mlperf.loadgen import Run, Summary, System, complete
+from eval.mlperf.systems import InProcess, OverHttp
+from eval.quality.accuracy_log import FILE, AccuracyLog, logged
+from eval.quality.sources import ask
+from eval.quality.task import Task
+from sdxl import cli
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+from tests.serve.servers import listening
+from tests.serve.workers import fake_pipeline
+
+SCENARIOS = ("Offline", "Server", "SingleStream")
+CAPTIONS = 16
+REQUESTS = [
+    GenerationParams(f"caption {i}", seed=i, steps=2, width=64, height=64, guidance=1.0)
+    for i in range(CAPTIONS)
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return fake_pipeline(buckets=(1, 2, 4, 8))
+
+
+@contextmanager
+def in_process(pipeline: Pipeline) -> Iterator[System]:
+    system = InProcess(pipeline, REQUESTS, complete)
+    yield system
+    system.close()
+
+
+def start(
+    system: System, folder: Path, scenario: str, qps: float = 100.0, **more: object
+) -> Summary:
+    folder.mkdir(exist_ok=True)
+    run = Run(scenario, folder, CAPTIONS, qps, 0.02, is_short=True, **more)  # type: ignore[arg-type]
+    return run.start(system)
+
+
+def one_by_one(make: Callable[[], object]) -> float:
+    """Pictures a second: what a machine surely keeps up with, however busy it is."""
+    make()
+    return 3 / wall_s(lambda: [make() for _ in range(3)])
+
+
+@pytest.fixture(scope="module")
+def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A performance run of each scenario, and an accuracy run of Offline."""
+    root = tmp_path_factory.mktemp("loadgen")
+    with in_process(pipeline) as system:
+        qps = one_by_one(lambda: pipeline.generate(REQUESTS[:1]))
+        for scenario in SCENARIOS:
+            start(system, root / scenario, scenario, qps)
+        start(system, root / "accuracy", "Offline", is_accuracy=True)
+    return root
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_loadgen_calls_short_runs_valid(scenario: str, runs: Path) -> None:
+    summary = Summary.read(runs / scenario)
+    assert summary.is_valid, summary.lines
+    assert summary.scenario == scenario and summary.score and summary.score > 0
+    assert (runs / scenario / "mlperf_log_detail.txt").stat().st_size > 0
+
+
+def test_the_server_scenario_over_http_is_valid(tmp_path: Path) -> None:
+    with listening(fake_pipeline(buckets=(1, 2, 4, 8)), queue=512) as (url, _):
+        system = OverHttp(url, REQUESTS, complete)
+        qps = one_by_one(lambda: ask(system.http, REQUESTS[0]))
+        summary = start(system, tmp_path / "run", "Server", qps)
+        system.close()
+    assert summary.is_valid, summary.lines
+
+
+def test_the_accuracy_log_is_what_eval_reads(runs: Path, task: Task, pipeline: Pipeline) -> None:
+    from dataclasses import replace
+
+    from sdxl.images import to_pixels
+
+    small = replace(task, captions=tuple(r.prompt for r in REQUESTS), side=64)
+    found = AccuracyLog(runs / "accuracy" / FILE, small).pictures([11, 3])
+    for index, picture in zip((11, 3), found, strict=True):
+        (result,) = pipeline.generate([REQUESTS[index]])
+        assert result.image is not None
+        apart = np.abs(picture.astype(int) - to_pixels(result.image)).max()
+        assert apart <= 1, f"picture {index} is {apart} apart, allowed 1"
+
+
+def test_the_benchmarks_own_table_rules_a_full_run() -> None:
+    found = Run("Server", Path(), 5000).settings()
+    assert found.server_target_latency_ns == 20_000_000_000
+    assert found.server_target_latency_percentile == pytest.approx(0.99)
+    assert found.min_duration_ms == 600_000
+    assert Run("Offline", Path(), 5000).settings().min_query_count == 5000
+    assert found.performance_sample_count_override == 5000
+    assert found.sample_index_rng_seed and found.schedule_rng_seed and found.qsl_rng_seed
+
+
+def test_test01_compares_pictures(pipeline: Pipeline, runs: Path, tmp_path: Path) -> None:
+    with in_process(pipeline) as system:
+        start(system, tmp_path / "audit", "Offline", audit="TEST01")
+    found = dict(logged(tmp_path / "audit" / FILE))
+    assert found, "some of the pictures were logged in performance mode"
+    verdict = compliance.test01(runs / "accuracy", runs / "Offline", tmp_path / "audit")
+    assert "PSNR at least inf" in verdict.text, verdict.text
+    altered = tmp_path / "altered"
+    altered.mkdir()
+    lines = [
+        json.dumps({"qsl_idx": i, "data": bytes(len(data)).hex().upper()})
+        for i, data in found.items()
+    ]
+    (altered / FILE).write_text("\n".join(lines))
+    (altered / "mlperf_log_summary.txt").write_bytes(
+        (tmp_path / "audit" / "mlperf_log_summary.txt").read_bytes()
+    )
+    wrong = compliance.test01(runs / "accuracy", runs / "Offline", altered)
+    assert not wrong.passed, wrong.text
+
+
+def summarised(folder: Path, rate: float) -> Path:
+    folder.mkdir()
+    text = f"Scenario : Offline\nSamples per second: {rate}\nResult is : VALID\n"
+    (folder / "mlperf_log_summary.txt").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("rate", "passes"), [(9.0, True), (10.9, True), (11.2, False)])
+def test_test04_lets_a_repeated_sample_be_a_tenth_quicker(
+    rate: float, passes: bool, tmp_path: Path
+) -> None:
+    verdict = compliance.test04(summarised(tmp_path / "a", 10.0), summarised(tmp_path / "b", rate))
+    assert verdict.passed is passes, verdict.text
+
+
+def test_test04_repeats_one_sample(pipeline: Pipeline, tmp_path: Path) -> None:
+    asked: set[int] = set()
+
+    class Watching(InProcess):
+        def issue(self, samples: Sequence[tuple[int, int]]) -> None:
+            asked.update(index for _, index in samples)
+            super().issue(samples)
+
+    system = Watching(pipeline, REQUESTS, complete)
+    start(system, tmp_path / "run", "SingleStream", audit="TEST04")
+    system.close()
+    assert len(asked) == 1, asked
+
+
+def test_a_failing_picture_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    from tests.serve.workers import fake
+
+    pipeline = fake_pipeline()
+    system = InProcess(pipeline, REQUESTS, complete)
+    fake(pipeline, "unet_deep").fault = RuntimeError("out of memory")
+    start(system, tmp_path / "run", "SingleStream")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        system.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("over", ["process", "http"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_embedded_model_is_valid(scenario: str, over: str, tmp_path: Path) -> None:
+    flags = ["--scenario", scenario, "--over", over, "--short", "--steps", "2"]
+    assert cli.main(["bench", "mlperf", *flags, "--out", str(tmp_path)]) == 0
+    folder = tmp_path / scenario / "performance"
+    assert json.loads((folder / "result.json").read_text())["valid"] is True
+    assert json.loads((folder / "system.json").read_text())["processor"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("audit", ["TEST01", "TEST04"])
+def test_the_embedded_model_passes_the_compliance_tests(audit: str, tmp_path: Path) -> None:
+    flags = ["--audit", audit, "--short", "--steps", "2", "--deterministic"]
+    assert cli.main(["bench", "mlperf", *flags, "--out", str(tmp_path)]) == 0
+
+
+def test_a_system_that_breaks_answers_all_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, answered = fake_pipeline(), set[int]()
+
+    def broken(_: object) -> None:
+        raise RuntimeError("no encoder")
+
+    monkeypatch.setattr(pipeline, "encode", broken)
+    system = InProcess(pipeline, REQUESTS, lambda response, _: answered.add(response))
+    system.issue([(response, 0) for response in range(5)])
+    with pytest.raises(RuntimeError, match="no encoder"):
+        system.close()
+    assert answered == set(range(5))

@@ -1,0 +1,85 @@
+"""The Fréchet distance, against scipy's matrix root, closed forms, and itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from eval.quality.frechet import Gaussian, QuickFrechet, frechet_distance, read_statistics
+from sdxl.params import InvalidParams
+
+WIDTH = 24
+
+
+def features(count: int, seed: int, shift: float = 0.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
+    return torch.randn(count, WIDTH, generator=generator) @ mix * (1 + shift) + shift
+
+
+def by_scipy(found: Tensor, real: Tensor) -> float:
+    """Straight from the definition."""
+    a, b = found.double().numpy(), real.double().numpy()
+    apart = a.mean(0) - b.mean(0)
+    covariances = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    root = scipy.linalg.sqrtm(covariances[0] @ covariances[1]).real
+    return float(apart @ apart + np.trace(covariances[0] + covariances[1] - 2 * root))
+
+
+@pytest.mark.parametrize("count", [500, 60])
+def test_it_agrees_with_scipy(count: int) -> None:
+    found, real = features(count, 1, shift=0.2), features(400, 2)
+    expected = by_scipy(found, real)
+    reference = Gaussian.of([real])
+    for name, value in {
+        "torchmetrics": frechet_distance([found], reference),
+        "quick": QuickFrechet(reference)(found),
+    }.items():
+        assert value == pytest.approx(expected, rel=1e-4), f"{name}: {value}, scipy {expected}"
+
+
+def test_fewer_pictures_than_features_agree_too() -> None:
+    found, real = features(WIDTH // 2, 1, shift=0.2), features(400, 2)
+    expected = frechet_distance([found], Gaussian.of([real]))
+    assert QuickFrechet(Gaussian.of([real]))(found) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_set_is_nowhere_from_itself() -> None:
+    rows = features(300, 3)
+    distance = frechet_distance([rows], Gaussian.of([rows]))
+    size = float(Gaussian.of([rows]).covariance.trace())
+    assert abs(distance) < 1e-8 * size, f"{distance}, of a spread of {size}"
+
+
+def test_known_gaussians_give_the_closed_form() -> None:
+    """Rows whitened to mean 0 and covariance 1 exactly, then moved and stretched by axis."""
+    raw = features(300, 4).double()
+    centred = raw - raw.mean(0)
+    root = torch.linalg.cholesky(centred.T @ centred / (len(raw) - 1))
+    white = torch.linalg.solve_triangular(root, centred.T, upper=False).T
+    scales, means = torch.linspace(0.5, 2, WIDTH), torch.linspace(-1, 1, WIDTH)
+    reference = Gaussian(torch.zeros(WIDTH).double(), torch.eye(WIDTH).double())
+    expected = float((means**2).sum() + ((scales - 1) ** 2).sum())
+    assert frechet_distance([white * scales + means], reference) == pytest.approx(expected)
+
+
+def test_chunks_give_what_one_pass_gives() -> None:
+    rows, real = features(333, 5, shift=0.1), features(200, 6)
+    whole, parts = Gaussian.of([real]), Gaussian.of(real.split(17))
+    torch.testing.assert_close(parts.covariance, whole.covariance, rtol=1e-12, atol=1e-12)
+    one, many = frechet_distance([rows], whole), frechet_distance(rows.split(31), whole)
+    assert many == pytest.approx(one, rel=1e-10)
+
+
+def test_statistics_are_read_as_pytorch_fid_writes_them(tmp_path: Path) -> None:
+    real = Gaussian.of([features(100, 7)])
+    np.savez(tmp_path / "s.npz", mu=real.mean.numpy(), sigma=real.covariance.numpy())
+    found = read_statistics(tmp_path / "s.npz", WIDTH)
+    assert torch.equal(found.mean, real.mean)
+    with pytest.raises(InvalidParams, match=r"statistics: .*needed an .npz with mu \[2048\]"):
+        read_statistics(tmp_path / "s.npz", 2048)

@@ -1,0 +1,34 @@
+"""The benchmark's task is what its rules say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eval.quality import protocol
+from eval.quality.captions import literal
+from sdxl.noise import NoiseSource
+from sdxl.prompt import parse
+
+
+def test_the_gates_are_shares_of_the_reference_scores() -> None:
+    for gate, tolerance in (
+        (protocol.CLIP_GATE, protocol.CLIP_TOLERANCE),
+        (protocol.FID_GATE, protocol.FID_TOLERANCE),
+    ):
+        middle = (gate.low + gate.high) / 2
+        assert (gate.high - gate.low) / 2 / middle == pytest.approx(tolerance, rel=1e-3)
+
+
+def test_every_picture_starts_from_the_same_noise() -> None:
+    """The reference keeps one latent, drawn from a CPU generator of seed 0, for all samples."""
+    expected = torch.randn(1, 4, 128, 128, generator=torch.Generator("cpu").manual_seed(0))
+    assert protocol.REQUEST.seed == 0
+    assert torch.equal(NoiseSource(0, (4, 128, 128)).start(), expected[0])
+
+
+def test_a_caption_is_painted_as_it_is_written() -> None:
+    text = r"A sign (red) with [two] words: 10\20"
+    fragments = parse(literal(text))
+    assert "".join(f.text for f in fragments) == text
+    assert {f.weight for f in fragments} == {1.0}

@@ -1,0 +1,76 @@
+"""Which settings a sweep tries, and which of them are worth having."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.measuring.bootstrap import Interval
+from eval.measuring.timing import Spread
+from eval.quality.evaluation import Figure
+from eval.quality.pareto import Setting, Tried, change, front, table
+from eval.quality.plot import plot_pareto
+from eval.quality.sweep import EXACT, settings_of
+from sdxl.params import InvalidParams
+
+
+def tried(setting: Setting, speed: float, fid: float, clip: float) -> Tried:
+    figures = {
+        name: Figure(value, Interval(value, value))
+        for name, value in (("FID", fid), ("CLIP", clip))
+    }
+    return Tried(setting, figures, images_per_s=Spread(speed, speed, speed))
+
+
+EXAMPLES = [
+    tried(EXACT, 1.0, 10.0, 30.0),
+    tried(Setting(cache_interval=2), 2.0, 10.1, 30.0),
+    tried(Setting(cache_interval=3), 3.0, 11.0, 29.0),
+    tried(Setting("int8", 1), 1.5, 10.5, 29.9),
+]
+
+
+def test_the_exact_model_comes_first_and_nothing_twice() -> None:
+    settings = settings_of(None)
+    assert settings[0] == EXACT and len(set(settings)) == len(settings)
+    assert {s.precision for s in settings} == {"fp32", "fp16", "int8", "fp8"}
+    assert {s.cut for s in settings} == {"reference", "fresh_skips"}
+
+
+def test_a_grid_is_a_product(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps([{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]))
+    found = [(s.precision, s.cache_interval) for s in settings_of(str(path))]
+    assert found == [("fp32", 1), ("fp32", 2), ("int8", 1), ("int8", 2)]
+    path.write_text("[1, 2]")
+    with pytest.raises(InvalidParams, match="grid: .*needed JSON such as"):
+        settings_of(str(path))
+    path.write_text('[{"speed": [1]}]')
+    with pytest.raises(InvalidParams, match="grid: .*speed"):
+        settings_of(str(path))
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    assert [t.setting for t in front(EXAMPLES)] == [
+        Setting(cache_interval=3),
+        Setting(cache_interval=2),
+        EXACT,
+    ]
+
+
+def test_changes_are_shares_of_the_exact_model() -> None:
+    found = change(EXAMPLES[1], EXAMPLES[0])
+    assert found.fid == pytest.approx(0.01) and found.clip == 0 and found.is_within
+    assert not change(EXAMPLES[2], EXAMPLES[0]).is_within
+
+
+def test_the_table_and_the_plot_are_made(tmp_path: Path) -> None:
+    text = table(EXAMPLES)
+    assert text.splitlines()[2].startswith("| ★ fp32, interval 1") and text.count("\n") == 5
+    plot_pareto(EXAMPLES, tmp_path / "pareto")
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    first = (tmp_path / "pareto.svg").read_bytes()
+    plot_pareto(EXAMPLES, tmp_path / "pareto")
+    assert (tmp_path / "pareto.svg").read_bytes() == first, "the same figures, the same bytes"
