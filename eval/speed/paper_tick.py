@@ -22,7 +22,7 @@ from engines.profiles import buckets
 from engines.targets import TARGETS
 from engines.torch_engine import TorchEngine, memory_format
 from engines.torch_options import TorchOptions
-from eval.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
+from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import find, networks_of

@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 from engines import eight_bit
 from engines.launches import OPTIONS, Launch
 from engines.tiles import KIB, Problem, fitting
-from eval.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
+from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical

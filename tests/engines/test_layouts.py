@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engines.launches import noted
-from eval.arithmetic import FULL_SIZE
-from eval.paper_tick import PRECISIONS, begun, decoder, engines_of, latents_of
+from eval.measuring.arithmetic import FULL_SIZE
+from eval.speed.paper_tick import PRECISIONS, begun, decoder, engines_of, latents_of
 
 LATENT = {FULL_SIZE: 128, "mini": 20}
 """Of the embedded model's, a side that no number of heads or tokens has."""
