@@ -106,7 +106,11 @@ def start(settings: ServeSettings, watch: Watch) -> None:
         )
     models = [settings.model, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
     say(f"starting Ray, then loading {', '.join(models)}")
-    ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
+    try:
+        ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
+    except Exception as error:
+        # Ray raises bare exceptions here, such as when its node is not there after 30 s.
+        raise ServeFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
     # Ray has a handler of its own, which would leave its processes behind.
     signal.signal(signal.SIGTERM, interrupt)
     watch.start()

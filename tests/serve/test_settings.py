@@ -10,8 +10,10 @@ import pytest
 
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
-from serve.cli import check_port
+from serve.cli import ServeFailed, check_port, start
+from serve.cluster import Watch
 from serve.settings import ServeSettings, add_flags, given, read
+from tests.serve.services import free_port
 
 
 def flags(*argv: str) -> dict[str, Any]:
@@ -95,3 +97,14 @@ def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
     check_port("localhost", port)
     with pytest.raises(InvalidParams, match="port"):
         check_port("no.such.host.invalid", port)
+
+
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nThis could happen.")
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(ServeFailed, match=r"^Ray did not start: The current node timed out"):
+        start(ServeSettings(port=free_port()), Watch(print))
