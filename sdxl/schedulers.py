@@ -122,7 +122,7 @@ def _check_values(known: Mapping[str, Any]) -> None:
     for field, value in known.items():
         default = getattr(SchedulerConfig, field)
         if field == "trained_betas":
-            is_right = isinstance(value, list) and all(map(_is_beta, value))
+            is_right = isinstance(value, list) and bool(value) and all(map(_is_beta, value))
         elif isinstance(default, bool):
             is_right = isinstance(value, bool)
         elif isinstance(default, int):

@@ -82,9 +82,11 @@ def _is_sound(entry: Entry) -> bool:
         and isinstance(entry.error, str | None)
         and (entry.error is not None or is_picture(entry))
         and all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers)
-        and all(type(s) in (int, float) and s < MAX_NUMBER for s in entry.timings.values())
+        and all(type(s) in (int, float) and abs(s) < MAX_NUMBER for s in entry.timings.values())
     )
 
 
 def is_picture(entry: Entry) -> bool:
+    # What the manifest must be able to hold: raises where it is no Unicode.
+    f"{entry.id}{entry.sha256}".encode()
     return "prompt" in entry.params and FILE.fullmatch(entry.file) is not None
