@@ -50,8 +50,9 @@ def test_a_graph_that_tensorrt_cannot_read_is_named(tmp_path: Path) -> None:
     export = write_export(tmp_path / "export")
     graph = tmp_path / "export" / "clip_g.onnx"
     graph.write_bytes(graph.read_bytes()[:200])
+    sign(export.folder, "clip_g")
     with pytest.raises(BuildError, match=r"clip_g.onnx: .*parse"):
-        build(order_of(export, tmp_path / "l40s"))
+        build(order_of(ExportFolder.read(export.folder), tmp_path / "l40s"))
     assert not (tmp_path / "l40s").exists()
 
 
@@ -62,9 +63,9 @@ def test_weights_outside_the_folder_or_missing_fail_the_build(
     export = write_export(tmp_path / "export")
     (tmp_path / "weights.safetensors").write_bytes(b"secret")
     rewrite_locations(tmp_path / "export" / "clip_g.onnx", location)
-    sign(tmp_path / "export", "clip_g")
+    sign(export.folder, "clip_g")
     with pytest.raises(BuildError, match=r"clip_g.onnx: "):
-        build(order_of(export, tmp_path / "l40s"))
+        build(order_of(ExportFolder.read(export.folder), tmp_path / "l40s"))
 
 
 def test_a_plan_that_does_not_fit_on_the_disk_is_a_full_disk(

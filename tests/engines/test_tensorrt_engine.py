@@ -162,7 +162,7 @@ def test_contexts_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "side", "tokens", "profile"),
-    [(2, 8, 77, 0), (4, 8, 77, 1), (8, 8, 77, 2), (1, 8, 77, 3), (2, 16, 77, 3), (2, 8, 154, 3)],
+    [(2, 8, 77, 0), (4, 8, 77, 1), (8, 8, 77, 3), (1, 8, 77, 4), (2, 16, 77, 4), (2, 8, 154, 4)],
 )
 def test_the_exact_profile_is_preferred(rows: int, side: int, tokens: int, profile: int) -> None:
     bench = Bench.of("unet_deep", captures=True)
