@@ -175,7 +175,7 @@ class Control(Reply):
     help: str
     placeholder: str
     type: Literal["string", "integer", "number", "array"]
-    default: str | int | float | None
+    default: str | int | float | None = None
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] | None = None
