@@ -41,6 +41,9 @@ NUMBERS = tuple(RECIPES)
 FLIPS = {"int8": 0.01, "fp8": 0.03}
 """Scales are stored as halves: a value in the middle of two steps may be rounded to the other."""
 
+pytestmark = pytest.mark.timeout(300)
+"""Whichever test comes first quantises or exports a network."""
+
 
 def layers_of(unet: nn.Module) -> list[str]:
     return [n for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
