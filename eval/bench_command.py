@@ -44,5 +44,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    rows = (f"  {name:<10}{text}" for name, (_, text) in BENCHMARKS.items())
+    rows = (f"  {name:<12}{text}" for name, (_, text) in BENCHMARKS.items())
     return "\n".join(("usage: sdxl bench BENCHMARK …", "", *rows))

@@ -8,7 +8,6 @@ addresses recur and a backend may capture graphs on them. It knows no policy and
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,9 +21,6 @@ from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, allocate
 from sdxl.policy import Shape
 from sdxl.specs import ModelSpec
-
-MAX_FREE = 8
-"""Unused buffer sets that are kept for reuse, at the least: one for every bucket."""
 
 PROMPT = "unet_prompt"
 Source = TypeVar("Source")
@@ -72,6 +68,11 @@ class Buffers:
         """What tells these buffers from others: a recording made on them holds for no others."""
         own = (t for t in vars(self).values() if isinstance(t, Tensor))
         return tuple(t.data_ptr() for t in (*self.by_name.values(), *own))
+
+    @cached_property
+    def bytes(self) -> int:
+        own = [t for t in vars(self).values() if isinstance(t, Tensor)]
+        return sum(t.nbytes for t in (*self.by_name.values(), *own))
 
     def fill(self, name: str, values: Tensor) -> None:
         """The first rows of one of these tensors, without waiting for the device."""
@@ -169,7 +170,8 @@ class Cohort:
 
 
 class BufferPool:
-    """Makes cohorts, and keeps the buffers of dissolved ones for the next."""
+    """Makes cohorts, and keeps the buffers of dissolved ones for the next: as many bytes as one set
+    for every bucket would take, at the largest shape so far. The longest unused go first."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -180,8 +182,9 @@ class BufferPool:
         }
         self._prompt_names = [t.name for t in engines[PROMPT].spec.outputs]
         self._cache_names = [t.name for t in engines["unet_deep"].spec.outputs if t.name != "noise"]
-        self._most_free = max(MAX_FREE, len(engines.buckets))
-        self._free: deque[Buffers] = deque(maxlen=self._most_free)
+        self._rows_kept = sum(engines.buckets)
+        self._bytes_a_row = 0.0
+        self._free: list[Buffers] = []
 
     def begin(
         self, shape: Shape, newcomers: Sequence[Newcomer], bucket: int, *, runs: bool
@@ -231,15 +234,19 @@ class BufferPool:
     def leave(self, place: Place) -> None:
         place.cohort.members -= 1
         if place.cohort.members == 0:
-            self._free.append(place.cohort.buffers)
+            self._keep(place.cohort.buffers)
+
+    def _keep(self, unused: Buffers) -> None:
+        self._bytes_a_row = max(self._bytes_a_row, unused.bytes / unused.key[1])
+        self._free.append(unused)
+        while sum(b.bytes for b in self._free) > self._rows_kept * self._bytes_a_row:
+            del self._free[0]
 
     def _buffers(self, shape: Shape, bucket: int, with_cache: bool) -> Buffers:
         key = (shape, bucket, with_cache)
-        for buffers in self._free:
+        for index, buffers in enumerate(self._free):
             if buffers.key == key:
-                others = (b for b in self._free if b is not buffers)
-                self._free = deque(others, maxlen=self._most_free)
-                return buffers
+                return self._free.pop(index)
         axes = {"rows": bucket, **shape._asdict()}
         device, layout = self._engines.device, self._engines.memory_format
         named = {

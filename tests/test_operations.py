@@ -50,8 +50,13 @@ def test_every_block_is_one_or_the_other() -> None:
 
 
 def test_files_it_links_to_are_there() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", DOCUMENT.read_text()):
-        assert (DOCUMENT.parent / target).exists(), target
+    text = DOCUMENT.read_text()
+    headings = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in headings, target
+        else:
+            assert (DOCUMENT.parent / target).exists(), target
 
 
 def test_every_alert_is_explained() -> None:

@@ -85,6 +85,14 @@ def sign(folder: Path, name: str) -> None:
     path.write_text(json.dumps(described), encoding="utf-8")
 
 
+def sign_weights(folder: Path, file: str) -> None:
+    """The same of a file of weights."""
+    path = folder / "export.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    described["data"][file]["sha256"] = _sha256((folder / file).read_bytes())
+    path.write_text(json.dumps(described), encoding="utf-8")
+
+
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 

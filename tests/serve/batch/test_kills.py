@@ -100,6 +100,8 @@ def test_three_kills_of_the_driver_lose_nothing(tmp_path: Path) -> None:
 
 def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> None:
     source, chance, struck = prompts(tmp_path, 40), random.Random(11), 0
+    # Other tests may have left a worker that hangs for ever.
+    before = set(threading.enumerate())
     for number in range(30):
         try:
             with raising(signal.SIGALRM):
@@ -107,7 +109,8 @@ def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> N
                 make(source, tmp_path / str(number), load=partial(Drawer, draw_s=0.005))
         except KeyboardInterrupt:
             struck += 1
-        left = [thread for thread in threading.enumerate() if re.fullmatch(r"w\d+", thread.name)]
+        new = set(threading.enumerate()) - before
+        left = [thread for thread in new if re.fullmatch(r"w\d+", thread.name)]
         assert not left, f"after {number} interrupts: {left}"
     assert struck > 15
 

@@ -114,7 +114,8 @@ def test_low_priority_takes_nobodys_place_in_the_queue() -> None:
         assert (await picture_of(worker, order(seed=9))).image
         await end(tasks)
 
-    with running(fake_pipeline(tick_s=0.005, buckets=(2,)), queue=2) as worker:
+    # One of a thousand steps counts as fifty standard images.
+    with running(fake_pipeline(tick_s=0.005, buckets=(2,)), queue=60) as worker:
         asyncio.run(scenario(worker))
 
 

@@ -1,0 +1,36 @@
+"""Unused buffers are kept for the next images, and only as many as one shape can use."""
+
+from __future__ import annotations
+
+import torch
+
+from sdxl.cohort import BufferPool, Buffers, Newcomer, Place
+from sdxl.policy import Shape
+from tests.fakes import ARCH, fake_conditioning, fake_engines
+
+BUCKETS = (2, 4)
+
+
+def used(pool: BufferPool, side: int, bucket: int) -> Buffers:
+    """What an image had that came and went."""
+    start = torch.zeros(ARCH.latent_channels, side, side)
+    newcomer = Newcomer(fake_conditioning(0, rows=2), 5.0, start)
+    cohort = pool.begin(Shape(side, side, 77), [newcomer], bucket, runs=True)
+    pool.leave(Place(cohort, 0))
+    return cohort.buffers
+
+
+def test_the_same_buffers_serve_the_next_image() -> None:
+    pool = BufferPool(fake_engines(BUCKETS))
+    first = [used(pool, 16, bucket) for bucket in BUCKETS]
+    again = [used(pool, 16, bucket) for bucket in BUCKETS]
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_many_shapes_hold_no_more_than_the_largest_alone() -> None:
+    pool = BufferPool(fake_engines(BUCKETS))
+    most = sum(used(pool, 24, bucket).bytes for bucket in BUCKETS)
+    for side in (*range(2, 25, 2), 24, 24, *range(2, 25, 2)):
+        for bucket in BUCKETS:
+            used(pool, side, bucket)
+            assert sum(buffers.bytes for buffers in pool._free) <= most
