@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engines.flavours import FLAVOURS
+from engines.trt.flavours import FLAVOURS
 
 if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline

@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.flavours import FLAVOURS
-from engines.targets import LOCAL, TARGETS, named_target
+from engines.folders.targets import LOCAL, TARGETS, named_target
+from engines.trt.flavours import FLAVOURS
 from sdxl.arguments import Parser, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
-    from engines.build import OnProgress, Order
-    from engines.engine_folder import EngineFolder
-    from engines.targets import Target
+    from engines.folders.engine_folder import EngineFolder
+    from engines.folders.targets import Target
+    from engines.trt.build import OnProgress, Order
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     if options.gpu != LOCAL:
         named_target(options.gpu)
     # Here and not above: a typo in a flag need not wait for PyTorch.
-    from engines.build import build
+    from engines.trt.build import build
 
     order = read_order(options)
     with shown(order) as on_progress:
@@ -51,11 +51,11 @@ def build_parser() -> Parser:
 
 
 def read_order(options: argparse.Namespace) -> Order:
-    from engines.build import Order
-    from engines.export_folder import ExportFolder
-    from engines.flavours import check_buildable, flavour_named
-    from engines.gpus import local_target
-    from engines.places import plans_place
+    from engines.cuda.gpus import local_target
+    from engines.folders.export_folder import ExportFolder
+    from engines.folders.places import plans_place
+    from engines.trt.build import Order
+    from engines.trt.flavours import check_buildable, flavour_named
 
     flavour, local = flavour_named(options.backend), local_target()
     target = chosen_target(options.gpu, local)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from engines.digests import model_digest
-from engines.engine_folder import FILE as MANIFEST
-from engines.engine_folder import EngineError
-from engines.engine_store import best_for
-from engines.export_folder import FILE, ExportError, ExportFolder
-from engines.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
-from engines.gpus import local_target
-from engines.places import export_place, plans_root
-from engines.torch_options import TorchOptions
+from engines.cuda.gpus import local_target
+from engines.folders.digests import model_digest
+from engines.folders.engine_folder import FILE as MANIFEST
+from engines.folders.engine_folder import EngineError
+from engines.folders.export_folder import FILE, ExportError, ExportFolder
+from engines.folders.places import export_place, plans_root
+from engines.pytorch.torch_options import TorchOptions
+from engines.trt.engine_store import best_for
+from engines.trt.flavours import FLAVOURS, BackendFailed, BackendMissing, Flavour
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import OutputError
@@ -107,7 +107,7 @@ def _by_speed(wish: Wish) -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
 
 
 def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
-    from engines.tensorrt_loading import load_tensorrt
+    from engines.trt.tensorrt_loading import load_tensorrt
 
     if wish.device not in (None, "cpu", "cuda", "cuda:0"):
         needed = f"{flavour.name} runs on the first GPU it sees: set CUDA_VISIBLE_DEVICES"
@@ -138,7 +138,7 @@ def _onnxruntime(wish: Wish) -> Engines:
 def find_export(wish: Wish) -> ExportFolder:
     """The model's graphs, in the folder that is named or in their usual place; the embedded model
     brings its own."""
-    from engines.shipped import open_mini
+    from engines.folders.shipped import open_mini
 
     checkpoint, precision = wish.checkpoint, wish.precision or CPU_PRECISION
     digest = model_digest(checkpoint)
@@ -168,7 +168,7 @@ def _named_export(wish: Wish, digest: str) -> ExportFolder:
 
 
 def _torch(wish: Wish) -> Engines:
-    from engines.torch_engine import EIGHT_BIT, load_torch
+    from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 
     if wish.folder:
         # It computes from the checkpoint's own weights.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sdxl.arguments import Parser
 
 if TYPE_CHECKING:
-    from engines.engine_folder import EngineFolder
+    from engines.folders.engine_folder import EngineFolder
 
 COLUMNS = ("model", "precision", "gpu", "backend", "images", "MiB", "parity", "folder")
 PLACES = "where `sdxl build` puts them"
@@ -19,9 +19,9 @@ PLACES = "where `sdxl build` puts them"
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     # Here and not above: --help needs none of it.
-    from engines.engine_folder import EngineError
-    from engines.engine_store import engine_folders
-    from engines.places import plans_root
+    from engines.folders.engine_folder import EngineError
+    from engines.folders.places import plans_root
+    from engines.trt.engine_store import engine_folders
 
     root = Path(options.root) if options.root else plans_root()
     found = list(engine_folders(root))

@@ -20,8 +20,8 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from engines.export_folder import ExportFolder
-from engines.flavours import BackendFailed
+from engines.folders.export_folder import ExportFolder
+from engines.trt.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec

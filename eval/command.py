@@ -81,7 +81,7 @@ def build_parser() -> Parser:
 
 
 def check(options: argparse.Namespace) -> None:
-    from engines.export_folder import PRECISIONS
+    from engines.folders.export_folder import PRECISIONS
 
     if options.precision not in (None, *PRECISIONS, "bf16"):
         allowed = f"needed one of {', '.join(PRECISIONS)}, bf16"

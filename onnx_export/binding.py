@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from onnx_export.stored import Stored
 
 

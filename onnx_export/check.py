@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.export_folder import ExportFolder, changed_file
+from engines.folders.export_folder import ExportFolder, changed_file
 from engines.onnxruntime_engine import load_onnxruntime
 from onnx_export.coverage import half_coverage
 from onnx_export.exporter import Say, load_parts

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.export_folder import PRECISIONS, ExportFolder
-from engines.places import export_place
+from engines.folders.export_folder import PRECISIONS, ExportFolder
+from engines.folders.places import export_place
 from onnx_export.recipes import RECIPES
 from sdxl.arguments import MODEL, Parser
 from sdxl.files import prepare_folder
@@ -108,7 +108,7 @@ def read_order(options: argparse.Namespace) -> Order:
 
 def check_folder(options: argparse.Namespace) -> int:
     """Measure an export anew, against the model it says it was made from."""
-    from engines.export_folder import ExportError
+    from engines.folders.export_folder import ExportError
     from onnx_export.check import check
     from onnx_export.lora import Lora
     from onnx_export.order import Order

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from engines.onnxruntime_engine import session_options, threads
 
 SMALLEST = "unet_shallow"

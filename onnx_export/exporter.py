@@ -19,9 +19,16 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from engines.digests import sha256_of
-from engines.export_folder import FILE, DataFile, ExportError, ExportFolder, Graph, changed_file
-from engines.publishing import link_or_copy, locked, publish, refuse_strangers
+from engines.folders.digests import sha256_of
+from engines.folders.export_folder import (
+    FILE,
+    DataFile,
+    ExportError,
+    ExportFolder,
+    Graph,
+    changed_file,
+)
+from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
 from onnx_export.lora import Lora, fuse

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.recipes import Recipe, Rule, matching
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
-from engines.torch_engine import TorchEngine
+from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.pytorch.torch_engine import TorchEngine
 from sdxl.checkpoint import Checkpoint, networks_of
 from sdxl.engine import Engine, Engines
 from sdxl.specs import Cut, network_specs

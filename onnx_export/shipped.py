@@ -10,9 +10,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from engines.export_folder import ExportError, ExportFolder
-from engines.publishing import publish
-from engines.shipped import GRAPHS
+from engines.folders.export_folder import ExportError, ExportFolder
+from engines.folders.publishing import publish
+from engines.folders.shipped import GRAPHS
 from onnx_export.check import check
 from onnx_export.exporter import export
 from onnx_export.order import Order

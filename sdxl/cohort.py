@@ -170,8 +170,11 @@ class Cohort:
 
 
 class BufferPool:
-    """Makes cohorts, and keeps the buffers of dissolved ones for the next: as many bytes as one set
-    for every bucket would take, at the largest shape so far. The longest unused go first."""
+    """Makes cohorts, and keeps the buffers of dissolved ones for the next.
+
+    It keeps as many bytes as two sets for every bucket would take, at the largest shape so far:
+    images that change company take one and give the other back. The longest unused go first.
+    """
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -182,7 +185,7 @@ class BufferPool:
         }
         self._prompt_names = [t.name for t in engines[PROMPT].spec.outputs]
         self._cache_names = [t.name for t in engines["unet_deep"].spec.outputs if t.name != "noise"]
-        self._rows_kept = sum(engines.buckets)
+        self._rows_kept = 2 * sum(engines.buckets)
         self._bytes_a_row = 0.0
         self._free: list[Buffers] = []
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from engines.torch_engine import EIGHT_BIT, load_torch
-from engines.torch_options import PLAIN, TorchOptions
+from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
+from engines.pytorch.torch_options import PLAIN, TorchOptions
 from eval.speed.variants import PROMPTS, Paint, Setting, load_one
 from onnx_export.calibration import ENCODERS, first_steps
 from onnx_export.plain_maxima import write_numbers

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from engines.build import Order
-from engines.export_folder import ExportFolder
-from engines.flavours import TENSORRT_RTX
-from engines.gpus import local_target
-from engines.plan_process import run_worker
-from engines.profiles import profiles
-from engines.shipped import open_mini
-from engines.targets import Target
+from engines.cuda.gpus import local_target
+from engines.folders.export_folder import ExportFolder
+from engines.folders.profiles import profiles
+from engines.folders.shipped import open_mini
+from engines.folders.targets import Target
+from engines.trt.build import Order
+from engines.trt.flavours import TENSORRT_RTX
+from engines.trt.plan_process import run_worker
 from eval.h200.bench import Bench
 from eval.measuring.arithmetic import Shapes
 from eval.measuring.ceilings import fastest
@@ -86,9 +86,9 @@ def _probe(
 
 
 def _opened(bench: Bench, export: ExportFolder, name: str, plan: Path) -> Engine:
-    from engines.cuda_device import CudaDevice
-    from engines.tensorrt_engine import Scratch, TensorRTEngine
-    from engines.tensorrt_loading import context_maker
+    from engines.cuda.device import CudaDevice
+    from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
+    from engines.trt.tensorrt_loading import context_maker
 
     library, device = TENSORRT_RTX.load(), CudaDevice(bench.device)
     runtime = library.Runtime(library.Logger(library.Logger.WARNING))

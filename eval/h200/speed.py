@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.eight_bit import EightBit, has_scaled_mm
-from engines.kernel_switch import has_kernels, kernels, products
+from engines.pytorch.eight_bit import EightBit, has_scaled_mm
+from engines.pytorch.kernel_switch import has_kernels, kernels, products
 from eval.h200.bench import Bench
 from eval.measuring.arithmetic import Shapes, configs_of, work_of
 from eval.measuring.ceilings import fastest, measure_ceilings

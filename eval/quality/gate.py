@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
+from engines.folders.shipped import open_mini
 from engines.onnxruntime_engine import load_onnxruntime
-from engines.shipped import open_mini
 from eval.quality.evaluation import Evaluation, Scores
 from eval.quality.sources import Painted
 from eval.quality.task import Judges, embedded_task, mini_judges

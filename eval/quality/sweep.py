@@ -121,13 +121,13 @@ def load_engines(
     """ONNX Runtime on an export made for the sweep, or on a GPU what serves the precision there."""
     if torch.cuda.is_available():
         from engines import load
-        from engines.torch_engine import PRECISIONS, load_torch
+        from engines.pytorch.torch_engine import PRECISIONS, load_torch
 
         if precision in PRECISIONS:
             return load_torch(checkpoint, precision=precision, cut=cut)
         return load(options.model, options.backend, precision=precision).engines
+    from engines.folders.shipped import open_mini
     from engines.onnxruntime_engine import load_onnxruntime
-    from engines.shipped import open_mini
     from onnx_export.calibration import calibration_prompts
     from onnx_export.exporter import export, unchecked
     from onnx_export.order import Order

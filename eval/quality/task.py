@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.digests import sha256_of
+from engines.folders.digests import sha256_of
 from eval.quality import protocol
 from eval.quality.captions import digest, literal, read_captions, scene_captions
 from eval.quality.clip_scorer import ClipScorer, of_mini, vit_b_32

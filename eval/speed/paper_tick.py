@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.eight_bit import flagged, put_layers
-from engines.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
-from engines.fast_unet import rearrange
-from engines.fast_vae import rearrange_decoder
-from engines.launches import Launch, noted
-from engines.profiles import buckets
-from engines.targets import TARGETS
-from engines.torch_engine import TorchEngine, memory_format
-from engines.torch_options import TorchOptions
+from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from engines.folders.profiles import buckets
+from engines.folders.targets import TARGETS
+from engines.pytorch.eight_bit import flagged, put_layers
+from engines.pytorch.fast_unet import rearrange
+from engines.pytorch.fast_vae import rearrange_decoder
+from engines.pytorch.launches import Launch, noted
+from engines.pytorch.torch_engine import TorchEngine, memory_format
+from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
 from sdxl import deepcache, schedulers

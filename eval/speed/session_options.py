@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from engines import onnxruntime_engine
+from engines.folders.shipped import open_mini
 from engines.onnxruntime_engine import load_onnxruntime, session_options
-from engines.shipped import open_mini
 from eval.measuring.timing import Spread
 from sdxl.engine import Engines, allocate, torch_dtype
 from sdxl.memory import peak_bytes

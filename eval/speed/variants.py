@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import engines
-from engines.export_folder import ExportError
-from engines.flavours import BackendMissing
+from engines.folders.export_folder import ExportError
+from engines.trt.flavours import BackendMissing
 from eval.measuring.timing import Run
 from sdxl.checkpoint import find
 from sdxl.inflight import Failed, Request

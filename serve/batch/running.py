@@ -69,7 +69,7 @@ def describe(order: Order) -> Job:
         model = service_model(order.through, order.key)
         facts: dict[str, Any] = {"model": model, "model_sha256": "", "sizes": None}
     else:
-        from engines.digests import model_digest
+        from engines.folders.digests import model_digest
         from sdxl.checkpoint import find
 
         checkpoint = find(order.model)

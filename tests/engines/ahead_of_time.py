@@ -23,9 +23,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engines import eight_bit
-from engines.launches import OPTIONS, Launch
-from engines.tiles import KIB, Problem, fitting
+from engines.pytorch import eight_bit
+from engines.pytorch.launches import OPTIONS, Launch
+from engines.pytorch.tiles import KIB, Problem, fitting
 from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from tests.engines.tiny_export import write_export
 
 

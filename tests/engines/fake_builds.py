@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.build import Order
-from engines.engine_folder import Plan
-from engines.export_folder import ExportFolder
-from engines.flavours import TENSORRT_RTX
-from engines.plan_worker import Job
-from engines.targets import TARGETS
+from engines.folders.engine_folder import Plan
+from engines.folders.export_folder import ExportFolder
+from engines.folders.targets import TARGETS
+from engines.trt.build import Order
+from engines.trt.flavours import TENSORRT_RTX
+from engines.trt.plan_worker import Job
 from tests.engines.trt_double import plan_bytes
 
 L40S = TARGETS["l40s"]

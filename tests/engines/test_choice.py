@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from engines import BACKENDS, choice
-from engines import build as build_module
-from engines.build import build
 from engines.choice import Wish, choose_engines
-from engines.engine_folder import EngineFolder
-from engines.export_folder import ExportError
-from engines.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
+from engines.folders.engine_folder import EngineFolder
+from engines.folders.export_folder import ExportError
+from engines.folders.places import export_place, plans_place
+from engines.folders.targets import TARGETS, Target
 from engines.onnxruntime_engine import OnnxRuntimeError
-from engines.places import export_place, plans_place
-from engines.targets import TARGETS, Target
+from engines.trt import build as build_module
+from engines.trt.build import build
+from engines.trt.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.params import InvalidParams
@@ -38,7 +38,8 @@ def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was opened, instead of PyTorch and TensorRT."""
-    from engines import tensorrt_loading, torch_engine
+    from engines.pytorch import torch_engine
+    from engines.trt import tensorrt_loading
 
     names: list[str] = []
 
@@ -218,10 +219,10 @@ def test_plans_that_fit_come_first(
 def test_of_several_the_gpus_own_precision_is_taken(
     wish: Wish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from engines.engine_folder import EngineFolder
-    from engines.engine_store import best_for
-    from engines.flavours import TENSORRT_RTX
-    from engines.places import plans_root
+    from engines.folders.engine_folder import EngineFolder
+    from engines.folders.places import plans_root
+    from engines.trt.engine_store import best_for
+    from engines.trt.flavours import TENSORRT_RTX
 
     for precision in ("fp32", "int8", "fp16"):
         with_plans(monkeypatch, tmp_path, precision=precision)

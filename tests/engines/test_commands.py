@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engines import build as build_module
-from engines import gpus
-from engines.build import build
-from engines.export_folder import ExportFolder
-from engines.places import plans_root
+from engines.cuda import gpus
+from engines.folders.export_folder import ExportFolder
+from engines.folders.places import plans_root
+from engines.trt import build as build_module
+from engines.trt.build import build
 from sdxl.cli import main
 from tests.engines.fake_builds import L40S, FakeWorker, order_of
 from tests.engines.tiny_export import write_export

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import engines
-from engines.build import Order, build
-from engines.cuda_device import CudaDevice
-from engines.eight_bit import EightBit
-from engines.flavours import FLAVOURS, Flavour
-from engines.gpus import local_target
-from engines.recordings import Ticks
-from engines.shipped import open_mini
-from engines.tensorrt_engine import TensorRTEngine
-from engines.tensorrt_loading import load_tensorrt
+from engines.cuda.device import CudaDevice
+from engines.cuda.gpus import local_target
+from engines.cuda.recordings import Ticks
+from engines.folders.shipped import open_mini
+from engines.pytorch.eight_bit import EightBit
+from engines.trt.build import Order, build
+from engines.trt.flavours import FLAVOURS, Flavour
+from engines.trt.tensorrt_engine import TensorRTEngine
+from engines.trt.tensorrt_loading import load_tensorrt
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engines.launches import noted
+from engines.pytorch.launches import noted
 from eval.measuring.arithmetic import FULL_SIZE
 from eval.speed.paper_tick import PRECISIONS, begun, decoder, engines_of, latents_of
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from engines import build as build_module
-from engines.build import build
-from engines.engine_folder import EngineFolder
-from engines.engine_store import best_for
-from engines.export_folder import ExportFolder
-from engines.flavours import TENSORRT_RTX
-from engines.profiles import buckets, latent_sides
+from engines.folders.engine_folder import EngineFolder
+from engines.folders.export_folder import ExportFolder
+from engines.folders.profiles import buckets, latent_sides
+from engines.trt import build as build_module
+from engines.trt.build import build
+from engines.trt.engine_store import best_for
+from engines.trt.flavours import TENSORRT_RTX
 from tests.engines.fake_builds import L40S, FakeWorker, order_of
 from tests.mutants import change_bytes, change_json, check_each
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from engines import build as build_module
-from engines.build import build
-from engines.export_folder import ExportFolder
-from engines.plan_process import BuildError
-from engines.publishing import Busy
+from engines.folders.export_folder import ExportFolder
+from engines.folders.publishing import Busy
+from engines.trt import build as build_module
+from engines.trt.build import build
+from engines.trt.plan_process import BuildError
 from sdxl.files import OutputError
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import rewrite_locations, sign, write_export

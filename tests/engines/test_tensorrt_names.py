@@ -64,8 +64,8 @@ def test_the_logger_is_made_from_a_severity(real: Any) -> None:
 
 
 def test_what_the_worker_builds_with_is_tensorrts(real: Any) -> None:
-    from engines.flavours import TENSORRT_RTX
-    from engines.plan_worker import DTYPES
+    from engines.trt.flavours import TENSORRT_RTX
+    from engines.trt.plan_worker import DTYPES
 
     assert TENSORRT_RTX.architectures is not None
     assert hasattr(real.LayerType, "ATTENTION_INPUT")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
-from engines.export_folder import DataFile, ExportFolder, Graph
+from engines.folders.export_folder import DataFile, ExportFolder, Graph
 from sdxl.specs import Architecture, ModelSpec, TensorSpec, network_specs
 from tests.fakes import ARCH
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from onnx_export import exporter
 from onnx_export.calibration import calibration_prompts
 from onnx_export.check import check

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 from torch import nn
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from onnx_export.exporter import export, unchecked
 from onnx_export.order import Order
 from onnx_export.random_weights import Configs, write_checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from onnx_export.check import CheckFailed, Finding, _Run, check
 from onnx_export.exporter import export
 from onnx_export.order import Order

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from onnx_export.command import main
 from sdxl import cli
 from sdxl.checkpoint import Checkpoint
@@ -129,7 +129,7 @@ def test_a_broken_export_is_one_line_that_names_it(
 def test_an_export_is_checked_against_its_own_model(
     tiny_export: ExportFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from engines.export_folder import ExportError
+    from engines.folders.export_folder import ExportError
 
     with pytest.raises(ExportError, match=r"an export of tiny .*; found --model sdxl-mini"):
         main(["--check", str(tiny_export.folder)])

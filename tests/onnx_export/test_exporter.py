@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
+from engines.folders.publishing import Busy, locked
 from engines.onnxruntime_engine import load_onnxruntime
-from engines.publishing import Busy, locked
 from onnx_export import exporter
 from onnx_export.check import AXES, GRAPH_BOUNDS, example_inputs, largest_difference, row_by_row
 from onnx_export.exporter import export

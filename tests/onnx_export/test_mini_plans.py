@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from engines.build import Order, build
-from engines.export_folder import ExportFolder
-from engines.flavours import TENSORRT_RTX
-from engines.plan_process import run_worker
-from engines.targets import TARGETS
+from engines.folders.export_folder import ExportFolder
+from engines.folders.targets import TARGETS
+from engines.trt.build import Order, build
+from engines.trt.flavours import TENSORRT_RTX
+from engines.trt.plan_process import run_worker
 from tests.onnx_export.exports import Exports
 
 pytest.importorskip("tensorrt_rtx")

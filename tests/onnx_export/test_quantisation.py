@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engines.export_folder import (
+from engines.folders.export_folder import (
     INPUT_SCALE,
     SCALE,
     SMOOTHING,

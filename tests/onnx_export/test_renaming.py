@@ -19,9 +19,9 @@ OLD, NEW = '"cache_hidden"', '"deep_features"'
 RUN = """
 import json, sys
 from pathlib import Path
-from engines.export_folder import ExportFolder
+from engines.folders.export_folder import ExportFolder
 from engines.onnxruntime_engine import load_onnxruntime
-from engines.torch_engine import load_torch
+from engines.pytorch.torch_engine import load_torch
 from onnx_export.pictures import psnr
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams

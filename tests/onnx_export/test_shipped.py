@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engines.export_folder import ExportFolder
-from engines.shipped import GRAPHS
+from engines.folders.export_folder import ExportFolder
+from engines.folders.shipped import GRAPHS
 from tests.onnx_export.exports import Exports
 
 MAX_BYTES = 1_000_000

@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from engines.cuda_device import CudaDevice
-from engines.recordings import Ticks
+from engines.cuda.device import CudaDevice
+from engines.cuda.recordings import Ticks
 from sdxl.images import read_parameters, to_pixels
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority

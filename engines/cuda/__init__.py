@@ -1,0 +1,1 @@
+"""What any backend asks of a GPU: which there is, streams, recordings."""

@@ -1,0 +1,73 @@
+"""The embedded model's graphs, which come with the code, joined with its weights in one folder.
+
+So the first picture waits for no export. It knows no runtime.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from engines.folders.export_folder import ExportError, ExportFolder
+from engines.folders.places import export_place
+from engines.folders.publishing import link_or_copy, locked, publish
+from sdxl.checkpoint import MINI
+from sdxl.files import OutputError
+
+GRAPHS = MINI.parent / "onnx"
+
+
+def open_mini(
+    digest: str | None = None, graphs: Path = GRAPHS, checkpoint: Path = MINI
+) -> ExportFolder:
+    """The embedded model's export in its usual place, made there when it is not yet. `digest` is
+    that of the weights it must be of."""
+    shipped = ExportFolder.read(graphs)
+    if digest not in (None, shipped.model_digest):
+        raise ExportError(
+            f"{graphs}: of the weights {shipped.model_digest[:12]}, needed {digest[:12]}; "
+            "run: python -m onnx_export.shipped"
+        )
+    target = export_place(shipped.model, shipped.model_digest, shipped.precision, shipped.cut)
+    try:
+        return _same(shipped, target)
+    except ExportError:
+        with locked(target, waits=True):
+            try:
+                # Another process may have made it while this one waited.
+                return _same(shipped, target)
+            except ExportError:
+                _materialise(shipped, checkpoint, target)
+                return _same(shipped, target)
+
+
+def _same(shipped: ExportFolder, target: Path) -> ExportFolder:
+    found = ExportFolder.open(target, verify=True)
+    if found.as_dict() != shipped.as_dict():
+        raise ExportError(f"{target}: another export than {shipped.folder}")
+    return found
+
+
+def _materialise(shipped: ExportFolder, checkpoint: Path, target: Path) -> None:
+    making = target.with_name(f".{target.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        making.mkdir(parents=True)
+        _fill(making, shipped, checkpoint)
+        ExportFolder.open(making, verify=True)
+        publish(making, target)
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(target, error) from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def _fill(folder: Path, shipped: ExportFolder, checkpoint: Path) -> None:
+    for graph in shipped.graphs.values():
+        shutil.copyfile(shipped.folder / graph.file, folder / graph.file)
+    for name, data in shipped.data.items():
+        source = shipped.folder / name if data.source is None else checkpoint / data.source
+        link_or_copy(source, folder / name)
+    shipped.write(folder)

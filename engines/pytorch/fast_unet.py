@@ -1,0 +1,208 @@
+"""diffusers' UNet rearranged for a GPU: the same weights and the same arithmetic in fewer passes.
+
+Everything stays channels-last from conv_in to conv_out. Group norm, SiLU and the rounding to 8 bits
+are one pass, the time embedding goes into the norm, query, key and value are one product, and
+attention names its kernel. It knows no sizes and no precision; what it does not know it leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from engines.pytorch.eight_bit import EightBit
+from engines.pytorch.kernel_switch import has_kernels, kernels
+from sdxl.networks.attention import Text, attend, ready
+
+ATTENTION = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+class NormAct(nn.Module):
+    """A group norm, with or without SiLU; `into` is the layer that reads the result."""
+
+    def __init__(self, norm: Any, *, has_silu: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        self.groups, self.eps, self.has_silu = norm.num_groups, norm.eps, has_silu
+
+    def forward(
+        self, x: Tensor, shift: Tensor | None = None, into: nn.Module | None = None
+    ) -> Tensor:
+        """`shift` [rows, channels] is added to x first."""
+        eight_bit = into if isinstance(into, EightBit) else None
+        if has_kernels(x):
+            found: Tensor = kernels().norm_act(
+                x.contiguous(memory_format=torch.channels_last),
+                self.weight,
+                self.bias,
+                self.groups,
+                self.eps,
+                has_silu=self.has_silu,
+                shift=shift,
+                **(eight_bit.rounding if eight_bit else {}),
+            )
+            return found
+        value = x if shift is None else x + shift[:, :, None, None]
+        value = F.group_norm(value, self.groups, self.weight, self.bias, self.eps)
+        value = F.silu(value) if self.has_silu else value
+        return eight_bit.stored(value) if eight_bit else value
+
+
+def apply(layer: nn.Module, value: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
+    """A layer on what its NormAct or Gated made for it; `like` has the type of the result."""
+    if isinstance(layer, EightBit):
+        return layer.product(value, like.dtype, residual)
+    out: Tensor = layer(value)
+    return out if residual is None else out + residual
+
+
+class ResBlock(nn.Module):
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.norm1 = NormAct(block.norm1, has_silu=True)
+        self.norm2 = NormAct(block.norm2, has_silu=True)
+        self.conv1, self.conv2, self.shortcut = block.conv1, block.conv2, block.conv_shortcut
+        self.time_emb_proj = block.time_emb_proj
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        return self.end(*self.begin(x), embedding)
+
+    def begin(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """As in `networks.unet`: what does not depend on the time."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
+        return hidden, x if self.shortcut is None else self.shortcut(x)
+
+    def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
+        time = self.time_emb_proj(F.silu(embedding))
+        rounded = self.norm2(hidden, shift=time, into=self.conv2)
+        return apply(self.conv2, rounded, past, residual=past)
+
+
+class Attention(nn.Module):
+    """Among pixels, or of pixels to a prompt whose keys and values come ready: `layer` counts
+    these."""
+
+    def __init__(self, attention: Any, kernel: str | None, layer: int | None = None) -> None:
+        super().__init__()
+        self.heads, self.to_out, self.layer = attention.heads, attention.to_out[0], layer
+        projections = [attention.to_q, attention.to_k, attention.to_v]
+        self.to_q, self.to_k, self.to_v = projections
+        self.joint = joined(projections) if layer is None else None
+        others = (backend for name, backend in ATTENTION.items() if name != kernel)
+        self.order = None if kernel is None else [ATTENTION[kernel], *others]
+
+    def forward(self, x: Tensor, text: Text = ()) -> Tensor:
+        with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
+            found: Tensor = self.to_out(attend(*self._projected(x, text), self.heads))
+        return found
+
+    def _projected(self, x: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
+        if self.layer is not None:
+            return self.to_q(x), *ready(text, self.layer)
+        if self.joint is not None:
+            return self.joint(x).chunk(3, dim=-1)
+        return self.to_q(x), self.to_k(x), self.to_v(x)
+
+
+class FeedForward(nn.Module):
+    """GEGLU between two linears."""
+
+    def __init__(self, feed_forward: Any) -> None:
+        super().__init__()
+        self.rise, self.fall = feed_forward.net[0].proj, feed_forward.net[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.rise(x)
+        into = self.fall if isinstance(self.fall, EightBit) else None
+        if has_kernels(hidden):
+            rounding = into.rounding if into else {}
+            return apply(self.fall, kernels().gated(hidden, **rounding), x)
+        value, gate = hidden.chunk(2, dim=-1)
+        product = value * F.gelu(gate)
+        return apply(self.fall, into.stored(product) if into else product, x)
+
+
+class Block(nn.Module):
+    def __init__(self, block: Any, kernel: str | None, layer: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = block.norm1, block.norm2, block.norm3
+        self.attn1 = Attention(block.attn1, kernel)
+        self.attn2 = Attention(block.attn2, kernel, layer)
+        self.ff = FeedForward(block.ff)
+
+    def forward(self, x: Tensor, text: Text) -> Tensor:
+        x = x + self.attn1(self.norm1(x))
+        x = x + self.attn2(self.norm2(x), text)
+        found: Tensor = x + self.ff(self.norm3(x))
+        return found
+
+
+class Transformer(nn.Module):
+    """Called as diffusers calls its own; between maps and tokens it moves nothing."""
+
+    def __init__(self, transformer: Any, kernel: str | None, layers: Iterator[int]) -> None:
+        super().__init__()
+        self.norm = NormAct(transformer.norm, has_silu=False)
+        self.proj_in, self.proj_out = transformer.proj_in, transformer.proj_out
+        self.transformer_blocks = nn.ModuleList(
+            Block(block, kernel, next(layers)) for block in transformer.transformer_blocks
+        )
+
+    def forward(
+        self, x: Tensor, encoder_hidden_states: Text, return_dict: bool = False
+    ) -> tuple[Tensor]:
+        tokens = self.proj_in(self.norm(x).permute(0, 2, 3, 1).flatten(1, 2))
+        for block in self.transformer_blocks:
+            tokens = block(tokens, encoder_hidden_states)
+        out = self.proj_out(tokens).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
+        return (out + x,)
+
+
+def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
+    """One layer for several that read the same input; None where they round it differently."""
+    if all(isinstance(layer, EightBit) for layer in layers):
+        first, *others = layers
+        if not all(_round_alike(first, other) for other in others):
+            return None
+        weight, scale, bias = (
+            torch.cat([getattr(layer, name) for layer in layers])
+            for name in ("weight", "scale", "bias")
+        )
+        return EightBit(weight, scale, first.steps, bias, first.flags)  # type: ignore[arg-type]
+    if not all(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
+        return None
+    weight = torch.cat([layer.weight for layer in layers])  # type: ignore[misc]
+    joint = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    joint.weight = nn.Parameter(weight, requires_grad=False)
+    return joint
+
+
+def _round_alike(one: Any, other: Any) -> bool:
+    """Layers of the same input; without numbers, on the meta device, they count as alike."""
+    return bool(one.steps.is_meta or torch.equal(one.steps, other.steps))
+
+
+def rearrange(unet: Any, attention: str | None = None) -> None:
+    """In place, before Deep and Shallow are made of it."""
+    layers = itertools.count()
+    for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
+        block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)
+        if getattr(block, "attentions", None):
+            block.attentions = nn.ModuleList(
+                Transformer(each, attention, layers) for each in block.attentions
+            )
+    unet.conv_norm_out = NormAct(unet.conv_norm_out, has_silu=True)
+    unet.conv_act = nn.Identity()

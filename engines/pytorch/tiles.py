@@ -1,0 +1,157 @@
+"""How an 8-bit product is cut into tiles: which fit a GPU, and which was measured to be quickest.
+
+Tiles are measured while a service warms up, and never after: what was not measured takes the one
+that usually wins. Results stay on disk, apart for each GPU, driver, PyTorch, Triton and version of
+the kernels. It knows no kernel and does not measure by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from engines.folders.places import home
+from sdxl.files import write_atomic
+
+log = logging.getLogger(__name__)
+
+KIB = 1024
+Run = Callable[["Tile"], None]
+Measure = Callable[[Callable[[], None]], float]
+"""seconds of one run"""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of `m` pixels or tokens and `n` output channels; `k` input channels at a time."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the steps on their way take, 8-bit numbers of both factors."""
+        return (self.m + self.n) * self.k * self.stages
+
+
+USUAL = Tile(128, 128, 128, 8, 3)
+"""What wins most often, and fits everywhere."""
+TILES = (
+    USUAL,
+    Tile(256, 128, 128, 8, 4),
+    Tile(128, 256, 64, 8, 4),
+    Tile(128, 64, 128, 4, 4),
+    Tile(64, 64, 128, 4, 4),
+)
+TILES_WITH_RESIDUAL = (USUAL, Tile(128, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4))
+"""A larger one has no registers left for what is added: it spills."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice of a tile depends on."""
+
+    number: str
+    taps: int
+    channels: int
+    out_channels: int
+    count: int
+    has_residual: bool
+
+    @property
+    def key(self) -> str:
+        """Sizes that differ by less than a factor of four share their tile, and beyond 2^16 rows
+        of the product nothing changes any more."""
+        size = min((self.count - 1).bit_length(), 17) // 2
+        kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
+        return f"{kind} {size}{' residual' if self.has_residual else ''}"
+
+
+def fitting(problem: Problem, shared_bytes: int) -> tuple[Tile, ...]:
+    tiles = TILES_WITH_RESIDUAL if problem.has_residual else TILES
+    return tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
+
+
+@dataclass
+class Tiles:
+    """Of one GPU. `file`: where results are kept; None keeps them for this process."""
+
+    shared_bytes: int
+    file: Path | None = None
+    chosen: dict[str, Tile] = field(default_factory=dict)
+    is_measuring: bool = False
+
+    def __post_init__(self) -> None:
+        if self.file is None or not self.file.exists():
+            return
+        try:
+            stored = json.loads(self.file.read_text(encoding="utf-8"))
+            self.chosen = {key: Tile(*numbers) for key, numbers in stored.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("%s is not a table of tiles (%s); they are measured anew", self.file, error)
+
+    def choose(self, problem: Problem, run: Run, measure: Measure) -> Tile:
+        known = self.chosen.get(problem.key)
+        if known is not None:
+            return known
+        if not self.is_measuring:
+            return fitting(problem, self.shared_bytes)[0]
+        tiles = fitting(problem, self.shared_bytes)
+        seconds = {tile: measure(lambda tile=tile: run(tile)) for tile in tiles}  # type: ignore[misc]
+        self.chosen[problem.key] = best = min(tiles, key=seconds.__getitem__)
+        self._keep()
+        return best
+
+    def _keep(self) -> None:
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            stored = {key: astuple(tile) for key, tile in sorted(self.chosen.items())}
+            write_atomic(self.file, json.dumps(stored, indent=1).encode())
+
+
+@contextmanager
+def measuring(tiles: Tiles) -> Iterator[None]:
+    """Within it, what is not known is measured. Not while anybody waits for a picture."""
+    tiles.is_measuring = True
+    try:
+        yield
+    finally:
+        tiles.is_measuring = False
+
+
+@cache
+def tiles_of(device: torch.device, kernels: str) -> Tiles:
+    """Of this GPU; `kernels` tells one version of the kernels from another."""
+    if device.type != "cuda":
+        return Tiles(99 * KIB)
+    found = torch.cuda.get_device_properties(device)
+    versions = (found.name, driver_version(), torch.__version__, kernels)
+    shared_bytes = found.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return Tiles(shared_bytes, place_of(versions))
+
+
+def place_of(versions: tuple[str, ...]) -> Path:
+    """`versions`: the GPU's name first, then all that a measurement depends on."""
+    name = re.sub(r"[^a-z0-9]+", "-", versions[0].lower()).strip("-")
+    digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
+    return home() / "tiles" / f"{name}-{digest}.json"
+
+
+def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The kernel module's; where a container hides it, the newest CUDA that the driver knows."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return str(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]

@@ -1,0 +1,149 @@
+"""PyTorch behind the Engine contract: the reference on a CPU, and a full-speed backend on a GPU,
+in 8 bits too, from the numbers of an export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.cuda.device import CudaDevice
+from engines.cuda.gpus import local_target, numbered
+from engines.cuda.recordings import RecordedEngine, Ticks
+from engines.folders.profiles import buckets
+from engines.pytorch.eight_bit import flagged, quantise
+from engines.pytorch.kernel_switch import products
+from engines.pytorch.tiles import measuring
+from engines.pytorch.torch_options import PLAIN, TorchOptions
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
+from sdxl.engine import Engine, Engines, check_inputs
+from sdxl.params import InvalidParams
+from sdxl.specs import Cut, ModelSpec, network_specs
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+EIGHT_BIT = ("int8", "fp8")
+"""Halves where the recipe keeps them; a CPU, which has no 8-bit products, computes in float32."""
+
+
+@dataclass(frozen=True)
+class TorchEngine:
+    spec: ModelSpec
+    module: nn.Module
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        check_inputs(self.spec, inputs)
+        results = self.module(*(inputs[t.name] for t in self.spec.inputs))
+        for tensor, result in zip(self.spec.outputs, results, strict=True):
+            outputs[tensor.name].copy_(result)
+
+
+def load_torch(
+    checkpoint: Checkpoint,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    cut: Cut = "reference",
+    options: TorchOptions | None = None,
+    numbers: Path | None = None,
+) -> Engines:
+    """`numbers` is an export's file of 8-bit weights and scales, for the 8-bit precisions."""
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    is_cuda = chosen.type == "cuda"
+    if is_cuda:
+        chosen = numbered(chosen)
+    cuda = CudaDevice(chosen) if is_cuda else None
+    precision = precision or ("fp16" if is_cuda else "fp32")
+    options = options or (TorchOptions() if is_cuda else PLAIN)
+    _check(precision, numbers)
+    specs = _specs(checkpoint, precision, is_cuda, cut)
+    engines: dict[str, Engine] = {}
+    for part in NETWORK_FOLDERS:
+        module: Any = checkpoint.part(part)
+        if part == "unet":
+            dtype = getattr(torch, specs["unet_deep"].outputs[0].dtype)
+            # Not the module's own `to`, which warns of what other models need.
+            module = _unet(nn.Module.to(module, chosen, dtype), options, numbers)
+        for name, network in networks_of(part, module, cut).items():
+            placed = flagged(network) if part == "unet" else _place(network, specs[name], chosen)
+            is_compiled = options.compile and part == "unet"
+            runs: Any = torch.compile(placed) if is_compiled else placed
+            engines[name] = TorchEngine(specs[name], runs)
+    if options.rearranged:
+        from engines.pytorch.fast_vae import rearrange_decoder
+
+        decoder: Any = engines["vae_decoder"]
+        rearrange_decoder(decoder.module.decoder)
+    if is_cuda and options.graphs:
+        # Apart from the loop's: a picture is decoded while others are denoised, and what was
+        # captured into one pool must not run at the same time.
+        engines["vae_decoder"] = RecordedEngine(engines["vae_decoder"], CudaDevice(chosen))
+    if is_cuda:
+        torch.backends.cudnn.benchmark = True
+    # A GPU is given calls of the size that compiled engines have on it.
+    target = local_target(chosen) if is_cuda else None
+    said = {"backend": "torch", "precision": precision, "device": str(chosen)}
+    if options != PLAIN:
+        said["options"] = str(options)
+    return Engines(
+        checkpoint.arch,
+        engines,
+        device=chosen,
+        cut=cut,
+        buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
+        memory_format=memory_format(options),
+        warming=partial(_warming, chosen) if is_cuda else nullcontext,
+        repeat=Ticks(cuda) if cuda and options.graphs else Engines.repeat,
+        description=said,
+        **(cuda.for_engines() if cuda else {}),
+    )
+
+
+def memory_format(options: TorchOptions) -> torch.memory_format:
+    """Of the loop's maps: the one that the rearranged UNet keeps from end to end."""
+    return torch.channels_last if options.rearranged else torch.contiguous_format
+
+
+def _warming(device: torch.device) -> AbstractContextManager[None]:
+    return measuring(products().tiles(device))
+
+
+def _check(precision: str, numbers: Path | None) -> None:
+    allowed = (*PRECISIONS, *EIGHT_BIT)
+    if precision not in allowed:
+        raise InvalidParams("precision", precision, f"needed one of {', '.join(allowed)}")
+    if (precision in EIGHT_BIT) != (numbers is not None):
+        needed = f"needed with, and only with, {' and '.join(EIGHT_BIT)}: an export's numbers"
+        raise InvalidParams("numbers", None if numbers is None else str(numbers), needed)
+
+
+def _specs(checkpoint: Checkpoint, precision: str, is_cuda: bool, cut: Cut) -> dict[str, ModelSpec]:
+    """SDXL's VAE overflows in halves and would give black images: bfloat16 has the range."""
+    dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
+    decoded = dtype if dtype != "float16" else "bfloat16" if is_cuda else "float32"
+    specs = network_specs(checkpoint.arch, dtype, cut)
+    return {**specs, "vae_decoder": network_specs(checkpoint.arch, decoded, cut)["vae_decoder"]}
+
+
+def _unet(unet: nn.Module, options: TorchOptions, numbers: Path | None) -> nn.Module:
+    # Before the 8-bit layers come: a change of type would change theirs.
+    unet = unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if numbers is not None:
+        quantise(unet, numbers)
+    if options.rearranged:
+        from engines.pytorch.fast_unet import rearrange
+
+        rearrange(unet, None if options.attention == "auto" else options.attention)
+    return unet
+
+
+def _place(module: nn.Module, spec: ModelSpec, device: torch.device) -> nn.Module:
+    dtype = getattr(torch, spec.outputs[0].dtype)
+    return module.to(device, dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

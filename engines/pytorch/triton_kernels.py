@@ -1,0 +1,274 @@
+"""What PyTorch leaves in several passes over memory, in one: Triton kernels for channels-last maps.
+
+A group norm is two readings: sums per channel, then one multiplication and addition a value, with
+SiLU and the rounding to 8 bits in the same pass. What is not a number stays visible: FP8 has a
+value for it, and of an int8 tensor the row's flag becomes NaN. It knows no modules;
+kernel_switch.py decides when these run. With TRITON_INTERPRET=1, set before the import, they run
+on a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engines.pytorch.launches import launch
+
+SPLITS = 32
+"""programs that share a row's pixels while its channels are summed, at the most"""
+PIXELS, CHANNELS = 32, 64
+HALF_STEP = tl.constexpr(12582912.0)
+"""1.5 × 2^23: adding and subtracting it rounds a float32 to the nearest whole number, halves to
+even"""
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+@triton.jit
+def _sum_channels(x, sums, pixels, channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    splits = tl.num_programs(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros([CHANNELS], tl.float32)
+    squares = tl.zeros([CHANNELS], tl.float32)
+    for start in range(split * PIXELS, pixels, splits * PIXELS):
+        pixel = start + tl.arange(0, PIXELS)
+        place = (row * pixels + pixel)[:, None] * channels + channel[None, :]
+        mask = (pixel < pixels)[:, None] & (channel < channels)[None, :]
+        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+        total += tl.sum(value, 0)
+        squares += tl.sum(value * value, 0)
+    out = sums + (row * splits + split) * 2 * channels + channel
+    tl.store(out, total, mask=channel < channels)
+    tl.store(out + channels, squares, mask=channel < channels)
+
+
+@triton.jit
+def _fold_norm(
+    sums,
+    weight,
+    bias,
+    shift,
+    factor,
+    offset,
+    pixels,
+    channels,
+    per_group,
+    eps,
+    SPLITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+):
+    row, group = tl.program_id(0), tl.program_id(1)
+    index = tl.arange(0, SIZE)
+    channel = group * per_group + index
+    mask = index < per_group
+    split = tl.arange(0, SPLITS)[:, None]
+    place = sums + (row * SPLITS + split) * 2 * channels + channel[None, :]
+    total = tl.sum(tl.load(place, mask=mask[None, :], other=0.0), 0)
+    squares = tl.sum(tl.load(place + channels, mask=mask[None, :], other=0.0), 0)
+    added = tl.zeros([SIZE], tl.float32)
+    if HAS_SHIFT:
+        added = tl.load(shift + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
+    # The sums of value + added, from the sums of value.
+    squares += 2 * added * total + pixels * added * added
+    total += pixels * added
+    count = pixels * per_group
+    mean = tl.sum(total, 0) / count
+    variance = tl.sum(squares, 0) / count - mean * mean
+    scale = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + eps)
+    scale = scale * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
+    moved = (added - mean) * scale + tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
+    tl.store(factor + row * channels + channel, scale, mask=mask)
+    tl.store(offset + row * channels + channel, moved, mask=mask)
+
+
+@triton.jit
+def _store_rounded(out, flag, value, mask, largest):
+    """`flag`, of the row, becomes NaN where there is one: int8 has no value for it."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    if dtype == tl.int8:
+        broken = mask & (value != value)
+        tl.store(flag + tl.zeros_like(value).to(tl.int32), value, mask=broken)
+        value = tl.where(broken, 0.0, value)
+    value = tl.maximum(value, -largest, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.minimum(value, largest, propagate_nan=tl.PropagateNan.ALL)
+    if dtype == tl.int8:
+        value = (value + HALF_STEP) - HALF_STEP
+    tl.store(out, value.to(dtype), mask=mask)
+
+
+@triton.jit
+def _affine(
+    x,
+    factor,
+    offset,
+    steps,
+    flags,
+    out,
+    pixels,
+    channels,
+    largest,
+    HAS_AFFINE: tl.constexpr,
+    HAS_SILU: tl.constexpr,
+    HAS_STEPS: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    place = (row * pixels + pixel)[:, None] * channels + channel[None, :]
+    here = channel < channels
+    mask = (pixel < pixels)[:, None] & here[None, :]
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    if HAS_AFFINE:
+        a = tl.load(factor + row * channels + channel, mask=here, other=0.0)
+        b = tl.load(offset + row * channels + channel, mask=here, other=0.0)
+        value = value * a[None, :] + b[None, :]
+    if HAS_SILU:
+        value = value * tl.sigmoid(value)
+    if HAS_STEPS:
+        value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
+        _store_rounded(out + place, flags + row, value, mask, largest)
+    else:
+        tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gated(
+    x,
+    steps,
+    flags,
+    out,
+    tokens,
+    channels,
+    largest,
+    HAS_STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    mask = channel < channels
+    value = tl.load(x + token * 2 * channels + channel, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(x + (token * 2 + 1) * channels + channel, mask=mask, other=0.0).to(tl.float32)
+    value = value * (0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)))
+    place = out + token * channels + channel
+    if HAS_STEPS:
+        value = value * tl.load(steps + channel, mask=mask, other=0.0)
+        _store_rounded(place, flags + token // tokens, value, mask, largest)
+    else:
+        tl.store(place, value.to(out.dtype.element_ty), mask=mask)
+
+
+def norm_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    eps: float,
+    *,
+    has_silu: bool,
+    shift: Tensor | None = None,
+    steps: Tensor | None = None,
+    number: torch.dtype | None = None,
+    flags: Tensor | None = None,
+) -> Tensor:
+    """x is [rows, channels, h, w], channels last; `shift` [rows, channels] is added to it first.
+    `flags`, one for each row, tell of what int8 cannot say."""
+    rows, channels, height, width = x.shape
+    pixels, per_group = height * width, channels // groups
+    splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(pixels, PIXELS)))
+    sums = x.new_empty((rows, splits, 2, channels), dtype=torch.float32)
+    grid = (rows, splits, triton.cdiv(channels, CHANNELS))
+    launch(_sum_channels, grid, x, sums, pixels, channels, PIXELS=PIXELS, CHANNELS=CHANNELS)
+    factor, offset = x.new_empty((2, rows, channels), dtype=torch.float32)
+    launch(
+        _fold_norm,
+        (rows, groups),
+        sums,
+        weight,
+        bias,
+        weight if shift is None else shift,
+        factor,
+        offset,
+        pixels,
+        channels,
+        per_group,
+        eps,
+        SPLITS=splits,
+        SIZE=triton.next_power_of_2(per_group),
+        HAS_SHIFT=shift is not None,
+    )
+    return affine(x, factor, offset, has_silu=has_silu, steps=steps, number=number, flags=flags)
+
+
+def affine(
+    x: Tensor,
+    factor: Tensor | None = None,
+    offset: Tensor | None = None,
+    *,
+    has_silu: bool = False,
+    steps: Tensor | None = None,
+    number: torch.dtype | None = None,
+    flags: Tensor | None = None,
+) -> Tensor:
+    """x * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a unit;
+    channels are the last dimension in memory: a map in channels-last, or tokens."""
+    rows = x.shape[0]
+    channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
+    pixels = x.numel() // (rows * channels)
+    out = torch.empty_like(x, dtype=number or x.dtype)
+    launch(
+        _affine,
+        (rows, triton.cdiv(pixels, PIXELS), triton.cdiv(channels, CHANNELS)),
+        x,
+        x if factor is None else factor,
+        x if offset is None else offset,
+        x if steps is None else steps,
+        _flags(x, number, flags),
+        out,
+        pixels,
+        channels,
+        LARGEST.get(out.dtype, 0.0),
+        HAS_AFFINE=factor is not None,
+        HAS_SILU=has_silu,
+        HAS_STEPS=steps is not None,
+        PIXELS=PIXELS,
+        CHANNELS=CHANNELS,
+    )
+    return out
+
+
+def gated(
+    x: Tensor,
+    *,
+    steps: Tensor | None = None,
+    number: torch.dtype | None = None,
+    flags: Tensor | None = None,
+) -> Tensor:
+    """The first half of the last dimension times the GELU of the second."""
+    channels = x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], channels), dtype=number or x.dtype)
+    count, size = out.numel() // channels, min(1024, triton.next_power_of_2(channels))
+    launch(
+        _gated,
+        (count, triton.cdiv(channels, size)),
+        x,
+        x if steps is None else steps,
+        _flags(x, number, flags),
+        out,
+        count // x.shape[0],
+        channels,
+        LARGEST.get(out.dtype, 0.0),
+        HAS_STEPS=steps is not None,
+        CHANNELS=size,
+    )
+    return out
+
+
+def _flags(x: Tensor, number: torch.dtype | None, flags: Tensor | None) -> Tensor:
+    if flags is None and number is torch.int8:
+        return torch.zeros(x.shape[0], device=x.device)
+    return x if flags is None else flags

@@ -1,0 +1,174 @@
+"""The 8-bit product of linears and of 3×3 convolutions, in Triton: an implicit matrix product whose
+epilogue scales, adds the bias and the residual.
+
+It knows no modules; kernel_switch.py decides when it runs, and tiles.py how it is cut. With
+TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from engines.pytorch.launches import launch
+from engines.pytorch.tiles import Problem, Tile, Tiles, tiles_of
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+TAPS = {2: 1, 4: 9}
+"""of a weight with so many dimensions: a linear layer's, a 3×3 convolution's"""
+GROUP = 8
+"""rows of tiles that are worked off together, so that they share weights in the cache"""
+SMALL = Tile(32, 32, 32, 4, 1)
+"""for the interpreter"""
+
+
+@triton.jit
+def _product(
+    x,
+    weight,
+    scale,
+    bias,
+    residual,
+    out,
+    count,
+    height,
+    width,
+    channels,
+    out_channels,
+    TAPS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    # Neighbouring programs share weights and pixels in the cache.
+    across = tl.cdiv(out_channels, N)
+    in_group = GROUP * across
+    first = (tl.program_id(0) // in_group) * GROUP
+    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
+    down = first + (tl.program_id(0) % in_group) % tall
+    pixel = down * M + tl.arange(0, M)
+    target = ((tl.program_id(0) % in_group) // tall) * N + tl.arange(0, N)
+    left, top = pixel % width, (pixel // width) % height
+    blocks = tl.cdiv(channels, K)
+    total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    for k in range(TAPS * blocks):
+        tap, channel = k // blocks, (k % blocks) * K + tl.arange(0, K)
+        right_by = tap % 3 - 1 if TAPS == 9 else 0
+        down_by = tap // 3 - 1 if TAPS == 9 else 0
+        inside = (left + right_by >= 0) & (left + right_by < width) & (pixel < count)
+        inside = inside & (top + down_by >= 0) & (top + down_by < height)
+        source = (pixel + down_by * width + right_by).to(tl.int64)[:, None] * channels
+        seen = inside[:, None] & (channel < channels)[None, :]
+        a = tl.load(x + source + channel[None, :], mask=seen, other=0.0)
+        place = (target[None, :] * TAPS + tap) * channels + channel[:, None]
+        held = (target < out_channels)[None, :] & (channel < channels)[:, None]
+        b = tl.load(weight + place, mask=held, other=0.0)
+        # Said, because Triton 3.6 takes float32 for it and refuses a total of whole numbers.
+        total = tl.dot(a, b, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
+    is_there = target < out_channels
+    value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
+    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
+    mask = (pixel < count)[:, None] & is_there[None, :]
+    if HAS_RESIDUAL:
+        value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
+    [rows, channels, h, w] with a weight [out, 3, 3, channels]."""
+    out = _empty_product(x, weight.shape[0], dtype)
+    run = partial(_run_product, x, weight, scale, bias, residual, out)
+    run(_tile(x, weight, residual is not None, run))
+    return out
+
+
+def _empty_product(x: Tensor, out_channels: int, dtype: torch.dtype) -> Tensor:
+    if x.dim() != 4:
+        return torch.empty((*x.shape[:-1], out_channels), dtype=dtype, device=x.device)
+    dims = (x.shape[0], out_channels, *x.shape[2:])
+    layout = torch.channels_last
+    return torch.empty(dims, dtype=dtype, device=x.device, memory_format=layout)
+
+
+def _tile(x: Tensor, weight: Tensor, has_residual: bool, run: Callable[[Tile], None]) -> Tile:
+    if IS_INTERPRETED:
+        return SMALL
+    problem = Problem(
+        str(x.dtype).removeprefix("torch."),
+        TAPS[weight.dim()],
+        weight.shape[-1],
+        weight.shape[0],
+        x.numel() // weight.shape[-1],
+        has_residual,
+    )
+    return tiles(x.device).choose(problem, run, _seconds)
+
+
+def tiles(device: torch.device) -> Tiles:
+    """Those of this GPU, this Triton and this version of the kernel."""
+    return tiles_of(device, f"{triton.__version__} {_product.cache_key}")
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    try:
+        milliseconds: float = triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median")
+    except OutOfResources:
+        return math.inf
+    return milliseconds / 1000
+
+
+def _run_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+) -> None:
+    out_channels, channels = weight.shape[0], weight.shape[-1]
+    count = x.numel() // channels
+    height, width = x.shape[-2:] if x.dim() == 4 else (1, count)
+    launch(
+        _product,
+        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n),),
+        x,
+        weight,
+        scale,
+        bias,
+        out if residual is None else residual,
+        out,
+        count,
+        height,
+        width,
+        channels,
+        out_channels,
+        TAPS=TAPS[weight.dim()],
+        HAS_RESIDUAL=residual is not None,
+        IS_WHOLE=x.dtype == torch.int8,
+        M=tile.m,
+        N=tile.n,
+        K=tile.k,
+        GROUP=GROUP,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )

@@ -1,0 +1,1 @@
+"""TensorRT as a backend: plans built, loaded and run."""

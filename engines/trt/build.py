@@ -1,0 +1,222 @@
+"""From an export folder to a folder of TensorRT plans.
+
+Each plan is built by a worker process into a folder beside the target; when all are there, the
+folder takes its name. A build that was killed goes on where it was, and a plan whose recipe did
+not change is not built again. It knows no command line.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.folders.digests import sha256_of
+from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, Plan
+from engines.folders.export_folder import ExportFolder
+from engines.folders.json_fields import MALFORMED
+from engines.folders.places import home
+from engines.folders.profiles import profiles
+from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
+from engines.folders.spec_json import spec_as_dict
+from engines.folders.targets import Target
+from engines.trt.flavours import Flavour
+from engines.trt.plan_process import run_worker
+from engines.trt.plan_worker import Job
+from sdxl.files import OutputError, write_atomic
+
+RECIPE = 1
+"""Goes up when a change to the code makes plans worth building again."""
+
+OnProgress = Callable[[str, float], None]
+"""the network, and how far its plan is, from 0 to 1"""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one build is to make, and where."""
+
+    export: ExportFolder
+    target: Target
+    flavour: Flavour
+    max_batch: int
+    is_sparse: bool
+    out: Path
+
+    def job(self, name: str, plan: Path) -> Job:
+        graph = self.export.graphs[name]
+        has_exact = self.flavour.has_exact_profiles
+        ranges = profiles(graph.spec, self.export.arch, self.max_batch, has_exact=has_exact)
+        is_listed = self.target.sm in (self.flavour.architectures or ())
+        return Job(
+            name=name,
+            onnx=str(self.export.folder / graph.file),
+            plan=str(plan),
+            module=self.flavour.module,
+            architecture=self.target.sm if is_listed else None,
+            profiles=[dict(profile.ranges) for profile in ranges],
+            spec=spec_as_dict(graph.spec),
+            timing_cache=str(self._timing_cache) if self.flavour.has_timing_cache else None,
+            is_sparse=self.is_sparse,
+        )
+
+    def recipe(self, name: str) -> str:
+        """Digest of everything that a plan is made from: not of where it lies."""
+        graph, job = self.export.graphs[name], self.job(name, Path())
+        facts = {
+            "recipe": RECIPE,
+            "graph": graph.sha256,
+            "data": {file: self.export.data[file].sha256 for file in graph.data},
+            "gpu": self.target.name if self.flavour.needs_gpu_to_build else self.target.sm,
+            "version": self.flavour.version,
+            **{key: getattr(job, key) for key in ("module", "profiles", "spec", "is_sparse")},
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def manifest(self, plans: dict[str, Plan]) -> EngineFolder:
+        return EngineFolder(
+            folder=self.out,
+            model=self.export.model,
+            model_digest=self.export.model_digest,
+            precision=self.export.precision,
+            cut=self.export.cut,
+            arch=self.export.arch,
+            backend=self.flavour.name,
+            backend_version=self.flavour.version,
+            gpu=self.target.name,
+            capability=self.target.capability,
+            max_batch=self.max_batch,
+            is_sparse=self.is_sparse,
+            plans=plans,
+            loras=self.export.loras,
+            parity=self.export.parity,
+        )
+
+    @property
+    def _timing_cache(self) -> Path:
+        return home() / "timing" / f"{self.flavour.name}-{self.flavour.version}-{self.target.key}"
+
+
+def build(order: Order, on_progress: OnProgress = lambda name, share: None) -> EngineFolder:
+    """The engines at `order.out`, made there where they are not yet."""
+    with locked(order.out, waits=False):
+        published = _published(order.out)
+        refuse_strangers(order.out, FILE, "a folder of engines")
+        kept = {} if published is None else _kept(order, published)
+        if published is not None and order.manifest(kept).as_dict() == published.as_dict():
+            return published
+        making = order.out.with_name(f".{order.out.name}.making")
+        with _disk_errors(order.out):
+            making.mkdir(exist_ok=True)
+            plans = {}
+            for name in order.export.graphs:
+                if plan := kept.get(name):
+                    _take_over(order.out / plan.file, making / plan.file)
+                plans[name] = (
+                    plan
+                    or _finished(order, name, making)
+                    or _build(order, name, making, on_progress)
+                )
+            # The notes go last: whatever fails before, the plans are known to be finished.
+            order.manifest(plans).write(making)
+            sync_folder(making)
+            _keep_only(making, {FILE, *(plan.file for plan in plans.values())})
+        publish(making, order.out)
+        return EngineFolder.read(order.out)
+
+
+def _published(out: Path) -> EngineFolder | None:
+    try:
+        return EngineFolder.read(out)
+    except EngineError:
+        # Nothing there, or nothing whole: it is made anew and takes the place.
+        return None
+
+
+def _kept(order: Order, published: EngineFolder) -> dict[str, Plan]:
+    """The plans that are there now, whole, and would be built the same way again."""
+    return {
+        name: plan
+        for name, plan in published.plans.items()
+        if plan.recipe == order.recipe(name)
+        and sha256_of(published.folder / plan.file) == plan.sha256
+    }
+
+
+def _take_over(plan: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    link_or_copy(plan, target)
+
+
+def _finished(order: Order, name: str, making: Path) -> Plan | None:
+    """What an earlier run of this build finished before it was stopped."""
+    try:
+        plan = Plan.from_dict(name, json.loads(_note(making, name).read_text(encoding="utf-8")))
+        is_same = plan.recipe == order.recipe(name)
+        return plan if is_same and sha256_of(making / plan.file) == plan.sha256 else None
+    except (OSError, *MALFORMED):
+        return None
+
+
+def _build(order: Order, name: str, making: Path, on_progress: OnProgress) -> Plan:
+    _check_space(order, name)
+    path, unfinished = making / f"{name}{SUFFIX}", making / f"{name}.unfinished"
+    job = order.job(name, unfinished)
+    if job.timing_cache:
+        Path(job.timing_cache).parent.mkdir(parents=True, exist_ok=True)
+    log = making / f"{name}.log"
+    # TensorRT reads graph and weights by their names.
+    cost = order.export.load_checked(
+        lambda: run_worker(job, log, lambda share: on_progress(name, share))
+    )
+    os.replace(unfinished, path)
+    plan = Plan.from_dict(
+        name,
+        {
+            "file": path.name,
+            "sha256": sha256_of(path),
+            "bytes": path.stat().st_size,
+            "recipe": order.recipe(name),
+            "profiles": job.profiles,
+            **job.spec,
+            **cost,
+        },
+    )
+    write_atomic(_note(making, name), json.dumps(plan.as_dict()).encode())
+    on_progress(name, 1.0)
+    return plan
+
+
+def _check_space(order: Order, name: str) -> None:
+    """Minutes of building that must end in a full disk are not begun."""
+    needed = sum(order.export.data[file].bytes for file in order.export.graphs[name].data)
+    free = shutil.disk_usage(order.out.parent).free
+    if free < needed:
+        message = f"{free / 1e6:.1f} MB free, {name} takes at least {needed / 1e6:.1f} MB"
+        raise OutputError(order.out, OSError(errno.ENOSPC, message), "space on the disk")
+
+
+def _keep_only(folder: Path, names: set[str]) -> None:
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+
+
+def _note(making: Path, name: str) -> Path:
+    return making / f"{name}.json"
+
+
+@contextmanager
+def _disk_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(out, error, "a folder that can be written") from error

@@ -1,0 +1,57 @@
+"""The engines that are kept in one place: which are there, and which of them fits this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from engines.folders.engine_folder import FILE, EngineError, EngineFolder
+from engines.folders.targets import Target
+from engines.trt.flavours import Flavour
+
+PREFERENCE = ("int8", "fp8", "fp16", "fp32")
+
+
+def engine_folders(root: Path) -> Iterator[EngineFolder | EngineError]:
+    """Everything below `root` that has a manifest; an error for each that cannot be read."""
+    for manifest in sorted(root.rglob(FILE)):
+        if manifest.parent.name.startswith("."):
+            # Still being made.
+            continue
+        try:
+            yield EngineFolder.read(manifest.parent)
+        except EngineError as error:
+            yield error
+
+
+def best_for(
+    root: Path,
+    flavour: Flavour,
+    target: Target,
+    digest: str,
+    precision: str | None,
+    *,
+    takes_loras: bool = False,
+) -> EngineFolder | str:
+    """The engines to run this model with here, or why there are none. Those with LoRAs in them are
+    not the model itself."""
+    found = list(engine_folders(root))
+    reasons = [str(folder) for folder in found if isinstance(folder, EngineError)]
+    fitting = []
+    for folder in found:
+        if isinstance(folder, EngineError) or folder.backend != flavour.name:
+            continue
+        if folder.loras and not takes_loras:
+            continue
+        if folder.model_digest != digest:
+            continue
+        if precision not in (None, folder.precision):
+            reasons.append(f"{folder.folder}: is {folder.precision}, needed {precision}")
+        elif reason := folder.mismatch(target, flavour.version, digest):
+            reasons.append(f"{folder.folder}: {reason}")
+        else:
+            fitting.append(folder)
+    if fitting:
+        order = (target.precision, *PREFERENCE)
+        return min(fitting, key=lambda folder: order.index(folder.precision))
+    return "; ".join(reasons) or f"none were built for this model in {root}"

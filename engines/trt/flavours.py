@@ -1,0 +1,97 @@
+"""The two TensorRTs: what differs between them, as data. Everything else is one code path.
+
+`tensorrt` is the data-centre library: it builds on the GPU it builds for. `tensorrt-rtx` compiles
+for a list of architectures without any GPU, and finishes the work on the GPU at load.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+from engines.folders.targets import Target
+from sdxl.params import InvalidParams
+
+
+class BackendFailed(RuntimeError):
+    """A backend that is here, and cannot load or run what it was given."""
+
+
+class BackendMissing(RuntimeError):
+    """A library, or a GPU, that a backend needs and that is not here."""
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """One TensorRT."""
+
+    name: str
+    module: str
+    needs_gpu_to_build: bool
+    has_timing_cache: bool
+    """whether it chooses kernels by timing them, and can remember that"""
+    has_exact_profiles: bool
+    """whether a profile for one exact shape pays. Where kernels are specialised for the shapes
+    they meet at run time, each would only be compiled once more."""
+    architectures: tuple[str, ...] | None
+    """what it can build for; None where that is the GPU it runs on"""
+
+    @property
+    def is_installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+    def load(self) -> Any:
+        """The library's module."""
+        if not self.is_installed:
+            raise BackendMissing(f"{self.name} is not installed; needed: pip install {self.name}")
+        try:
+            return importlib.import_module(self.module)
+        except (ImportError, OSError) as error:
+            raise BackendMissing(f"{self.name} does not load: {error}") from error
+
+    @property
+    def version(self) -> str:
+        return str(self.load().__version__)
+
+
+TENSORRT = Flavour(
+    "tensorrt",
+    "tensorrt",
+    needs_gpu_to_build=True,
+    has_timing_cache=True,
+    has_exact_profiles=True,
+    architectures=None,
+)
+TENSORRT_RTX = Flavour(
+    "tensorrt-rtx",
+    "tensorrt_rtx",
+    needs_gpu_to_build=False,
+    has_timing_cache=False,
+    has_exact_profiles=False,
+    architectures=("SM75", "SM80", "SM86", "SM89", "SM120", "SM121"),
+)
+FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
+"""best first"""
+
+
+def flavour_named(name: str) -> Flavour:
+    if name not in FLAVOURS:
+        raise InvalidParams("backend", name, f"needed one of {', '.join(FLAVOURS)}")
+    return FLAVOURS[name]
+
+
+def check_buildable(flavour: Flavour, target: Target, local: Target | None) -> None:
+    """Refuse at once what would fail, or build for the wrong GPU, minutes later."""
+    if flavour.needs_gpu_to_build and local != target:
+        found = f"a {local.name}" if local else "no NVIDIA GPU"
+        raise BackendMissing(
+            f"{flavour.name} builds on the GPU it builds for: found {found} here, "
+            f"needed a {target.name}"
+        )
+    if flavour.architectures and target.sm not in flavour.architectures and local != target:
+        raise BackendMissing(
+            f"{flavour.name} builds for {', '.join(flavour.architectures)}; "
+            f"{target.name} is {target.sm}, needed: --backend tensorrt on a {target.name}"
+        )

@@ -1,0 +1,170 @@
+"""TensorRT plans behind the Engine contract: what runs on a GPU, in either flavour.
+
+A call binds the tensors it is handed by address; nothing is copied and nothing waits. Where the
+same tensors come again, as the loop's buffers do, the call becomes a CUDA graph. A captured graph
+holds on to the state of the context that it was captured from, so each has a context of its own;
+their working memory is one block that they take turns in. It knows no manifest and no digest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from engines.cuda.recordings import Device, Recording
+from engines.folders.profiles import Profile, choose
+from engines.trt.flavours import BackendFailed
+from sdxl.engine import check_inputs
+from sdxl.specs import ModelSpec, ShapeError, TensorSpec
+
+MAX_LANES = 32
+"""Contexts kept by one engine, for as many shapes or sets of tensors."""
+
+Key = tuple[tuple[int, ...], ...]
+
+
+class TensorRTError(BackendFailed):
+    """A plan that cannot be loaded or run: which, and what was asked of it."""
+
+
+class Scratch:
+    """Working memory that engines share which never run at the same time. It grows when a larger
+    shape comes; what was captured on the outgrown block must be captured anew."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._block: Tensor | None = None
+
+    @property
+    def address(self) -> int:
+        return 0 if self._block is None else self._block.data_ptr()
+
+    @property
+    def size(self) -> int:
+        return 0 if self._block is None else self._block.numel()
+
+    def reserve(self, size: int) -> None:
+        if size > self.size:
+            self._device.synchronize()
+            self._block = None
+            self._block = self._device.allocate(size)
+
+
+@dataclass
+class Lane:
+    """A context set up for one set of shapes, and the graph captured from it."""
+
+    context: Any
+    recording: Recording
+    captured_on: int = 0
+    """the address of the working memory that the graph uses"""
+
+
+class TensorRTEngine:
+    """One plan. `captures` says whether its tensors come again, so that graphs pay."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Any,
+        profiles: Sequence[Profile],
+        new_context: Callable[[Any], Any],
+        device: Device,
+        scratch: Scratch,
+        *,
+        captures: bool,
+    ) -> None:
+        self.spec = spec
+        self._plan, self._profiles = plan, profiles
+        self._new_context = new_context
+        self._device, self._scratch = device, scratch
+        self._captures = captures
+        self._lanes: OrderedDict[Key, Lane] = OrderedDict()
+        _check_tensors(spec, plan)
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        check_inputs(self.spec, inputs)
+        tensors = [self._own(t, inputs) for t in self.spec.inputs]
+        tensors += [self._own(t, outputs) for t in self.spec.outputs]
+        lane = self._lane(tensors)
+        if lane.captured_on != self._scratch.address:
+            lane.recording.replay, lane.captured_on = None, self._scratch.address
+        lane.recording.run(
+            lambda stream: self._enqueue(lane, tensors, stream),
+            self._device,
+            lambda: self._captures and self._is_capturable(lane),
+        )
+
+    def _own(self, spec: TensorSpec, tensors: Mapping[str, Tensor]) -> Tensor:
+        found = tensors[spec.name]
+        if not found.is_contiguous():
+            raise ShapeError(
+                f"{self.spec.name}: {spec.name!r} has strides {found.stride()}, "
+                "needed a contiguous tensor"
+            )
+        return found
+
+    def _lane(self, tensors: Sequence[Tensor]) -> Lane:
+        key = tuple(tuple(t.shape) for t in tensors)
+        if self._captures:
+            key += (tuple(t.data_ptr() for t in tensors),)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = self._prepare(tensors)
+            if len(self._lanes) > MAX_LANES:
+                # The context that goes may still be at work.
+                self._device.synchronize()
+                self._lanes.popitem(last=False)
+        self._lanes.move_to_end(key)
+        return lane
+
+    def _prepare(self, tensors: Sequence[Tensor]) -> Lane:
+        shapes = {
+            spec.name: tuple(tensor.shape)
+            for spec, tensor in zip(self.spec.tensors, tensors, strict=True)
+        }
+        inputs = {spec.name: shapes[spec.name] for spec in self.spec.inputs}
+        profile = choose(self.spec.name, self._profiles, inputs)
+        context = self._new_context(self._plan)
+        stream = self._device.stream()
+        self._must(context.set_optimization_profile_async(profile, stream), "profile", profile)
+        for name, shape in inputs.items():
+            self._must(context.set_input_shape(name, shape), name, shape)
+        if unknown := context.infer_shapes():
+            raise TensorRTError(f"{self.spec.name}: the shapes of {unknown} stay unknown")
+        for spec in self.spec.outputs:
+            if (needed := tuple(context.get_tensor_shape(spec.name))) != shapes[spec.name]:
+                raise ShapeError(
+                    f"{self.spec.name}: output {spec.name!r} has shape {shapes[spec.name]}, "
+                    f"needed {needed}"
+                )
+        self._scratch.reserve(int(context.update_device_memory_size_for_shapes()))
+        return Lane(context, Recording())
+
+    def _enqueue(self, lane: Lane, tensors: Sequence[Tensor], stream: int) -> None:
+        lane.context.set_device_memory(self._scratch.address, self._scratch.size)
+        for spec, tensor in zip(self.spec.tensors, tensors, strict=True):
+            address = tensor.data_ptr()
+            self._must(lane.context.set_tensor_address(spec.name, address), spec.name, address)
+        self._must(lane.context.execute_async_v3(stream), "stream", stream)
+
+    def _is_capturable(self, lane: Lane) -> bool:
+        """tensorrt-rtx says of some networks that they are not; tensorrt does not ask."""
+        asks = getattr(lane.context, "is_stream_capturable", None)
+        return asks is None or bool(asks(self._device.capturing_stream))
+
+    def _must(self, is_done: bool, what: str, value: object) -> None:
+        if not is_done:
+            raise TensorRTError(f"{self.spec.name}: TensorRT refused {what} = {value}")
+
+
+def _check_tensors(spec: ModelSpec, plan: Any) -> None:
+    found = {plan.get_tensor_name(i) for i in range(plan.num_io_tensors)}
+    if found != (needed := {t.name for t in spec.tensors}):
+        raise TensorRTError(
+            f"{spec.name}: the plan has the tensors {sorted(found)}, needed {sorted(needed)}"
+        )

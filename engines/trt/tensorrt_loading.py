@@ -1,0 +1,95 @@
+"""From a folder of plans to engines: digests first, then TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engines.cuda.device import CudaDevice
+from engines.cuda.gpus import numbered
+from engines.cuda.recordings import Device
+from engines.folders.engine_folder import EngineError, EngineFolder
+from engines.folders.profiles import buckets, latent_sides
+from engines.trt.flavours import Flavour
+from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
+from sdxl.engine import Engine, Engines
+
+TURNS = {
+    "clip_l": "encode",
+    "clip_g": "encode",
+    "unet_prompt": "denoise",
+    "unet_deep": "denoise",
+    "unet_shallow": "denoise",
+    "vae_decoder": "decode",
+}
+"""Engines of one turn follow each other and share their working memory; encoding and decoding
+may overlap with denoising."""
+
+CAPTURED = ("unet_deep", "unet_shallow")
+"""Called again and again with the loop's own buffers."""
+
+
+def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
+    """For engines that run here: ask `EngineFolder.mismatch` first."""
+    device = numbered()
+    cuda = CudaDevice(device)
+    deep = folder.plans["unet_deep"]
+    return Engines(
+        folder.arch,
+        open_plans(folder, flavour, flavour.load(), cuda),
+        device=device,
+        cut=folder.cut,
+        buckets=buckets(folder.max_batch),
+        latent_sides=latent_sides(deep.spec, deep.profiles),
+        description={
+            "backend": folder.backend,
+            "precision": folder.precision,
+            "device": folder.gpu,
+            "version": folder.backend_version,
+            **({"loras": folder.loras} if folder.loras else {}),
+        },
+        **cuda.for_engines(),
+    )
+
+
+def open_plans(
+    folder: EngineFolder, flavour: Flavour, library: Any, device: Device
+) -> dict[str, Engine]:
+    runtime = library.Runtime(library.Logger(library.Logger.WARNING))
+    scratch = {turn: Scratch(device) for turn in set(TURNS.values())}
+    new_context = context_maker(flavour, library)
+    engines: dict[str, Engine] = {}
+    for name, plan in folder.plans.items():
+        deserialized = runtime.deserialize_cuda_engine(folder.plan_bytes(name))
+        if deserialized is None:
+            raise EngineError(
+                f"{folder.folder / plan.file}: {flavour.name} {folder.backend_version} cannot load "
+                "it, and has said why above; build again"
+            )
+        engines[name] = TensorRTEngine(
+            plan.spec,
+            deserialized,
+            plan.profiles,
+            new_context,
+            device,
+            scratch[TURNS[name]],
+            captures=name in CAPTURED,
+        )
+    return engines
+
+
+def context_maker(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
+    """Contexts without memory of their own."""
+    strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
+    if flavour.has_exact_profiles:
+        return lambda plan: plan.create_execution_context(strategy)
+
+    def specialised(plan: Any) -> Any:
+        config = plan.create_runtime_config()
+        config.set_execution_context_allocation_strategy(strategy)
+        # At the first call and not some time later: a graph would keep the provisional kernels.
+        kernels = library.DynamicShapesKernelSpecializationStrategy.EAGER
+        config.dynamic_shapes_kernel_specialization_strategy = kernels
+        return plan.create_execution_context(config)
+
+    return specialised

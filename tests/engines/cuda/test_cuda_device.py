@@ -1,0 +1,134 @@
+"""A capture that fails costs its own work a little speed and nothing else anything; streams and
+devices are the loop's own. On a double of torch.cuda.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engines.cuda.device import CudaDevice
+from engines.cuda.gpus import local_target, numbered
+from engines.cuda.recordings import CaptureFailed, Ticks
+from tests.engines.cuda_double import MIDDLE, MOMENTS, FakeCuda, FakeStream
+
+SECOND = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda().install(monkeypatch)
+
+
+def work_of(cuda: FakeCuda, ran: list[str], name: str) -> Callable[[], None]:
+    def work() -> None:
+        if cuda.capturing is None:
+            ran.append(name)
+        else:
+            cuda.capturing.launch(lambda: ran.append(name))
+
+    return work
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_failed_capture_runs_uncaptured_and_the_next_one_is_captured(
+    moment: str, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, ran = CudaDevice(SECOND), list[str]()
+    ticks = Ticks(device)
+    ticks("first", work_of(cuda, ran, "first"))
+    cuda.fails = [moment]
+    for _ in range(3):
+        ticks("first", work_of(cuda, ran, "first"))
+    assert ran == ["first"] * 4 and cuda.captures == 0
+    for _ in range(3):
+        ticks("second", work_of(cuda, ran, "second"))
+    assert ran[4:] == ["second"] * 3, "the next capture must not suffer"
+    assert cuda.captures == 1 and not cuda.recording_pools
+    assert device.failed_captures == 1
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "runs uncaptured: CUDA error" in warning.message and "\n" not in warning.message
+
+
+def test_what_was_captured_before_stays_and_a_second_failure_is_not_said_again(
+    cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, ran = CudaDevice(SECOND), list[str]()
+    ticks = Ticks(device)
+    for _ in range(2):
+        ticks("good", work_of(cuda, ran, "good"))
+    for key in ("bad", "worse"):
+        ticks(key, work_of(cuda, ran, key))
+        cuda.fails = [MIDDLE]
+        ticks(key, work_of(cuda, ran, key))
+    ticks("good", work_of(cuda, ran, "good"))
+    assert ran == ["good"] * 2 + ["bad"] * 2 + ["worse"] * 2 + ["good"]
+    assert device.failed_captures == 2 and len(set(cuda.released)) == 2
+    assert sum(r.levelno == logging.WARNING for r in caplog.records) == 1
+
+
+def test_an_error_of_the_work_itself_is_not_taken_for_a_failed_capture(cuda: FakeCuda) -> None:
+    """It is tried uncaptured, and fails there by its own name."""
+
+    def work() -> None:
+        raise ValueError("a shape")
+
+    device = CudaDevice(SECOND)
+    with pytest.raises(CaptureFailed, match="a shape"):
+        device.capture(lambda _: work())
+    ticks = Ticks(device)
+    ticks("key", lambda: None)
+    with pytest.raises(ValueError, match="a shape"):
+        ticks("key", work)
+
+
+def test_the_loop_has_a_stream_of_its_own_on_its_own_gpu(cuda: FakeCuda) -> None:
+    device = CudaDevice(SECOND)
+    default = cuda.default_stream(SECOND)
+    assert device.stream() == default.cuda_stream
+    with device.on_stream():
+        assert device.stream() == device.loop_stream.cuda_stream != default.cuda_stream
+        assert cuda.thread_device == 1, "Triton takes the thread's device, not the tensors'"
+        captured: list[FakeStream] = []
+        device.capture(lambda _: captured.append(cuda.current_stream(SECOND)))
+    assert captured[0].cuda_stream == device.capturing_stream
+    streams = (device.capturing_stream, default.cuda_stream, device.loop_stream.cuda_stream)
+    assert len(set(streams)) == 3
+
+
+def test_who_has_chosen_a_stream_stays_on_it(cuda: FakeCuda) -> None:
+    device, own = CudaDevice(SECOND), cuda.Stream(SECOND)
+    with cuda.stream(own), device.on_stream():
+        assert cuda.current_stream(SECOND) is own
+
+
+def test_threads_do_not_meet_on_a_stream_by_chance(cuda: FakeCuda) -> None:
+    device, seen = CudaDevice(SECOND), list[FakeStream]()
+    with device.on_stream():
+        other = threading.Thread(target=lambda: seen.append(cuda.current_stream(SECOND)))
+        other.start()
+        other.join()
+    assert seen == [cuda.default_stream(SECOND)]
+
+
+def test_the_gpu_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    class Properties:
+        name, major, minor, total_memory = "NVIDIA H200", 9, 0, 141 << 30
+
+    def properties_of(device: torch.device) -> type[Properties]:
+        asked.append(device)
+        return Properties
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
+    found = local_target(SECOND)
+    assert found is not None and found.key == "h200" and asked == [SECOND]
+    assert numbered(torch.device("cuda")) == torch.device("cuda", 0)
+    assert numbered(SECOND) == SECOND

@@ -1,0 +1,188 @@
+"""Plans are proven before they run: what for, and byte by byte. Then they run the loop."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engines.folders.engine_folder import EngineError, EngineFolder
+from engines.folders.export_folder import ExportFolder
+from engines.folders.targets import TARGETS, target_of
+from engines.trt import build as build_module
+from engines.trt.build import build
+from engines.trt.flavours import TENSORRT, TENSORRT_RTX, Flavour
+from engines.trt.tensorrt_loading import open_plans
+from sdxl import deepcache, schedulers
+from sdxl.engine import Engines
+from sdxl.inflight import Finished, InFlight, Request
+from sdxl.policy import Limits
+from sdxl.schedulers import SchedulerConfig
+from tests.engines.fake_builds import L40S, FakeWorker, order_of
+from tests.engines.trt_double import TensorRTDouble
+from tests.fakes import ARCH, FakeClock, fake_conditioning, fake_engines
+
+BUCKETS = (2, 4, 8)
+CONFIG = SchedulerConfig.from_dict(
+    {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+)
+
+
+@pytest.fixture
+def folder(tiny: ExportFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineFolder:
+    monkeypatch.setattr(build_module, "run_worker", FakeWorker())
+    return build(order_of(tiny, tmp_path / "l40s"))
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "manifest.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def swap(first: Path, second: Path) -> None:
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX) -> Engines:
+    found = EngineFolder.read(folder)
+    engines = open_plans(found, flavour, library, library.device)
+    return Engines(found.arch, engines, buckets=BUCKETS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "manifest.json").unlink(), "no manifest.json there; needed a folder of"),
+        (lambda d: (d / "manifest.json").write_text("[]"), "not a manifest"),
+        (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, needed 2"),
+        (lambda d: edit(d, lambda v: v.pop("gpu")), "not a manifest .*gpu"),
+        (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "'clip_l' is missing"),
+        (lambda d: (d / "clip_l.plan").unlink(), "clip_l.plan: not there"),
+        (lambda d: os.truncate(d / "clip_l.plan", 9), "clip_l.plan: has 9 bytes, needed"),
+        (lambda d: flip_a_byte(d / "unet_deep.plan"), "unet_deep.plan: has sha256 .*, needed"),
+        (
+            lambda d: edit(d, lambda v: v["plans"]["clip_l"].update(file="../clip_l.plan")),
+            "'../clip_l.plan' leaves the folder",
+        ),
+        (
+            lambda d: edit(d, lambda v: v["plans"]["clip_l"]["outputs"][0].__setitem__(0, "old")),
+            "clip_l has the outputs old .*; needed hidden_l",
+        ),
+    ],
+)
+def test_damage_is_named(
+    folder: EngineFolder, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder.folder)
+    with pytest.raises(EngineError, match=message) as caught:
+        load(folder.folder, TensorRTDouble())
+    assert str(folder.folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, lambda path: swap(path, path.parent / "b.plan")])
+def test_what_is_not_the_plan_that_was_built_is_never_deserialised(
+    folder: EngineFolder, damage: Callable[[Path], object]
+) -> None:
+    first = next(iter(folder.plans))
+    (folder.folder / "b.plan").write_bytes(bytes(folder.plans[first].bytes))
+    damage(folder.folder / f"{first}.plan")
+    library = TensorRTDouble()
+    with pytest.raises(EngineError, match=f"{first}.plan: has sha256"):
+        load(folder.folder, library)
+    assert library.deserialized == 0
+
+
+def test_a_plan_that_tensorrt_does_not_take_is_named(folder: EngineFolder) -> None:
+    path = folder.folder / "clip_g.plan"
+    size = path.stat().st_size
+    path.write_bytes(b"!" * size)
+
+    def sign(value: dict[str, Any]) -> None:
+        value["plans"]["clip_g"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    edit(folder.folder, sign)
+    with pytest.raises(EngineError, match=r"clip_g.plan: tensorrt-rtx .* cannot load it"):
+        load(folder.folder, TensorRTDouble())
+
+
+def test_engines_that_fit_have_no_mismatch(folder: EngineFolder) -> None:
+    assert folder.mismatch(L40S, folder.backend_version, "d" * 64) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "digest", "message"),
+    [
+        ("h100", None, "d" * 64, "built for a L40S, found a H100 here"),
+        ("", None, "d" * 64, "built for a L40S, found no NVIDIA GPU here"),
+        ("l40s", "9.9", "d" * 64, "built with tensorrt-rtx 1.* found 9.9 here"),
+        ("l40s", None, "e" * 64, "built from the weights dddddddddddd .tiny., needed eeeeeeeeeeee"),
+    ],
+)
+def test_engines_for_something_else_say_for_what(
+    folder: EngineFolder, gpu: str, version: str | None, digest: str, message: str
+) -> None:
+    found = folder.mismatch(TARGETS.get(gpu), version or folder.backend_version, digest)
+    assert found is not None
+    assert re.search(message, found), found
+
+
+def test_tensorrts_plans_are_for_one_gpu_and_rtxs_for_an_architecture(folder: EngineFolder) -> None:
+    ada = target_of("NVIDIA GeForce RTX 4090", (8, 9), 24 << 30)
+    assert folder.runs_on(ada)
+    assert not replace(folder, backend="tensorrt").runs_on(ada)
+
+
+@pytest.mark.parametrize("flavour", [TENSORRT, TENSORRT_RTX])
+@pytest.mark.parametrize("interval", [1, 2])
+def test_the_loop_on_plans_gives_the_latents_of_the_loop_on_fakes(
+    folder: EngineFolder, flavour: Flavour, interval: int
+) -> None:
+    """Images join and leave; every set of buffers that recurs is replayed as a graph."""
+    library = TensorRTDouble()
+    found = denoise(load(folder.folder, library, flavour), interval)
+    expected = denoise(replace(fake_engines(), buckets=BUCKETS), interval)
+    assert len(found) == len(expected) == 5
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    device = library.device
+    assert device.replays > device.captures > 0
+
+
+def denoise(engines: Engines, interval: int) -> list[Tensor]:
+    loop = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))
+    events = []
+    for seed in range(5):
+        loop.submit(
+            Request(
+                fake_conditioning(seed, 2 if seed else 1),
+                schedulers.table("euler", 8, CONFIG),
+                deepcache.plan(8, interval),
+                5.0 if seed else 1.0,
+                seed,
+                ARCH.sample_size,
+                ARCH.sample_size,
+            )
+        )
+        events += loop.tick()
+    events += loop.drain()
+    finished = {event.id: event.latents for event in events if isinstance(event, Finished)}
+    return [finished[id_] for id_ in sorted(finished)]

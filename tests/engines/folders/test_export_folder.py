@@ -1,0 +1,194 @@
+"""An export folder is whole, or opening it says what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.folders.export_folder import ExportError, ExportFolder
+from engines.onnxruntime_engine import OnnxRuntimeError, load_onnxruntime
+from tests.engines.tiny_export import DATA, rewrite_locations, sign
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "export.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def swap(first: Path, second: Path) -> None:
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+
+
+def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:
+    before = (tiny.folder / "export.json").read_bytes()
+    found = ExportFolder.open(tiny.folder)
+    assert found == tiny
+    found.write()
+    assert (tiny.folder / "export.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "export.json").unlink(), "no export.json there; needed a folder of"),
+        (lambda d: (d / "export.json").write_text("{"), "not an export's description"),
+        (lambda d: (d / "export.json").write_bytes(b"\xff"), "not readable"),
+        (lambda d: edit(d, lambda v: v.update(format=1)), "has format 1, needed 2"),
+        (
+            lambda d: edit(d, lambda v: v.pop("arch")),
+            "not an export's description .KeyError: 'arch'",
+        ),
+        (lambda d: edit(d, lambda v: v.update(new=1)), "not an export's description .*'new'"),
+        (
+            lambda d: edit(d, lambda v: v.update(precision="int4")),
+            "precision 'int4', needed one of",
+        ),
+        (lambda d: edit(d, lambda v: v["graphs"].pop("clip_l")), "'clip_l' is missing"),
+        (lambda d: (d / "clip_g.onnx").unlink(), "clip_g.onnx: not there"),
+        (lambda d: cut_off(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, needed"),
+        (lambda d: flip_a_byte(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, needed"),
+        (lambda d: swap(d / "clip_g.onnx", d / "clip_l.onnx"), "clip_.*: has sha256 .*, needed"),
+        (lambda d: (d / DATA).unlink(), f"{DATA}: not there"),
+        (lambda d: cut_off(d / DATA), f"{DATA}: has .* bytes, needed"),
+        (lambda d: flip_a_byte(d / DATA), f"{DATA}: has sha256 .*, needed"),
+        (
+            lambda d: edit(d, lambda v: v["data"].update({"../x": v["data"][DATA]})),
+            "'../x' leaves the folder; needed a plain name",
+        ),
+        (
+            lambda d: edit(d, lambda v: v["graphs"]["clip_l"].update(file="/etc/passwd")),
+            "'/etc/passwd' leaves the folder",
+        ),
+        (
+            lambda d: edit(d, lambda v: v["graphs"]["clip_l"].update(data=["other.bin"])),
+            "points into .*other.bin.*, which `data` lacks",
+        ),
+    ],
+)
+def test_damage_is_named(
+    tiny: ExportFolder, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(tiny.folder)
+    with pytest.raises(ExportError, match=message) as caught:
+        ExportFolder.open(tiny.folder, verify=True)
+    assert str(tiny.folder) in str(caught.value)
+
+
+def test_a_link_out_of_the_folder_is_refused(tiny: ExportFolder, tmp_path: Path) -> None:
+    os.rename(tiny.folder / DATA, tmp_path / "elsewhere")
+    (tiny.folder / DATA).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ExportError, match=f"'{DATA}' leaves the folder"):
+        ExportFolder.open(tiny.folder)
+
+
+def test_an_export_with_other_tensors_than_todays_specs_is_refused(tiny: ExportFolder) -> None:
+    def rename(value: dict[str, Any]) -> None:
+        value["graphs"]["unet_deep"]["inputs"][0][0] = "latent"
+
+    edit(tiny.folder, rename)
+    with pytest.raises(ExportError, match="unet_deep has the inputs latent .*; needed sample .*"):
+        ExportFolder.open(tiny.folder)
+
+
+def put_back(path: Path, content: bytes, status: os.stat_result) -> None:
+    """As an attacker would: size and times as before."""
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_weights_that_were_changed_and_dated_back_are_not_loaded(tiny: ExportFolder) -> None:
+    load_onnxruntime(ExportFolder.open(tiny.folder))
+    path = tiny.folder / DATA
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 1
+    put_back(path, bytes(content), status)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, needed"):
+        load_onnxruntime(ExportFolder.open(tiny.folder))
+
+
+def test_weights_that_are_changed_only_while_they_are_loaded_are_not_used(
+    tiny: ExportFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is hashed is what was exported; the runtime read something else before."""
+    path, is_back, check = tiny.folder / DATA, threading.Event(), ExportFolder.check_files
+    status, content = path.stat(), path.read_bytes()
+
+    def check_late(export: ExportFolder) -> None:
+        assert is_back.wait(30)
+        is_back.clear()
+        check(export)
+
+    def in_place() -> str:
+        put_back(path, bytes(len(content)), status)
+        put_back(path, content, status)
+        is_back.set()
+        return "zeros"
+
+    def by_name() -> str:
+        path.rename(path.with_name("aside"))
+        path.write_bytes(bytes(len(content)))
+        os.replace(path.with_name("aside"), path)
+        is_back.set()
+        return "zeros"
+
+    monkeypatch.setattr(ExportFolder, "check_files", check_late)
+    for change in (in_place, by_name):
+        with pytest.raises(ExportError, match="changes while it is read"):
+            tiny.load_checked(change)
+
+
+def test_a_link_made_meanwhile_is_no_reason_to_fail(tiny: ExportFolder) -> None:
+    def link() -> str:
+        if not (target := tiny.folder.parent / "link").exists():
+            os.link(tiny.folder / DATA, target)
+        return "loaded"
+
+    assert tiny.load_checked(link) == "loaded"
+
+
+def test_nothing_is_written_into_a_folder_that_is_opened(tiny: ExportFolder) -> None:
+    before = sorted(os.listdir(tiny.folder))
+    load_onnxruntime(ExportFolder.open(tiny.folder))
+    assert sorted(os.listdir(tiny.folder)) == before
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [("../secret", "escapes model directory"), ("gone.bin", "does not exist")],
+)
+def test_a_graph_that_points_elsewhere_is_not_loaded(
+    tiny: ExportFolder, location: str, message: str
+) -> None:
+    (tiny.folder.parent / "secret").write_bytes(bytes(10_000))
+    rewrite_locations(tiny.folder / "clip_l.onnx", location)
+    sign(tiny.folder, "clip_l")
+    with pytest.raises(OnnxRuntimeError, match=f"clip_l.onnx: .*{message}"):
+        load_onnxruntime(ExportFolder.open(tiny.folder))
+
+
+def test_a_graph_changed_after_the_folder_was_opened_is_not_parsed(tiny: ExportFolder) -> None:
+    export = ExportFolder.open(tiny.folder)
+    flip_a_byte(tiny.folder / "vae_decoder.onnx")
+    with pytest.raises(ExportError, match="vae_decoder.onnx: has sha256"):
+        load_onnxruntime(export)

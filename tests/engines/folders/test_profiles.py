@@ -1,0 +1,88 @@
+"""Profiles cover what the loop asks for, and follow from the specs alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.folders.profiles import buckets, choose, latent_sides, profiles
+from engines.folders.targets import TARGETS
+from sdxl.conditioning import MAX_CHUNKS_PER_CALL
+from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, network_specs
+from tests.fakes import ARCH
+
+BATCHES = sorted({target.max_batch for target in TARGETS.values()})
+SPECS = network_specs(SDXL_1_0, "float16")
+
+
+def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
+    usual = {"rows": 2, "tokens": 77, "latent_h": 128, "latent_w": 128, "chunks": 2, "batch": 1}
+    return {t.name: t.shape(usual | axes) for t in spec.inputs}
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, *BATCHES])
+def test_no_guided_image_brings_rows_that_are_padding(max_batch: int) -> None:
+    found = buckets(max_batch)
+    assert found == tuple(2 * images for images in range(1, max_batch + 1))
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, *BATCHES])
+@pytest.mark.parametrize("name", ["unet_deep", "unet_shallow"])
+def test_every_bucket_has_a_profile_near_it_and_powers_of_two_an_exact_one(
+    name: str, max_batch: int
+) -> None:
+    found = profiles(SPECS[name], SDXL_1_0, max_batch)
+    for rows in buckets(max_batch):
+        profile = found[choose(name, found, shapes(SPECS[name], rows=rows))]
+        assert profile is not found[-1], f"{rows} rows meet the wide profile"
+        low, usual, high = (shape[0] for shape in profile.ranges["sample"])
+        assert low <= rows <= usual == high < 2 * low
+        if rows.bit_count() == 1 or rows == 2 * max_batch:
+            assert low == high == rows
+
+
+def test_builds_stay_short() -> None:
+    """Each profile is timed for itself."""
+    assert len(profiles(SPECS["unet_deep"], SDXL_1_0, 16)) == 9
+
+
+@pytest.mark.parametrize("has_exact", [True, False])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"rows": 1},
+        {"rows": 32, "tokens": 231},
+        {"latent_h": 96, "latent_w": 168},
+        {"latent_h": 64, "latent_w": 256},
+        {"chunks": 1},
+        {"chunks": MAX_CHUNKS_PER_CALL},
+    ],
+)
+def test_the_wide_profile_takes_the_rest(axes: dict[str, int], has_exact: bool) -> None:
+    for name, spec in SPECS.items():
+        found = profiles(spec, SDXL_1_0, 16, has_exact=has_exact)
+        chosen = choose(name, found, shapes(spec, **axes))
+        assert found[chosen].admits(shapes(spec, **axes))
+
+
+def test_without_exact_profiles_there_is_one() -> None:
+    assert all(len(profiles(s, SDXL_1_0, 16, has_exact=False)) == 1 for s in SPECS.values())
+
+
+@pytest.mark.parametrize("arch", [SDXL_1_0, ARCH])
+def test_a_profile_names_the_inputs_of_its_network(arch: Architecture) -> None:
+    for spec in network_specs(arch).values():
+        for profile in profiles(spec, arch, 4):
+            assert list(profile.ranges) == [t.name for t in spec.inputs]
+
+
+def test_what_no_profile_takes_is_refused_with_what_one_would() -> None:
+    spec = SPECS["unet_deep"]
+    with pytest.raises(ShapeError, match=r"'keys_0' has shape .2, 308, 640., the engine was"):
+        choose(spec.name, profiles(spec, SDXL_1_0, 4), shapes(spec, tokens=308))
+
+
+def test_the_sides_that_the_widest_profile_takes() -> None:
+    for spec in network_specs(SDXL_1_0, "float16").values():
+        if any("latent_h" in tensor.dims for tensor in spec.inputs):
+            found = profiles(spec, SDXL_1_0, 8)
+            assert latent_sides(spec, found) == (64, 256), spec.name

@@ -1,0 +1,229 @@
+"""Our Triton kernels under Triton's interpreter against PyTorch in float64, each with every
+combination of its flags, at odd sizes: `python -m tests.engines.pytorch.interpreted_kernels`.
+
+The interpreter is chosen when a kernel is defined, hence a process of its own; it prints one JSON
+object, what went wrong by the name of the check.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.pytorch.eight_bit import Flagged
+from engines.pytorch.triton_kernels import LARGEST, affine, gated, norm_act
+from engines.pytorch.triton_product import product
+
+Check = Callable[[], Iterator[str]]
+NUMBERS = (torch.int8, torch.float8_e4m3fn)
+CHECKS: dict[str, Check] = {}
+ROWS, CHANNELS, HEIGHT, WIDTH = 3, 72, 5, 7
+"""no power of two, no multiple of a block"""
+NAN, INFINITY = torch.nan, torch.inf
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def map_of(*dims: int) -> Tensor:
+    return torch.randn(dims).to(memory_format=torch.channels_last)
+
+
+def wrong_by(found: Tensor, expected: Tensor, most: float, what: object) -> Iterator[str]:
+    if not torch.equal(found.isnan(), expected.isnan()):
+        yield f"{what}: {int(found.isnan().sum())} NaN, needed {int(expected.isnan().sum())}"
+        return
+    difference = found.double().nan_to_num() - expected.double().nan_to_num()
+    error = float(difference.norm() / expected.double().nan_to_num().norm())
+    if not error <= most:
+        yield f"{what}: {error:.2e}, at most {most:.0e}"
+
+
+def rounded(x: Tensor, number: torch.dtype) -> Tensor:
+    largest = LARGEST[number]
+    whole = x.nan_to_num(0, INFINITY, -INFINITY).round() if number is torch.int8 else x
+    return whole.clamp(-largest, largest).float().to(number)
+
+
+def differing(found: Tensor, expected: Tensor, what: object) -> Iterator[str]:
+    """The interpreter loses a carry into E4M3's exponent: a few values come out at half their
+    size; and it has no NaN in E4M3: that a GPU's stays one is seen in the compiled code. Else a
+    value in the middle of two may fall to either side."""
+    most = 0.002 if found.dtype is torch.int8 else 0.05
+    ours, theirs = found.float(), expected.float()
+    wrong = float(((ours != theirs) & ~theirs.isnan()).float().mean())
+    if wrong > most:
+        yield f"{what}: {wrong:.4f} of the values differ, at most {most}"
+
+
+def flags_wrong(
+    flags: Tensor, broken: set[int], number: torch.dtype, what: object
+) -> Iterator[str]:
+    found = set(torch.nonzero(flags.isnan()).flatten().tolist())
+    if number is torch.int8 and found != broken:
+        yield f"{what}: flags of the rows {found}, needed {broken}"
+
+
+def normed(x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
+    value = x.double() if shift is None else x.double() + shift.double()[:, :, None, None]
+    value = F.group_norm(value, 4, weight.double(), bias.double(), 1e-5)
+    return F.silu(value) if silu else value
+
+
+@check
+def norm() -> Iterator[str]:
+    x, (weight, bias) = 2 * map_of(ROWS, CHANNELS, HEIGHT, WIDTH) + 1, torch.randn(2, CHANNELS)
+    added, steps = torch.randn(ROWS, CHANNELS), torch.rand(CHANNELS) * 20 + 1
+    for shift, silu in itertools.product((None, added), (False, True)):
+        expected = normed(x, shift, weight, bias, silu)
+        what: Any = ("shift" if shift is not None else "", "silu" if silu else "")
+        found = norm_act(x, weight, bias, 4, 1e-5, has_silu=silu, shift=shift)
+        yield from wrong_by(found, expected, 1e-6, what)
+        for number in NUMBERS:
+            found = norm_act(
+                x, weight, bias, 4, 1e-5, has_silu=silu, shift=shift, steps=steps, number=number
+            )
+            wanted = rounded(expected * steps[:, None, None], number)
+            yield from differing(found, wanted, (*what, number))
+
+
+@check
+def norm_of_what_is_no_number() -> Iterator[str]:
+    """A group that holds a NaN or an infinity is NaN as a whole, and no other is."""
+    weight, bias = torch.randn(2, CHANNELS)
+    for bad in (NAN, INFINITY, -INFINITY):
+        x = map_of(ROWS, CHANNELS, HEIGHT, WIDTH)
+        x[1, 10, 3, 2] = bad
+        for silu in (False, True):
+            expected = normed(x, None, weight, bias, silu)
+            found = norm_act(x, weight, bias, 4, 1e-5, has_silu=silu)
+            yield from wrong_by(found, expected, 1e-6, (bad, silu))
+            flags = torch.zeros(ROWS)
+            for number in NUMBERS:
+                steps = torch.ones(CHANNELS)
+                settings: Any = {"has_silu": silu, "steps": steps, "number": number, "flags": flags}
+                found = norm_act(x, weight, bias, 4, 1e-5, **settings)
+                yield from differing(found, rounded(expected, number), (bad, silu, number))
+                yield from flags_wrong(flags, {1}, number, (bad, silu))
+
+
+@check
+def rounding() -> Iterator[str]:
+    """Maps and tokens, with and without factors by row and channel."""
+    steps, (factor, offset) = torch.rand(CHANNELS) * 20 + 1, torch.randn(2, ROWS, CHANNELS)
+    for x in (map_of(ROWS, CHANNELS, HEIGHT, WIDTH), torch.randn(ROWS, 7, CHANNELS)):
+        for row, bad in ((0, INFINITY), (0, -INFINITY), (2, NAN)):
+            x[row, 2 + (bad < 0), ..., 3] = bad
+        by_row = ((1,) * 2 if x.dim() == 4 else (1,), (ROWS, CHANNELS, 1, 1))
+        for has_affine, silu in itertools.product((False, True), (False, True)):
+            if has_affine and x.dim() == 3:
+                continue
+            value, given = x.double(), {}
+            if has_affine:
+                value = value * factor.double().view(by_row[1]) + offset.double().view(by_row[1])
+                given = {"factor": factor, "offset": offset}
+            value = F.silu(value) if silu else value
+            what = (x.dim(), has_affine, silu)
+            finite = x.isfinite()
+            found = affine(x, **given, has_silu=silu)
+            yield from wrong_by(found[finite], value[finite], 1e-6, what)
+            for number in NUMBERS:
+                flags = torch.zeros(ROWS)
+                found = affine(x, **given, has_silu=silu, steps=steps, number=number, flags=flags)
+                scaled = value * (steps[:, None, None] if x.dim() == 4 else steps)
+                yield from differing(found, rounded(scaled, number), (*what, number))
+                broken = set(torch.nonzero(value.flatten(1).isnan().any(1)).flatten().tolist())
+                yield from flags_wrong(flags, broken, number, what)
+
+
+@check
+def gating() -> Iterator[str]:
+    for width in (CHANNELS, 1100):
+        wide, steps = torch.randn(ROWS, 5, 2 * width), torch.rand(width) * 20 + 1
+        value, gate = wide.double().chunk(2, dim=-1)
+        yield from wrong_by(gated(wide), value * F.gelu(gate), 1e-6, width)
+        wide[1, 2, 3], wide[2, 4, width + 1] = NAN, NAN
+        wide[0, 0, 2], wide[0, 1, 2] = INFINITY, -INFINITY
+        value, gate = wide.double().chunk(2, dim=-1)
+        expected = value * F.gelu(gate)
+        yield from wrong_by(gated(wide)[1:], expected[1:], 1e-6, (width, "NaN"))
+        for number in NUMBERS:
+            flags = torch.zeros(ROWS)
+            found = gated(wide, steps=steps, number=number, flags=flags)
+            yield from differing(found, rounded(expected * steps, number), (width, number))
+            yield from flags_wrong(flags, {1, 2}, number, width)
+
+
+@check
+def products() -> Iterator[str]:
+    """Linears and convolutions, with and without what is added, into every type."""
+    out = 41
+    for number, dtype in zip(NUMBERS, (torch.float16, torch.float32), strict=True):
+        most = 1e-5 if dtype is torch.float32 else 1e-3
+        scale, bias = torch.rand(out) / 1000, torch.randn(out)
+        x = whole(ROWS, CHANNELS, HEIGHT, WIDTH).to(memory_format=torch.channels_last).to(number)
+        weight = whole(out, 3, 3, CHANNELS).to(number)
+        filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
+        expected = F.conv2d(x.double(), filters, bias.double(), padding=1)
+        past = map_of(ROWS, out, HEIGHT, WIDTH).to(dtype)
+        for residual in (None, past):
+            wanted = expected if residual is None else expected + residual.double()
+            found = product(x, weight, scale, bias, dtype, residual)
+            yield from wrong_by(found, wanted, most, ("conv", number, dtype, residual is not None))
+        tokens, weight = whole(ROWS, 7, CHANNELS).to(number), whole(out, CHANNELS).to(number)
+        expected = F.linear(
+            tokens.double(), weight.double() * scale.double()[:, None], bias.double()
+        )
+        past = torch.randn(ROWS, 7, out).to(dtype)
+        for residual in (None, past):
+            wanted = expected if residual is None else expected + residual.double()
+            found = product(tokens, weight, scale, bias, dtype, residual)
+            yield from wrong_by(
+                found, wanted, most, ("linear", number, dtype, residual is not None)
+            )
+
+
+def whole(*dims: int) -> Tensor:
+    return torch.randint(-100, 100, dims).float()
+
+
+@check
+def flags_of_a_network() -> Iterator[str]:
+    """A broken row is broken at the end, whatever int8 made of it; the next call starts anew."""
+    flags, steps = torch.zeros(8), torch.ones(CHANNELS)
+
+    class Network(torch.nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            small = affine(x, steps=steps, number=torch.int8, flags=flags)
+            return small.float(), x
+
+    network = Flagged(Network(), flags)
+    x = map_of(ROWS, CHANNELS, HEIGHT, WIDTH)
+    broken = x.clone()
+    broken[1, 4, 2, 3] = NAN
+    for given, rows in ((broken, [1]), (x, [])):
+        found = network(given)[0].isnan().flatten(1).all(1).nonzero().flatten().tolist()
+        if found != rows:
+            yield f"rows {found} are NaN, needed {rows}"
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    # NumPy's, of infinity times zero: that is what some checks are about.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    print(json.dumps({name: list(run()) for name, run in CHECKS.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

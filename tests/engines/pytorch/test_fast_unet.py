@@ -1,0 +1,196 @@
+"""The UNet rearranged for a GPU, and in 8 bits, computes on a CPU what it computed before."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines.pytorch.eight_bit import EightBit, flagged, quantise
+from engines.pytorch.fast_unet import Attention, rearrange
+from engines.pytorch.torch_engine import load_torch
+from engines.pytorch.torch_options import TorchOptions
+from onnx_export.check import example_inputs
+from onnx_export.plain_maxima import write_numbers
+from onnx_export.recipes import RECIPES, matching
+from onnx_export.reference import fake_quantise
+from sdxl.checkpoint import find, networks_of
+from sdxl.networks.attention import cross_attentions
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.pipeline import Pipeline, Result
+from sdxl.specs import CHUNK, network_specs
+
+LEAST_ERROR = 2e-5
+MOST_ERROR = {"fp8": 0.06, "int8": 0.03}
+"""of the UNet's output, relative to its norm, at any step of a real picture"""
+MOST_LATENTS_ERROR = {"fp8": 0.25, "int8": 0.2}
+PICTURE = GenerationParams("a red circle on a blue background", seed=3, steps=8, cache_interval=2)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def deep(unet: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    with torch.inference_mode():
+        found: tuple[Tensor, ...] = networks_of("unet", unet)["unet_deep"](*inputs.values())
+    return found
+
+
+@pytest.fixture(scope="module")
+def unet() -> nn.Module:
+    return find("mini").part("unet")
+
+
+@pytest.fixture(scope="module")
+def inputs() -> dict[str, Tensor]:
+    arch = find("mini").arch
+    axes = {"rows": 2, "latent_h": 8, "latent_w": 8, "tokens": CHUNK}
+    return example_inputs(network_specs(arch)["unet_deep"], axes, arch, 0)
+
+
+@pytest.fixture(scope="module", params=list(RECIPES))
+def numbers(
+    request: pytest.FixtureRequest,
+    unet: nn.Module,
+    inputs: dict[str, Tensor],
+    mini: Pipeline,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Path]]:
+    """The embedded model's, from the calls of one picture."""
+    path = tmp_path_factory.mktemp("numbers") / f"{request.param}.safetensors"
+    calls = recorded(mini)
+    network = networks_of("unet", unet)["unet_deep"]
+    write_numbers(
+        unet, RECIPES[request.param], lambda: [network(*c.values()) for c, _ in calls], path
+    )
+    yield request.param, path
+
+
+def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """What the deep UNet is given, and answers, at every step of the picture."""
+    from eval.speed.agreement import recorded as calls_of
+
+    calls = calls_of(pipeline, PICTURE)
+    return [(call.inputs, call.noise) for call in calls if call.network == "unet_deep"]
+
+
+def test_rearranged_it_computes_the_same(unet: nn.Module, inputs: dict[str, Tensor]) -> None:
+    ours = copy.deepcopy(unet).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rearrange(ours, "math")
+    for found, expected in zip(deep(ours, inputs), deep(unet, inputs), strict=True):
+        measured = relative(found, expected)
+        assert measured <= LEAST_ERROR, f"{measured:.2e}, at most {LEAST_ERROR:.0e}"
+
+
+def test_self_attention_is_one_product_and_cross_attention_knows_its_turn(unet: nn.Module) -> None:
+    ours = copy.deepcopy(unet)
+    rearrange(ours)
+    found = [m for m in ours.modules() if isinstance(m, Attention)]
+    assert all((m.joint is None) == (m.layer is not None) for m in found)
+    layers = [m.layer for m in cross_attentions(ours)]
+    assert layers == list(range(len(found) // 2))
+
+
+def test_8_bit_layers_are_the_recipes(numbers: tuple[str, Path], unet: nn.Module) -> None:
+    number, path = numbers
+    ours = copy.deepcopy(unet)
+    replaced = set(quantise(ours, path))
+    layers = [n for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    rules = matching(RECIPES[number], layers)
+    assert replaced == {name for name, rule in rules.items() if rule.is_quantised}
+    assert all(isinstance(ours.get_submodule(name), EightBit) for name in replaced)
+
+
+def test_8_bits_here_are_what_the_exports_reference_computes(
+    numbers: tuple[str, Path], unet: nn.Module, inputs: dict[str, Tensor]
+) -> None:
+    number, path = numbers
+    ours, theirs = copy.deepcopy(unet), copy.deepcopy(unet)
+    quantise(ours, path)
+    rearrange(ours)
+    fake_quantise(theirs, path)
+    measured = relative(deep(ours, inputs)[0], deep(theirs, inputs)[0])
+    # A value in the middle of two steps may fall to either side.
+    assert measured <= 0.01, f"{number}: {measured:.4f}, at most 0.01"
+
+
+def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini: Pipeline) -> None:
+    from eval.speed.agreement import errors_by_step
+
+    number, path = numbers
+    engines = load_torch(
+        mini.checkpoint, device="cpu", precision=number, numbers=path, options=TorchOptions()
+    )
+    errors = errors_by_step(mini, engines, PICTURE)
+    print(f"{number}: the UNet's relative L2 by step", [f"{e:.4f}" for e in errors])
+    assert max(errors) <= MOST_ERROR[number], f"{max(errors):.4f}, at most {MOST_ERROR[number]}"
+    (found,) = Pipeline(mini.checkpoint, engines).generate([PICTURE])
+    (expected,) = mini.generate([PICTURE])
+    measured = relative(latents_of(found), latents_of(expected))
+    print(f"{number}: the final latents' relative L2 {measured:.4f}")
+    assert measured <= MOST_LATENTS_ERROR[number], (
+        f"{measured:.4f}, at most {MOST_LATENTS_ERROR[number]}"
+    )
+
+
+@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan])
+def test_what_is_no_number_shows_in_its_row_and_in_the_next_call_no_more(
+    number: torch.dtype, bad: float
+) -> None:
+    layer = EightBit(torch.ones(4, 6).to(number), torch.ones(4), torch.ones(6), torch.zeros(4))
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), x
+
+    network, x = flagged(Network()), torch.randn(3, 5, 6)
+    broken = x.clone()
+    broken[1, 2, 3] = bad
+    for given, rows in ((broken, [1]), (x, [])):
+        found = network(given)[0].isnan().flatten(1).any(1).nonzero().flatten().tolist()
+        assert found == rows, f"rows {found} are NaN, needed {rows}"
+
+
+def latents_of(result: Result) -> Tensor:
+    assert result.latents is not None, result.error
+    return result.latents
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", TorchOptions()),
+        ("attention=flash, compile", TorchOptions(attention="flash", compile=True)),
+        ("no-graphs,no-rearranged", TorchOptions(graphs=False, rearranged=False)),
+    ],
+)
+def test_options_are_a_line_of_text(text: str, expected: TorchOptions) -> None:
+    assert TorchOptions.parse(text) == expected
+    assert TorchOptions.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize("text", ["attention=fast", "no-attention", "graphs=1"])
+def test_an_unknown_option_is_named(text: str) -> None:
+    with pytest.raises(InvalidParams, match="needed"):
+        TorchOptions.parse(text)
+
+
+def test_8_bits_and_numbers_go_together(mini: Pipeline, tmp_path: Path) -> None:
+    settings: list[dict[str, Any]] = [
+        {"precision": "fp8"},
+        {"precision": "fp16", "numbers": tmp_path},
+    ]
+    for each in settings:
+        with pytest.raises(InvalidParams, match="numbers"):
+            load_torch(mini.checkpoint, device="cpu", **each)

@@ -1,0 +1,105 @@
+"""The decoder as a GPU runs it: the same picture, from recordings, rounded where it was made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engines.cuda.recordings import MAX_SHAPES, RecordedEngine
+from engines.pytorch.fast_vae import rearrange_decoder
+from sdxl.checkpoint import find, networks_of
+from sdxl.images import BrokenImage, rounded, to_pixels
+from sdxl.pipeline import Pipeline
+from sdxl.specs import ModelSpec, network_specs
+from tests.engines.trt_double import FakeDevice
+from tests.fakes import ARCH, FakeEngine, fake_engines
+
+SPEC = network_specs(ARCH)["vae_decoder"]
+MOST_ERROR = 1e-5
+
+
+def test_rearranged_it_decodes_the_same() -> None:
+    plain = networks_of("vae", find("mini").part("vae"))["vae_decoder"]
+    ours: Any = copy.deepcopy(plain).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rearrange_decoder(ours.decoder)
+    latents = torch.randn(2, 4, 12, 9)
+    with torch.inference_mode():
+        (found,), (expected,) = ours(latents), plain(latents)
+    measured = float((found - expected).norm() / expected.norm())
+    assert measured <= MOST_ERROR, f"{measured:.1e}, at most {MOST_ERROR:.0e}"
+
+
+@dataclass
+class Launching:
+    """An engine that, while the device captures, is noted and not run."""
+
+    device: FakeDevice
+    engine: FakeEngine = field(default_factory=lambda: FakeEngine(SPEC))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.engine.spec
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        if self.device.recorded is None:
+            self.engine(inputs, outputs)
+        else:
+            self.device.recorded.append(lambda: self.engine(inputs, outputs))
+
+
+def test_a_recorded_decoder_answers_for_the_latents_it_is_given() -> None:
+    """Whatever their addresses: they are new tensors for each picture."""
+    device = FakeDevice()
+    engine = RecordedEngine(Launching(device), device)
+    for seed in range(4):
+        for side in (4, 6):
+            latents = torch.randn(1, 4, side, side, generator=torch.Generator().manual_seed(seed))
+            found, expected = (torch.empty(1, 3, 8 * side, 8 * side) for _ in range(2))
+            engine({"latents": latents}, {"image": found})
+            FakeEngine(SPEC)({"latents": latents}, {"image": expected})
+            assert torch.equal(found, expected), (seed, side)
+    assert (device.captures, device.replays) == (2, 6)
+
+
+def test_recordings_of_few_sizes_are_kept() -> None:
+    device = FakeDevice()
+    engine = RecordedEngine(Launching(device), device)
+    for side in range(4, 4 + MAX_SHAPES + 3):
+        engine(
+            {"latents": torch.zeros(1, 4, side, side)},
+            {"image": torch.zeros(1, 3, 8 * side, 8 * side)},
+        )
+    assert len(engine.lanes) == MAX_SHAPES and device.synchronized == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pixels_rounded_on_the_device_are_the_same_bytes(dtype: torch.dtype) -> None:
+    halves = (torch.arange(256 * 3 * 4).view(3, 64, 16) % 256 + 0.5) / 127.5 - 1
+    for image in (torch.randn(3, 64, 16), halves):
+        pixels, is_whole = rounded(image.to(dtype))
+        assert is_whole
+        assert np.array_equal(pixels.numpy(), to_pixels(image.to(dtype).float()))
+    assert not rounded(torch.full((3, 2, 2), torch.nan))[1]
+    assert not rounded(torch.full((3, 2, 2), torch.inf))[1]
+
+
+def test_an_asynchronous_device_hands_over_pixels_and_says_what_is_broken() -> None:
+    """On a double: its tensors lie on the CPU and are taken for a GPU's."""
+
+    class Elsewhere(str):
+        type = "elsewhere"
+
+    device: Any = Elsewhere("cpu")
+    engines = replace(fake_engines(), device=device)
+    pipeline, latents = Pipeline(find("mini"), engines), torch.randn(4, 8, 8)
+    plain = Pipeline(find("mini"), fake_engines())
+    assert np.array_equal(pipeline.pixels(latents), plain.pixels(latents))
+    with pytest.raises(BrokenImage, match="NaN or infinity"):
+        pipeline.pixels(torch.full((4, 8, 8), torch.nan))

@@ -1,0 +1,113 @@
+"""Tiles fit their GPU, are measured while nobody waits, and are found again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.pytorch import eight_bit
+from engines.pytorch.tiles import (
+    KIB,
+    TILES,
+    USUAL,
+    Problem,
+    Tile,
+    Tiles,
+    driver_version,
+    fitting,
+    measuring,
+    place_of,
+)
+
+PROBLEM = Problem("int8", 9, 640, 640, 2 * 64 * 64, has_residual=False)
+H200, L40S = 227 * KIB, 99 * KIB
+
+
+def nothing(tile: Tile) -> None:
+    pass
+
+
+def never(run: Callable[[], None]) -> float:
+    raise AssertionError("measured while a service runs")
+
+
+def quickest_is(best: Tile) -> tuple[Callable[[Tile], None], Callable[[Callable[[], None]], float]]:
+    """A run that notes its tile, and a clock that likes one."""
+    ran: list[Tile] = []
+
+    def measure(run: Callable[[], None]) -> float:
+        run()
+        return 1.0 if ran[-1] == best else 2.0
+
+    return ran.append, measure
+
+
+def test_what_was_never_measured_takes_the_usual_tile_and_no_time() -> None:
+    assert Tiles(H200).choose(PROBLEM, nothing, never) == USUAL
+
+
+def test_while_it_warms_up_the_quickest_is_found_and_then_kept(tmp_path: Path) -> None:
+    tiles = Tiles(H200, tmp_path / "tiles.json")
+    with measuring(tiles):
+        found = tiles.choose(PROBLEM, *quickest_is(TILES[1]))
+    assert found == TILES[1]
+    assert tiles.choose(PROBLEM, nothing, never) == TILES[1]
+    assert Tiles(H200, tmp_path / "tiles.json").choose(PROBLEM, nothing, never) == TILES[1]
+
+
+def test_every_tile_fits_the_gpu() -> None:
+    for has_residual in (False, True):
+        for shared_bytes in (H200, L40S):
+            tiles = fitting(Problem("fp8", 1, 1, 1, 1, has_residual), shared_bytes)
+            assert USUAL in tiles
+            assert all(tile.shared_bytes <= shared_bytes for tile in tiles)
+    assert len(fitting(PROBLEM, L40S)) < len(fitting(PROBLEM, H200))
+
+
+def test_a_services_sizes_share_few_keys() -> None:
+    """Even row counts to 32 at three resolutions: each key costs a second while it warms up."""
+    sizes = [rows * side * side for rows in range(2, 33, 2) for side in (32, 64, 128)]
+    keys = {Problem("int8", 9, 640, 640, count, False).key for count in sizes}
+    assert len(keys) <= 4, keys
+
+
+def test_a_measurement_holds_for_one_gpu_driver_and_version(tmp_path: Path) -> None:
+    versions = ("NVIDIA H200", "driver 580.1", "torch 2.11", "triton 3.6 abc")
+    places = {place_of(versions)}
+    for index in range(len(versions)):
+        other = tuple(f"{v}x" if i == index else v for i, v in enumerate(versions))
+        places.add(place_of(other))
+    assert len(places) == 1 + len(versions)
+    file = tmp_path / "version"
+    file.write_text("NVRM version: 580.1")
+    assert driver_version(file) == "NVRM version: 580.1"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"key": 3}', '{"key": [1, 2]}'])
+def test_a_damaged_table_is_said_and_measured_anew(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tiles.json"
+    file.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        tiles = Tiles(H200, file)
+    assert not tiles.chosen and "measured anew" in caplog.text
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_pytorchs_fp8_product_is_tried_as_it_will_be_used(
+    is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that refuses tiny factors, or knows no slow sum, must not lose to ours for it."""
+
+    def like_a_library(a: torch.Tensor, b: torch.Tensor, *_: object, **given: object) -> object:
+        if is_refused or min(*a.shape, *b.shape) < 256 or not given["use_fast_accum"]:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
+
+    monkeypatch.setattr(torch, "_scaled_mm", like_a_library)
+    assert eight_bit.runs_scaled_mm(torch.device("cpu"), torch.float16) is not is_refused
