@@ -28,7 +28,7 @@ def load(
     its engines' description says which it is and, under `passed_over`, why not a faster one.
     `folder` names a folder of `sdxl export` or `sdxl build` to take instead of what is found.
     A backend may also be named as `package.module:function`: see choice.plugged_in."""
-    from engines.choice import Wish, choose_engines
+    from engines.choice import EngineRequest, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams
     from sdxl.pipeline import Pipeline
@@ -36,6 +36,6 @@ def load(
     if backend not in BACKENDS and ":" not in backend:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
-    wish = Wish(model, checkpoint, device, precision, torch_options, folder)
+    wish = EngineRequest(model, checkpoint, device, precision, torch_options, folder)
     engines = choose_engines(wish, backend)
     return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)

@@ -21,7 +21,7 @@ from sdxl.params import InvalidParams
 if TYPE_CHECKING:
     from engines.folders.engine_folder import EngineFolder
     from engines.folders.targets import Target
-    from engines.trt.build import OnProgress, Order
+    from engines.trt.build import BuildSpec, OnProgress
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,11 +50,11 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_order(options: argparse.Namespace) -> Order:
+def read_order(options: argparse.Namespace) -> BuildSpec:
     from engines.cuda.gpus import local_target
     from engines.folders.export_folder import ExportFolder
     from engines.folders.places import plans_place
-    from engines.trt.build import Order
+    from engines.trt.build import BuildSpec
     from engines.trt.flavours import check_buildable, flavour_named
 
     flavour, local = flavour_named(options.backend), local_target()
@@ -72,7 +72,7 @@ def read_order(options: argparse.Namespace) -> Order:
         raise InvalidParams("out", None, "needed a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
-    return Order(export, target, flavour, max_batch, options.sparse, out)
+    return BuildSpec(export, target, flavour, max_batch, options.sparse, out)
 
 
 def chosen_target(name: str, local: Target | None) -> Target:
@@ -84,7 +84,7 @@ def chosen_target(name: str, local: Target | None) -> Target:
 
 
 @contextmanager
-def shown(order: Order) -> Iterator[OnProgress]:
+def shown(order: BuildSpec) -> Iterator[OnProgress]:
     """A bar for every plan where a person is looking, a line for every plan where none is."""
     from tqdm import tqdm
 

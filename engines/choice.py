@@ -29,7 +29,7 @@ from sdxl.params import InvalidParams
 log = logging.getLogger(__name__)
 
 CPU_PRECISION = "fp32"
-CANNOT = (
+UNAVAILABLE = (
     BackendFailed,
     BackendMissing,
     EngineError,
@@ -41,7 +41,7 @@ CANNOT = (
 
 
 @dataclass(frozen=True)
-class Wish:
+class EngineRequest:
     """What a caller asks for; None leaves it to the backend."""
 
     model: str
@@ -58,7 +58,7 @@ class Wish:
         return self.device is not None and self.device.startswith("cpu")
 
 
-def choose_engines(wish: Wish, backend: str) -> Engines:
+def choose_engines(wish: EngineRequest, backend: str) -> Engines:
     if wish.folder and not any((Path(wish.folder) / mark).exists() for mark in (MANIFEST, FILE)):
         needed = "needed a folder of `sdxl export` or `sdxl build`"
         raise InvalidParams("engines", wish.folder, needed)
@@ -70,7 +70,7 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
     for name, load in _by_speed(wish):
         try:
             engines = load(wish)
-        except CANNOT as error:
+        except UNAVAILABLE as error:
             passed_over[name] = str(error)
             log.info("%s is passed over: %s", name, error)
             continue
@@ -79,19 +79,21 @@ def choose_engines(wish: Wish, backend: str) -> Engines:
     raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
 
 
-def plugged_in(name: str) -> Callable[[Wish], Engines]:
+def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:
     """`package.module:function`, for backends that are not of this package; `auto` never takes one.
     The function gives the engines that a wish asks for."""
     module, _, function = name.partition(":")
     try:
-        found: Callable[[Wish], Engines] = getattr(importlib.import_module(module), function)
+        found: Callable[[EngineRequest], Engines] = getattr(
+            importlib.import_module(module), function
+        )
     except (ImportError, AttributeError, ValueError) as error:
         needed = f"needed package.module:function ({error})"
         raise InvalidParams("backend", name, needed) from error
     return found
 
 
-def _loaders() -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
+def _loaders() -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
     """Every backend, the fastest first."""
     for name, flavour in FLAVOURS.items():
         yield name, partial(_tensorrt, flavour=flavour)
@@ -99,14 +101,14 @@ def _loaders() -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
     yield "torch", _torch
 
 
-def _by_speed(wish: Wish) -> Iterator[tuple[str, Callable[[Wish], Engines]]]:
+def _by_speed(wish: EngineRequest) -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
     """As above, but PyTorch on a GPU is faster than ONNX Runtime on a CPU."""
     loaders = list(_loaders())
     has_gpu = not wish.is_for_cpu and local_target() is not None
     return iter(loaders if not has_gpu else [*loaders[:-2], loaders[-1], loaders[-2]])
 
 
-def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
+def _tensorrt(wish: EngineRequest, flavour: Flavour) -> Engines:
     from engines.trt.tensorrt_loading import load_tensorrt
 
     if wish.device not in (None, "cpu", "cuda", "cuda:0"):
@@ -127,7 +129,7 @@ def _tensorrt(wish: Wish, flavour: Flavour) -> Engines:
     return load_tensorrt(found, flavour)
 
 
-def _onnxruntime(wish: Wish) -> Engines:
+def _onnxruntime(wish: EngineRequest) -> Engines:
     from engines.onnxruntime_engine import load_onnxruntime
 
     if wish.device is not None and not wish.is_for_cpu:
@@ -135,7 +137,7 @@ def _onnxruntime(wish: Wish) -> Engines:
     return load_onnxruntime(find_export(wish))
 
 
-def find_export(wish: Wish) -> ExportFolder:
+def find_export(wish: EngineRequest) -> ExportFolder:
     """The model's graphs, in the folder that is named or in their usual place; the embedded model
     brings its own."""
     from engines.folders.shipped import open_mini
@@ -155,7 +157,7 @@ def find_export(wish: Wish) -> ExportFolder:
     return ExportFolder.open(place)
 
 
-def _named_export(wish: Wish, digest: str) -> ExportFolder:
+def _named_export(wish: EngineRequest, digest: str) -> ExportFolder:
     export = ExportFolder.open(Path(wish.folder))
     if export.model_digest != digest:
         raise ExportError(
@@ -167,7 +169,7 @@ def _named_export(wish: Wish, digest: str) -> ExportFolder:
     return export
 
 
-def _torch(wish: Wish) -> Engines:
+def _torch(wish: EngineRequest) -> Engines:
     from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 
     if wish.folder:

@@ -16,8 +16,8 @@ from torch import Tensor
 from engines.folders.export_folder import ExportFolder, changed_file
 from engines.onnxruntime_engine import load_onnxruntime
 from onnx_export.coverage import half_coverage
+from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import Say, load_parts
-from onnx_export.order import Order
 from onnx_export.pictures import Subject, clip_score, paint, psnr, subject_of
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
@@ -73,7 +73,7 @@ class Finding:
 
 
 def check(
-    export: ExportFolder, order: Order, say: Say = print, subject: Subject | None = None
+    export: ExportFolder, order: ExportSpec, say: Say = print, subject: Subject | None = None
 ) -> dict[str, Any]:
     """All findings, for export.json; raises where one does not hold."""
     run = _Run(export, order, subject or subject_of(order.checkpoint))
@@ -95,7 +95,7 @@ class _Run:
     is not in memory twice."""
 
     export: ExportFolder
-    order: Order
+    order: ExportSpec
     subject: Subject
     note: str = ""
 

@@ -18,7 +18,7 @@ from sdxl.params import InvalidParams
 from sdxl.specs import CUTS
 
 if TYPE_CHECKING:
-    from onnx_export.order import Order
+    from onnx_export.export_spec import ExportSpec
 
 
 class PackageMissing(RuntimeError):
@@ -84,10 +84,10 @@ def check_packages(options: argparse.Namespace) -> None:
         )
 
 
-def read_order(options: argparse.Namespace) -> Order:
+def read_order(options: argparse.Namespace) -> ExportSpec:
     from onnx_export.calibration import calibration_prompts
+    from onnx_export.export_spec import ExportSpec
     from onnx_export.lora import Lora
-    from onnx_export.order import Order
     from sdxl.checkpoint import find
 
     loras = tuple(Lora.parse(text) for text in options.lora)
@@ -101,7 +101,7 @@ def read_order(options: argparse.Namespace) -> Order:
     else:
         out = export_place(checkpoint.name, checkpoint.digest, options.precision, options.cut)
     prepare_folder(out.absolute().parent)
-    return Order(
+    return ExportSpec(
         checkpoint, options.precision, out, options.cut, loras, tuple(prompts), options.force
     )
 
@@ -110,8 +110,8 @@ def check_folder(options: argparse.Namespace) -> int:
     """Measure an export anew, against the model it says it was made from."""
     from engines.folders.export_folder import ExportError
     from onnx_export.check import check
+    from onnx_export.export_spec import ExportSpec
     from onnx_export.lora import Lora
-    from onnx_export.order import Order
     from sdxl.checkpoint import find
 
     export = ExportFolder.open(Path(options.check), verify=True)
@@ -124,6 +124,6 @@ def check_folder(options: argparse.Namespace) -> int:
         )
     if [lora.as_dict() for lora in loras] != list(export.loras):
         raise ExportError(f"{export.folder}: has the LoRAs {list(export.loras)}; needed them named")
-    order = Order(checkpoint, export.precision, export.folder, export.cut, loras)
+    order = ExportSpec(checkpoint, export.precision, export.folder, export.cut, loras)
     replace(export, parity=check(export, order)).write()
     return 0

@@ -31,8 +31,8 @@ from engines.folders.export_folder import (
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
+from onnx_export.export_spec import ExportSpec
 from onnx_export.lora import Lora, fuse
-from onnx_export.order import Order
 from onnx_export.quantisation import Quantised
 from onnx_export.recipes import RECIPES
 from onnx_export.stored import Stored, unchanged_places, write_tensors
@@ -49,15 +49,15 @@ ADAPTED = ("text_encoder", "text_encoder_2", "unet")
 Say = Callable[[str], None]
 
 
-Check = Callable[[ExportFolder, Order, Say], Mapping[str, Any]]
+Check = Callable[[ExportFolder, ExportSpec, Say], Mapping[str, Any]]
 
 
-def unchecked(export: ExportFolder, order: Order, say: Say) -> Mapping[str, Any]:
+def unchecked(export: ExportFolder, order: ExportSpec, say: Say) -> Mapping[str, Any]:
     say("published without a check")
     return {}
 
 
-def export(order: Order, check: Check, say: Say = print) -> ExportFolder:
+def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
     """`check` measures the new folder before it is published, and raises where it is not good."""
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
@@ -81,7 +81,7 @@ def export(order: Order, check: Check, say: Say = print) -> ExportFolder:
     return replace(folder, folder=order.out)
 
 
-def _checked(folder: ExportFolder, order: Order, check: Check, say: Say) -> ExportFolder:
+def _checked(folder: ExportFolder, order: ExportSpec, check: Check, say: Say) -> ExportFolder:
     folder = replace(folder, parity=check(folder, order, say))
     folder.write()
     return folder
@@ -100,7 +100,7 @@ def load_parts(checkpoint: Checkpoint, loras: tuple[Lora, ...], *names: str) -> 
 class _Builder:
     """One folder in the making."""
 
-    order: Order
+    order: ExportSpec
     folder: Path
     say: Say
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -235,7 +235,7 @@ def _open(folder: Path) -> ExportFolder | None:
         return None
 
 
-def _is_same(old: ExportFolder, order: Order) -> bool:
+def _is_same(old: ExportFolder, order: ExportSpec) -> bool:
     return (old.model_digest, old.precision, old.cut) == (
         order.checkpoint.digest,
         order.precision,

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from onnx_export.order import Order
+from onnx_export.export_spec import ExportSpec
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import NETWORK_FOLDERS
 
@@ -35,13 +35,13 @@ def versions() -> dict[str, str]:
     return {name: version(name).partition("+")[0] for name in LIBRARIES}
 
 
-def of_parts(order: Order) -> dict[str, str]:
+def of_parts(order: ExportSpec) -> dict[str, str]:
     """By part: the digest of all that decides what its graphs and their data are."""
     common = [order.cut, versions(), _sources()]
     return {part: _digest([*common, *_of_part(order, part)]) for part in NETWORK_FOLDERS}
 
 
-def _of_part(order: Order, part: str) -> list[Any]:
+def _of_part(order: ExportSpec, part: str) -> list[Any]:
     is_quantised = part == "unet" and order.precision in RECIPES
     files = order.checkpoint.file_digests
     # A calibration runs the text encoders too.

@@ -24,7 +24,7 @@ class StepFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     step: str
     seconds: float
     peak_bytes: int
@@ -58,10 +58,10 @@ def steps(out: Path, max_batch: int) -> list[tuple[str, list[str], Path]]:
     ]
 
 
-def measure(step: str, arguments: list[str], folder: Path) -> Cost:
+def measure(step: str, arguments: list[str], folder: Path) -> StepCost:
     if folder.exists():
         print(f"{step}: {folder} is there")
-        return Cost(step, 0.0, 0, sizes(folder))
+        return StepCost(step, 0.0, 0, sizes(folder))
     print(f"{step}: {folder}", flush=True)
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, *arguments])
@@ -69,7 +69,7 @@ def measure(step: str, arguments: list[str], folder: Path) -> Cost:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise StepFailed(f"{step} ended with {process.returncode}")
-    return Cost(step, time.perf_counter() - start, usage.ru_maxrss * 1024, sizes(folder))
+    return StepCost(step, time.perf_counter() - start, usage.ru_maxrss * 1024, sizes(folder))
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -81,7 +81,7 @@ def sizes(folder: Path) -> dict[str, int]:
     }
 
 
-def table(costs: list[Cost]) -> str:
+def table(costs: list[StepCost]) -> str:
     lines = [f"{'step':<16}{'seconds':>9}{'peak GiB':>10}{'files GiB':>11}"]
     for cost in costs:
         total = sum(cost.files.values()) / GIB

@@ -14,14 +14,14 @@ from engines.folders.export_folder import ExportError, ExportFolder
 from engines.folders.publishing import publish
 from engines.folders.shipped import GRAPHS
 from onnx_export.check import check
+from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from onnx_export.order import Order
 from sdxl.checkpoint import find
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(dir=GRAPHS.parent, prefix=".onnx-") as work:
-        order = Order(find("mini"), "fp32", Path(work) / "export")
+        order = ExportSpec(find("mini"), "fp32", Path(work) / "export")
         ship(export(order, check), Path(work) / "graphs")
         publish(Path(work) / "graphs", GRAPHS)
     print(f"{GRAPHS}: {sum(path.stat().st_size for path in GRAPHS.iterdir())} bytes")

@@ -32,7 +32,7 @@ class TraceError(RuntimeError):
     """A network whose graph is not what its spec says."""
 
 
-class Traced(nn.Module):
+class PositionalNetwork(nn.Module):
     """Takes a spec's inputs in order, whatever the network calls them."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -51,7 +51,7 @@ def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
     free = tuple({i: dims[name] for i, name in t.free_axes.items()} for t in spec.inputs)
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
-            Traced(network),
+            PositionalNetwork(network),
             inputs,
             dynamo=True,
             optimize=False,

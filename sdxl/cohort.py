@@ -28,7 +28,7 @@ SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
 
 
 @dataclass(frozen=True)
-class Place:
+class RowSlot:
     """Where one image's state lies."""
 
     cohort: Cohort
@@ -36,7 +36,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Newcomer:
+class NewImage:
     """An image before its first step."""
 
     conditioning: Conditioning
@@ -127,7 +127,7 @@ class Cohort:
         """All are: the negative rows lie side by side."""
         return all(self.guided)
 
-    def holds(self, places: Sequence[Place | None], bucket: int) -> bool:
+    def holds(self, places: Sequence[RowSlot | None], bucket: int) -> bool:
         """Whether exactly these images, in this order, are this cohort, and it can run."""
         return (
             self.buffers.key[1:] == (bucket, True)
@@ -190,7 +190,7 @@ class BufferPool:
         self._free: list[Buffers] = []
 
     def begin(
-        self, shape: Shape, newcomers: Sequence[Newcomer], bucket: int, *, runs: bool
+        self, shape: Shape, newcomers: Sequence[NewImage], bucket: int, *, runs: bool
     ) -> Cohort:
         """A cohort of images at their first step; `runs` as in `form`."""
         conditionings = [newcomer.conditioning for newcomer in newcomers]
@@ -213,7 +213,7 @@ class BufferPool:
         return cohort
 
     def form(
-        self, places: Sequence[Place], bucket: int, *, reads_cache: bool, runs: bool
+        self, places: Sequence[RowSlot], bucket: int, *, reads_cache: bool, runs: bool
     ) -> Cohort:
         """Gather these images into one cohort. `reads_cache`: their next step is shallow, so the
         caches come along; `runs`: it is for running, not for waiting, so it has room for caches.
@@ -234,7 +234,7 @@ class BufferPool:
             torch.stack([b.by_name[name][row] for b, row in rows], out=cohort.buffers.by_name[name])
         return cohort
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: RowSlot) -> None:
         place.cohort.members -= 1
         if place.cohort.members == 0:
             self._keep(place.cohort.buffers)

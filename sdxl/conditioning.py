@@ -19,7 +19,7 @@ from sdxl.specs import Architecture
 MAX_CHUNKS_PER_CALL = 32
 
 Chunk = tuple[int, ...]
-Row = tuple[Tokens, Tokens] | None
+TokenRow = tuple[Tokens, Tokens] | None
 """One prompt in both tokenizers' ids; None is diffusers' zeroed negative prompt."""
 
 
@@ -45,7 +45,7 @@ class Conditioning:
 
 def encode(
     requests: Sequence[GenerationParams],
-    prompts: Sequence[Sequence[Row]],
+    prompts: Sequence[Sequence[TokenRow]],
     engines: Engines,
     *,
     fixed_chunks: int | None = None,
@@ -75,10 +75,10 @@ def encode(
 
 def tokenize_rows(
     request: GenerationParams, tokenizer: Tokenizer, tokenizer_2: Tokenizer, force_zeros: bool
-) -> list[Row]:
+) -> list[TokenRow]:
     """A request's rows, all of one length. Refuses by name what cannot be encoded, so that a
     caller can check a request before batching it with others."""
-    rows: list[Row] = [_both(request.prompt, tokenizer, tokenizer_2, "prompt")]
+    rows: list[TokenRow] = [_both(request.prompt, tokenizer, tokenizer_2, "prompt")]
     if request.is_guided:
         negative = request.negative_prompt
         # As in diffusers: only an absent negative prompt is zeroed; an empty one is encoded.
@@ -90,7 +90,7 @@ def tokenize_rows(
     return [row and (row[0].pad_to(longest), row[1].pad_to(longest)) for row in rows]
 
 
-def _both(text: str, tokenizer: Tokenizer, tokenizer_2: Tokenizer, field: str) -> Row:
+def _both(text: str, tokenizer: Tokenizer, tokenizer_2: Tokenizer, field: str) -> TokenRow:
     return tokenize(text, tokenizer, field), tokenize(text, tokenizer_2, field)
 
 
@@ -162,7 +162,7 @@ def emphasise(hidden: Tensor, weights: Sequence[Sequence[float]]) -> Tensor:
 
 def _condition(
     request: GenerationParams,
-    rows: Sequence[Row],
+    rows: Sequence[TokenRow],
     encoded_l: _Encoded,
     encoded_g: _Encoded,
     dtypes: Mapping[str, torch.dtype],

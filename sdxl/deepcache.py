@@ -6,11 +6,11 @@ It knows nothing of networks or tensors.
 
 from __future__ import annotations
 
-Plan = tuple[bool, ...]
+StepPlan = tuple[bool, ...]
 """One entry a step: True runs Deep, False runs Shallow. The first is always True."""
 
 
-def plan(steps: int, interval: int, deep_steps: tuple[int, ...] | None = None) -> Plan:
+def plan(steps: int, interval: int, deep_steps: tuple[int, ...] | None = None) -> StepPlan:
     """One deep step in `interval`, or exactly `deep_steps`."""
     if deep_steps is not None:
         deep = set(deep_steps)

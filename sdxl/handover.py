@@ -19,7 +19,7 @@ U = TypeVar("U")
 CALLER, THREAD = "caller", "thread"
 
 
-class Work(Generic[T]):
+class HandedWork(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._taken: dict[str, str] = {}
@@ -77,13 +77,13 @@ class WorkThread:
     """Does one after the other what it is handed."""
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[Work[None]] = SimpleQueue()
+        self._inbox: SimpleQueue[HandedWork[None]] = SimpleQueue()
         start_new_thread(self._run, ())
 
     def together(self, here: Callable[[], None], there: Callable[[], None]) -> None:
         """Both at the same time, `there` on the thread, or here if that finds no time for it. When
         this returns or raises, neither runs any more."""
-        work = Work(there)
+        work = HandedWork(there)
         try:
             try:
                 self._inbox.put(work)
@@ -103,8 +103,8 @@ class WorkThread:
 def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterator[T]:
     """What `do` makes of every item, in order. After an interrupt or an error nothing more is
     begun, and nobody waits for what has been."""
-    works = [Work(partial(do, item)) for item in items]
-    inbox: SimpleQueue[Work[T] | None] = SimpleQueue()
+    works = [HandedWork(partial(do, item)) for item in items]
+    inbox: SimpleQueue[HandedWork[T] | None] = SimpleQueue()
 
     def run() -> None:
         while (work := inbox.get()) is not None:
@@ -127,7 +127,7 @@ def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterat
 def apart(call: Callable[[], T], stop: Callable[[], None], leave_s: float) -> T:
     """Do it on a thread of its own, where no interrupt strikes. One that strikes here calls `stop`
     and is raised when the work has ended, or after so many seconds; a second one at once."""
-    work = Work(call)
+    work = HandedWork(call)
     try:
         start_new_thread(work.run, ())
         work.wait()

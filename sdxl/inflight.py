@@ -21,10 +21,10 @@ from torch import Tensor
 
 from sdxl import schedulers
 from sdxl.admission import Admission
-from sdxl.cohort import BufferPool, Cohort, Newcomer, Place
+from sdxl.cohort import BufferPool, Cohort, NewImage, RowSlot
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
-from sdxl.deepcache import Plan
+from sdxl.deepcache import StepPlan
 from sdxl.engine import Engines
 from sdxl.fairness import VirtualTime
 from sdxl.noise import NoiseSource
@@ -43,7 +43,7 @@ class Request:
 
     conditioning: Conditioning
     table: schedulers.Table
-    plan: Plan
+    plan: StepPlan
     guidance: float
     seed: int
     latent_h: int
@@ -85,12 +85,12 @@ class _Image:
 
     request: Request
     noise: NoiseSource
-    place: Place | None = None
+    place: RowSlot | None = None
 
-    def newcomer(self) -> Newcomer:
+    def newcomer(self) -> NewImage:
         request = self.request
         start = self.noise.start() * request.table.start
-        return Newcomer(request.conditioning, request.guidance, start)
+        return NewImage(request.conditioning, request.guidance, start)
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class InFlight:
             runs=len(images) == len(group.ids),
         )
         for index, image in enumerate(images):
-            image.place = Place(cohort, index)
+            image.place = RowSlot(cohort, index)
         return cohort
 
     def _park(self, id_: int) -> None:
@@ -348,7 +348,7 @@ class InFlight:
             old = self._images[id_].place
             if old is not None:
                 self._pool.leave(old)
-            self._images[id_].place = Place(cohort, index)
+            self._images[id_].place = RowSlot(cohort, index)
 
     def _draw(self, ids: tuple[int, ...], cohort: Cohort, rows: NDArray[np.float32]) -> Tensor:
         """Fresh noise for the images whose scheduler asks for it, each from its own generator."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import Checkpoint
-from sdxl.conditioning import Conditioning, Row, encode, tokenize_rows
+from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
@@ -83,7 +83,7 @@ class Pipeline:
         self.tokenize(resolved)
         return resolved
 
-    def tokenize(self, params: GenerationParams) -> list[Row]:
+    def tokenize(self, params: GenerationParams) -> list[TokenRow]:
         """A resolved request's rows; raises InvalidParams for what cannot be encoded."""
         return tokenize_rows(params, *self.checkpoint.tokenizers, self.checkpoint.force_zeros)
 
@@ -134,7 +134,7 @@ class Pipeline:
                 yield from together
 
     def encode(
-        self, params: list[GenerationParams], prompts: list[list[Row]] | None = None
+        self, params: list[GenerationParams], prompts: list[list[TokenRow]] | None = None
     ) -> list[Conditioning]:
         """Of resolved requests; `prompts` are their rows, where they were tokenised before."""
         rows = [self.tokenize(each) for each in params] if prompts is None else prompts

@@ -19,7 +19,7 @@ from enum import Enum, IntEnum
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from sdxl.deepcache import Plan
+from sdxl.deepcache import StepPlan
 
 Network = Literal["unet_deep", "unet_shallow"]
 
@@ -52,7 +52,7 @@ class Flight:
     id: int
     shape: Shape
     rows: int
-    plan: Plan
+    plan: StepPlan
     step: int = 0
     priority: Priority = Priority.INTERACTIVE
     deadline_s: float = math.inf
@@ -104,7 +104,7 @@ class Flight:
 
 
 @lru_cache(maxsize=1024)
-def first_interval(plan: Plan) -> int:
+def first_interval(plan: StepPlan) -> int:
     """Ticks from the first deep step to the second."""
     return plan.index(True, 1) if any(plan[1:]) else len(plan)
 

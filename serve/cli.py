@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 from serve import settings as settings_
-from serve.cluster import Watch
+from serve.cluster import ClusterWatch
 from serve.settings import ServeSettings
 from serve.supervision import supervise
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(settings: ServeSettings) -> int:
-    watch = Watch(say)
+    watch = ClusterWatch(say)
     try:
         start(settings, watch)
         url = until_ready(settings)
@@ -92,7 +92,7 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
     return settings_.read(file, flags=settings_.given(options))
 
 
-def start(settings: ServeSettings, watch: Watch) -> None:
+def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     """Returns once every replica has made a picture."""
     import ray
     from ray import serve as ray_serve
@@ -180,7 +180,7 @@ def url_of(settings: ServeSettings) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
-def stop(settings: ServeSettings, watch: Watch) -> None:
+def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
     """Answer what was asked, refuse what comes, end every process."""
     import ray
     from ray import serve as ray_serve

@@ -22,7 +22,7 @@ SILENT_S, PING_S, PINGS = 12.0, 2.0, 2
 """After which time Ray, or its controller, is taken to hang."""
 
 
-class Watch:
+class ClusterWatch:
     """Two threads: one asks Ray, and may be kept waiting; the other never waits for anybody."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

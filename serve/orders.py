@@ -16,7 +16,7 @@ from sdxl.policy import Priority
 
 
 @dataclass(frozen=True)
-class Order:
+class ImageOrder:
     """One picture. Its seed is fixed, so that it can be made again elsewhere."""
 
     params: GenerationParams
@@ -45,7 +45,7 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ImageProgress:
     """`position` is the place in the queue; 0 is being made."""
 
     step: int
@@ -73,7 +73,7 @@ class Done:
     prompt_tokens: int
 
 
-Update = Queued | Progress | Preview | Done
+Update = Queued | ImageProgress | Preview | Done
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ImageBackend(Protocol):
         """The same, and raises also while no image can be made, though one may be again soon."""
         ...
 
-    def generate(self, order: Order) -> AsyncGenerator[Update]:
+    def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         """Ends with Done, or raises Problem. Closing it cancels the image."""
         ...
 

@@ -99,6 +99,17 @@ def test_names_say_something() -> None:
     assert not vague + shadowing
 
 
+def test_no_class_name_means_two_things() -> None:
+    """Of all five packages together."""
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert not twice, f"a name says what its class is of: {twice}"
+
+
 def test_every_module_says_its_job() -> None:
     silent = [
         str(path.relative_to(ROOT))
@@ -146,7 +157,7 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     from serve.batch.command import build_parser as batch_parser
     from serve.batch.reading import COLUMNS, ID
     from serve.batch.results import manifest_columns
-    from serve.front.openai_images import AskedParams, Control, ImageRequest
+    from serve.front.openai_images import Control, ImageRequest, PictureFields
     from serve.render.command import build_parser as render_parser
 
     names = set(PARAMETERS)
@@ -157,7 +168,7 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
         flags = {action.dest for action in group._group_actions}
         assert flags == names - set(POSITIONAL), parser.prog
     fields = {p.client_name for p in PARAMETERS.values()}
-    assert set(AskedParams.model_fields) == fields - {SIZE}
+    assert set(PictureFields.model_fields) == fields - {SIZE}
     assert fields <= set(ImageRequest.model_fields)
     assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {ID}
     assert names <= set(manifest_columns())

@@ -30,7 +30,7 @@ class CaptureFailed(RuntimeError):
     """Nothing was recorded, and nothing has run."""
 
 
-class Device(Protocol):
+class RecordingDevice(Protocol):
     """See cuda_device.py."""
 
     @property
@@ -50,7 +50,10 @@ class Recording:
     """was not refused yet"""
 
     def run(
-        self, enqueue: Callable[[int], None], device: Device, may_capture: Callable[[], bool]
+        self,
+        enqueue: Callable[[int], None],
+        device: RecordingDevice,
+        may_capture: Callable[[], bool],
     ) -> None:
         """`enqueue` puts the work on the stream that it is given."""
         if self.replay is None and self.is_warm and self.is_capturable and may_capture():
@@ -70,7 +73,7 @@ class Recording:
 class Ticks:
     """`Engines.repeat` on a GPU: a tick from the scaling of the sample to the scheduler's step."""
 
-    device: Device
+    device: RecordingDevice
     recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)
 
     def __call__(self, key: Hashable, work: Callable[[], None]) -> None:
@@ -89,7 +92,7 @@ class RecordedEngine:
     for each shape, and a recording on them."""
 
     engine: Engine
-    device: Device
+    device: RecordingDevice
     lanes: OrderedDict[Hashable, tuple[Tensors, Tensors, Recording]] = field(
         default_factory=OrderedDict
     )

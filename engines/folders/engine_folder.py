@@ -33,7 +33,7 @@ class EngineError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnginePlan:
     """One network's plan, and what it was made from."""
 
     file: str
@@ -58,7 +58,7 @@ class Plan:
         return {**facts, "profiles": profiles, **spec_as_dict(self.spec)}
 
     @classmethod
-    def from_dict(cls, name: str, value: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, name: str, value: Mapping[str, Any]) -> EnginePlan:
         rest = dict(value)
         spec = spec_from_dict(name, {side: rest.pop(side) for side in ("inputs", "outputs")})
         profiles = tuple(_profile(ranges) for ranges in rest.pop("profiles"))
@@ -81,7 +81,7 @@ class EngineFolder:
     capability: Capability
     max_batch: int
     is_sparse: bool
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, EnginePlan]
     loras: tuple[Any, ...]
     parity: Mapping[str, Any]
 
@@ -175,7 +175,7 @@ def _parsed(value: dict[str, Any]) -> dict[str, Any]:
     check_one_of("cut", value["cut"], CUTS)
     check_one_of("precision", value["precision"], PRECISIONS)
     check_one_of("max_batch", value["max_batch"], range(1, MAX_BATCH + 1))
-    plans = {name: Plan.from_dict(name, plan) for name, plan in value.pop("plans").items()}
+    plans = {name: EnginePlan.from_dict(name, plan) for name, plan in value.pop("plans").items()}
     arch = Architecture.from_dict(value.pop("arch"))
     major, minor = map(int, value.pop("capability"))
     loras = tuple(value.pop("loras"))

@@ -60,7 +60,7 @@ TILES_WITH_RESIDUAL = (USUAL, Tile(128, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4))
 
 
 @dataclass(frozen=True)
-class Problem:
+class TileProblem:
     """What the choice of a tile depends on."""
 
     number: str
@@ -79,7 +79,7 @@ class Problem:
         return f"{kind} {size}{' residual' if self.has_residual else ''}"
 
 
-def fitting(problem: Problem, shared_bytes: int) -> tuple[Tile, ...]:
+def fitting(problem: TileProblem, shared_bytes: int) -> tuple[Tile, ...]:
     tiles = TILES_WITH_RESIDUAL if problem.has_residual else TILES
     return tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
 
@@ -102,7 +102,7 @@ class Tiles:
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("%s is not a table of tiles (%s); they are measured anew", self.file, error)
 
-    def choose(self, problem: Problem, run: Run, measure: Measure) -> Tile:
+    def choose(self, problem: TileProblem, run: Run, measure: Measure) -> Tile:
         known = self.chosen.get(problem.key)
         if known is not None:
             return known

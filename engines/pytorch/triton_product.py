@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from engines.pytorch.launches import launch
-from engines.pytorch.tiles import Problem, Tile, Tiles, tiles_of
+from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 TAPS = {2: 1, 4: 9}
@@ -112,7 +112,7 @@ def _empty_product(x: Tensor, out_channels: int, dtype: torch.dtype) -> Tensor:
 def _tile(x: Tensor, weight: Tensor, has_residual: bool, run: Callable[[Tile], None]) -> Tile:
     if IS_INTERPRETED:
         return SMALL
-    problem = Problem(
+    problem = TileProblem(
         str(x.dtype).removeprefix("torch."),
         TAPS[weight.dim()],
         weight.shape[-1],

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.folders.digests import sha256_of
-from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, Plan
+from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, EnginePlan
 from engines.folders.export_folder import ExportFolder
 from engines.folders.json_fields import MALFORMED
 from engines.folders.places import home
@@ -28,7 +28,7 @@ from engines.folders.spec_json import spec_as_dict
 from engines.folders.targets import Target
 from engines.trt.flavours import Flavour
 from engines.trt.plan_process import run_worker
-from engines.trt.plan_worker import Job
+from engines.trt.plan_worker import PlanJob
 from sdxl.files import OutputError, write_atomic
 
 RECIPE = 1
@@ -39,7 +39,7 @@ OnProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class BuildSpec:
     """What one build is to make, and where."""
 
     export: ExportFolder
@@ -49,12 +49,12 @@ class Order:
     is_sparse: bool
     out: Path
 
-    def job(self, name: str, plan: Path) -> Job:
+    def job(self, name: str, plan: Path) -> PlanJob:
         graph = self.export.graphs[name]
         has_exact = self.flavour.has_exact_profiles
         ranges = profiles(graph.spec, self.export.arch, self.max_batch, has_exact=has_exact)
         is_listed = self.target.sm in (self.flavour.architectures or ())
-        return Job(
+        return PlanJob(
             name=name,
             onnx=str(self.export.folder / graph.file),
             plan=str(plan),
@@ -79,7 +79,7 @@ class Order:
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def manifest(self, plans: dict[str, Plan]) -> EngineFolder:
+    def manifest(self, plans: dict[str, EnginePlan]) -> EngineFolder:
         return EngineFolder(
             folder=self.out,
             model=self.export.model,
@@ -103,7 +103,7 @@ class Order:
         return home() / "timing" / f"{self.flavour.name}-{self.flavour.version}-{self.target.key}"
 
 
-def build(order: Order, on_progress: OnProgress = lambda name, share: None) -> EngineFolder:
+def build(order: BuildSpec, on_progress: OnProgress = lambda name, share: None) -> EngineFolder:
     """The engines at `order.out`, made there where they are not yet."""
     with locked(order.out, waits=False):
         published = _published(order.out)
@@ -139,7 +139,7 @@ def _published(out: Path) -> EngineFolder | None:
         return None
 
 
-def _kept(order: Order, published: EngineFolder) -> dict[str, Plan]:
+def _kept(order: BuildSpec, published: EngineFolder) -> dict[str, EnginePlan]:
     """The plans that are there now, whole, and would be built the same way again."""
     return {
         name: plan
@@ -154,17 +154,19 @@ def _take_over(plan: Path, target: Path) -> None:
     link_or_copy(plan, target)
 
 
-def _finished(order: Order, name: str, making: Path) -> Plan | None:
+def _finished(order: BuildSpec, name: str, making: Path) -> EnginePlan | None:
     """What an earlier run of this build finished before it was stopped."""
     try:
-        plan = Plan.from_dict(name, json.loads(_note(making, name).read_text(encoding="utf-8")))
+        plan = EnginePlan.from_dict(
+            name, json.loads(_note(making, name).read_text(encoding="utf-8"))
+        )
         is_same = plan.recipe == order.recipe(name)
         return plan if is_same and sha256_of(making / plan.file) == plan.sha256 else None
     except (OSError, *MALFORMED):
         return None
 
 
-def _build(order: Order, name: str, making: Path, on_progress: OnProgress) -> Plan:
+def _build(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -> EnginePlan:
     _check_space(order, name)
     path, unfinished = making / f"{name}{SUFFIX}", making / f"{name}.unfinished"
     job = order.job(name, unfinished)
@@ -176,7 +178,7 @@ def _build(order: Order, name: str, making: Path, on_progress: OnProgress) -> Pl
         lambda: run_worker(job, log, lambda share: on_progress(name, share))
     )
     os.replace(unfinished, path)
-    plan = Plan.from_dict(
+    plan = EnginePlan.from_dict(
         name,
         {
             "file": path.name,
@@ -193,7 +195,7 @@ def _build(order: Order, name: str, making: Path, on_progress: OnProgress) -> Pl
     return plan
 
 
-def _check_space(order: Order, name: str) -> None:
+def _check_space(order: BuildSpec, name: str) -> None:
     """Minutes of building that must end in a full disk are not begun."""
     needed = sum(order.export.data[file].bytes for file in order.export.graphs[name].data)
     free = shutil.disk_usage(order.out.parent).free

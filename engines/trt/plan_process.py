@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engines.trt.plan_worker import Job
+from engines.trt.plan_worker import PlanJob
 
 MAX_MESSAGE = 500
 
@@ -19,7 +19,7 @@ class BuildError(RuntimeError):
     """A plan that could not be built: which, and what TensorRT says."""
 
 
-def run_worker(job: Job, log: Path, on_share: Callable[[float], None]) -> dict[str, Any]:
+def run_worker(job: PlanJob, log: Path, on_share: Callable[[float], None]) -> dict[str, Any]:
     """Build; what it cost. `log` takes what TensorRT has to say meanwhile."""
     paper = log.with_suffix(".job")
     paper.write_text(job.as_json(), encoding="utf-8")
@@ -45,7 +45,7 @@ def run_worker(job: Job, log: Path, on_share: Callable[[float], None]) -> dict[s
     raise BuildError(_message(job, worker.returncode, last, log))
 
 
-def _message(job: Job, code: int, last: dict[str, Any], log: Path) -> str:
+def _message(job: PlanJob, code: int, last: dict[str, Any], log: Path) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         hint = "; needed more memory, most likely" if -code == signal.SIGKILL else ""

@@ -34,7 +34,7 @@ class BuildFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Job:
+class PlanJob:
     """One plan to build. `module` is the library's; `architecture` is what tensorrt-rtx builds
     for, None being the GPU that is here."""
 
@@ -57,7 +57,7 @@ class Job:
 
 
 @dataclass
-class Progress:
+class BuildProgress:
     """The phases that are under way, outermost first, as one share of the whole."""
 
     say: Callable[[float], None]
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
     # stdout is for the parent alone; what the libraries print there goes to stderr.
     channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
-    job = Job(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    job = PlanJob(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
 
     def say(**message: Any) -> None:
         channel.write(json.dumps(message) + "\n")
@@ -113,7 +113,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def build(job: Job, on_progress: Callable[[float], None]) -> Any:
+def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     """The plan's bytes, in whatever buffer TensorRT hands out."""
     os.environ[SWITCH] = "1" if job.is_rtx else "0"
     from polygraphy.backend.trt import EngineBytesFromNetwork, NetworkFromOnnxPath
@@ -158,7 +158,7 @@ def write(path: Path, plan: Any) -> None:
         os.fsync(file.fileno())
 
 
-def _config(job: Job, on_progress: Callable[[float], None]) -> Any:
+def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     settings = {
         "profiles": [_profile(ranges) for ranges in job.profiles],
         "sparse_weights": job.is_sparse,
@@ -199,7 +199,7 @@ def _profile(ranges: dict[str, Any]) -> Any:
 
 def _monitor(module: str, on_progress: Callable[[float], None]) -> Any:
     library = importlib.import_module(module)
-    progress = Progress(on_progress)
+    progress = BuildProgress(on_progress)
 
     class Monitor(library.IProgressMonitor):  # type: ignore[name-defined]
         def __init__(self) -> None:

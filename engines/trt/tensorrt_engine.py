@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engines.cuda.recordings import Device, Recording
+from engines.cuda.recordings import Recording, RecordingDevice
 from engines.folders.profiles import Profile, choose
 from engines.trt.flavours import BackendFailed
 from sdxl.engine import check_inputs
@@ -35,7 +35,7 @@ class Scratch:
     """Working memory that engines share which never run at the same time. It grows when a larger
     shape comes; what was captured on the outgrown block must be captured anew."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: RecordingDevice) -> None:
         self._device = device
         self._block: Tensor | None = None
 
@@ -73,7 +73,7 @@ class TensorRTEngine:
         plan: Any,
         profiles: Sequence[Profile],
         new_context: Callable[[Any], Any],
-        device: Device,
+        device: RecordingDevice,
         scratch: Scratch,
         *,
         captures: bool,

@@ -7,7 +7,7 @@ from typing import Any
 
 from engines.cuda.device import CudaDevice
 from engines.cuda.gpus import numbered
-from engines.cuda.recordings import Device
+from engines.cuda.recordings import RecordingDevice
 from engines.folders.engine_folder import EngineError, EngineFolder
 from engines.folders.profiles import buckets, latent_sides
 from engines.trt.flavours import Flavour
@@ -53,7 +53,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
 
 
 def open_plans(
-    folder: EngineFolder, flavour: Flavour, library: Any, device: Device
+    folder: EngineFolder, flavour: Flavour, library: Any, device: RecordingDevice
 ) -> dict[str, Engine]:
     runtime = library.Runtime(library.Logger(library.Logger.WARNING))
     scratch = {turn: Scratch(device) for turn in set(TURNS.values())}

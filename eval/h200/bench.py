@@ -12,7 +12,7 @@ import torch
 
 from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from eval.speed.variants import PROMPTS, Paint, Setting, load_one
+from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one
 from onnx_export.calibration import ENCODERS, first_steps
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.random_weights import write_checkpoint
@@ -46,14 +46,14 @@ class Bench:
         return ("fp32", "fp8") if self.is_dry else ("fp16", "fp8", "int8")
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> BenchSetting:
         """SDXL's full size with random weights, made on the GPU at the first call."""
         if self.is_dry:
-            return Setting("mini", 64, steps=2)
+            return BenchSetting("mini", 64, steps=2)
         folder = self.out / "model"
         if not folder.exists():
             write_checkpoint(folder, device=self.device.type)
-        return Setting(str(folder), None)
+        return BenchSetting(str(folder), None)
 
     @property
     def usual(self) -> GenerationParams:

@@ -16,7 +16,7 @@ from engines.folders.export_folder import ExportFolder
 from engines.folders.profiles import profiles
 from engines.folders.shipped import open_mini
 from engines.folders.targets import Target
-from engines.trt.build import Order
+from engines.trt.build import BuildSpec
 from engines.trt.flavours import TENSORRT_RTX
 from engines.trt.plan_process import run_worker
 from eval.h200.bench import Bench
@@ -39,11 +39,11 @@ def small(bench: Bench) -> Found:
 
 def full(bench: Bench) -> Found:
     """The full-size Deep UNet in halves; its export alone takes about two minutes."""
+    from onnx_export.export_spec import ExportSpec
     from onnx_export.exporter import export, unchecked
-    from onnx_export.order import Order as ExportOrder
 
     pipeline = bench.pipeline("fp16")
-    order = ExportOrder(pipeline.checkpoint, "fp16", bench.out / "onnx-fp16")
+    order = ExportSpec(pipeline.checkpoint, "fp16", bench.out / "onnx-fp16")
     yield from _probed(bench, export(order, unchecked), "unet_deep", pipeline)
 
 
@@ -72,7 +72,7 @@ def _probe(
     place = bench.out / "rtx" / f"{name}-{target.key}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    order = Order(export, target, TENSORRT_RTX, 1, False, place)
+    order = BuildSpec(export, target, TENSORRT_RTX, 1, False, place)
     plan = place / f"{name}.plan"
     found: dict[str, Any] = {}
     try:

@@ -31,7 +31,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Work:
+class CallWork:
     """Of one call."""
 
     flops: float
@@ -72,7 +72,7 @@ def architecture_of(configs: Configs) -> Architecture:
 
 def work_of(
     configs: Configs, shapes: Shapes, precision: str, cut: Cut = "reference"
-) -> dict[str, Work]:
+) -> dict[str, CallWork]:
     """Every network's, by name."""
     arch = architecture_of(configs)
     specs = network_specs(arch, DTYPES.get(precision, "float16"), cut)
@@ -103,7 +103,7 @@ def build_module(part: str, config: Mapping[str, Any]) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precision: str) -> Work:
+def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precision: str) -> CallWork:
     inputs = [
         torch.empty(t.shape(axes), dtype=_counted(t.dtype), device="meta") for t in spec.inputs
     ]
@@ -111,7 +111,7 @@ def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precisio
         network(*inputs)
     tensors = sum(WIDTH[t.dtype] * prod(t.shape(axes)) for t in spec.tensors)
     weights = _weight_bytes(called, spec, precision)
-    return Work(float(counter.get_total_flops()), weights, float(tensors))
+    return CallWork(float(counter.get_total_flops()), weights, float(tensors))
 
 
 def _counted(dtype: str) -> torch.dtype:

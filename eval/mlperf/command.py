@@ -22,7 +22,7 @@ from sdxl.arguments import Parser, add_generation_flags, given_params, number, w
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
-    from eval.mlperf.loadgen import Run, Summary
+    from eval.mlperf.loadgen import ScenarioRun, Summary
     from sdxl.pipeline import Pipeline
 
 SCENARIOS = ("Offline", "Server", "SingleStream")
@@ -124,12 +124,12 @@ def audit(options: argparse.Namespace, requests: list[GenerationParams], root: P
 
 def measure(options: argparse.Namespace, requests: list[GenerationParams], folder: Path) -> Summary:
     from eval.measuring.system_description import describe_system
-    from eval.mlperf.loadgen import Run, complete
+    from eval.mlperf.loadgen import ScenarioRun, complete
     from sdxl.files import prepare_folder
 
     prepare_folder(folder)
     with system_of(options, requests, complete) as (system, facts, latency_s, rate):
-        run = Run(
+        run = ScenarioRun(
             options.scenario,
             folder,
             len(requests),
@@ -221,7 +221,7 @@ def probe_service(url: str, request: GenerationParams) -> float:
         return time.perf_counter() - began
 
 
-def settings_of(run: Run, requests: list[GenerationParams]) -> dict[str, Any]:
+def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str, Any]:
     from eval.quality.captions import digest
 
     settings = run.settings()

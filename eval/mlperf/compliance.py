@@ -19,12 +19,12 @@ LEAST_DB = 40.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ComplianceResult:
     passed: bool
     text: str
 
 
-def test01(accuracy: Path, performance: Path, audited: Path) -> Verdict:
+def test01(accuracy: Path, performance: Path, audited: Path) -> ComplianceResult:
     """`accuracy`, `performance` and `audited` are folders of runs."""
     expected = dict(logged(accuracy / FILE))
     count = same = 0
@@ -40,16 +40,16 @@ def test01(accuracy: Path, performance: Path, audited: Path) -> Verdict:
         f"{LEAST_DB:.0f}); {speed:.3f} of the performance run's speed (required within "
         f"{SPEED_TOLERANCE:.0%})"
     )
-    return Verdict(passed, text)
+    return ComplianceResult(passed, text)
 
 
-def test04(performance: Path, audited: Path) -> Verdict:
+def test04(performance: Path, audited: Path) -> ComplianceResult:
     speed = _slower(performance, audited)
     text = (
         f"one sample repeated: {speed:.3f} of the performance run's speed (required at most "
         f"{1 + SPEED_TOLERANCE})"
     )
-    return Verdict(speed <= 1 + SPEED_TOLERANCE, text)
+    return ComplianceResult(speed <= 1 + SPEED_TOLERANCE, text)
 
 
 def _slower(performance: Path, audited: Path) -> float:

@@ -42,7 +42,7 @@ class System(Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
+class ScenarioRun:
     """One run of one scenario."""
 
     scenario: str

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from eval.quality.sources import refuse_count
-from eval.quality.task import Task
+from eval.quality.task import QualityTask
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
@@ -23,7 +23,7 @@ FILE = "mlperf_log_accuracy.json"
 class AccuracyLog:
     """A source of pictures."""
 
-    def __init__(self, path: Path, task: Task) -> None:
+    def __init__(self, path: Path, task: QualityTask) -> None:
         self.path, self.side = path, task.side
         try:
             self.places = _places(path)

@@ -19,9 +19,9 @@ from eval.measuring.bootstrap import Interval, interval
 from eval.measuring.timing import Spread, Timed, wall_s
 from eval.quality.alikeness import psnr, ssim
 from eval.quality.frechet import QuickFrechet, frechet_distance
-from eval.quality.protocol import Gate
+from eval.quality.protocol import ScoreRange
 from eval.quality.sources import Source
-from eval.quality.task import Judges, Task
+from eval.quality.task import Judges, QualityTask
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
@@ -38,7 +38,7 @@ Findings = Mapping[str, Tensor]
 class Figure:
     value: float
     interval: Interval
-    gate: Gate | None = None
+    gate: ScoreRange | None = None
 
     @property
     def holds(self) -> bool | None:
@@ -65,7 +65,7 @@ class Evaluation:
     """`exact` gives the pictures that each one is compared with; `save` keeps the pictures; `timed`
     is the clock that they are made against."""
 
-    task: Task
+    task: QualityTask
     source: Source
     folder: Path
     exact: Source | None = None
@@ -159,7 +159,7 @@ class Evaluation:
         return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
 
-def _mean(values: Tensor, rounds: int, gate: Gate | None = None) -> Figure:
+def _mean(values: Tensor, rounds: int, gate: ScoreRange | None = None) -> Figure:
     mean = float(values.double().mean())
     spread = interval(mean, lambda rows: float(values[rows].double().mean()), len(values), rounds)
     return Figure(mean, spread, gate)

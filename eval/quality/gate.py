@@ -80,13 +80,13 @@ def measure(int8: ExportFolder) -> Measured:
 def export_int8(folder: Path) -> ExportFolder:
     """As the tests export it: calibrated on few prompts, which is quick."""
     from onnx_export.calibration import calibration_prompts
+    from onnx_export.export_spec import ExportSpec
     from onnx_export.exporter import export, unchecked
-    from onnx_export.order import Order
     from onnx_export.recipes import RECIPES
 
     checkpoint = find("mini")
     prompts = calibration_prompts(checkpoint, None, RECIPES["int8"])[:CALIBRATION_PROMPTS]
-    return export(Order(checkpoint, "int8", folder, prompts=tuple(prompts)), unchecked)
+    return export(ExportSpec(checkpoint, "int8", folder, prompts=tuple(prompts)), unchecked)
 
 
 def _score(engines: Engines, interval: int, judges: Judges) -> Scores:

@@ -11,14 +11,14 @@ from sdxl.arguments import given_params
 
 if TYPE_CHECKING:
     from eval.quality.sources import Source
-    from eval.quality.task import Task
+    from eval.quality.task import QualityTask
     from sdxl.checkpoint import Checkpoint
 
 EXACT = "exact"
 BENCHMARK_FILES = ("captions", "inception", "clip", "statistics")
 
 
-def read_task(options: argparse.Namespace) -> tuple[Task, Checkpoint]:
+def read_task(options: argparse.Namespace) -> tuple[QualityTask, Checkpoint]:
     from eval.quality.task import benchmark_task, embedded_task, is_embedded
     from sdxl.checkpoint import find
 
@@ -32,7 +32,7 @@ def read_task(options: argparse.Namespace) -> tuple[Task, Checkpoint]:
     return benchmark_task(checkpoint, given, options.count, files, device), checkpoint
 
 
-def read_source(options: argparse.Namespace, task: Task, checkpoint: Checkpoint) -> Source:
+def read_source(options: argparse.Namespace, task: QualityTask, checkpoint: Checkpoint) -> Source:
     import engines
     from eval.quality.accuracy_log import AccuracyLog
     from eval.quality.sources import Folder, Painted, Service
@@ -47,7 +47,7 @@ def read_source(options: argparse.Namespace, task: Task, checkpoint: Checkpoint)
     return Painted(pipeline, task.requests)
 
 
-def read_exact(options: argparse.Namespace, task: Task) -> Source | None:
+def read_exact(options: argparse.Namespace, task: QualityTask) -> Source | None:
     from eval.quality.sources import Folder
 
     if options.against is None:
@@ -59,7 +59,7 @@ def read_exact(options: argparse.Namespace, task: Task) -> Source | None:
     )
 
 
-def exact(model: str, task: Task) -> Source:
+def exact(model: str, task: QualityTask) -> Source:
     """The whole UNet at every step, in float32, from the same seeds."""
     import engines
     from eval.quality.sources import Painted

@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class QualitySetting:
     """The defaults are the exact model."""
 
     precision: str = "fp32"
@@ -51,7 +51,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Tried:
-    setting: Setting
+    setting: QualitySetting
     figures: Mapping[str, Figure]
     images_per_s: Spread
 

@@ -14,7 +14,7 @@ from sdxl.params import GenerationParams
 
 
 @dataclass(frozen=True)
-class Gate:
+class ScoreRange:
     """The closed division's range of a score."""
 
     low: float
@@ -24,8 +24,8 @@ class Gate:
         return self.low <= score <= self.high
 
 
-CLIP_GATE = Gate(31.68631873, 31.81331801)
-FID_GATE = Gate(23.01085758, 23.95007626)
+CLIP_GATE = ScoreRange(31.68631873, 31.81331801)
+FID_GATE = ScoreRange(23.01085758, 23.95007626)
 CLIP_TOLERANCE, FID_TOLERANCE = 0.002, 0.02
 """the same gates as shares of the exact model's scores: the yardstick for any other model"""
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from eval.measuring.bootstrap import CONFIDENCE
 from eval.quality.evaluation import Figure, Scores
-from eval.quality.task import Task
+from eval.quality.task import QualityTask
 
 UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 
 
-def table(task: Task, scores: Scores) -> str:
+def table(task: QualityTask, scores: Scores) -> str:
     lines = [f"{task.name}: {scores.pictures} pictures", task.note, ""]
     lines += [line(UNITS.get(name, name), figure) for name, figure in scores.figures.items()]
     lines.append(f"{'images/s':<26}{scores.images_per_s.median:10.2f}")

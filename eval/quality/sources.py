@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from eval.quality.task import Task
+from eval.quality.task import QualityTask
 from eval.service import api_key
 from sdxl.handover import in_threads
 from sdxl.images import Pixels, to_pixels
@@ -69,7 +69,7 @@ class Painted:
 class Folder:
     """Files in the order of their names."""
 
-    def __init__(self, folder: Path, task: Task) -> None:
+    def __init__(self, folder: Path, task: QualityTask) -> None:
         self.folder = folder
         files = sorted(p for p in _listed(folder) if p.suffix.lower() in SUFFIXES)
         if len(files) < len(task.captions):

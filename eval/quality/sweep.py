@@ -22,11 +22,11 @@ import torch
 from eval.measuring.timing import cpu_s, wall_s
 from eval.quality.evaluation import Evaluation
 from eval.quality.inputs import read_task
-from eval.quality.pareto import Setting, Tried, table
+from eval.quality.pareto import QualitySetting, Tried, table
 from eval.quality.plot import plot_pareto
 from eval.quality.report import watched
 from eval.quality.sources import Folder, Painted
-from eval.quality.task import Task
+from eval.quality.task import QualityTask
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import prepare_folder, write_atomic
@@ -35,7 +35,7 @@ from sdxl.pipeline import Pipeline
 from sdxl.specs import Cut
 
 Grid = Mapping[str, Sequence[Any]]
-EXACT = Setting()
+EXACT = QualitySetting()
 STEM = "quality"
 USUAL: tuple[Grid, ...] = (
     {"steps": [10, 20, 30], "cache_interval": [1, 2, 3]},
@@ -64,14 +64,14 @@ def run_sweep(options: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(grid: str | None) -> list[Setting]:
+def settings_of(grid: str | None) -> list[QualitySetting]:
     """The exact model first, then each setting once."""
     grids = USUAL if grid is None else read_grids(Path(grid))
     found = [EXACT]
     for each in grids:
         for values in itertools.product(*each.values()):
             try:
-                setting = Setting(**dict(zip(each, values, strict=True)))
+                setting = QualitySetting(**dict(zip(each, values, strict=True)))
             except TypeError as error:
                 raise InvalidParams("grid", str(grid), str(error)) from error
             if setting not in found:
@@ -88,7 +88,9 @@ def read_grids(path: Path) -> list[Grid]:
         raise InvalidParams("grid", str(path), f"{needed} ({error})") from error
 
 
-def evaluate(setting: Setting, task: Task, pipeline: Pipeline, root: Path, rounds: int) -> Tried:
+def evaluate(
+    setting: QualitySetting, task: QualityTask, pipeline: Pipeline, root: Path, rounds: int
+) -> Tried:
     folder = root / setting.slug
     exact = None if setting == EXACT else Folder(root / EXACT.slug / "pictures", task)
     evaluation = Evaluation(
@@ -103,7 +105,7 @@ def evaluate(setting: Setting, task: Task, pipeline: Pipeline, root: Path, round
     return Tried(setting, scores.figures, scores.images_per_s)
 
 
-def requests_of(setting: Setting, task: Task) -> list[Any]:
+def requests_of(setting: QualitySetting, task: QualityTask) -> list[Any]:
     return [
         replace(
             request,
@@ -129,8 +131,8 @@ def load_engines(
     from engines.folders.shipped import open_mini
     from engines.onnxruntime_engine import load_onnxruntime
     from onnx_export.calibration import calibration_prompts
+    from onnx_export.export_spec import ExportSpec
     from onnx_export.exporter import export, unchecked
-    from onnx_export.order import Order
     from onnx_export.recipes import RECIPES
 
     if (options.model, precision, cut) == ("mini", "fp32", "reference"):
@@ -140,18 +142,18 @@ def load_engines(
         prompts = calibration_prompts(checkpoint, None, recipe)
     out = root / "exports" / f"{precision}-{cut}"
     prepare_folder(out.parent)
-    order = Order(checkpoint, precision, out, cut, prompts=tuple(prompts))
+    order = ExportSpec(checkpoint, precision, out, cut, prompts=tuple(prompts))
     return load_onnxruntime(export(order, unchecked, lambda _: None))
 
 
-def keep(tried: Sequence[Tried], task: Task, root: Path) -> None:
+def keep(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
     write_atomic(root / f"{STEM}.json", (json.dumps(report, indent=1) + "\n").encode())
     write_atomic(root / f"{STEM}.md", page(tried, task).encode())
     plot_pareto(tried, root / STEM)
 
 
-def page(tried: Sequence[Tried], task: Task) -> str:
+def page(tried: Sequence[Tried], task: QualityTask) -> str:
     exact = tried[0].figures
     spreads = [
         f"{name} {100 * (exact[name].interval.high - exact[name].value) / exact[name].value:.1f}%"

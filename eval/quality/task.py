@@ -33,7 +33,7 @@ Features = Callable[[Sequence[Pixels]], Tensor]
 
 
 @dataclass(frozen=True)
-class Task:
+class QualityTask:
     """`requests[i]` paints `captions[i]`. Scorers and reference are loaded when first asked for."""
 
     name: str
@@ -45,8 +45,8 @@ class Task:
     load: Callable[[], Judges]
     judge: str
     """the digest of what scores"""
-    clip_gate: protocol.Gate | None = None
-    fid_gate: protocol.Gate | None = None
+    clip_gate: protocol.ScoreRange | None = None
+    fid_gate: protocol.ScoreRange | None = None
 
     def as_dict(self) -> dict[str, Any]:
         first = {k: v for k, v in self.requests[0].as_dict().items() if k != "prompt"}
@@ -68,7 +68,7 @@ class Judges:
     reference: Gaussian
 
 
-def embedded_task(given: dict[str, Any], count: int | None) -> Task:
+def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
     """Scenes nobody trained on, judged by the embedded model's own CLIP."""
     from sdxl.mini.clip import WEIGHTS
 
@@ -77,7 +77,7 @@ def embedded_task(given: dict[str, Any], count: int | None) -> Task:
             raise InvalidParams(side, given[side], f"its scorer needed {MINI_SIDE}")
     captions = scene_captions(count or MINI_PICTURES)
     first = given.get("seed", 0)
-    return Task(
+    return QualityTask(
         "embedded model, drawn scenes",
         "FID and CLIP are of the embedded model's own small CLIP, against drawn scenes: compare "
         "them with each other, never with published figures",
@@ -118,7 +118,7 @@ def benchmark_task(
     count: int | None,
     files: dict[str, str | None],
     device: str,
-) -> Task:
+) -> QualityTask:
     """MLPerf's, with its gates where nothing of it was changed."""
     paths = _existing(files)
     captions = read_captions(paths["captions"])
@@ -144,7 +144,7 @@ def benchmark_task(
     note = f"changed: {', '.join(changed)}; " if changed else ""
     if count_long := sum(len(checkpoint.tokenizers[0].encode(c)) > BODY for c in captions):
         note += f"{count_long} captions have more than {BODY} tokens, and are not cut off; "
-    return Task(
+    return QualityTask(
         "MLPerf Inference, text to image",
         note + ("the benchmark's gates apply" if is_closed else "its gates do not apply"),
         tuple(captions),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.robustness import runs
-from eval.robustness.report import Report
+from eval.robustness.report import RunReport
 from eval.service import double
 from eval.service.local_service import local_service
 from sdxl.arguments import Parser, number, whole
@@ -46,7 +46,7 @@ def read_options(argv: Sequence[str]) -> Any:
     parser = Parser(prog="sdxl bench robustness", description="What a service stands.")
     add = parser.add_argument
     add("run", metavar="RUN", help=f"all, or one of {', '.join(RUNS)}")
-    plan = runs.Plan()
+    plan = runs.RunPlan()
     add("--seconds", type=number, default=plan.seconds, help="of each run (%(default)s)")
     add("--count", type=whole, default=plan.count, help="who leave; fuzzed requests (%(default)s)")
     add("--first", type=whole, default=plan.first, help="fuzzed request to begin at (%(default)s)")
@@ -71,11 +71,11 @@ def read_options(argv: Sequence[str]) -> Any:
     return options
 
 
-def made(name: str, options: Any) -> Report:
-    plan = runs.Plan(
+def made(name: str, options: Any) -> RunReport:
+    plan = runs.RunPlan(
         options.seconds, options.seed, options.kill_every_s, options.count, options.first
     )
-    run: dict[str, Callable[[str], Coroutine[Any, Any, Report]]] = {
+    run: dict[str, Callable[[str], Coroutine[Any, Any, RunReport]]] = {
         "load": lambda url: runs.load(url, plan, LIGHT),
         "overload": lambda url: runs.load(url, plan, HEAVY),
         "leavers": lambda url: runs.leave(url, plan),

@@ -28,7 +28,7 @@ class Sample:
 
 
 @dataclass
-class Watch:
+class ProcessWatch:
     """Samples of each process by (title, pid), one every `period_s`."""
 
     titles: Sequence[str]
@@ -67,9 +67,9 @@ class Watch:
 
 
 @contextmanager
-def watching(titles: Sequence[str], period_s: float = 1.0) -> Iterator[Watch]:
+def watching(titles: Sequence[str], period_s: float = 1.0) -> Iterator[ProcessWatch]:
     """In a thread of its own, so that load in this process does not hide a sample."""
-    watch, is_over = Watch(titles, period_s), threading.Event()
+    watch, is_over = ProcessWatch(titles, period_s), threading.Event()
 
     def follow() -> None:
         while not is_over.wait(period_s):
@@ -100,7 +100,7 @@ class Growth:
     threads: float
 
 
-def growths(watch: Watch, least_s: float) -> list[Growth]:
+def growths(watch: ProcessWatch, least_s: float) -> list[Growth]:
     """Of those that lived at least so long."""
     found = []
     for (title, pid), samples in watch.seen.items():
@@ -110,7 +110,7 @@ def growths(watch: Watch, least_s: float) -> list[Growth]:
     return found
 
 
-def peaks_of(watch: Watch, title: str) -> list[float]:
+def peaks_of(watch: ProcessWatch, title: str) -> list[float]:
     """The most MB that each process of a title held, the oldest first."""
     own = [samples for (name, _), samples in watch.seen.items() if name == title]
     ordered = sorted(own, key=lambda samples: samples[0].at_s)

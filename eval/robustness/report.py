@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.measuring.timing import quantile
 from eval.robustness.clients import Outcome
-from eval.robustness.processes import Growth, Watch
+from eval.robustness.processes import Growth, ProcessWatch
 from sdxl.files import prepare_folder, write_atomic
 
 STEP_S = 10.0
@@ -51,7 +51,7 @@ def some(name: str, found: int) -> Check:
 
 
 @dataclass
-class Report:
+class RunReport:
     name: str
     settings: Mapping[str, Any]
     checks: list[Check] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Report:
     growths: list[Growth] = field(default_factory=list)
     kills: list[tuple[float, str]] = field(default_factory=list)
     """when, on time.perf_counter, and whom"""
-    watch: Watch | None = None
+    watch: ProcessWatch | None = None
 
     @property
     def holds(self) -> bool:
@@ -113,7 +113,7 @@ def cpu_name() -> str:
     return platform.processor()
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: RunReport, path: Path) -> None:
     """Answers, their times, and the processes' memory, over the run."""
     import io
 

@@ -20,9 +20,9 @@ from eval.measuring.timing import quantile
 from eval.robustness import clients
 from eval.robustness.clients import LEFT, WAIT_S, Client, Outcome
 from eval.robustness.fuzz import Case, Fuzzer
-from eval.robustness.processes import Growth, Watch, growths, peaks_of, watching
+from eval.robustness.processes import Growth, ProcessWatch, growths, peaks_of, watching
 from eval.robustness.raw_http import Exchange, exchange
-from eval.robustness.report import Check, Report, at_most, none_of, some
+from eval.robustness.report import Check, RunReport, at_most, none_of, some
 from eval.service.traffic import closed_loop, open_loop
 
 REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor", "ServeController"
@@ -52,7 +52,7 @@ SOAK: tuple[tuple[float, Client], ...] = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """How much of everything."""
 
     seconds: float = 600.0
@@ -67,10 +67,10 @@ class Plan:
 # -- load ------------------------------------------------------------------------------------
 
 
-async def load(url: str, plan: Plan, share: float) -> Report:
+async def load(url: str, plan: RunPlan, share: float) -> RunReport:
     """Poisson arrivals at a share of what a closed loop reaches."""
     name = "overload" if share > 1 else "load"
-    report = Report(name, {**asdict(plan), "share": share})
+    report = RunReport(name, {**asdict(plan), "share": share})
     rng = random.Random(plan.seed)
 
     async def ask(_: int, due_s: float) -> Outcome:
@@ -108,9 +108,9 @@ def on_time(outcomes: Sequence[Outcome]) -> list[Check]:
 # -- clients who leave -----------------------------------------------------------------------
 
 
-async def leave(url: str, plan: Plan) -> Report:
+async def leave(url: str, plan: RunPlan) -> RunReport:
     """In waves; the first fifth of them is for the processes to take what they keep."""
-    report = Report("leavers", asdict(plan))
+    report = RunReport("leavers", asdict(plan))
     rng = random.Random(plan.seed)
     with watching(TITLES) as watch:
         async with connected(url) as http:
@@ -151,9 +151,9 @@ async def until_idle(http: httpx.AsyncClient) -> float:
 # -- soak ------------------------------------------------------------------------------------
 
 
-async def soak(url: str, plan: Plan, rate: float) -> Report:
+async def soak(url: str, plan: RunPlan, rate: float) -> RunReport:
     """All kinds of clients, and every process killed in its turn."""
-    report = Report("soak", {**asdict(plan), "rate": rate})
+    report = RunReport("soak", {**asdict(plan), "rate": rate})
     rng = random.Random(plan.seed)
     shares, kinds = [share for share, _ in SOAK], [kind for _, kind in SOAK]
 
@@ -192,7 +192,7 @@ def is_excused(outcome: Outcome, kills: Sequence[tuple[float, str]]) -> bool:
 
 @asynccontextmanager
 async def killing(
-    watch: Watch, every_s: float, kills: list[tuple[float, str]]
+    watch: ProcessWatch, every_s: float, kills: list[tuple[float, str]]
 ) -> AsyncIterator[None]:
     """-9, in turn, one process at a time."""
 
@@ -218,7 +218,7 @@ async def killing(
 
 
 @dataclass
-class Heard:
+class FuzzAnswers:
     """What was said to fuzzed requests."""
 
     requests: int = 0
@@ -245,9 +245,9 @@ class Heard:
         }
 
 
-async def fuzz(url: str, plan: Plan) -> Report:
+async def fuzz(url: str, plan: RunPlan) -> RunReport:
     """As many requests as asked for, or as time allows."""
-    report, heard, parts = Report("fuzz", asdict(plan)), Heard(), urlsplit(url)
+    report, heard, parts = RunReport("fuzz", asdict(plan)), FuzzAnswers(), urlsplit(url)
     openapi = httpx.get(f"{url}/openapi.json", timeout=30).json()
     fuzzer = Fuzzer(openapi, parts.netloc, plan.seed)
     numbers = iter(range(plan.first, plan.first + plan.count))
@@ -315,11 +315,13 @@ def not_in(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:
     return [f"{o.kind} {o.status} {o.problem} after {o.took_s:.1f} s" for o in wrong]
 
 
-def watch_s(watch: Watch) -> float:
+def watch_s(watch: ProcessWatch) -> float:
     return time.perf_counter() - watch.began_s
 
 
-def judge_growth(report: Report, watch: Watch, seconds: float, titles: Sequence[str]) -> None:
+def judge_growth(
+    report: RunReport, watch: ProcessWatch, seconds: float, titles: Sequence[str]
+) -> None:
     """Processes that lived as long as the run by themselves; those that were killed and replaced
     by the most that each generation held: a young process still takes what it takes once."""
     report.watch = watch
@@ -348,6 +350,6 @@ def growth_checks(title: str, own: Sequence[Growth], seconds: float) -> list[Che
     return found
 
 
-def dump(report: Report) -> str:
+def dump(report: RunReport) -> str:
     lines = [str(check) for check in report.checks]
     return "\n".join([json.dumps(report.facts | {"findings": None}), *lines])

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engines.choice import Wish
+from engines.choice import EngineRequest
 from onnx_export.random_weights import SDXL_1_0, SHARED_WITH_MINI
 from sdxl.checkpoint import MINI, WEIGHT_NAMES
 from sdxl.engine import Engine, Engines, check_inputs
@@ -37,7 +37,7 @@ VALUES = 2**22
 
 
 @dataclass(frozen=True)
-class Cost:
+class CallTime:
     """Milliseconds of a call on an H200 at full speed; an area of 1 is 1024²."""
 
     call: float
@@ -52,12 +52,12 @@ class Cost:
 # reach: 186 ms a deep step of 16 rows at 1024² and 11.5 a shallow one, launch gaps of 4 and 0.5
 # within; 50 ms to decode a picture; 10 ms for the rest of one. Reasoned, not measured.
 COSTS = {
-    "clip_l": Cost(0.0, 0.0),
-    "clip_g": Cost(0.0, 5.0),
-    "unet_prompt": Cost(0.0, 0.0),
-    "unet_deep": Cost(4.0, 11.4),
-    "unet_shallow": Cost(0.5, 0.69),
-    "vae_decoder": Cost(0.0, 50.0),
+    "clip_l": CallTime(0.0, 0.0),
+    "clip_g": CallTime(0.0, 5.0),
+    "unet_prompt": CallTime(0.0, 0.0),
+    "unet_deep": CallTime(4.0, 11.4),
+    "unet_shallow": CallTime(0.5, 0.69),
+    "vae_decoder": CallTime(0.0, 50.0),
 }
 
 
@@ -81,7 +81,7 @@ class DoubleEngine:
     missing row shows. Calls share one device: they last one after the other."""
 
     spec: ModelSpec
-    cost: Cost
+    cost: CallTime
     speed: float
     device: threading.Lock
     noise: Tensor
@@ -138,7 +138,7 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
     return values.view(-1, *[1] * (output.dim() - 1)).expand(output.shape)
 
 
-def load(wish: Wish) -> Engines:
+def load(wish: EngineRequest) -> Engines:
     """As `--backend eval.service.double:load` names it."""
     settings = read(wish.checkpoint.folder)
     # SDXL's VAE overflows in halves.

@@ -40,7 +40,7 @@ PROMPTS = (
 
 
 @dataclass
-class Heard:
+class AnswerTimes:
     """One streamed answer's times, in seconds."""
 
     began_s: float
@@ -60,7 +60,7 @@ class Heard:
 
 @dataclass
 class Figures:
-    answers: list[Heard]
+    answers: list[AnswerTimes]
     took_s: float
     joules: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Client:
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits)
         self.model, self.max_tokens = model, max_tokens
 
-    async def ask(self, prompt: str, seed: int, due_s: float | None = None) -> Heard:
+    async def ask(self, prompt: str, seed: int, due_s: float | None = None) -> AnswerTimes:
         """`due_s`: when it should have been asked, if its times count from there."""
         body = {
             "model": self.model,
@@ -111,7 +111,7 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        heard = Heard(time.perf_counter() if due_s is None else due_s)
+        heard = AnswerTimes(time.perf_counter() if due_s is None else due_s)
         try:
             async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 heard.status = answer.status_code
@@ -128,7 +128,7 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def told(heard: Heard, event: dict[str, Any]) -> None:
+def told(heard: AnswerTimes, event: dict[str, Any]) -> None:
     if "error" in event:
         heard.status = 500
     for choice in event.get("choices", ()):
@@ -143,7 +143,7 @@ async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     """Arrivals do not wait for answers."""
     drawn, began_s = random.Random(0), time.perf_counter()
 
-    async def ask(number: int, due_s: float) -> Heard:
+    async def ask(number: int, due_s: float) -> AnswerTimes:
         return await client.ask(drawn.choice(PROMPTS), number, due_s)
 
     answers = await open_loop(ask, rate, seconds)
@@ -154,7 +154,7 @@ async def streams(client: Client, count: int, seconds: float) -> Figures:
     """So many at once, each asking again as soon as it is answered."""
     began_s = time.perf_counter()
 
-    async def ask(number: int, _: float) -> Heard:
+    async def ask(number: int, _: float) -> AnswerTimes:
         return await client.ask(PROMPTS[number % len(PROMPTS)], number)
 
     answers = await closed_loop(ask, count, seconds)

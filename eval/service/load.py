@@ -37,7 +37,7 @@ WARM_S = 5.0
 
 
 @dataclass
-class Answers:
+class LoadAnswers:
     """What came back from one run."""
 
     began_s: float = field(default_factory=time.perf_counter)
@@ -73,7 +73,7 @@ def memory_mib() -> float:
     return sum(p.memory_info().rss for p in ours if "ImageReplica" in " ".join(p.cmdline())) / 2**20
 
 
-async def ask(http: httpx.AsyncClient, seed: int, answers: Answers, due_s: float) -> None:
+async def ask(http: httpx.AsyncClient, seed: int, answers: LoadAnswers, due_s: float) -> None:
     try:
         asked = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
         answer = await http.post(GENERATE, json=asked)
@@ -89,23 +89,25 @@ async def ask(http: httpx.AsyncClient, seed: int, answers: Answers, due_s: float
         answers.added.append(latency - answer.json()["data"][0]["timings"]["total_s"])
 
 
-async def one_by_one(http: httpx.AsyncClient, count: int) -> Answers:
-    answers = Answers()
+async def one_by_one(http: httpx.AsyncClient, count: int) -> LoadAnswers:
+    answers = LoadAnswers()
     for seed in range(count):
         await ask(http, seed, answers, time.perf_counter())
     return answers
 
 
-async def run_closed(http: httpx.AsyncClient, seconds: float) -> Answers:
+async def run_closed(http: httpx.AsyncClient, seconds: float) -> LoadAnswers:
     """Always the same number under way: how much the service can do."""
-    answers = Answers()
+    answers = LoadAnswers()
     await closed_loop(lambda n, due_s: ask(http, n, answers, due_s), CLOSED_LOOP, seconds)
     return answers
 
 
-async def run_open(http: httpx.AsyncClient, rate: float, seconds: float) -> tuple[Answers, float]:
+async def run_open(
+    http: httpx.AsyncClient, rate: float, seconds: float
+) -> tuple[LoadAnswers, float]:
     """Requests come when they come, whatever the service does. Also the rate at which they did."""
-    answers = Answers()
+    answers = LoadAnswers()
     asked = await open_loop(lambda n, due_s: ask(http, n, answers, due_s), rate, seconds)
     return answers, len(asked) / seconds
 

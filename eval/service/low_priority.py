@@ -37,7 +37,7 @@ FIRST_S = 60.0
 
 
 @dataclass
-class Run:
+class ServiceRun:
     seconds: float
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
@@ -46,7 +46,7 @@ class Run:
         return quantile(self.latencies, share)
 
 
-async def ask(http: httpx.AsyncClient, run: Run, due_s: float, seed: int) -> None:
+async def ask(http: httpx.AsyncClient, run: ServiceRun, due_s: float, seed: int) -> None:
     body = {"prompt": PROMPT, "seed": seed, "deadline_s": 100}
     answer = await http.post(GENERATE, json=body)
     if answer.status_code == 200:
@@ -57,20 +57,20 @@ async def ask(http: httpx.AsyncClient, run: Run, due_s: float, seed: int) -> Non
 
 async def closed(url: str, seconds: float) -> float:
     """Pictures a second when the next is asked for as soon as one comes."""
-    run, began_s = Run(seconds), time.perf_counter()
+    run, began_s = ServiceRun(seconds), time.perf_counter()
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         await closed_loop(lambda n, due_s: ask(http, run, due_s, n), CLOSED_LOOP, seconds)
     return len(run.latencies) / (time.perf_counter() - began_s)
 
 
-async def poisson(url: str, rate: float, seconds: float) -> Run:
-    run = Run(seconds)
+async def poisson(url: str, rate: float, seconds: float) -> ServiceRun:
+    run = ServiceRun(seconds)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
         await open_loop(lambda n, due_s: ask(http, run, due_s, n), rate, seconds, seed=7)
     return run
 
 
-def busy_while(url: str, rate: float, seconds: float) -> tuple[Run, float]:
+def busy_while(url: str, rate: float, seconds: float) -> tuple[ServiceRun, float]:
     """Also the share of the time in which the UNet computed."""
     began_s, before_s = time.perf_counter(), unet_s(url)
     run = asyncio.run(poisson(url, rate, seconds))

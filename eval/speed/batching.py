@@ -55,7 +55,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Device:
+class MeasuredDevice:
     """Measured calls at one shape, and the limits under which the service runs it."""
 
     costs: Costs
@@ -83,7 +83,7 @@ class Device:
         )
 
 
-def measure(pipeline: Pipeline) -> Device:
+def measure(pipeline: Pipeline) -> MeasuredDevice:
     costs = Costs()
     for bucket in pipeline.limits().buckets:
         guidance = USUAL.guidance if bucket >= ROWS else 1.0
@@ -99,13 +99,13 @@ def measure(pipeline: Pipeline) -> Device:
     return device_of(costs, pipeline.limits())
 
 
-def device_of(costs: Costs, limits: Limits) -> Device:
+def device_of(costs: Costs, limits: Limits) -> MeasuredDevice:
     shape = next(iter(costs.ticks)).shape
     rows = max(costs.knee(shape, limits.buckets), ROWS)
-    return Device(costs, replace(limits, rows=rows), shape)
+    return MeasuredDevice(costs, replace(limits, rows=rows), shape)
 
 
-def stored(path: Path) -> Device:
+def stored(path: Path) -> MeasuredDevice:
     costs = Costs.from_dict(json.loads(path.read_text()))
     buckets = tuple(sorted({key.bucket for key in costs.ticks}))
     return device_of(costs, Limits(buckets, buckets[-1]))
@@ -119,7 +119,7 @@ def arrivals_at(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[A
     return found
 
 
-def in_flight(device: Device, arrivals: Sequence[Arrival]) -> list[float]:
+def in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
     latencies = [0.0] * len(arrivals)
     flights: dict[int, Flight] = {}
     now, coming = 0.0, 0
@@ -144,7 +144,7 @@ def in_flight(device: Device, arrivals: Sequence[Arrival]) -> list[float]:
 
 
 def static(
-    device: Device,
+    device: MeasuredDevice,
     arrivals: Sequence[Arrival],
     most: int,
     wait_s: float = 0.0,
@@ -171,7 +171,7 @@ def static(
 
 
 def best_static(
-    device: Device, arrivals: Sequence[Arrival], *, is_alike: bool
+    device: MeasuredDevice, arrivals: Sequence[Arrival], *, is_alike: bool
 ) -> tuple[list[float], str]:
     alone_s = device.batch_s(1, MEDIUM)
     tried = {
@@ -193,7 +193,7 @@ def p99(latencies: Sequence[float]) -> float:
     return quantile(settled(latencies), 0.99)
 
 
-def table(device: Device) -> str:
+def table(device: MeasuredDevice) -> str:
     lines = [f"{device.limits.rows} rows in flight"]
     for name, mix in MIXES.items():
         capacity = device.capacity(mix)
@@ -206,7 +206,9 @@ def table(device: Device) -> str:
     return "\n".join(lines)
 
 
-def disciplines(device: Device, arrivals: Sequence[Arrival]) -> dict[str, tuple[list[float], str]]:
+def disciplines(
+    device: MeasuredDevice, arrivals: Sequence[Arrival]
+) -> dict[str, tuple[list[float], str]]:
     """Latencies by name, and what was best for those that have a choice."""
     return {
         OURS: (in_flight(device, arrivals), ""),
@@ -216,7 +218,7 @@ def disciplines(device: Device, arrivals: Sequence[Arrival]) -> dict[str, tuple[
     }
 
 
-def rows(device: Device, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
+def rows(device: MeasuredDevice, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
     found = disciplines(device, arrivals)
     for title, (latencies, note) in found.items():
         mean, ratio = statistics.fmean(settled(latencies)), p99(found[OURS][0]) / p99(latencies)

@@ -16,7 +16,7 @@ from sdxl.arguments import Parser, whole
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
-    from eval.measuring.arithmetic import Shapes, Work
+    from eval.measuring.arithmetic import CallWork, Shapes
     from eval.measuring.ceilings import Ceilings
     from sdxl.engine import Engines
 
@@ -91,7 +91,7 @@ def load(options: argparse.Namespace) -> dict[str, Engines]:
 
 
 def calls_of(
-    shapes: Shapes, work: dict[str, Work], ceilings: Ceilings, loaded: dict[str, Engines]
+    shapes: Shapes, work: dict[str, CallWork], ceilings: Ceilings, loaded: dict[str, Engines]
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": shapes.rows, "stages": {}}
     for name, each in work.items():

@@ -31,7 +31,7 @@ from eval.speed.variants import (
     OURS,
     PEERS,
     PROMPTS,
-    Setting,
+    BenchSetting,
     load_all,
     load_one,
     name_of,
@@ -81,9 +81,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def setting_of(options: argparse.Namespace) -> Setting:
+def setting_of(options: argparse.Namespace) -> BenchSetting:
     model = options.model or ("mini" if not torch.cuda.is_available() else full_size())
-    return Setting(model, options.side, options.steps)
+    return BenchSetting(model, options.side, options.steps)
 
 
 def full_size() -> str:
@@ -95,7 +95,7 @@ def full_size() -> str:
     return str(FULL_SIZE)
 
 
-def measure(setting: Setting, options: argparse.Namespace, given: list[str]) -> Report:
+def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]) -> Report:
     until_s = time.perf_counter() + options.time_budget
     loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
     # Compiled, memory is the eager one's, and compiling again takes minutes.
@@ -215,7 +215,7 @@ def _peak(name: str, given: list[str]) -> int:
     return int(said.split()[-1])
 
 
-def peak_bytes(setting: Setting, options: argparse.Namespace) -> int:
+def peak_bytes(setting: BenchSetting, options: argparse.Namespace) -> int:
     """Of a process that loads one variant and runs the largest batch, a deep and a shallow step."""
     paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)
     paint(prompts_for(max(options.batch)))

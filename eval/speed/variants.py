@@ -47,7 +47,7 @@ Begin = Callable[[Sequence[str]], Run]
 
 
 @dataclass(frozen=True)
-class Setting:
+class BenchSetting:
     """What all variants have in common."""
 
     model: str
@@ -78,7 +78,7 @@ class Loaded:
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
-def load_all(setting: Setting, ours: Sequence[str], has_compile: bool) -> Loaded:
+def load_all(setting: BenchSetting, ours: Sequence[str], has_compile: bool) -> Loaded:
     peers = PEERS if has_compile else (EAGER, CACHED)
     found = Loaded({name: _peer(setting, name) for name in peers})
     for each in ours:
@@ -94,30 +94,32 @@ def load_all(setting: Setting, ours: Sequence[str], has_compile: bool) -> Loaded
     return found
 
 
-def load_one(setting: Setting, name: str, ours: Sequence[str]) -> Paint:
+def load_one(setting: BenchSetting, name: str, ours: Sequence[str]) -> Paint:
     if name in PEERS:
         return _peer(setting, name)
     each, interval = next((o, i) for o in ours for i in INTERVALS if name_of(o, i) == name)
     return paint_with(_ours(setting, each), setting, interval)
 
 
-def paint_with(pipeline: Pipeline, setting: Setting, interval: int) -> Paint:
+def paint_with(pipeline: Pipeline, setting: BenchSetting, interval: int) -> Paint:
     return partial(_paint, pipeline, setting, interval)
 
 
-def _ours(setting: Setting, each: str) -> Pipeline:
+def _ours(setting: BenchSetting, each: str) -> Pipeline:
     backend, precision = each.split(":")
     return engines.load(setting.model, backend, precision=precision)
 
 
-def _paint(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> object:
+def _paint(
+    pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]
+) -> object:
     results = pipeline.generate(_asked(setting, interval, prompts))
     if errors := [result.error for result in results if result.error]:
         raise errors[0]
     return results
 
 
-def _begin(pipeline: Pipeline, setting: Setting, interval: int, prompts: Sequence[str]) -> Run:
+def _begin(pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]) -> Run:
     asked = [pipeline.resolve(params) for params in _asked(setting, interval, prompts)]
     encoded = zip(asked, pipeline.encode(asked), strict=True)
     return partial(_denoise, pipeline, [pipeline.request(*each) for each in encoded])
@@ -132,7 +134,7 @@ def _denoise(pipeline: Pipeline, requests: Sequence[Request]) -> None:
             raise event.cause
 
 
-def _asked(setting: Setting, interval: int, prompts: Sequence[str]) -> list[GenerationParams]:
+def _asked(setting: BenchSetting, interval: int, prompts: Sequence[str]) -> list[GenerationParams]:
     return [
         GenerationParams(
             prompt,
@@ -146,7 +148,7 @@ def _asked(setting: Setting, interval: int, prompts: Sequence[str]) -> list[Gene
     ]
 
 
-def _peer(setting: Setting, name: str) -> Paint:
+def _peer(setting: BenchSetting, name: str) -> Paint:
     from diffusers import StableDiffusionXLPipeline
 
     folder = str(find(setting.model).folder)
@@ -178,7 +180,7 @@ def _cache(pipe: Any, *, is_compiled: bool) -> None:
         }
 
 
-def _diffuse(pipe: Any, setting: Setting, prompts: Sequence[str]) -> object:
+def _diffuse(pipe: Any, setting: BenchSetting, prompts: Sequence[str]) -> object:
     generators = [torch.Generator("cpu").manual_seed(i) for i in range(len(prompts))]
     return pipe(
         list(prompts),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sdxl.mini import topology
 from sdxl.mini.fitting import fit, in_half, load_fitted, save_adopted
-from sdxl.mini.plan import Plan
+from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import SIDE, draw, sample_scene
 
 CROP = 64
@@ -42,7 +42,7 @@ def miss(decoded: Tensor, images: Tensor) -> Tensor:
     return error.abs().mean() + 2 * error.square().mean() + EDGES * edges + COARSE * coarse
 
 
-def train_vae(plan: Plan, work: Path, device: str) -> None:
+def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:
     """Through the mean and a little noise, as a sampled posterior drowns at the start.
 
     Crops teach it quickly; whole pictures, mixed in later, teach it wide plain backgrounds.
@@ -70,7 +70,7 @@ def train_vae(plan: Plan, work: Path, device: str) -> None:
     fit(vae, loss_of, plan.vae, work / "vae.pt")
 
 
-def adopt_vae(weights: Path, plan: Plan, work: Path) -> None:
+def adopt_vae(weights: Path, plan: TrainingPlan, work: Path) -> None:
     """Take an exported VAE to go on from.
 
     One whose norms have other groups is trained again, near to the latents that it gave, so that
@@ -100,7 +100,7 @@ def load_vae(work: Path) -> AutoencoderKL:
     return vae
 
 
-def train_decoder(plan: Plan, work: Path, device: str) -> None:
+def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
     """Sharpen what the decoder makes of latents that are not quite an encoder's."""
     torch.manual_seed(0)
     vae = load_vae(work).to(device)

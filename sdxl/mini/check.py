@@ -29,7 +29,7 @@ _SEED, _BATCH, _COLUMNS = 2024, 20, 20
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PictureVerdict:
     """What the scorer and the pixel judge say of one picture."""
 
     scene: Scene
@@ -85,7 +85,7 @@ def psnr(originals: list[Image], images: list[Image]) -> float:
     return float(np.mean(-10 * np.log10(errors.mean((1, 2, 3)))))
 
 
-def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[Verdict]:
+def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[PictureVerdict]:
     rng = np.random.default_rng(_SEED)
     verdicts = []
     for scene, image in zip(scenes, images, strict=True):
@@ -93,11 +93,11 @@ def judge_all(scenes: list[Scene], images: list[Image], scorer: Scorer) -> list[
         fault = "; ".join(faults(image, scene))
         overlap = min(shape_overlaps(image, scene))
         is_first = scorer.rank(image, texts) == 0
-        verdicts.append(Verdict(scene, is_first, fault, overlap, specks(image)))
+        verdicts.append(PictureVerdict(scene, is_first, fault, overlap, specks(image)))
     return verdicts
 
 
-def report(title: str, verdicts: list[Verdict]) -> None:
+def report(title: str, verdicts: list[PictureVerdict]) -> None:
     kinds = defaultdict(list)
     for verdict in verdicts:
         kinds[verdict.scene.kind].append(verdict)

@@ -13,7 +13,7 @@ from transformers import CLIPTokenizer
 
 from sdxl.mini.autoencoder import as_tensor, load_vae
 from sdxl.mini.fitting import in_half
-from sdxl.mini.plan import GROUP, Contrast, Plan
+from sdxl.mini.plan import GROUP, Contrast, TrainingPlan
 from sdxl.mini.scenes import Scene, caption, draw, sample_group, sample_scene
 from sdxl.mini.vocabulary import EOS, write_tokenizer
 
@@ -47,7 +47,7 @@ def tokenize(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
     return torch.as_tensor(found.input_ids)
 
 
-def encode_pictures(plan: Plan, work: Path, device: str) -> Encoded:
+def encode_pictures(plan: TrainingPlan, work: Path, device: str) -> Encoded:
     """Draw and encode the UNet's pictures once; its steps then cost nothing but the UNet."""
     rng = np.random.default_rng(plan.pictures_seed)
     scenes = [(sample_scene(rng), i) for i in range(plan.pictures)]

@@ -34,7 +34,7 @@ _CONTRASTS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The lengths and seeds of a whole run."""
 
     vae: Schedule = _VAE

@@ -18,15 +18,15 @@ from sdxl.mini.clip import Student, train_scorer
 from sdxl.mini.export import Trained, export
 from sdxl.mini.fitting import load_fitted, save_adopted
 from sdxl.mini.latents import encode_pictures, fit_preview
-from sdxl.mini.painter import Painter, train_contrasts, train_unet
-from sdxl.mini.plan import Plan
+from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_unet
 
 STAGES = ("vae", "unet", "contrast", "scorer", "decoder", "export")
 
 
-def export_all(plan: Plan, work: Path, out: Path, device: str) -> None:
+def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
     """Write whatever is trained so far; what is not yet is written as it was born."""
-    vae, painter, student = load_vae(work), Painter(), Student()
+    vae, painter, student = load_vae(work), UNetWithText(), Student()
     for name in ("unet", *(contrast.name for contrast in plan.contrasts)):
         load_fitted(painter, work / f"{name}.pt")
     load_fitted(student, work / "scorer.pt")
@@ -43,7 +43,7 @@ def export_all(plan: Plan, work: Path, out: Path, device: str) -> None:
     export(trained, out)
 
 
-def adopt(weights: Path, plan: Plan, work: Path) -> None:
+def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
     """Take an exported folder for the end of the stages before "places", to go on from there.
 
     A folder that was adopted before is left alone: it may have gone on since.
@@ -51,7 +51,7 @@ def adopt(weights: Path, plan: Plan, work: Path) -> None:
     if (work / "unet.pt").exists():
         return
     adopt_vae(weights / "vae", plan, work)
-    painter = Painter()
+    painter = UNetWithText()
     painter.unet.load_state_dict(load_file(weights / "unet/diffusion_pytorch_model.safetensors"))
     for name in ("text_encoder", "text_encoder_2"):
         encoder = getattr(painter, name)
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     args = parser.parse_args()
-    plan, work = Plan(), args.work or args.out.with_name(args.out.name + ".work")
+    plan, work = TrainingPlan(), args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
     if args.start:
         adopt(args.start, plan, work)

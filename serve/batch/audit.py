@@ -16,10 +16,10 @@ from sdxl.handover import in_threads
 from sdxl.params import InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
 from serve.batch import ledger
-from serve.batch.job import Job
+from serve.batch.job import BatchJob
 from serve.batch.ledger import Entry
 from serve.batch.reading import input_digest
-from serve.batch.rows import Piece, shard_name
+from serve.batch.rows import ShardPiece, shard_name
 from serve.batch.store import Store
 from serve.batch.tars import LOOSE, reader
 
@@ -34,7 +34,7 @@ class Audit:
     problems: list[str] = field(default_factory=list)
 
 
-def audit(store: Store, job: Job) -> Audit:
+def audit(store: Store, job: BatchJob) -> Audit:
     check_input(job)
     found, shards = Audit(), set[str]()
     for piece in job.shards():
@@ -44,7 +44,7 @@ def audit(store: Store, job: Job) -> Audit:
     return found
 
 
-def check_input(job: Job) -> None:
+def check_input(job: BatchJob) -> None:
     paths = [Path(name) for name in job.inputs]
     for path in paths:
         if not path.is_file():
@@ -53,7 +53,7 @@ def check_input(job: Job) -> None:
         raise InvalidParams("input", str(paths[0].parent), "it has changed since the job began")
 
 
-def audit_shard(store: Store, piece: Piece, found: Audit) -> None:
+def audit_shard(store: Store, piece: ShardPiece, found: Audit) -> None:
     name, read = shard_name(piece.shard), reader(store)
     known = ledger.entries(store.ledger(name))
     found.rows += len(piece.rows)

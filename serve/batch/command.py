@@ -13,7 +13,7 @@ from typing import Any
 
 from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
-from serve.batch.order import API_KEY, RANGES, Order
+from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec
 from serve.render.destination import SUFFIXES
 
 DEFAULT_SHARD = 128
@@ -70,7 +70,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_order(options: argparse.Namespace) -> Order:
+def read_order(options: argparse.Namespace) -> BatchSpec:
     if not options.inputs:
         raise InvalidParams("input", None, "needed at least one file")
     if not options.out:
@@ -87,7 +87,7 @@ def read_order(options: argparse.Namespace) -> Order:
         raise InvalidParams("address", options.address, "--through needs no cluster")
     parameters = given_params(options)
     GenerationParams(**parameters)
-    return Order(
+    return BatchSpec(
         inputs=tuple(options.inputs),
         out=options.out,
         parameters=parameters,

@@ -11,10 +11,10 @@ from typing import Any
 
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
-from serve.batch.progress import Progress
+from serve.batch.progress import BatchProgress
 from serve.batch.store import Store
 
-Show = Callable[[Progress], None]
+Show = Callable[[BatchProgress], None]
 STATUS, STATUS_PERIOD_S = "status.json", 5.0
 LOG_PERIOD_S = 5.0
 SHOWN_WORKERS = 8
@@ -33,7 +33,7 @@ class Bar:
         )
         self._trouble = ""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BatchProgress) -> None:
         from tqdm import tqdm
 
         if progress.trouble != self._trouble:
@@ -47,7 +47,7 @@ class Bar:
         self._bar.close()
 
 
-def tail(progress: Progress) -> str:
+def tail(progress: BatchProgress) -> str:
     left = f"{clock(progress.eta_s)} left" if progress.eta_s is not None else "…"
     told = [f"{progress.rate:.2f} images/s", left]
     states = list(progress.workers.items())
@@ -75,7 +75,7 @@ class Lines:
     def __init__(self) -> None:
         self._last_s, self._trouble = float("-inf"), ""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BatchProgress) -> None:
         is_due = progress.now_s - self._last_s >= LOG_PERIOD_S
         if is_due or progress.trouble != self._trouble:
             self._last_s, self._trouble = progress.now_s, progress.trouble
@@ -111,7 +111,7 @@ class Metrics:
             raise InvalidParams("metrics_port", port, f"needed a free port ({error})") from error
         self.port = self._server.server_port
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BatchProgress) -> None:
         for state in ("made", "found", "dead"):
             self._rows.labels(state).set(getattr(progress, state))
         self._rows.labels("left").set(max(progress.rows - progress.done, 0))
@@ -134,12 +134,12 @@ class StatusFile:
     def __init__(self, store: Store, run: str) -> None:
         self.store, self.run, self._last_s = store, run, float("-inf")
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BatchProgress) -> None:
         if progress.now_s - self._last_s >= STATUS_PERIOD_S:
             self._last_s = progress.now_s
             self.write(progress, "running")
 
-    def write(self, progress: Progress, state: str) -> None:
+    def write(self, progress: BatchProgress, state: str) -> None:
         facts = {
             "state": state,
             "at": time.time(),
@@ -149,7 +149,7 @@ class StatusFile:
         }
         self.store.put(STATUS, json.dumps(facts, indent=2).encode() + b"\n")
 
-    def end(self, progress: Progress, state: str) -> None:
+    def end(self, progress: BatchProgress, state: str) -> None:
         """The output may be what broke; then the last word is the error's."""
         try:
             self.write(progress, state)

@@ -1,7 +1,7 @@
 """The job's one loop: hands pieces to workers, hears how it goes, replaces what dies or hangs.
 
 The ledgers are the truth; what is kept here may be lost at any moment. It makes no pictures and
-knows neither Ray nor terminals. It runs on a thread where no interrupt strikes, as members' futures
+knows neither Ray nor terminals. It runs on a thread where no interrupt strikes, as workers' futures
 would not survive one; what it hears comes through one queue.
 """
 
@@ -16,11 +16,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from serve.batch import ledger
-from serve.batch.crews import Hire, Member
 from serve.batch.leases import Leases
-from serve.batch.progress import Progress, WorkerState
-from serve.batch.rows import Piece, Row, shard_name
-from serve.batch.shard_worker import Report, Tally, Task
+from serve.batch.progress import BatchProgress, WorkerState
+from serve.batch.rows import BatchRow, ShardPiece, shard_name
+from serve.batch.shard_worker import BatchTask, Tally, TurnReport
+from serve.batch.workers import BatchWorker, StartWorker
 from serve.orders import ModelCard
 
 BEAT_S = 1.0
@@ -41,10 +41,10 @@ class BatchFailed(RuntimeError):
 
 
 @dataclass
-class Hand:
+class WorkerHandle:
     """A worker, as the driver sees it."""
 
-    member: Member
+    worker: BatchWorker
     since_s: float
     """when it last advanced"""
     silent_s: float = 0.0
@@ -56,13 +56,13 @@ class Hand:
 
 @dataclass
 class Driver:
-    hire: Hire
+    start_worker: StartWorker
     workers: int
-    task: Task
-    progress: Progress
+    task: BatchTask
+    progress: BatchProgress
     on_card: Callable[[ModelCard], None]
     """told of every worker's; may raise"""
-    show: Callable[[Progress], None]
+    show: Callable[[BatchProgress], None]
     on_shard: Callable[[int], None] = lambda shard: None
     """told when nothing of a shard is left"""
     stall_s: float = 120.0
@@ -70,30 +70,30 @@ class Driver:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._hands: dict[Future[Any], Hand] = {}
+        self._handles: dict[Future[Any], WorkerHandle] = {}
         self._news: SimpleQueue[Future[Any] | None] = SimpleQueue()
         self._names = (f"w{i}" for i in itertools.count())
         self._dead_loads = 0
         self._made = self._found = self._dead = 0
 
-    def run(self, shards: Iterator[Piece]) -> None:
+    def run(self, shards: Iterator[ShardPiece]) -> None:
         leases = Leases(shards)
         try:
             for _ in range(self.workers):
-                self._hire()
+                self._start()
             while not leases.is_done:
                 began_s = self.clock()
                 told = self._told()
                 self._note_silence(min(self.clock() - began_s, BEAT_S))
                 for future in told:
-                    # One of a worker that was dismissed is of no interest.
-                    if future in self._hands:
-                        self._hear(future, self._hands.pop(future), leases)
-                self._dismiss_stuck(leases)
+                    # One of a worker that was ended is of no interest.
+                    if future in self._handles:
+                        self._hear(future, self._handles.pop(future), leases)
+                self._end_stuck(leases)
                 self._show()
         finally:
-            for hand in self._hands.values():
-                hand.member.dismiss()
+            for handle in self._handles.values():
+                handle.worker.end()
 
     def stop(self) -> None:
         """From any thread, and in the middle of an interrupt: `run` ends soon, by an error."""
@@ -113,55 +113,55 @@ class Driver:
 
     # -- workers ----------------------------------------------------------------------------
 
-    def _hire(self) -> None:
-        hand = Hand(self.hire(next(self._names)), self.clock())
-        self._await(hand.member.ready(), hand)
+    def _start(self) -> None:
+        handle = WorkerHandle(self.start_worker(next(self._names)), self.clock())
+        self._await(handle.worker.ready(), handle)
 
-    def _await(self, future: Future[Any], hand: Hand) -> None:
-        self._hands[future] = hand
-        hand.silent_s = 0.0
+    def _await(self, future: Future[Any], handle: WorkerHandle) -> None:
+        self._handles[future] = handle
+        handle.silent_s = 0.0
         future.add_done_callback(self._news.put)
 
-    def _hear(self, future: Future[Any], hand: Hand, leases: Leases) -> None:
+    def _hear(self, future: Future[Any], handle: WorkerHandle, leases: Leases) -> None:
         try:
             said = future.result()
         except Exception as error:
-            self._lose(hand, last_line(error), leases)
+            self._lose(handle, last_line(error), leases)
             return
-        if isinstance(said, Report):
-            self._note(said, hand, leases)
+        if isinstance(said, TurnReport):
+            self._note(said, handle, leases)
         else:
             self.on_card(said)
-            hand.is_ready, hand.since_s, self._dead_loads = True, self.clock(), 0
-        wants = not isinstance(said, Report) or said.wants
-        given = leases.next_for(hand.member.name) if wants else None
-        self._await(hand.member.turn(dict([given] if given else [])), hand)
+            handle.is_ready, handle.since_s, self._dead_loads = True, self.clock(), 0
+        wants = not isinstance(said, TurnReport) or said.wants
+        given = leases.next_for(handle.worker.name) if wants else None
+        self._await(handle.worker.turn(dict([given] if given else [])), handle)
 
-    def _note(self, report: Report, hand: Hand, leases: Leases) -> None:
+    def _note(self, report: TurnReport, handle: WorkerHandle, leases: Leases) -> None:
         if report.broken is not None:
             raise BatchFailed(f"{report.broken}; the same command goes on from here")
         now = self.clock()
-        if report.progress != hand.progress or not leases.of(hand.member.name):
-            hand.progress, hand.since_s = report.progress, now
-        hand.tallies = report.held
+        if report.progress != handle.progress or not leases.of(handle.worker.name):
+            handle.progress, handle.since_s = report.progress, now
+        handle.tallies = report.held
         for key, tally in report.ended.items():
             self._settle(tally)
             rows = [row for row in leases.held[key].piece.rows if row.ordinal in tally.failed]
             error = next(iter(tally.failed.values()), "")
             self.progress.trouble = error or self.progress.trouble
             self._end(leases, key, rows, error)
-        state = self.progress.workers.setdefault(hand.member.name, WorkerState(is_ready=True))
+        state = self.progress.workers.setdefault(handle.worker.name, WorkerState(is_ready=True))
         state.occupancy = report.occupancy
         state.made += sum(t.made for t in report.ended.values())
 
-    def _lose(self, hand: Hand, error: str, leases: Leases) -> None:
+    def _lose(self, handle: WorkerHandle, error: str, leases: Leases) -> None:
         """A worker is gone. What it did is in the ledgers; the rest goes on elsewhere."""
-        name = hand.member.name
-        hand.member.dismiss()
+        name = handle.worker.name
+        handle.worker.end()
         self.progress.workers.pop(name, None)
         self.progress.lost_workers += 1
         self.progress.trouble = f"{name}: {error}"
-        if not hand.is_ready:
+        if not handle.is_ready:
             self._dead_loads += 1
             if self._dead_loads >= LOADS:
                 raise BatchFailed(f"no worker could be started: {error}")
@@ -169,9 +169,9 @@ class Driver:
             left, made = self._left(piece)
             self._settle(made)
             self._end(leases, key, left, error)
-        self._hire()
+        self._start()
 
-    def _left(self, piece: Piece) -> tuple[list[Row], Tally]:
+    def _left(self, piece: ShardPiece) -> tuple[list[BatchRow], Tally]:
         """What this run has not recorded. An earlier run's pictures are for a worker to check."""
         known = ledger.entries(self.task.store.ledger(shard_name(piece.shard)))
         mine = {n: entry for n, entry in known.items() if entry.run == self.task.run}
@@ -180,27 +180,27 @@ class Driver:
         dead = {entry.line: entry.error for entry in entries if entry.error is not None}
         return left, Tally(made=len(entries) - len(dead), dead=dead)
 
-    def _end(self, leases: Leases, key: int, left: Sequence[Row], error: str) -> None:
+    def _end(self, leases: Leases, key: int, left: Sequence[BatchRow], error: str) -> None:
         shard = leases.ended(key, left, error)
         if shard is not None:
             self.on_shard(shard)
 
     def _note_silence(self, listened_s: float) -> None:
-        for hand in self._hands.values():
-            hand.silent_s += listened_s
+        for handle in self._handles.values():
+            handle.silent_s += listened_s
 
-    def _dismiss_stuck(self, leases: Leases) -> None:
+    def _end_stuck(self, leases: Leases) -> None:
         now = self.clock()
-        for future, hand in list(self._hands.items()):
-            if hand.is_ready and hand.silent_s > self.silent_s:
-                del self._hands[future]
-                self._lose(hand, f"no word for {self.silent_s:g} s", leases)
+        for future, handle in list(self._handles.items()):
+            if handle.is_ready and handle.silent_s > self.silent_s:
+                del self._handles[future]
+                self._lose(handle, f"no word for {self.silent_s:g} s", leases)
                 continue
-            allowed_s = self.stall_s if hand.is_ready else LOAD_S
-            is_busy = not hand.is_ready or bool(leases.of(hand.member.name))
-            if is_busy and now - hand.since_s > allowed_s:
-                del self._hands[future]
-                self._lose(hand, f"no progress for {allowed_s:g} s", leases)
+            allowed_s = self.stall_s if handle.is_ready else LOAD_S
+            is_busy = not handle.is_ready or bool(leases.of(handle.worker.name))
+            if is_busy and now - handle.since_s > allowed_s:
+                del self._handles[future]
+                self._lose(handle, f"no progress for {allowed_s:g} s", leases)
 
     # -- counts -----------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Driver:
             self.progress.trouble = f"{line}: {error}"
 
     def _show(self) -> None:
-        live = [tally for hand in self._hands.values() for tally in hand.tallies.values()]
+        live = [tally for handle in self._handles.values() for tally in handle.tallies.values()]
         self.progress.made = self._made + sum(tally.made for tally in live)
         self.progress.found = self._found + sum(tally.found for tally in live)
         self.progress.dead = self._dead + sum(len(tally.dead) for tally in live)

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from serve.batch.reading import COLUMNS, ID, Record
-from serve.batch.rows import Piece, Row, content_id, seed_of, stem_of
+from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
 from serve.errors import Problem
 from serve.front.openai_images import ImageRequest, check_limits, params_of
 from serve.orders import ModelCard
@@ -46,23 +46,23 @@ class Intake:
     sizes: Sizes | None
     format: str
 
-    def rows(self, records: Iterable[Record]) -> Iterator[Row]:
+    def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         """Numbered; of two rows with one id, the second is an error."""
         return unique(self._numbered(records))
 
-    def shards(self, records: Iterable[Record], size: int) -> Iterator[Piece]:
+    def shards(self, records: Iterable[Record], size: int) -> Iterator[ShardPiece]:
         rows = self.rows(records)
         for shard in itertools.count():
             taken = tuple(itertools.islice(rows, size))
             if not taken:
                 return
-            yield Piece(shard, taken)
+            yield ShardPiece(shard, taken)
 
-    def _numbered(self, records: Iterable[Record]) -> Iterator[Row]:
+    def _numbered(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         ordinals = itertools.count()
         return (row for record in records for row in self._of(record, ordinals))
 
-    def _of(self, record: Record, ordinals: Iterator[int]) -> Iterable[Row]:
+    def _of(self, record: Record, ordinals: Iterator[int]) -> Iterable[BatchRow]:
         try:
             if record.error is not None:
                 raise Unreadable(record.error)
@@ -74,8 +74,8 @@ class Intake:
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             shown = given if isinstance(given, str) and given else record.line
-            return [Row(next(ordinals), record.line, shown, error=str(error))]
-        return [Row(next(ordinals), record.line, id_, params) for id_, params in images]
+            return [BatchRow(next(ordinals), record.line, shown, error=str(error))]
+        return [BatchRow(next(ordinals), record.line, id_, params) for id_, params in images]
 
     def _image(
         self, id_: str, values: Mapping[str, Any], n: int, index: int
@@ -152,7 +152,7 @@ def request_of(body: object) -> ImageRequest:
         raise InvalidParams(field, first["input"], first["msg"]) from error
 
 
-def unique(rows: Iterable[Row]) -> Iterator[Row]:
+def unique(rows: Iterable[BatchRow]) -> Iterator[BatchRow]:
     """Ids that came before are kept in a database on disk that nobody else sees: their number is
     not bounded by memory."""
     # A job that stops leaves its rows to the collector, which may run in any thread.
@@ -168,10 +168,10 @@ def unique(rows: Iterable[Row]) -> Iterator[Row]:
             yield row if row.error is not None else first_or_error(row, seen)
 
 
-def first_or_error(row: Row, seen: sqlite3.Connection) -> Row:
+def first_or_error(row: BatchRow, seen: sqlite3.Connection) -> BatchRow:
     digest = hashlib.sha256(row.id.encode()).digest()[:16]
     if seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, row.line)).rowcount:
         return row
     (line,) = seen.execute("SELECT line FROM ids WHERE id = ?", (digest,)).fetchone()
     error = f"id: {row.id!r} is not allowed; {line} has it already (to make several, --n)"
-    return Row(row.ordinal, row.line, row.id, error=error)
+    return BatchRow(row.ordinal, row.line, row.id, error=error)

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from sdxl.params import GenerationParams, InvalidParams, Sizes
+from serve.batch.batch_spec import RANGES
 from serve.batch.intake import Intake
-from serve.batch.order import RANGES
 from serve.batch.reading import SUFFIXES, read
-from serve.batch.rows import Piece
+from serve.batch.rows import ShardPiece
 from serve.batch.store import Store
 
 FILE = "job.json"
@@ -31,7 +31,7 @@ class NoJob(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     inputs: tuple[str, ...]
@@ -60,7 +60,7 @@ class Job:
         sizes = Sizes(**self.sizes) if self.sizes else None
         return Intake(self.parameters, self.n, self.model, sizes, self.format)
 
-    def shards(self) -> Iterator[Piece]:
+    def shards(self) -> Iterator[ShardPiece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class Job:
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
 
-    def check_same(self, stored: Job) -> None:
+    def check_same(self, stored: BatchJob) -> None:
         """That a stored job is this one; what only a worker can tell may still be empty."""
         mine, theirs = asdict(self), json.loads(stored.as_json())
         for name, value in json.loads(self.as_json()).items():
@@ -97,13 +97,13 @@ def brief(value: object) -> object:
     return value if len(text) <= 80 else text[:80] + "…"
 
 
-def load_job(store: Store) -> Job | None:
+def load_job(store: Store) -> BatchJob | None:
     try:
         data = store.get(FILE)
     except FileNotFoundError:
         return None
     try:
-        job = TypeAdapter(Job).validate_json(data, strict=True)
+        job = TypeAdapter(BatchJob).validate_json(data, strict=True)
         job.check()
     except (InvalidParams, TypeError, ValueError) as error:
         cause = " ".join(str(error).split())[:300]
@@ -111,7 +111,7 @@ def load_job(store: Store) -> Job | None:
     return job
 
 
-def need_job(store: Store, place: str) -> Job:
+def need_job(store: Store, place: str) -> BatchJob:
     job = load_job(store)
     if job is None:
         raise NoJob(f"{place}: needed the output folder of a job; {FILE} is not there")

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from serve.batch.rows import Piece, Row
+from serve.batch.rows import BatchRow, ShardPiece
 
 TRIES = 3
 PARTS = 8
@@ -21,15 +21,15 @@ PARTS = 8
 
 @dataclass
 class Lease:
-    piece: Piece
+    piece: ShardPiece
     holder: str
 
 
 class Leases:
-    def __init__(self, source: Iterator[Piece]) -> None:
+    def __init__(self, source: Iterator[ShardPiece]) -> None:
         self._source = source
-        self._returned: deque[Piece] = deque()
-        self._suspects: deque[Piece] = deque()
+        self._returned: deque[ShardPiece] = deque()
+        self._suspects: deque[ShardPiece] = deque()
         self._keys = itertools.count()
         self.held: dict[int, Lease] = {}
         self._reserved: str | None = None
@@ -45,7 +45,7 @@ class Leases:
     def of(self, holder: str) -> list[int]:
         return [key for key, lease in self.held.items() if lease.holder == holder]
 
-    def next_for(self, holder: str) -> tuple[int, Piece] | None:
+    def next_for(self, holder: str) -> tuple[int, ShardPiece] | None:
         """One more piece for this worker, if it may have one now."""
         piece = self._choose(holder)
         if piece is None:
@@ -54,19 +54,19 @@ class Leases:
         self.held[key] = Lease(piece, holder)
         return key, piece
 
-    def ended(self, key: int, failed: Sequence[Row], error: str) -> int | None:
+    def ended(self, key: int, failed: Sequence[BatchRow], error: str) -> int | None:
         """A piece came back; with rows that failed, they go on. The shard, if that was its last."""
         piece = self.held.pop(key).piece
         self._again(piece, failed, error)
         return self._closed(piece.shard)
 
-    def lost(self, holder: str) -> list[tuple[int, Piece]]:
+    def lost(self, holder: str) -> list[tuple[int, ShardPiece]]:
         """The pieces of a worker that is gone, for `ended` to be told what is left of each."""
         if self._reserved == holder:
             self._reserved = None
         return [(key, self.held[key].piece) for key in self.of(holder)]
 
-    def _choose(self, holder: str) -> Piece | None:
+    def _choose(self, holder: str) -> ShardPiece | None:
         mine = [self.held[key].piece for key in self.of(holder)]
         if any(piece.is_suspect for piece in mine):
             return None
@@ -79,7 +79,7 @@ class Leases:
             return self._suspects.popleft()
         return self._returned.popleft() if self._returned else self._from_source()
 
-    def _from_source(self) -> Piece | None:
+    def _from_source(self) -> ShardPiece | None:
         piece = next(self._source, None)
         if piece is None:
             self._is_read = True
@@ -87,21 +87,21 @@ class Leases:
             self._open[piece.shard] += 1
         return piece
 
-    def _again(self, piece: Piece, failed: Sequence[Row], error: str) -> None:
+    def _again(self, piece: ShardPiece, failed: Sequence[BatchRow], error: str) -> None:
         if not failed:
             return
         has_gained = len(failed) < len(piece.rows)
         tries = 1 if has_gained else piece.tries + 1
         if tries < TRIES:
-            self._return(Piece(piece.shard, tuple(failed), tries))
+            self._return(ShardPiece(piece.shard, tuple(failed), tries))
         elif len(failed) == 1:
             # To be written down: whoever gets it sees that there is nothing to try.
-            self._return(Piece(piece.shard, (replace(failed[0], error=error),)))
+            self._return(ShardPiece(piece.shard, (replace(failed[0], error=error),)))
         else:
             for part in split(failed):
-                self._return(Piece(piece.shard, part, TRIES - 1))
+                self._return(ShardPiece(piece.shard, part, TRIES - 1))
 
-    def _return(self, piece: Piece) -> None:
+    def _return(self, piece: ShardPiece) -> None:
         self._open[piece.shard] += 1
         (self._suspects if piece.is_suspect else self._returned).append(piece)
 
@@ -113,6 +113,6 @@ class Leases:
         return shard
 
 
-def split(rows: Sequence[Row]) -> list[tuple[Row, ...]]:
+def split(rows: Sequence[BatchRow]) -> list[tuple[BatchRow, ...]]:
     size = -(-len(rows) // PARTS)
     return [tuple(rows[i : i + size]) for i in range(0, len(rows), size)]

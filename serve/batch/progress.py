@@ -17,7 +17,7 @@ class WorkerState:
 
 
 @dataclass
-class Progress:
+class BatchProgress:
     rows: int
     """expected; what the input really holds is known at its end"""
     began_s: float

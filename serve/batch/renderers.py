@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
 from serve.errors import Problem
-from serve.orders import Done, ModelCard, Order, Update
+from serve.orders import Done, ImageOrder, ModelCard, Update
 
 THROUGH_WINDOW = 32
 """Pictures asked of a service at a time: enough for several devices, less than one's queue."""
@@ -44,7 +44,7 @@ class Renderer(Protocol):
     window: int
 
     async def card(self) -> ModelCard: ...
-    def generate(self, order: Order) -> AsyncGenerator[Update]: ...
+    def generate(self, order: ImageOrder) -> AsyncGenerator[Update]: ...
     def steps(self) -> int:
         """Rises as long as work advances."""
         ...
@@ -83,7 +83,7 @@ class LocalRenderer:
         card: ModelCard = await self.worker.card()
         return card
 
-    def generate(self, order: Order) -> AsyncGenerator[Update]:
+    def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         updates: AsyncGenerator[Update] = self.worker.generate(order)
         return updates
 
@@ -134,7 +134,7 @@ class HttpRenderer:
         self._model = await asyncio.to_thread(service_model, self.url, self._key)
         return ModelCard(self._model, Sizes(0, 0, 0), engines={"service": self._model})
 
-    async def generate(self, order: Order) -> AsyncGenerator[Update]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         import httpx
 
         pause_s = 0.5
@@ -190,7 +190,7 @@ def service_model(url: str, key: str | None) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-def body_of(order: Order, model: str | None) -> dict[str, Any]:
+def body_of(order: ImageOrder, model: str | None) -> dict[str, Any]:
     return {
         **order.params.as_rest(),
         "model": model,
@@ -200,7 +200,7 @@ def body_of(order: Order, model: str | None) -> dict[str, Any]:
     }
 
 
-def done_of(order: Order, data: dict[str, Any]) -> Done:
+def done_of(order: ImageOrder, data: dict[str, Any]) -> Done:
     image = base64.b64decode(data["b64_json"])
     steps = data["deep_steps"], data["shallow_steps"]
     return Done(image, order.params, data["timings"], *steps, prompt_tokens=0)

@@ -18,7 +18,7 @@ from sdxl.params import PARAMETERS
 from sdxl.picture_files import opened
 from serve.batch import ledger
 from serve.batch.ledger import Entry, as_json
-from serve.batch.progress import Progress
+from serve.batch.progress import BatchProgress
 from serve.batch.store import Store
 from serve.batch.tars import reader
 from serve.render.contact_sheet import Pixels, contact_sheet
@@ -39,7 +39,7 @@ def all_entries(store: Store) -> Iterator[Entry]:
         yield from ledger.in_order(ledger.entries(store.ledger(shard)).values())
 
 
-def write_results(store: Store, progress: Progress, facts: dict[str, Any]) -> dict[str, int]:
+def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
     counted = write_lists(store)
     summary = {**facts, **counted, "run": progress.as_dict()}
     store.put(SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")

@@ -21,7 +21,7 @@ ID_HEX = 24
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """One picture to make, or why it cannot be: `error` is set where the input is wrong."""
 
     ordinal: int
@@ -34,11 +34,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """Rows of one shard that are leased together: all of them, until some made trouble."""
 
     shard: int
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     tries: int = 0
     """how often it ended in trouble, nothing gained"""
 

@@ -22,27 +22,29 @@ from sdxl.files import OutputError
 from sdxl.handover import apart
 from sdxl.params import InvalidParams
 from serve.batch import displays, reading, results, tars
-from serve.batch.crews import Hire, Load, ray_hire, thread_hire, threads_for
+from serve.batch.batch_spec import HAS_DEAD, BatchSpec
 from serve.batch.driver import BatchFailed, Driver
-from serve.batch.job import FILE, Job, load_job
-from serve.batch.order import HAS_DEAD, Order
+from serve.batch.job import FILE, BatchJob, load_job
 from serve.batch.places import open_store
-from serve.batch.progress import Progress
+from serve.batch.progress import BatchProgress
 from serve.batch.renderers import HttpRenderer, load_local, service_model
-from serve.batch.shard_worker import Task
+from serve.batch.shard_worker import BatchTask
 from serve.batch.store import Store, token
+from serve.batch.workers import Load, StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
 
 LOCK = "lock"
 LEAVE_S = 10.0
 """An interrupted driver has so long to end its workers."""
-Crew = Callable[[Order, Job, Task], AbstractContextManager[tuple[Hire, int]]]
+WorkerPool = Callable[
+    [BatchSpec, BatchJob, BatchTask], AbstractContextManager[tuple[StartWorker, int]]
+]
 """Where workers come from, for the length of a job, and how many are wanted."""
 
 
-def run(order: Order, crew: Crew | None = None) -> int:
-    """`crew` says where workers come from; as the order says unless given."""
-    crew = crew or (through_service if order.through else on_ray)
+def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
+    """`pool` says where workers come from; as the order says unless given."""
+    pool = pool or (through_service if order.through else on_ray)
     run_id = token()
     store = open_store(order.out, run_id)
     with ExitStack() as stack:
@@ -53,16 +55,16 @@ def run(order: Order, crew: Crew | None = None) -> int:
             job.check_same(stored)
             job = replace(job, threads=stored.threads, engine=stored.engine)
         store.prepare("images", "ledger", *([tars.LOOSE] if order.is_tarred else []))
-        task = Task(store, run_id, order.format, order.is_tarred, order.retries_dead)
-        hire, workers = stack.enter_context(crew(order, job, task))
-        return Start(order, store, task, job, stack).make(hire, workers)
+        task = BatchTask(store, run_id, order.format, order.is_tarred, order.retries_dead)
+        start_worker, workers = stack.enter_context(pool(order, job, task))
+        return BatchRun(order, store, task, job, stack).make(start_worker, workers)
 
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def describe(order: Order) -> Job:
+def describe(order: BatchSpec) -> BatchJob:
     """Everything about the job that can be known without a worker."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
@@ -79,7 +81,7 @@ def describe(order: Order) -> Job:
             "model_sha256": model_digest(checkpoint),
             "sizes": vars(checkpoint.sizes),
         }
-    return Job(
+    return BatchJob(
         inputs=tuple(str(path.absolute()) for path in paths),
         input_sha256=reading.input_digest(paths),
         rows=reading.count(paths) * order.n,
@@ -116,15 +118,17 @@ def locked(out: str) -> Iterator[None]:
 
 
 @contextmanager
-def through_service(order: Order, job: Job, task: Task) -> Iterator[tuple[Hire, int]]:
+def through_service(
+    order: BatchSpec, job: BatchJob, task: BatchTask
+) -> Iterator[tuple[StartWorker, int]]:
     assert order.through is not None
-    yield thread_hire(partial(HttpRenderer, order.through, order.key), task), 1
+    yield thread_workers(partial(HttpRenderer, order.through, order.key), task), 1
 
 
 @contextmanager
 def on_ray(
-    order: Order, job: Job, task: Task, load: Load | None = None
-) -> Iterator[tuple[Hire, int]]:
+    order: BatchSpec, job: BatchJob, task: BatchTask, load: Load | None = None
+) -> Iterator[tuple[StartWorker, int]]:
     import ray
 
     from serve.cli import RAY_ENVIRONMENT
@@ -149,15 +153,17 @@ def on_ray(
             order.engines,
             order.deterministic,
         )
-        yield ray_hire(load or exact, task, gpus > 0, job.threads), workers
+        yield ray_workers(load or exact, task, gpus > 0, job.threads), workers
     finally:
         ray.shutdown()
 
 
-class Start:
-    def __init__(self, order: Order, store: Store, task: Task, job: Job, stack: ExitStack) -> None:
+class BatchRun:
+    def __init__(
+        self, order: BatchSpec, store: Store, task: BatchTask, job: BatchJob, stack: ExitStack
+    ) -> None:
         self.order, self.store, self.task, self.job = order, store, task, job
-        self.progress = Progress(job.rows, time.monotonic(), time.monotonic())
+        self.progress = BatchProgress(job.rows, time.monotonic(), time.monotonic())
         self.status = displays.StatusFile(store, task.run)
         shown = displays.Lines() if order.is_quiet else displays.Bar(job.rows)
         stack.callback(shown.close)
@@ -168,9 +174,9 @@ class Start:
             self._shows.append(metrics)
         self._close_display = shown.close
 
-    def make(self, hire: Hire, workers: int) -> int:
+    def make(self, start_worker: StartWorker, workers: int) -> int:
         driver = Driver(
-            hire,
+            start_worker,
             workers,
             self.task,
             self.progress,
@@ -201,7 +207,7 @@ class Start:
                 "pictures would differ"
             )
 
-    def _show(self, progress: Progress) -> None:
+    def _show(self, progress: BatchProgress) -> None:
         for show in self._shows:
             show(progress)
 
@@ -226,7 +232,7 @@ def ignore(shard: int) -> None:
     """Single files need no packing."""
 
 
-def report(told: dict[str, Any], progress: Progress) -> None:
+def report(told: dict[str, Any], progress: BatchProgress) -> None:
     took = displays.clock(progress.now_s - progress.began_s)
     print(f"{told['out']}: {told['images']} pictures, {told['dead_letters']} dead letters, {took}")
     if told["dead_letters"]:

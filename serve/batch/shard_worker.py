@@ -21,11 +21,11 @@ from sdxl.files import OutputError
 from serve.batch import ledger
 from serve.batch.ledger import Entry
 from serve.batch.renderers import Renderer, RendererLost
-from serve.batch.rows import Piece, Row, shard_name, stem_of
+from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
 from serve.batch.store import Appender, Store
 from serve.batch.tars import LOOSE, reader
 from serve.errors import Problem
-from serve.orders import Done, ModelCard, Order
+from serve.orders import Done, ImageOrder, ModelCard
 from serve.render.destination import SUFFIXES
 
 BEAT_S = 0.5
@@ -37,7 +37,7 @@ TRY_AGAIN = (408, 429)
 
 
 @dataclass(frozen=True)
-class Task:
+class BatchTask:
     """What all workers of one start of a job have in common."""
 
     store: Store
@@ -58,7 +58,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Report:
+class TurnReport:
     """What a worker says at the end of a turn. Pieces by the key they were handed over with."""
 
     held: dict[int, Tally]
@@ -73,7 +73,7 @@ class Report:
 
 
 class ShardWorker:
-    def __init__(self, renderer: Renderer, task: Task, name: str) -> None:
+    def __init__(self, renderer: Renderer, task: BatchTask, name: str) -> None:
         self.renderer, self.task, self.name = renderer, task, name
         self._read = reader(task.store)
         self._window = asyncio.Semaphore(renderer.window)
@@ -89,7 +89,7 @@ class ShardWorker:
     async def card(self) -> ModelCard:
         return await self.renderer.card()
 
-    async def turn(self, pieces: dict[int, Piece]) -> Report:
+    async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
         """Take on more, and say how it goes when there is something to say."""
         self.renderer.check()
         for key, piece in pieces.items():
@@ -108,7 +108,7 @@ class ShardWorker:
             pass
         self._news.clear()
         ended, self._ended = self._ended, {}
-        return Report(
+        return TurnReport(
             dict(self._held),
             ended,
             self._wants,
@@ -133,7 +133,7 @@ class ShardWorker:
 
     # -- a piece ----------------------------------------------------------------------------
 
-    async def _work(self, key: int, piece: Piece) -> None:
+    async def _work(self, key: int, piece: ShardPiece) -> None:
         tally = self._held[key]
         try:
             known = await self._in_thread(self._read_ledger, piece.shard)
@@ -154,10 +154,10 @@ class ShardWorker:
         self._ended[key] = tally
         self._news.set()
 
-    async def _make_all(self, shard: int, rows: Sequence[Row], tally: Tally) -> None:
+    async def _make_all(self, shard: int, rows: Sequence[BatchRow], tally: Tally) -> None:
         if not rows:
             return
-        book = Book(self.task.store.append(shard_name(shard)))
+        book = LedgerWriter(self.task.store.append(shard_name(shard)))
         try:
             async with asyncio.TaskGroup() as group:
                 for row in rows:
@@ -170,7 +170,7 @@ class ShardWorker:
     def _read_ledger(self, shard: int) -> dict[int, Entry]:
         return ledger.entries(self.task.store.ledger(shard_name(shard)))
 
-    def _is_done(self, row: Row, entry: Entry | None) -> bool:
+    def _is_done(self, row: BatchRow, entry: Entry | None) -> bool:
         """Whether the ledger holds this row, and its file is what the ledger says."""
         self._touched += 1
         if entry is None or entry.id != row.id:
@@ -184,14 +184,14 @@ class ShardWorker:
 
     # -- a row ------------------------------------------------------------------------------
 
-    async def _make(self, shard: int, row: Row, book: Book, tally: Tally) -> None:
+    async def _make(self, shard: int, row: BatchRow, book: LedgerWriter, tally: Tally) -> None:
         async with self._window:
             self._begun(1)
             if row.params is None or row.error is not None:
                 await self._bury(row, row.error or "no parameters", book, tally)
                 return
             try:
-                done = await self._picture(Order(row.params, self.task.format))
+                done = await self._picture(ImageOrder(row.params, self.task.format))
             except RendererLost:
                 raise
             except Exception as error:
@@ -205,14 +205,14 @@ class ShardWorker:
             await self._in_thread(self._keep, shard, row, done, book)
             tally.made += 1
 
-    async def _picture(self, order: Order) -> Done:
+    async def _picture(self, order: ImageOrder) -> Done:
         async with aclosing(self.renderer.generate(order)) as updates:
             async for update in updates:
                 if isinstance(update, Done):
                     return update
         raise Problem(500, "it ended without a picture")
 
-    def _keep(self, shard: int, row: Row, done: Done, book: Book) -> None:
+    def _keep(self, shard: int, row: BatchRow, done: Done, book: LedgerWriter) -> None:
         """First the file, then the line that says so."""
         assert done.params.seed is not None
         began = time.perf_counter()
@@ -237,7 +237,7 @@ class ShardWorker:
         )
         self._touched += 1
 
-    async def _bury(self, row: Row, error: str, book: Book, tally: Tally) -> None:
+    async def _bury(self, row: BatchRow, error: str, book: LedgerWriter, tally: Tally) -> None:
         entry = Entry(row.ordinal, row.id, row.line, self.task.run, error=error, worker=self.name)
         await self._in_thread(book.add, entry)
         tally.dead[row.line] = error
@@ -252,7 +252,7 @@ def is_final(problem: Problem) -> bool:
     return 400 <= problem.status < 500 and problem.status not in TRY_AGAIN
 
 
-class Book:
+class LedgerWriter:
     """A piece's end of its shard's ledger; one line at a time."""
 
     def __init__(self, appender: Appender) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from serve.batch.displays import STATUS, STATUS_PERIOD_S, clock
-from serve.batch.job import Job
+from serve.batch.job import BatchJob
 from serve.batch.progress import WorkerState
 from serve.batch.results import all_entries
 from serve.batch.store import Store
@@ -35,7 +35,7 @@ class Said:
     trouble: str = ""
 
 
-def read_status(store: Store, job: Job, now: float | None = None) -> dict[str, Any]:
+def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[str, Any]:
     images = dead = 0
     for entry in all_entries(store):
         images, dead = (images, dead + 1) if entry.error is not None else (images + 1, dead)

@@ -27,7 +27,7 @@ from serve import errors
 from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.beats import SILENCE_S, Silent, without_beats
-from serve.orders import Done, ModelCard, Order, Queued, Update
+from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Replicas:
     async def ready(self) -> ModelCard:
         return await self._card.now()
 
-    async def generate(self, order: Order) -> AsyncGenerator[Update]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
             timed = replace(order, deadline_s=left_s)
             return attempt(self._stream.generate, timed, Done, self._liveness)

@@ -19,11 +19,11 @@ import sdxl
 from serve import errors
 from serve.errors import Problem
 from serve.front import metrics
-from serve.front.conversation import Conversation
-from serve.front.envelope import Envelope, response
-from serve.front.gate import Gate
+from serve.front.body_limit import BodyLimit
+from serve.front.error_envelope import ErrorEnvelope, response
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
+from serve.front.key_auth import KeyAuth
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
     ErrorBody,
@@ -35,11 +35,11 @@ from serve.front.openai_images import (
 )
 from serve.front.page import add_pages
 from serve.front.readiness import Readiness
+from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
 from serve.front.state import Front
-from serve.front.text_answers import Answers
+from serve.front.text_answers import TextAnswers
 from serve.front.text_routes import add_text_routes
-from serve.front.traced import Traced
 from serve.llm.asks import TextBackend
 from serve.llm.expansion import Expander
 from serve.llm.names import id_of
@@ -87,19 +87,19 @@ def create_app(
     llm = id_of(settings.llm) if text else None
     add_model_routes(app, backend, settings, llm)
     if text is not None and llm is not None:
-        add_text_routes(app, Answers(text, llm, settings, limiter))
+        add_text_routes(app, TextAnswers(text, llm, settings, limiter))
     add_result_route(app, store)
     own = front if shown else None
     add_state_routes(app, backend, own, text, settings.llm_start_s)
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
-    app.add_middleware(Conversation, settings=settings)
-    app.add_middleware(Gate, keyring=keyring, hosts=Hosts.of(settings))
+    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(KeyAuth, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
-        app.add_middleware(Traced, tracer=tracer)
-    app.add_middleware(Envelope, front=front)
+        app.add_middleware(RequestTracing, tracer=tracer)
+    app.add_middleware(ErrorEnvelope, front=front)
     app.add_exception_handler(Problem, answer_problem)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_status)

@@ -9,7 +9,7 @@ from ipaddress import ip_address, ip_network
 
 from starlette.requests import Request
 
-from serve.front.keys import Key
+from serve.front.keys import ApiKey
 
 IPV6_PREFIX = 64
 """bits of an address that are one client's: it may choose the others as it likes"""
@@ -17,7 +17,7 @@ IPV6_PREFIX = 64
 
 def client_of(request: Request, header: str) -> tuple[str, float]:
     """The client and the weight of its share. `header` is believed: the edge must set it anew."""
-    key: Key | None = getattr(request.state, "key", None)
+    key: ApiKey | None = getattr(request.state, "key", None)
     if key is not None:
         return f"key {key.digest}", key.weight
     peer = request.client.host if request.client else ""

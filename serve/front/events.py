@@ -9,7 +9,7 @@ from typing import Any
 from serve.errors import Problem
 from serve.front.openai_images import ImageRequest, Usage
 from serve.front.pictures import filled
-from serve.orders import Done, Preview, Progress
+from serve.orders import Done, ImageProgress, Preview
 
 PARTIAL = "image_generation.partial_image"
 COMPLETED = "image_generation.completed"
@@ -37,7 +37,7 @@ def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes
     )
 
 
-def progress(image: int, update: Progress) -> bytes:
+def progress(image: int, update: ImageProgress) -> bytes:
     return wire(
         {
             "type": PROGRESS,

@@ -20,12 +20,21 @@ from serve.errors import Problem
 from serve.front import events
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
-from serve.front.keys import Key, RateLimiter
+from serve.front.keys import ApiKey, RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
 from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
-from serve.orders import Done, ImageBackend, ModelCard, Order, Preview, Progress, Queued, Update
+from serve.orders import (
+    Done,
+    ImageBackend,
+    ImageOrder,
+    ImageProgress,
+    ModelCard,
+    Preview,
+    Queued,
+    Update,
+)
 from serve.settings import ServeSettings
 
 DEADLINE_HEADER = "x-deadline-s"
@@ -50,7 +59,7 @@ class Generations:
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
 
-        def orders_from(asked: ImageRequest, left_s: float) -> list[Order]:
+        def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
             client, weight = client_of(request, self.settings.client_header)
             marks: dict[str, Any] = {
                 "request_id": request.state.request_id,
@@ -110,7 +119,7 @@ class Generations:
         origin = self.settings.public_url or str(request.base_url)
         return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
 
-    async def _streamed(self, asked: ImageRequest, orders: Sequence[Order]) -> Response:
+    async def _streamed(self, asked: ImageRequest, orders: Sequence[ImageOrder]) -> Response:
         """A refusal is an answer of its own: the stream begins once every image is taken on."""
         updates = within(fan_out(self.backend, orders), orders[0].deadline_s)
         early: list[tuple[int, Update]] = []
@@ -129,7 +138,7 @@ class Generations:
         return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
 
 
-def most_bytes(orders: Sequence[Order]) -> int:
+def most_bytes(orders: Sequence[ImageOrder]) -> int:
     """No file is larger than its pixels by more than its metadata."""
     return sum(3 * (order.params.width or 0) * (order.params.height or 0) for order in orders)
 
@@ -150,7 +159,7 @@ def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings
 
 def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
     """Of pictures, or of answers; both count alike. `work` is in standard images."""
-    key: Key | None = getattr(request.state, "key", None)
+    key: ApiKey | None = getattr(request.state, "key", None)
     if key is None:
         return
     limit, wait_s = limiter.take(key, count, work)
@@ -158,11 +167,11 @@ def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 
         raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
 
 
-def work_of(orders: Sequence[Order], card: ModelCard) -> float:
+def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
     return sum(standard_images(order.params, card.sizes) for order in orders)
 
 
-async def collect(backend: ImageBackend, orders: Sequence[Order]) -> list[Done]:
+async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[Done]:
     """The pictures, in the order asked for."""
     done: dict[int, Done] = {}
     updates = within(fan_out(backend, orders), orders[0].deadline_s)
@@ -191,7 +200,7 @@ async def within(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerato
 
 async def narrate(
     asked: ImageRequest,
-    orders: Sequence[Order],
+    orders: Sequence[ImageOrder],
     early: list[tuple[int, Update]],
     updates: Stream,
 ) -> AsyncIterator[bytes]:
@@ -199,7 +208,7 @@ async def narrate(
 
     def tell(index: int, update: Update) -> bytes | None:
         match update:
-            case Progress():
+            case ImageProgress():
                 return events.progress(index, update)
             case Preview():
                 previews[index] += 1
@@ -224,5 +233,5 @@ def trace_of(request: Request) -> str:
     return str(getattr(request.state, "trace", ""))
 
 
-def size(order: Order) -> str:
+def size(order: ImageOrder) -> str:
     return f"{order.params.width}x{order.params.height}"

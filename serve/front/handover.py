@@ -154,7 +154,7 @@ def with_id(headers: list[tuple[bytes, bytes]], name: str) -> list[tuple[bytes, 
 
 
 async def answer(problem: Problem, send: Send) -> None:
-    from serve.front.envelope import response
+    from serve.front.error_envelope import response
 
     whole = response(problem)
     await send(

@@ -33,7 +33,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 
 
 @dataclass(frozen=True)
-class Key:
+class ApiKey:
     name: str
     digest: str
     images_a_minute: int | None = None
@@ -50,7 +50,7 @@ class Key:
 
 
 class Keyring:
-    def __init__(self, keys: Sequence[Key]) -> None:
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
         self.keys = tuple(keys)
 
     @classmethod
@@ -75,7 +75,7 @@ class Keyring:
                 needed = f"needed work above 0, and a weight from {MIN_WEIGHT} to {MAX_WEIGHT}"
                 raise InvalidParams("keys", place, needed)
             keys.append(
-                Key(
+                ApiKey(
                     match["name"],
                     match["digest"],
                     int(rate) if rate else None,
@@ -87,7 +87,7 @@ class Keyring:
             raise InvalidParams("keys", str(path), "needed at least one key; `sdxl key` makes one")
         return cls(keys)
 
-    def find(self, secret: str) -> Key | None:
+    def find(self, secret: str) -> ApiKey | None:
         """Compares with every key, so that the time taken tells nothing."""
         digest = sha256(secret)
         found = None
@@ -105,7 +105,7 @@ class RateLimiter:
         self._clock, self._share = clock, share
         self._tokens: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def take(self, key: Key, images: int, work: float = 0.0) -> tuple[str, float]:
+    def take(self, key: ApiKey, images: int, work: float = 0.0) -> tuple[str, float]:
         """0 s if they are granted; else the limit that says no, and the seconds until they would
         be. More than a minute's worth is granted when the bucket is full, and then paid off."""
         now, asked = self._clock(), {"images": float(images), "standard images": work}

@@ -23,7 +23,7 @@ from sdxl.params import (
 )
 from sdxl.policy import Priority
 from serve.errors import Problem, invalid, of_params
-from serve.orders import Done, ModelCard, Order
+from serve.orders import Done, ImageOrder, ModelCard
 from serve.settings import MAX_N, ServeSettings
 
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
@@ -39,7 +39,7 @@ request wins."""
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -53,13 +53,15 @@ def field_of(each: Parameter) -> Any:
     return Annotated[kind | None, Field(**facts)], None
 
 
-AskedParams: Any = create_model(
-    "AskedParams", __base__=Asked, **{each.client_name: field_of(each) for each in of_rest()}
+PictureFields: Any = create_model(
+    "PictureFields",
+    __base__=RequestModel,
+    **{each.client_name: field_of(each) for each in of_rest()},
 )
 """Every parameter of sdxl/params.py's table; what a request may ask besides is below."""
 
 
-class ImageRequest(AskedParams):
+class ImageRequest(PictureFields):
     prompt: Annotated[str, Field(min_length=1, description=PARAMETERS["prompt"].help)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -82,7 +84,7 @@ class ImageRequest(AskedParams):
     partial_images: Annotated[
         int | None, Field(ge=0, le=3, description="previews while streaming")
     ] = None
-    # Beyond OpenAI's own, besides AskedParams.
+    # Beyond OpenAI's own, besides PictureFields.
     deadline_s: Annotated[
         float | None, Field(gt=0, description="seconds; what cannot make it is refused at once")
     ] = None
@@ -242,7 +244,7 @@ def orders_of(
     settings: ServeSettings,
     first_seed: int,
     deadline_s: float,
-) -> list[Order]:
+) -> list[ImageOrder]:
     """One order an image. Raises Problem for what this server or its model does not allow."""
     check_limits(request, card, settings)
     seed = first_seed if request.seed is None else request.seed
@@ -258,7 +260,7 @@ def orders_of(
         # It waits for ticks that nobody else needs, however long: the usual deadline is not its.
         deadline_s = math.inf
     return [
-        Order(
+        ImageOrder(
             one,
             request.format,
             request.output_compression,

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sdxl.params import MAX_SEED
 from serve.errors import Problem, invalid
-from serve.front.openai_images import Reply
+from serve.front.openai_images import Reply, RequestModel
 from serve.llm.asks import Ask, Message, Sampling
 from serve.settings import ServeSettings
 
@@ -22,16 +22,12 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Neutral = Annotated[Any, Field(description="accepted; has no effect")]
 
 
-class Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class TextPart(Asked):
+class TextPart(RequestModel):
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(Asked):
+class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
@@ -50,14 +46,14 @@ class ChatMessage(Asked):
         return Message("system" if self.role == "developer" else self.role, text)
 
 
-class JsonSchema(Asked):
+class JsonSchema(RequestModel):
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 
-class ResponseFormat(Asked):
+class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -71,12 +67,12 @@ class ResponseFormat(Asked):
         return json.dumps(self.json_schema.schema_)
 
 
-class StreamOptions(Asked):
+class StreamOptions(RequestModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class TextRequest(Asked):
+class TextRequest(RequestModel):
     """What both routes take."""
 
     model: str | None = None

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve import errors
 from serve.errors import Problem
-from serve.front.envelope import request_id, response
+from serve.front.error_envelope import request_id, response
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ Stream = AsyncGenerator[tuple[int, Update]]
 
 
 @dataclass
-class Answers:
+class TextAnswers:
     backend: TextBackend
     model: str
     settings: ServeSettings

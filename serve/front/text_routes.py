@@ -15,7 +15,7 @@ from serve.front.openai_text import (
     CompletionRequest,
     CompletionResponse,
 )
-from serve.front.text_answers import Answers
+from serve.front.text_answers import TextAnswers
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ def answered(model: type) -> dict[int | str, Mapping[str, Any]]:
     return {200: {"model": model, "content": EVENTS, "description": told}}
 
 
-def add_text_routes(app: FastAPI, answers: Answers) -> None:
+def add_text_routes(app: FastAPI, answers: TextAnswers) -> None:
     def note(request: Request, asked: object) -> None:
         if answers.settings.log_prompts:
             log.info("%s asks for %r", request.state.request_id, asked)

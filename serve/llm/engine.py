@@ -13,7 +13,7 @@ from serve.llm.asks import Reason, Sampling
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """`tokens` were made so far; the last piece has a reason."""
 
     text: str
@@ -36,7 +36,7 @@ class LlmEngine(Protocol):
     has_json: bool
     """whether it can be made to write JSON of a schema"""
 
-    def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+    def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         """Closing it cancels the generation and frees its KV cache. `max_tokens` is given.
         An engine may itself look for stop strings; the text then ends before one."""
         ...

@@ -16,7 +16,7 @@ from typing import Any
 from serve import errors
 from serve.errors import Problem
 from serve.llm.asks import Ask, Delta, Ended, LlmCard, Message, Reason, Sampling, Taken, Update
-from serve.llm.engine import LlmEngine, Piece
+from serve.llm.engine import LlmEngine, TextPiece
 from serve.llm.meters import AskMeter, LlmMeters
 from serve.llm.prompts import Prompts, room
 from serve.llm.stops import Stops
@@ -124,7 +124,7 @@ class Speaker:
 
     async def _pieces(
         self, ids: list[int], sampling: Sampling, deadline_s: float
-    ) -> AsyncGenerator[Piece]:
+    ) -> AsyncGenerator[TextPiece]:
         until_s = asyncio.get_running_loop().time() + deadline_s
         async with aclosing(self.engine.generate(ids, sampling)) as pieces:
             while True:

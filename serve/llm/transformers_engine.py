@@ -21,7 +21,7 @@ from sdxl.params import InvalidParams
 from serve.errors import Problem
 from serve.llm.asks import Sampling
 from serve.llm.decoding import Decoding, Generation, Made
-from serve.llm.engine import Occupancy, Piece
+from serve.llm.engine import Occupancy, TextPiece
 from serve.worker.stalls import STALL_S, Calls, Unhealthy
 
 log = logging.getLogger(__name__)
@@ -43,26 +43,26 @@ class Listener:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        self._news: asyncio.Queue[TextPiece | Exception] = asyncio.Queue()
 
     def heard(self, made: Made) -> None:
         text = self._stream.step(self._tokenizer, made.token) or ""
-        self.tell(Piece(text, made.generation.made, made.reason))
+        self.tell(TextPiece(text, made.generation.made, made.reason))
 
-    def tell(self, news: Piece | Exception) -> None:
+    def tell(self, news: TextPiece | Exception) -> None:
         # Where the event loop was closed, nobody waits any more.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
-    async def pieces(self) -> AsyncGenerator[Piece]:
+    async def pieces(self) -> AsyncGenerator[TextPiece]:
         """Whoever is slow hears several tokens in one piece."""
         while True:
             news = await self._news.get()
-            while isinstance(news, Piece) and news.reason is None and not self._news.empty():
+            while isinstance(news, TextPiece) and news.reason is None and not self._news.empty():
                 later = self._news.get_nowait()
                 if isinstance(later, Exception):
                     raise later
-                news = Piece(news.text + later.text, later.tokens, later.reason)
+                news = TextPiece(news.text + later.text, later.tokens, later.reason)
             if isinstance(news, Exception):
                 raise news
             yield news
@@ -96,7 +96,7 @@ class TransformersEngine:
 
     # -- LlmEngine, from the event loop -----------------------------------------------------
 
-    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         assert sampling.max_tokens is not None
         listener = Listener(Generation(list(ids), sampling, sampling.max_tokens), self._tokenizer)
         self._inbox.put(partial(self._begin, listener))

@@ -16,7 +16,7 @@ from typing import Any
 from serve.errors import Problem
 from serve.llm import trtllm_api
 from serve.llm.asks import Reason, Sampling
-from serve.llm.engine import Occupancy, Piece
+from serve.llm.engine import Occupancy, TextPiece
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class TrtllmEngine:
         self.llm, self.context, self.has_json, self.rows = llm, context, has_json, rows
         self._running, self._failures, self._kv_share = 0, 0, 0.0
 
-    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         request: Any = None
         is_over, sent = False, 0
         self._running += 1
@@ -55,7 +55,7 @@ class TrtllmEngine:
                 output, is_over = answer.outputs[0], answer.finished
                 text = output.text if is_over else output.text.rstrip(HALF_CHARACTER)
                 reason = reason_of(output.finish_reason) if is_over else None
-                yield Piece(text[sent:], len(output.token_ids), reason)
+                yield TextPiece(text[sent:], len(output.token_ids), reason)
                 sent = max(sent, len(text))
             self._failures = 0
         except Problem:

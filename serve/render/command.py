@@ -32,7 +32,7 @@ class RenderFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Order:
+class RenderSpec:
     """What one command asks for, checked as far as it can be without the model."""
 
     model: str
@@ -92,7 +92,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_order(options: argparse.Namespace) -> Order:
+def read_order(options: argparse.Namespace) -> RenderSpec:
     stored = stored_params(options.source) if options.source else {}
     stored_model = stored.pop("model", None)
     if options.format not in (None, *SUFFIXES):
@@ -109,7 +109,7 @@ def read_order(options: argparse.Namespace) -> Order:
         for prompt in prompts
         for image in numbered(GenerationParams.from_dict({**values, "prompt": prompt}), options.n)
     ]
-    return Order(
+    return RenderSpec(
         model=options.model or model_of_picture(stored_model, options.source) or DEFAULT_MODEL,
         backend=options.backend,
         engines=options.engines,
@@ -186,7 +186,7 @@ def watched(pipeline: Pipeline, requests: list[GenerationParams]) -> Iterator[Re
         yield from pipeline.stream(requests, on_tick=bar.update)
 
 
-def save(result: Result, order: Order) -> tuple[Pixels, Path]:
+def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
     from sdxl.images import encode, to_pixels
 
     assert result.image is not None
@@ -197,7 +197,7 @@ def save(result: Result, order: Order) -> tuple[Pixels, Path]:
     return pixels, path
 
 
-def report(result: Result, path: Path, order: Order) -> None:
+def report(result: Result, path: Path, order: RenderSpec) -> None:
     from tqdm import tqdm
 
     facts = as_json(result, path, order)
@@ -210,7 +210,7 @@ def report(result: Result, path: Path, order: Order) -> None:
     tqdm.write(line, file=sys.stdout)
 
 
-def as_json(result: Result, path: Path, order: Order) -> dict[str, Any]:
+def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
     """`deep_steps` counts here; the explicit plan that a request may hold is `deep_plan`."""
     params = result.params.as_dict()
     plan = params.pop("deep_steps")
@@ -239,5 +239,5 @@ def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
     write_atomic(path, file.getvalue())
 
 
-def _metadata(order: Order, params: GenerationParams) -> dict[str, Any]:
+def _metadata(order: RenderSpec, params: GenerationParams) -> dict[str, Any]:
     return {**params.as_dict(), "model": order.model}

@@ -7,7 +7,7 @@ const stage = byId("stage");
 
 /** Empty tiles in place of what was there. `titles` name them, if there is something to say. */
 export function setStage(count, [width, height], titles = []) {
-  const tiles = Array.from({ length: count }, (_, i) => new Tile(i, count, width / height, titles[i]));
+  const tiles = Array.from({ length: count }, (_, i) => new PictureTile(i, count, width / height, titles[i]));
   const kind = titles.length ? "tiles sides" : "tiles";
   const grid = make("div", { class: kind, "data-count": Math.min(count, 5) });
   grid.append(...tiles.map((tile) => tile.element));
@@ -21,7 +21,7 @@ export function say(text) {
   byId("line").textContent = text;
 }
 
-class Tile {
+class PictureTile {
   constructor(index, count, ratio, title) {
     this.isSide = title !== undefined;
     this.name = title ?? (count > 1 ? `Picture ${index + 1} of ${count}` : "The picture");

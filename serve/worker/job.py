@@ -11,28 +11,28 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from sdxl.conditioning import Row
+from sdxl.conditioning import TokenRow
 from sdxl.params import GenerationParams
 from sdxl.policy import Flight, Group
-from serve.orders import Done, Order, Progress, Update
+from serve.orders import Done, ImageOrder, ImageProgress, Update
 from serve.tracing import Stretch
 
 News = Update | Exception
 
 
 @dataclass(eq=False)
-class Job:
+class ImageJob:
     """A Watcher of the denoiser. Call from any thread but `updates`, which is for the task."""
 
-    order: Order
+    order: ImageOrder
     params: GenerationParams
-    rows: list[Row]
+    rows: list[TokenRow]
     """its prompts, tokenised"""
     flight: Flight
     """as it was promised"""
     clock: Callable[[], float]
-    on_latents: Callable[[Job, Tensor], None]
-    on_preview: Callable[[Job, int, Tensor], None]
+    on_latents: Callable[[ImageJob, Tensor], None]
+    on_preview: Callable[[ImageJob, int, Tensor], None]
     is_cancelled: bool = False
     last_file: Future[None] | None = None
     """the making of its latest picture or preview"""
@@ -100,7 +100,7 @@ class Job:
 
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
         eta_s = max(ready_s - self.clock(), 0.0)
-        self.tell(Progress(flight.step, len(flight.plan), position, eta_s))
+        self.tell(ImageProgress(flight.step, len(flight.plan), position, eta_s))
 
     def previewed(self, step: int, latents: Tensor) -> None:
         self.on_preview(self, step, latents)

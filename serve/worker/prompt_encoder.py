@@ -18,7 +18,7 @@ from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Priority
 from sdxl.specs import CHUNK
 from serve.worker.denoiser import Denoiser
-from serve.worker.job import Job
+from serve.worker.job import ImageJob
 from serve.worker.side_stream import SideStream
 from serve.worker.stalls import STALL_S, Calls
 
@@ -33,7 +33,7 @@ class PromptEncoder:
         self.pipeline, self.denoiser = pipeline, denoiser
         self.calls = Calls("encoding a prompt", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
-        self._waiting: list[Job] = []
+        self._waiting: list[ImageJob] = []
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "encode")
 
@@ -41,12 +41,12 @@ class PromptEncoder:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ImageJob) -> None:
         with self._lock:
             self._waiting.append(job)
         self._thread.submit(self._encode_waiting)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: ImageJob) -> None:
         """One that is past this stage is no error."""
         with self._lock, suppress(ValueError):
             self._waiting.remove(job)
@@ -81,7 +81,7 @@ class PromptEncoder:
         for job, conditioning in zip(jobs, conditionings, strict=True):
             self._hand_over(job, conditioning)
 
-    def _most_urgent(self) -> list[Job]:
+    def _most_urgent(self) -> list[ImageJob]:
         """Those of one class, first in the queue. A few of low priority at a time: whoever comes
         meanwhile waits for them."""
         waiting = sorted(self._waiting, key=lambda job: (job.order.priority, job.flight.due))
@@ -89,7 +89,7 @@ class PromptEncoder:
         most = ENCODE_BATCH if first is Priority.INTERACTIVE else LOW_PRIORITY_BATCH
         return [job for job in waiting if job.order.priority is first][:most]
 
-    def _encode(self, jobs: list[Job]) -> list[Conditioning]:
+    def _encode(self, jobs: list[ImageJob]) -> list[Conditioning]:
         began = self.pipeline.clock()
         params, rows = [job.params for job in jobs], [job.rows for job in jobs]
         is_long = any(job.prompt_tokens > CHUNK for job in jobs)
@@ -101,7 +101,7 @@ class PromptEncoder:
         costs.encode_s = smoothed(costs.encode_s, (self.pipeline.clock() - began) / len(jobs))
         return conditionings
 
-    def _hand_over(self, job: Job, conditioning: Conditioning) -> None:
+    def _hand_over(self, job: ImageJob, conditioning: Conditioning) -> None:
         try:
             request = self.pipeline.request(job.params, conditioning)
         except Exception as error:

@@ -18,7 +18,7 @@ from serve.errors import Problem
 from serve.fleet import autoscaling
 from serve.fleet.beats import Alive, with_beats
 from serve.fleet.identity import labelled, replica_name
-from serve.orders import ModelCard, Order, Update
+from serve.orders import ImageOrder, ModelCard, Update
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
 
@@ -48,7 +48,7 @@ class ImageReplica:
         )
         self.worker.start()
 
-    async def generate(self, order: Order) -> AsyncGenerator[Update | Alive | Problem]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update | Alive | Problem]:
         try:
             made = self.worker.generate(order)
             async with aclosing(with_beats(made, self.worker.check_health)) as updates:

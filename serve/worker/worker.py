@@ -23,14 +23,14 @@ from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Flight, Group, Limits, Shape, State
 from sdxl.specs import CHUNK
 from serve import errors, tracing
-from serve.orders import Done, ModelCard, Order, Queued, Update
+from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
 from serve.tracing import Stretch
 from serve.worker import warmup
 from serve.worker.denoiser import Denoiser
-from serve.worker.job import Job
+from serve.worker.job import ImageJob
 from serve.worker.metrics import MeteredCosts, WorkerMetrics
 from serve.worker.outcomes import as_problem
-from serve.worker.painter import Painter
+from serve.worker.picture_writer import PictureWriter
 from serve.worker.prompt_encoder import PromptEncoder
 from serve.worker.stalls import STALL_S
 
@@ -57,7 +57,7 @@ class Outlook:
 class _Threads:
     denoiser: Denoiser
     encoder: PromptEncoder
-    painter: Painter
+    painter: PictureWriter
 
     def expect(self, pipeline: Pipeline, costs: Costs) -> None:
         """Calls of the usual kind take what was measured; a batch of prompts of one chunk each, no
@@ -94,7 +94,7 @@ class Worker:
         self.max_prompt_tokens, self.stall_s = max_prompt_tokens, stall_s
         self.tracer = tracer
         self.meters = WorkerMetrics()
-        self._jobs: set[Job] = set()
+        self._jobs: set[ImageJob] = set()
         self._is_draining = False
         self._threads: _Threads | None = None
 
@@ -104,7 +104,7 @@ class Worker:
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
         denoiser = Denoiser(loop, self.stall_s)
         encoder = PromptEncoder(self.pipeline, denoiser, self.stall_s)
-        threads = _Threads(denoiser, encoder, Painter(self.pipeline, costs, self.stall_s))
+        threads = _Threads(denoiser, encoder, PictureWriter(self.pipeline, costs, self.stall_s))
         denoiser.start()
         try:
             rooms = warmup.Rooms(encoder.call, denoiser.call, threads.painter.call)
@@ -130,7 +130,7 @@ class Worker:
     async def ready(self) -> ModelCard:
         return await self.card()
 
-    async def generate(self, order: Order) -> AsyncGenerator[Update]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         threads = self._started()
         outcome, job = "cancelled", None
         try:
@@ -221,7 +221,7 @@ class Worker:
             raise errors.starting()
         return self._threads
 
-    def _accept(self, order: Order, threads: _Threads) -> Job:
+    def _accept(self, order: ImageOrder, threads: _Threads) -> ImageJob:
         """Refuse before any work what cannot be served."""
         if self._is_draining:
             raise errors.draining()
@@ -235,10 +235,10 @@ class Worker:
         check_length(chunks, self.max_prompt_tokens)
         flight = threads.denoiser.admit(self._flight(order, params, threads, chunks))
         painter, clock = threads.painter, self.pipeline.clock
-        return Job(order, params, rows, flight, clock, painter.finish, painter.preview)
+        return ImageJob(order, params, rows, flight, clock, painter.finish, painter.preview)
 
     def _flight(
-        self, order: Order, params: GenerationParams, threads: _Threads, chunks: int = 1
+        self, order: ImageOrder, params: GenerationParams, threads: _Threads, chunks: int = 1
     ) -> Flight:
         assert params.height and params.width
         scale = self.pipeline.engines.arch.vae_scale
@@ -258,7 +258,7 @@ class Worker:
         self.meters.observe(group, seconds)
         denoiser.tell_call(group, seconds)
 
-    def _trace(self, job: Job, outcome: str) -> None:
+    def _trace(self, job: ImageJob, outcome: str) -> None:
         if self.tracer is None or not job.order.trace:
             return
         clock = self.pipeline.clock
@@ -267,7 +267,7 @@ class Worker:
         order, parts = job.order, list(job.stretches)
         tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)
 
-    def _leave(self, job: Job, threads: _Threads) -> None:
+    def _leave(self, job: ImageJob, threads: _Threads) -> None:
         job.is_cancelled = True
         threads.encoder.cancel(job)
         threads.denoiser.forget(job.flight)

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 
 from engines.pytorch import eight_bit
 from engines.pytorch.launches import OPTIONS, Launch
-from engines.pytorch.tiles import KIB, Problem, fitting
+from engines.pytorch.tiles import KIB, TileProblem, fitting
 from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
@@ -107,7 +107,7 @@ def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
         return
     constants = dict(launch.constants)
     has_residual = bool(constants["HAS_RESIDUAL"])
-    for tile in fitting(Problem("", 1, 1, 1, 1, has_residual), shared_bytes):
+    for tile in fitting(TileProblem("", 1, 1, 1, 1, has_residual), shared_bytes):
         names = ("M", "N", "K", "num_warps", "num_stages")
         own = constants | dict(zip(names, astuple(tile), strict=True))
         yield Launch(launch.kernel, launch.grid, launch.arguments, own)

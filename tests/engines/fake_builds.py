@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.folders.engine_folder import Plan
+from engines.folders.engine_folder import EnginePlan
 from engines.folders.export_folder import ExportFolder
 from engines.folders.targets import TARGETS
-from engines.trt.build import Order
+from engines.trt.build import BuildSpec
 from engines.trt.flavours import TENSORRT_RTX
-from engines.trt.plan_worker import Job
+from engines.trt.plan_worker import PlanJob
 from tests.engines.trt_double import plan_bytes
 
 L40S = TARGETS["l40s"]
@@ -26,17 +26,19 @@ class FakeWorker:
     fails_at: str | None = None
     fault: BaseException = field(default_factory=lambda: RuntimeError("killed"))
 
-    def __call__(self, job: Job, log: Path, on_share: Callable[[float], None]) -> dict[str, Any]:
+    def __call__(
+        self, job: PlanJob, log: Path, on_share: Callable[[float], None]
+    ) -> dict[str, Any]:
         if job.name == self.fails_at:
             raise self.fault
         self.built.append(job.name)
         on_share(0.5)
         entry = {"file": "", "sha256": "", "bytes": 0, "recipe": "", "profiles": job.profiles}
-        plan = Plan.from_dict(job.name, {**entry, **job.spec})
+        plan = EnginePlan.from_dict(job.name, {**entry, **job.spec})
         Path(job.plan).write_bytes(plan_bytes(plan.spec, list(plan.profiles)))
         return {"seconds": 1.0, "peak_bytes": 2**30}
 
 
-def order_of(export: ExportFolder, out: Path, **changes: Any) -> Order:
+def order_of(export: ExportFolder, out: Path, **changes: Any) -> BuildSpec:
     facts = {"target": L40S, "flavour": TENSORRT_RTX, "max_batch": 4, "is_sparse": False}
-    return Order(export=export, out=out, **{**facts, **changes})
+    return BuildSpec(export=export, out=out, **{**facts, **changes})

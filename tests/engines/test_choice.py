@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines import BACKENDS, choice
-from engines.choice import Wish, choose_engines
+from engines.choice import EngineRequest, choose_engines
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportError
 from engines.folders.places import export_place, plans_place
@@ -30,9 +30,9 @@ DIGEST = "d" * 64
 
 
 @pytest.fixture
-def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
     monkeypatch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
-    return Wish("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
+    return EngineRequest("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def passed_over(engines: Engines) -> dict[str, str]:
 
 
 def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
-    wish: Wish, loaded: list[str], caplog: pytest.LogCaptureFixture
+    wish: EngineRequest, loaded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         engines = choose_engines(wish, "auto")
@@ -93,8 +93,8 @@ def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
     assert len(caplog.messages) == 3
 
 
-def test_pytorch_in_8_bits_needs_an_exports_numbers(wish: Wish, loaded: list[str]) -> None:
-    asked = Wish(wish.model, wish.checkpoint, precision="fp8")
+def test_pytorch_in_8_bits_needs_an_exports_numbers(wish: EngineRequest, loaded: list[str]) -> None:
+    asked = EngineRequest(wish.model, wish.checkpoint, precision="fp8")
     with pytest.raises(ExportError, match="needed: sdxl export --model some/model --precision fp8"):
         choose_engines(asked, "torch")
     place = export_place("tiny", DIGEST, "fp8")
@@ -104,7 +104,7 @@ def test_pytorch_in_8_bits_needs_an_exports_numbers(wish: Wish, loaded: list[str
     assert not loaded
 
 
-def test_with_an_export_it_is_onnxruntime(wish: Wish, loaded: list[str]) -> None:
+def test_with_an_export_it_is_onnxruntime(wish: EngineRequest, loaded: list[str]) -> None:
     write_export(export_place("tiny", DIGEST, "fp32"))
     engines = choose_engines(wish, "auto")
     assert engines.description["backend"] == "onnxruntime" and not loaded
@@ -112,7 +112,7 @@ def test_with_an_export_it_is_onnxruntime(wish: Wish, loaded: list[str]) -> None
 
 
 def test_a_graph_that_onnxruntime_cannot_load_leaves_pytorch(
-    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: object) -> Engines:
         raise OnnxRuntimeError("unet_deep.onnx: no such operator")
@@ -133,12 +133,12 @@ def test_a_library_that_does_not_load_is_missing(
         broken.load()
 
 
-def of_folder(wish: Wish, folder: Path) -> Wish:
+def of_folder(wish: EngineRequest, folder: Path) -> EngineRequest:
     return replace(wish, folder=str(folder))
 
 
 def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
-    wish: Wish, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wish: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_plans(monkeypatch, tmp_path)
     with_gpu(monkeypatch, TARGETS["l40s"])
@@ -161,7 +161,7 @@ def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
     ],
 )
 def test_a_folder_that_does_not_fit_the_wish_is_refused(
-    wish: Wish, tmp_path: Path, backend: str, precision: str | None, reason: str
+    wish: EngineRequest, tmp_path: Path, backend: str, precision: str | None, reason: str
 ) -> None:
     write_export(tmp_path / "mine")
     asked = replace(of_folder(wish, tmp_path / "mine"), precision=precision)
@@ -170,7 +170,7 @@ def test_a_folder_that_does_not_fit_the_wish_is_refused(
 
 
 def test_a_folder_of_other_weights_or_of_nothing_is_refused(
-    wish: Wish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wish: EngineRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_export(tmp_path / "other", digest="e" * 64)
     with pytest.raises(ExportError, match="of the weights eeeeeeeeeeee .*needed dddddddddddd"):
@@ -185,7 +185,7 @@ def test_a_folder_of_other_weights_or_of_nothing_is_refused(
 
 
 def test_a_folder_with_a_lora_is_taken_when_it_is_named(
-    wish: Wish, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wish: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_plans(monkeypatch, tmp_path)
     with_gpu(monkeypatch, TARGETS["l40s"])
@@ -198,7 +198,7 @@ def test_a_folder_with_a_lora_is_taken_when_it_is_named(
 
 
 def test_on_a_gpu_pytorch_comes_before_onnxruntime(
-    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_export(export_place("tiny", DIGEST, "fp32"))
     with_gpu(monkeypatch, L40S)
@@ -208,7 +208,7 @@ def test_on_a_gpu_pytorch_comes_before_onnxruntime(
 
 
 def test_plans_that_fit_come_first(
-    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_gpu(monkeypatch, L40S)
     with_plans(monkeypatch, tmp_path)
@@ -217,7 +217,7 @@ def test_plans_that_fit_come_first(
 
 
 def test_of_several_the_gpus_own_precision_is_taken(
-    wish: Wish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wish: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from engines.folders.engine_folder import EngineFolder
     from engines.folders.places import plans_root
@@ -240,7 +240,7 @@ def test_of_several_the_gpus_own_precision_is_taken(
     ],
 )
 def test_plans_for_something_else_are_passed_over_with_the_reason(
-    wish: Wish,
+    wish: EngineRequest,
     loaded: list[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -251,7 +251,7 @@ def test_plans_for_something_else_are_passed_over_with_the_reason(
 ) -> None:
     with_gpu(monkeypatch, TARGETS[gpu])
     with_plans(monkeypatch, tmp_path, digest=digest)
-    asked = Wish(wish.model, wish.checkpoint, precision=precision)
+    asked = EngineRequest(wish.model, wish.checkpoint, precision=precision)
     with pytest.raises(BackendMissing, match=reason):
         choose_engines(asked, "tensorrt-rtx")
     assert reason in passed_over(choose_engines(asked, "auto"))["tensorrt-rtx"]
@@ -259,7 +259,7 @@ def test_plans_for_something_else_are_passed_over_with_the_reason(
 
 
 def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
-    wish: Wish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wish: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
@@ -272,22 +272,22 @@ def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
 
 
 def test_a_cpu_asked_for_is_a_cpu(
-    wish: Wish, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_gpu(monkeypatch, L40S)
     with_plans(monkeypatch, tmp_path)
     write_export(export_place("tiny", DIGEST, "fp32"))
-    engines = choose_engines(Wish(wish.model, wish.checkpoint, device="cpu"), "auto")
+    engines = choose_engines(EngineRequest(wish.model, wish.checkpoint, device="cpu"), "auto")
     assert engines.description["backend"] == "onnxruntime" and not loaded
 
 
-def test_another_than_the_first_gpu_is_refused_by_name(wish: Wish) -> None:
-    asked = Wish(wish.model, wish.checkpoint, device="cuda:1")
+def test_another_than_the_first_gpu_is_refused_by_name(wish: EngineRequest) -> None:
+    asked = EngineRequest(wish.model, wish.checkpoint, device="cuda:1")
     with pytest.raises(InvalidParams, match="device: 'cuda:1' is not allowed; .*CUDA_VISIBLE"):
         choose_engines(asked, "tensorrt")
 
 
-def test_a_backend_asked_for_is_not_replaced(wish: Wish, loaded: list[str]) -> None:
+def test_a_backend_asked_for_is_not_replaced(wish: EngineRequest, loaded: list[str]) -> None:
     with pytest.raises(BackendMissing, match="tensorrt needs an NVIDIA GPU, found none here"):
         choose_engines(wish, "tensorrt")
     with pytest.raises(

@@ -14,7 +14,7 @@ from engines.cuda.gpus import local_target
 from engines.cuda.recordings import Ticks
 from engines.folders.shipped import open_mini
 from engines.pytorch.eight_bit import EightBit
-from engines.trt.build import Order, build
+from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import FLAVOURS, Flavour
 from engines.trt.tensorrt_engine import TensorRTEngine
 from engines.trt.tensorrt_loading import load_tensorrt
@@ -47,7 +47,7 @@ def built(request: pytest.FixtureRequest, tmp_path: Path) -> Pipeline:
     if not flavour.is_installed:
         pytest.skip(f"{flavour.name} is not installed")
     assert target is not None
-    order = Order(open_mini(), target, flavour, 4, False, tmp_path / "plans")
+    order = BuildSpec(open_mini(), target, flavour, 4, False, tmp_path / "plans")
     return Pipeline(find("mini"), load_tensorrt(build(order), flavour))
 
 

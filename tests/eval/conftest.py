@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.quality.task import Judges, Task, embedded_task, mini_judges
+from eval.quality.task import Judges, QualityTask, embedded_task, mini_judges
 from sdxl.images import Pixels
 
 
@@ -30,7 +30,7 @@ def judges() -> Judges:
 
 
 @pytest.fixture(scope="session")
-def task(judges: Judges) -> Task:
+def task(judges: Judges) -> QualityTask:
     return replace(embedded_task({}, 20), load=lambda: judges)
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from eval.robustness.clients import LEFT, Outcome, wrong_envelope, wrong_file
 from eval.robustness.fuzz import Case, Fuzzer
-from eval.robustness.processes import Sample, Watch, growths
+from eval.robustness.processes import ProcessWatch, Sample, growths
 from eval.robustness.raw_http import Exchange, exchange
-from eval.robustness.report import Report, at_most, none_of
+from eval.robustness.report import RunReport, at_most, none_of
 from eval.robustness.runs import (
-    Plan,
+    RunPlan,
     fuzz,
     is_excused,
     is_wrong,
@@ -115,7 +115,7 @@ def samples(values: list[float]) -> list[Sample]:
 
 
 def test_growth_is_told_from_what_a_process_takes_at_first() -> None:
-    watch = Watch(["a", "b"])
+    watch = ProcessWatch(["a", "b"])
     watch.seen["a", 1] = samples([100.0] * 10 + [300.0] * 90)
     watch.seen["b", 2] = samples([100.0 + 2 * i for i in range(100)])
     watch.seen["b", 3] = samples([1.0] * 5)
@@ -126,7 +126,7 @@ def test_growth_is_told_from_what_a_process_takes_at_first() -> None:
 
 def test_processes_that_are_killed_and_replaced_are_judged_by_generations() -> None:
     for later, is_held in ((300.0, True), (500.0, False)):
-        watch, report = Watch(["a"]), Report("soak", {})
+        watch, report = ProcessWatch(["a"]), RunReport("soak", {})
         for pid in range(6):
             most = 300.0 if pid < 3 else later
             # Each is young, and still grows; that says nothing.
@@ -137,17 +137,17 @@ def test_processes_that_are_killed_and_replaced_are_judged_by_generations() -> N
 
 def test_a_process_that_lives_as_long_as_the_run_is_judged_by_itself() -> None:
     for rises, is_held in ((0.0, True), (0.2, False)):
-        watch, report = Watch(["a"]), Report("soak", {})
+        watch, report = ProcessWatch(["a"]), RunReport("soak", {})
         watch.seen["a", 1] = samples([100.0 + rises * i for i in range(2000)])
         judge_growth(report, watch, 2000.0, ["a"])
         assert len(report.checks) == 4 and report.holds == is_held, report.checks
 
 
 def test_a_report_holds_if_all_its_checks_do(tmp_path: Path) -> None:
-    report = Report("soak", {}, [at_most("a", 1.0, 2.0), none_of("b", [])])
+    report = RunReport("soak", {}, [at_most("a", 1.0, 2.0), none_of("b", [])])
     assert report.holds
     report.checks.append(none_of("c", ["wrong"]))
-    report.watch = Watch(["a"])
+    report.watch = ProcessWatch(["a"])
     report.outcomes = [outcome("waits", 200)]
     report.write(tmp_path)
     stored = json.loads((tmp_path / "soak.json").read_text())
@@ -168,7 +168,7 @@ def url_of(**settings: Any) -> Iterator[str]:
 
 def test_the_runs_run(tmp_path: Path) -> None:
     """On a service in this process, which has nothing to compute."""
-    plan = Plan(seconds=2.0, count=60)
+    plan = RunPlan(seconds=2.0, count=60)
     with url_of(max_steps=2, max_n=2, deadline_s=8.0, body_timeout_s=3.0) as url:
         report = asyncio.run(fuzz(url, plan))
     assert report.holds, report.as_dict()
@@ -176,7 +176,7 @@ def test_the_runs_run(tmp_path: Path) -> None:
     with url_of() as url:
         for report in (
             asyncio.run(load(url, plan, 0.5)),
-            asyncio.run(leave(url, Plan(count=20))),
+            asyncio.run(leave(url, RunPlan(count=20))),
         ):
             assert report.holds, report.as_dict()
 

@@ -14,8 +14,8 @@ from engines.folders.export_folder import ExportFolder
 from onnx_export import exporter
 from onnx_export.calibration import calibration_prompts
 from onnx_export.check import check
+from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from onnx_export.order import Order
 from onnx_export.pictures import subject_of
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
@@ -64,7 +64,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         if precision in RECIPES:
             recipe = RECIPES[precision]
             prompts = tuple(calibration_prompts(checkpoint, None, recipe)[:PROMPTS])
-        order = Order(checkpoint, precision, root / precision, prompts=prompts)
+        order = ExportSpec(checkpoint, precision, root / precision, prompts=prompts)
         subject = subject_of(checkpoint, compared=2, scored=32)
         return export(order, lambda made, order, say: check(made, order, say, subject))
 

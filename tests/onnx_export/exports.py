@@ -9,8 +9,8 @@ import onnx_ir as ir
 from torch import nn
 
 from engines.folders.export_folder import ExportFolder
+from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export, unchecked
-from onnx_export.order import Order
 from onnx_export.random_weights import Configs, write_checkpoint
 from onnx_export.tracing import trace
 from sdxl.checkpoint import Checkpoint
@@ -90,7 +90,7 @@ def export_tiny(
     said: Said | None = None,
     **more: object,
 ) -> ExportFolder:
-    order = Order(checkpoint, precision, out, **more)  # type: ignore[arg-type]
+    order = ExportSpec(checkpoint, precision, out, **more)  # type: ignore[arg-type]
     return export(order, unchecked, (said if said is not None else []).append)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from engines.folders.export_folder import ExportFolder
 from onnx_export.check import CheckFailed, Finding, _Run, check
+from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from onnx_export.order import Order
 from onnx_export.pictures import psnr, subject_of
 from sdxl.checkpoint import Checkpoint
 from tests.engines.tiny_export import sign_weights
@@ -23,7 +23,7 @@ FEW = {"steps": 2, "compared": 1}
 
 
 def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) -> object:
-    order = Order(checkpoint, folder.precision, folder.folder, folder.cut)
+    order = ExportSpec(checkpoint, folder.precision, folder.folder, folder.cut)
     say = (said if said is not None else []).append
     return check(folder, order, say, replace(subject_of(checkpoint), **FEW))  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ def test_a_graph_that_fails_is_not_published(
     subject = replace(subject_of(tiny), steps=2, compared=1)
     with pytest.raises(CheckFailed, match="required at most 0"):
         export(
-            Order(tiny, "fp32", tmp_path / "export"),
+            ExportSpec(tiny, "fp32", tmp_path / "export"),
             lambda made, order, say: check(made, order, say, subject),
             lambda _: None,
         )
@@ -90,7 +90,7 @@ def test_psnr_of_known_pictures() -> None:
 def test_one_nan_anywhere_is_the_worst(
     place: int, tiny_export: ExportFolder, tiny: Checkpoint
 ) -> None:
-    order = Order(tiny, tiny_export.precision, tiny_export.folder)
+    order = ExportSpec(tiny, tiny_export.precision, tiny_export.folder)
     comparing = _Run(tiny_export, order, subject_of(tiny))
     expected = [{"noise": torch.zeros(4)} for _ in range(3)]
     found = [dict(each) for each in expected]

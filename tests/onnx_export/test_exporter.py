@@ -19,8 +19,8 @@ from engines.folders.publishing import Busy, locked
 from engines.onnxruntime_engine import load_onnxruntime
 from onnx_export import exporter
 from onnx_export.check import AXES, GRAPH_BOUNDS, example_inputs, largest_difference, row_by_row
+from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from onnx_export.order import Order
 from onnx_export.reference import torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import call, torch_dtype
@@ -164,7 +164,7 @@ def test_a_failed_check_publishes_nothing(tiny: Checkpoint, tmp_path: Path) -> N
         raise RuntimeError("not the model")
 
     with pytest.raises(RuntimeError, match="not the model"):
-        export(Order(tiny, "fp32", tmp_path / "export"), fail, lambda _: None)
+        export(ExportSpec(tiny, "fp32", tmp_path / "export"), fail, lambda _: None)
     assert files(tmp_path) == [".export.lock"]
 
 
@@ -213,7 +213,7 @@ def test_a_folder_of_other_things_is_not_replaced(tiny: Checkpoint, out: Path) -
 
 def test_an_unchecked_export_is_checked_when_asked_again(tiny: Checkpoint, out: Path) -> None:
     assert not export_tiny(tiny, out).parity
-    export(Order(tiny, "fp32", out), lambda *_: {"findings": []}, lambda _: None)
+    export(ExportSpec(tiny, "fp32", out), lambda *_: {"findings": []}, lambda _: None)
     assert ExportFolder.open(out).parity == {"findings": []}
 
 

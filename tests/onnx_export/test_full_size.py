@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from onnx_export.full_size import Cost, StepFailed, measure, steps, table
+from onnx_export.full_size import StepCost, StepFailed, measure, steps, table
 from onnx_export.random_weights import SDXL_1_0, write_checkpoint
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import OutputError
@@ -71,6 +71,6 @@ def test_a_failed_step_ends_it(tmp_path: Path) -> None:
 
 
 def test_the_table_adds_up() -> None:
-    text = table([Cost("build", 62.0, 19 * 2**30, {"a.plan": 2**30, "b.plan": 2**29})])
+    text = table([StepCost("build", 62.0, 19 * 2**30, {"a.plan": 2**30, "b.plan": 2**29})])
     assert text.splitlines()[1].split() == ["build", "62", "19.0", "1.50"]
     assert sys.version_info >= (3, 11) and "a.plan" in text

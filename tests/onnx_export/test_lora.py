@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engines.choice import Wish, choose_engines
+from engines.choice import EngineRequest, choose_engines
 from onnx_export.exporter import load_parts
 from onnx_export.lora import Lora, LoraError, fuse
 from sdxl.checkpoint import Checkpoint, find
@@ -128,7 +128,7 @@ def test_only_changed_weights_are_written_beside_the_graphs(
     lora = Lora(path, SCALE)
     folder = export_tiny(tiny, tmp_path / "export", loras=(lora,))
     assert folder.loras == (lora.as_dict(),)
-    asked = Wish("tiny", tiny, folder=str(tmp_path / "export"))
+    asked = EngineRequest("tiny", tiny, folder=str(tmp_path / "export"))
     assert choose_engines(asked, "auto").description["loras"] == (lora.as_dict(),)
     assert folder.graphs["unet_deep"].data == ("unet.changed.safetensors", "unet.safetensors")
     from safetensors import safe_open

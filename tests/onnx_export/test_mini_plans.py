@@ -12,7 +12,7 @@ import pytest
 
 from engines.folders.export_folder import ExportFolder
 from engines.folders.targets import TARGETS
-from engines.trt.build import Order, build
+from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import TENSORRT_RTX
 from engines.trt.plan_process import run_worker
 from tests.onnx_export.exports import Exports
@@ -27,9 +27,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
 
 
-def order_for_l40s(export: ExportFolder, out: Path) -> Order:
+def order_for_l40s(export: ExportFolder, out: Path) -> BuildSpec:
     target = TARGETS["l40s"]
-    return Order(export, target, TENSORRT_RTX, target.max_batch, False, out)
+    return BuildSpec(export, target, TENSORRT_RTX, target.max_batch, False, out)
 
 
 def test_all_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:

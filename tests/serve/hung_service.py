@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from serve import app
-from serve.orders import Order
+from serve.orders import ImageOrder
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
 
@@ -55,7 +55,7 @@ class HangingReplica(ImageReplica):
         by_name["unet_deep"] = HangingEngine(by_name["unet_deep"])
         loop.engines = replace(loop.engines, by_name=by_name)
 
-    async def generate(self, order: Order) -> AsyncGenerator[Any]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Any]:
         if takes("loop"):
             time.sleep(FOR_EVER_S)
         async for update in super().generate(order):

@@ -18,7 +18,7 @@ from ray.scripts.scripts import start
 from ray.serve.schema import ServeDeploySchema
 
 from serve import app, cli
-from serve.front.gate import OPEN_PATHS
+from serve.front.key_auth import OPEN_PATHS
 from serve.settings import ServeSettings, is_loopback
 from tests.serve.rayservice_schema import RAY_SERVICE
 from tests.serve.services import ROOT

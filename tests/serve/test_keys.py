@@ -13,7 +13,7 @@ from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.work import standard_images
 from serve.front import keys
 from serve.front.clients import client_of
-from serve.front.keys import Key, Keyring, RateLimiter, sha256
+from serve.front.keys import ApiKey, Keyring, RateLimiter, sha256
 from tests.fakes import FakeClock
 
 
@@ -34,7 +34,7 @@ def test_a_made_key_is_found_and_is_not_in_the_file(
 
 @pytest.mark.parametrize("secret", ["", "wrong", sha256("right"), "right ", "\udcff"])
 def test_anything_else_is_not_found(secret: str) -> None:
-    assert Keyring([Key("ann", sha256("right"))]).find(secret) is None
+    assert Keyring([ApiKey("ann", sha256("right"))]).find(secret) is None
 
 
 @pytest.mark.parametrize("text", ["", "# none\n", "secret-in-the-clear ann\n", "0" * 64 + "\n"])
@@ -51,24 +51,24 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         Keyring.read(tmp_path / "nowhere")
 
 
-def wait_s(limiter: RateLimiter, key: Key, images: int, work: float = 0.0) -> float:
+def wait_s(limiter: RateLimiter, key: ApiKey, images: int, work: float = 0.0) -> float:
     return limiter.take(key, images, work)[1]
 
 
 def test_a_rate_is_a_minute_s_worth_refilled_evenly() -> None:
     clock = FakeClock()
-    limiter, key = RateLimiter(clock), Key("ann", "d", 6)
+    limiter, key = RateLimiter(clock), ApiKey("ann", "d", 6)
     assert [wait_s(limiter, key, 3) for _ in range(2)] == [0, 0]
     assert wait_s(limiter, key, 1) == pytest.approx(10)
     clock.now = 10
     assert wait_s(limiter, key, 1) == 0 and wait_s(limiter, key, 1) == pytest.approx(10)
-    assert wait_s(limiter, Key("bob", "e", 6), 6) == 0, "keys do not share"
-    assert wait_s(limiter, Key("eve", "f"), 1000) == 0, "no rate, no limit"
+    assert wait_s(limiter, ApiKey("bob", "e", 6), 6) == 0, "keys do not share"
+    assert wait_s(limiter, ApiKey("eve", "f"), 1000) == 0, "no rate, no limit"
 
 
 def test_two_fronts_grant_what_one_would() -> None:
     clock = FakeClock()
-    fronts, key = [RateLimiter(clock, share=0.5) for _ in range(2)], Key("ann", "d", 60)
+    fronts, key = [RateLimiter(clock, share=0.5) for _ in range(2)], ApiKey("ann", "d", 60)
     granted = 0
     for second in range(600):
         clock.now = second
@@ -78,7 +78,7 @@ def test_two_fronts_grant_what_one_would() -> None:
 
 def test_more_than_a_minute_s_worth_waits_for_a_full_bucket() -> None:
     clock = FakeClock()
-    limiter, key = RateLimiter(clock), Key("ann", "d", 4)
+    limiter, key = RateLimiter(clock), ApiKey("ann", "d", 4)
     assert wait_s(limiter, key, 10) == 0
     clock.now = 60
     assert wait_s(limiter, key, 1) > 0
@@ -88,7 +88,7 @@ def test_more_than_a_minute_s_worth_waits_for_a_full_bucket() -> None:
 
 def test_work_is_limited_beside_images() -> None:
     clock = FakeClock()
-    limiter, key = RateLimiter(clock), Key("ann", "d", 60, work_a_minute=6)
+    limiter, key = RateLimiter(clock), ApiKey("ann", "d", 60, work_a_minute=6)
     assert wait_s(limiter, key, 1, 4.0) == 0
     limit, later_s = limiter.take(key, 1, 4.0)
     assert limit == "6 standard images a minute" and later_s == pytest.approx(20)
@@ -141,7 +141,7 @@ def test_a_client_is_its_key_or_its_address_and_chooses_neither() -> None:
     one, other = (client_of(asked(f"2001:db8::{i}"), "") for i in (1, 2))
     assert one == other == ("address 2001:db8::/64", 1.0)
     named = asked("10.0.0.1")
-    named.state.key = Key("ann", "d", weight=3.0)
+    named.state.key = ApiKey("ann", "d", weight=3.0)
     assert client_of(named, "x-client-address") == ("key d", 3.0)
 
 

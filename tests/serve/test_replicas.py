@@ -18,14 +18,14 @@ from serve.fleet import beats, liveness, replicas
 from serve.fleet.beats import Alive
 from serve.fleet.replicas import ATTEMPTS, Replicas
 from serve.llm.asks import Ended
-from serve.orders import Done, ModelCard, Order, Progress, Queued
+from serve.orders import Done, ImageOrder, ImageProgress, ModelCard, Queued
 
-ORDER = Order(GenerationParams("a", seed=7), deadline_s=60)
+ORDER = ImageOrder(GenerationParams("a", seed=7), deadline_s=60)
 CARD = ModelCard("m", Sizes(128, 64, 512))
 DIED = ActorDiedError()
 
 
-def done(order: Order) -> Done:
+def done(order: ImageOrder) -> Done:
     return Done(b"x", order.params, {}, 1, 1, 77)
 
 
@@ -84,10 +84,10 @@ async def updates_of(handle: Handle) -> list[Any]:
 def test_what_a_lost_replica_was_making_is_made_elsewhere_with_the_same_seed(
     loss: Exception,
 ) -> None:
-    first = [Queued(0), Progress(3, 20, 0, 1.0), loss]
-    handle = Handle(first, [Queued(0), Progress(1, 20, 0, 1.0), done(ORDER)])
+    first = [Queued(0), ImageProgress(3, 20, 0, 1.0), loss]
+    handle = Handle(first, [Queued(0), ImageProgress(1, 20, 0, 1.0), done(ORDER)])
     updates = asyncio.run(updates_of(handle))
-    assert [type(u) for u in updates] == [Queued, Progress, Progress, Done]
+    assert [type(u) for u in updates] == [Queued, ImageProgress, ImageProgress, Done]
     assert {order.params for order in handle.asked} == {ORDER.params}
     assert handle.asked[1].deadline_s <= handle.asked[0].deadline_s <= 60
 
@@ -145,7 +145,7 @@ def test_the_card_is_that_of_any_replica_alive() -> None:
 
 def test_an_order_whose_time_is_over_is_late_and_not_tried_again() -> None:
     async def scenario() -> None:
-        late = Order(ORDER.params, deadline_s=0)
+        late = ImageOrder(ORDER.params, deadline_s=0)
         async for _ in Replicas(Handle()).generate(late):
             pass
 
@@ -164,7 +164,7 @@ def heard(handle: Handle) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("said", [[], [Queued(0)], [Queued(0), Progress(3, 20, 0, 1.0)]])
+@pytest.mark.parametrize("said", [[], [Queued(0)], [Queued(0), ImageProgress(3, 20, 0, 1.0)]])
 def test_an_order_whose_replica_falls_silent_goes_to_another_with_its_seed(said: list[Any]) -> None:
     handle = Handle(said, [Queued(0), done(ORDER)])
     heard(handle)

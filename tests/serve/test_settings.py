@@ -11,7 +11,7 @@ import pytest
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 from serve.cli import ServeFailed, check_port, start
-from serve.cluster import Watch
+from serve.cluster import ClusterWatch
 from serve.settings import ServeSettings, add_flags, given, read
 from tests.serve.services import free_port
 
@@ -107,4 +107,4 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(ray, "init", late)
     with pytest.raises(ServeFailed, match=r"^Ray did not start: The current node timed out"):
-        start(ServeSettings(port=free_port()), Watch(print))
+        start(ServeSettings(port=free_port()), ClusterWatch(print))

@@ -22,8 +22,8 @@ from sdxl.images import read_parameters, to_pixels
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
 from serve.errors import Problem
-from serve.orders import Done, Preview, Progress
-from serve.worker.job import Job
+from serve.orders import Done, ImageProgress, Preview
+from serve.worker.job import ImageJob
 from serve.worker.stalls import Unhealthy
 from serve.worker.warmup import NotReady, standard
 from serve.worker.worker import Worker
@@ -67,14 +67,14 @@ def test_progress_and_previews_come_in_order() -> None:
     asked = order(steps=6, wants_progress=True, preview_steps=(2, 4))
     with running(fake_pipeline(tick_s=0.02)) as worker:
         updates = asyncio.run(updates_of(worker, asked))
-    steps = [u.step for u in updates if isinstance(u, Progress)]
+    steps = [u.step for u in updates if isinstance(u, ImageProgress)]
     assert steps == sorted(steps) and steps[-1] == 5
     previews = [u for u in updates if isinstance(u, Preview)]
     assert [p.step for p in previews] == [2, 4]
     for preview in previews:
         with Image.open(io.BytesIO(preview.image)) as image:
             assert image.size == (128, 128)
-    etas = [u.eta_s for u in updates if isinstance(u, Progress) and u.step]
+    etas = [u.eta_s for u in updates if isinstance(u, ImageProgress) and u.step]
     assert all(0 <= eta < 5 for eta in etas) and etas[-1] <= etas[0]
 
 
@@ -200,7 +200,7 @@ def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
         request = pipeline.request(params, *pipeline.encode([params], [rows]))
         flight = denoiser.admit(replace(standard(pipeline), id=denoiser.loop.new_id()))
         clock = pipeline.clock
-        gone = Job(order(), params, rows, flight, clock, print, print, is_cancelled=True)
+        gone = ImageJob(order(), params, rows, flight, clock, print, print, is_cancelled=True)
         denoiser.cancel(gone)
         denoiser.submit(request, flight, gone)
         before = worker.steps_taken

@@ -11,7 +11,7 @@ from typing import Any
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from serve.orders import Done, Order, Update
+from serve.orders import Done, ImageOrder, Update
 from serve.worker.worker import Worker
 from tests.fakes import FakeEngine, fake_engines
 
@@ -47,25 +47,25 @@ def widen(worker: Worker, rows: int) -> None:
     loop.limits = replace(loop.limits, rows=rows)
 
 
-def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> Order:
+def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> ImageOrder:
     names = ("guidance", "width", "height", "negative_prompt", "scheduler", "cache_interval")
     given = {name: rest.pop(name) for name in names if name in rest}
-    return Order(GenerationParams(prompt, seed=seed, steps=steps, **given), **rest)
+    return ImageOrder(GenerationParams(prompt, seed=seed, steps=steps, **given), **rest)
 
 
-async def updates_of(worker: Worker, asked: Order) -> list[Update]:
+async def updates_of(worker: Worker, asked: ImageOrder) -> list[Update]:
     async with aclosing(worker.generate(asked)) as updates:
         return [update async for update in updates]
 
 
-async def picture_of(worker: Worker, asked: Order) -> Done:
+async def picture_of(worker: Worker, asked: ImageOrder) -> Done:
     done = (await updates_of(worker, asked))[-1]
     assert isinstance(done, Done)
     return done
 
 
 @asynccontextmanager
-async def begun(worker: Worker, asked: Order) -> AsyncIterator[AsyncIterator[Update]]:
+async def begun(worker: Worker, asked: ImageOrder) -> AsyncIterator[AsyncIterator[Update]]:
     """An order that is past its first step."""
     async with aclosing(worker.generate(asked)) as updates:
         async for update in updates:

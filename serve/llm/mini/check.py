@@ -19,7 +19,7 @@ from serve.llm.asks import Ask, Message, Sampling
 from serve.llm.decoding import Decoding, Generation
 from serve.llm.mini.grammar import parse
 from serve.llm.mini.train import TEMPERATURE
-from serve.llm.mini.wishes import Wish, change, full_scene, phrase, wish_for
+from serve.llm.mini.wishes import WantedScene, change, full_scene, phrase, wish_for
 from serve.llm.names import MINI
 from serve.llm.prompts import Prompts
 
@@ -31,7 +31,7 @@ class Trial:
     """A prompt, and what its expansion must be like."""
 
     messages: tuple[Message, ...]
-    wish: Wish | None = None
+    wish: WantedScene | None = None
     scene: Scene | None = None
 
     def fault(self, text: str) -> str | None:

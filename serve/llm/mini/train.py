@@ -55,7 +55,7 @@ def new_model(vocabulary: int, end: int) -> LlamaForCausalLM:
 
 
 @dataclass
-class Row:
+class TrainingRow:
     """Conversations one behind the other; each begins at position 0 and sees itself alone."""
 
     ids: list[int] = field(default_factory=list)
@@ -72,21 +72,21 @@ class Row:
         self.add([0] * missing, [UNLEARNED] * missing)
 
 
-class Rows:
+class TrainingRows:
     """Training rows, drawn anew for each step."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._encode = tokenizer.backend_tokenizer.encode_batch
 
     def batch(self, rng: np.random.Generator) -> dict[str, Tensor]:
-        rows = [Row()]
+        rows = [TrainingRow()]
         while True:
             ids, labels = self._conversation(rng)
             if len(rows[-1].ids) + len(ids) > LENGTH:
                 rows[-1].pad()
                 if len(rows) == ROWS:
                     return _tensors(rows)
-                rows.append(Row())
+                rows.append(TrainingRow())
             rows[-1].add(ids[:LENGTH], labels[:LENGTH])
 
     def _conversation(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -101,7 +101,7 @@ class Rows:
         return ids, [UNLEARNED, *labels[1:]]
 
 
-def _tensors(rows: Sequence[Row]) -> dict[str, Tensor]:
+def _tensors(rows: Sequence[TrainingRow]) -> dict[str, Tensor]:
     return {
         "input_ids": torch.tensor([row.ids for row in rows]),
         "labels": torch.tensor([row.labels for row in rows]),
@@ -128,7 +128,7 @@ def _turn(said: str, answer: str) -> tuple[str, str]:
 def train(out: Path, work: Path, schedules: Sequence[Schedule] = SCHEDULES) -> None:
     tokenizer = write_tokenizer(out)
     model = new_model(len(tokenizer), tokenizer.eos_token_id)
-    rows = Rows(tokenizer)
+    rows = TrainingRows(tokenizer)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         # Without a cache, positions that begin again are seen as sequences of their own.

@@ -58,7 +58,7 @@ class Stated:
 
 
 @dataclass(frozen=True)
-class Wish:
+class WantedScene:
     """What a short prompt states; the rest is open."""
 
     things: tuple[Stated, ...] = ()
@@ -88,7 +88,7 @@ def full_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
             return scene
 
 
-def wish_for(scene: Scene, rng: np.random.Generator) -> Wish:
+def wish_for(scene: Scene, rng: np.random.Generator) -> WantedScene:
     """Some of what holds in the scene; how much differs from wish to wish."""
     talk = rng.random()
 
@@ -96,7 +96,7 @@ def wish_for(scene: Scene, rng: np.random.Generator) -> Wish:
         return value if rng.random() < talk * share else None
 
     if rng.random() < 0.06:
-        return Wish(background=keep(scene.background))
+        return WantedScene(background=keep(scene.background))
     is_named = scene.kind != "single" or rng.random() < 0.93
     things = tuple(
         Stated(
@@ -107,7 +107,7 @@ def wish_for(scene: Scene, rng: np.random.Generator) -> Wish:
         for thing in scene.things
     )
     is_plural = scene.kind == "group" and rng.random() < 0.15
-    return Wish(
+    return WantedScene(
         things,
         (2, 3) if is_plural else (scene.count,),
         keep(scene.background),
@@ -120,7 +120,7 @@ def pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _noun(said: Stated, wish: Wish, rng: np.random.Generator) -> str:
+def _noun(said: Stated, wish: WantedScene, rng: np.random.Generator) -> str:
     count = wish.counts[0]
     shape = said.shape or pick(rng, ("thing", "shape", "one"))
     if count > 1:
@@ -150,7 +150,7 @@ def _background(colour: str, rng: np.random.Generator) -> str:
     return pick(rng, options)
 
 
-def _core(wish: Wish, rng: np.random.Generator) -> str:
+def _core(wish: WantedScene, rng: np.random.Generator) -> str:
     nouns = [_noun(said, wish, rng) for said in wish.things]
     if len(nouns) == 2:
         link = pick(rng, SAID_RELATIONS[wish.relation]) if wish.relation else "and"
@@ -171,7 +171,7 @@ def _with_noise(text: str, rng: np.random.Generator) -> str:
     return " ".join(words)
 
 
-def phrase(wish: Wish, rng: np.random.Generator) -> str:
+def phrase(wish: WantedScene, rng: np.random.Generator) -> str:
     """The wish in words, one of many ways."""
     text = _core(wish, rng)
     if wish.background:

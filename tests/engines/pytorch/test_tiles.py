@@ -14,8 +14,8 @@ from engines.pytorch.tiles import (
     KIB,
     TILES,
     USUAL,
-    Problem,
     Tile,
+    TileProblem,
     Tiles,
     driver_version,
     fitting,
@@ -23,7 +23,7 @@ from engines.pytorch.tiles import (
     place_of,
 )
 
-PROBLEM = Problem("int8", 9, 640, 640, 2 * 64 * 64, has_residual=False)
+PROBLEM = TileProblem("int8", 9, 640, 640, 2 * 64 * 64, has_residual=False)
 H200, L40S = 227 * KIB, 99 * KIB
 
 
@@ -62,7 +62,7 @@ def test_while_it_warms_up_the_quickest_is_found_and_then_kept(tmp_path: Path) -
 def test_every_tile_fits_the_gpu() -> None:
     for has_residual in (False, True):
         for shared_bytes in (H200, L40S):
-            tiles = fitting(Problem("fp8", 1, 1, 1, 1, has_residual), shared_bytes)
+            tiles = fitting(TileProblem("fp8", 1, 1, 1, 1, has_residual), shared_bytes)
             assert USUAL in tiles
             assert all(tile.shared_bytes <= shared_bytes for tile in tiles)
     assert len(fitting(PROBLEM, L40S)) < len(fitting(PROBLEM, H200))
@@ -71,7 +71,7 @@ def test_every_tile_fits_the_gpu() -> None:
 def test_a_services_sizes_share_few_keys() -> None:
     """Even row counts to 32 at three resolutions: each key costs a second while it warms up."""
     sizes = [rows * side * side for rows in range(2, 33, 2) for side in (32, 64, 128)]
-    keys = {Problem("int8", 9, 640, 640, count, False).key for count in sizes}
+    keys = {TileProblem("int8", 9, 640, 640, count, False).key for count in sizes}
     assert len(keys) <= 4, keys
 
 

@@ -9,15 +9,17 @@ import pytest
 
 from engines.folders.spec_json import spec_as_dict
 from engines.trt.plan_process import BuildError, complaints, run_worker
-from engines.trt.plan_worker import Job, Progress
+from engines.trt.plan_worker import BuildProgress, PlanJob
 from sdxl.specs import network_specs
 from tests.fakes import ARCH
 
 
-def job(folder: Path) -> Job:
+def job(folder: Path) -> PlanJob:
     spec = network_specs(ARCH)["clip_l"]
     onnx, plan = str(folder / "clip_l.onnx"), str(folder / "clip_l.plan")
-    return Job("clip_l", onnx, plan, "tensorrt_rtx", "SM89", [], spec_as_dict(spec), None, False)
+    return PlanJob(
+        "clip_l", onnx, plan, "tensorrt_rtx", "SM89", [], spec_as_dict(spec), None, False
+    )
 
 
 def interpreter(folder: Path, script: str) -> str:
@@ -30,7 +32,7 @@ def interpreter(folder: Path, script: str) -> str:
 
 def test_nested_phases_are_one_share_that_only_rises() -> None:
     told: list[float] = []
-    progress = Progress(told.append)
+    progress = BuildProgress(told.append)
     progress.start("build", 4)
     for step in range(4):
         for inner in ("tune", "compile"):

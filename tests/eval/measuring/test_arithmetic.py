@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.measuring.arithmetic import FULL_SIZE, Shapes, Work, configs_of, work_of
+from eval.measuring.arithmetic import FULL_SIZE, CallWork, Shapes, configs_of, work_of
 from eval.measuring.ceilings import Ceilings
 
 TERA = 1e12
@@ -19,17 +19,19 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def full() -> dict[str, Work]:
+def full() -> dict[str, CallWork]:
     return work_of(configs_of(FULL_SIZE), Shapes(1024, 2), "fp16")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_full_size_networks_compute_what_is_published(name: str, full: dict[str, Work]) -> None:
+def test_the_full_size_networks_compute_what_is_published(
+    name: str, full: dict[str, CallWork]
+) -> None:
     found = full[name].flops / TERA
     assert found == pytest.approx(PUBLISHED[name], rel=0.02), f"{found} TFLOP"
 
 
-def test_weights_have_the_bytes_of_their_precision(full: dict[str, Work]) -> None:
+def test_weights_have_the_bytes_of_their_precision(full: dict[str, CallWork]) -> None:
     whole = full["unet_prompt"].weight_bytes + full["unet_deep"].weight_bytes
     assert whole == pytest.approx(2 * 2.567e9, rel=0.01)
     assert full["unet_prompt"].weight_bytes == pytest.approx(0.135 * whole, rel=0.01)

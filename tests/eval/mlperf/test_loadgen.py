@@ -13,11 +13,11 @@ import pytest
 
 from eval.measuring.timing import wall_s
 from eval.mlperf import compliance
-from eval.mlperf.loadgen import Run, Summary, System, complete
+from eval.mlperf.loadgen import ScenarioRun, Summary, System, complete
 from eval.mlperf.systems import InProcess, OverHttp
 from eval.quality.accuracy_log import FILE, AccuracyLog, logged
 from eval.quality.sources import ask
-from eval.quality.task import Task
+from eval.quality.task import QualityTask
 from sdxl import cli
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -48,7 +48,7 @@ def start(
     system: System, folder: Path, scenario: str, qps: float = 100.0, **more: object
 ) -> Summary:
     folder.mkdir(exist_ok=True)
-    run = Run(scenario, folder, CAPTIONS, qps, 0.02, is_short=True, **more)  # type: ignore[arg-type]
+    run = ScenarioRun(scenario, folder, CAPTIONS, qps, 0.02, is_short=True, **more)  # type: ignore[arg-type]
     return run.start(system)
 
 
@@ -87,7 +87,9 @@ def test_the_server_scenario_over_http_is_valid(tmp_path: Path) -> None:
     assert summary.is_valid, summary.lines
 
 
-def test_the_accuracy_log_is_what_eval_reads(runs: Path, task: Task, pipeline: Pipeline) -> None:
+def test_the_accuracy_log_is_what_eval_reads(
+    runs: Path, task: QualityTask, pipeline: Pipeline
+) -> None:
     from dataclasses import replace
 
     from sdxl.images import to_pixels
@@ -102,11 +104,11 @@ def test_the_accuracy_log_is_what_eval_reads(runs: Path, task: Task, pipeline: P
 
 
 def test_the_benchmarks_own_table_rules_a_full_run() -> None:
-    found = Run("Server", Path(), 5000).settings()
+    found = ScenarioRun("Server", Path(), 5000).settings()
     assert found.server_target_latency_ns == 20_000_000_000
     assert found.server_target_latency_percentile == pytest.approx(0.99)
     assert found.min_duration_ms == 600_000
-    assert Run("Offline", Path(), 5000).settings().min_query_count == 5000
+    assert ScenarioRun("Offline", Path(), 5000).settings().min_query_count == 5000
     assert found.performance_sample_count_override == 5000
     assert found.sample_index_rng_seed and found.schedule_rng_seed and found.qsl_rng_seed
 

@@ -9,7 +9,7 @@ import pytest
 
 from eval.quality import evaluation
 from eval.quality.evaluation import Evaluation, Scores
-from eval.quality.task import Task
+from eval.quality.task import QualityTask
 from sdxl.params import InvalidParams
 from tests.eval.conftest import Noise
 
@@ -21,17 +21,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", CHUNK)
 
 
-def run(task: Task, source: Noise, folder: Path, exact: Noise | None = None) -> Scores:
+def run(task: QualityTask, source: Noise, folder: Path, exact: Noise | None = None) -> Scores:
     return Evaluation(task, source, folder, exact).run(rounds=20)
 
 
 @pytest.fixture(scope="module")
-def whole(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Scores:
+def whole(task: QualityTask, tmp_path_factory: pytest.TempPathFactory) -> Scores:
     return run(task, Noise(), tmp_path_factory.mktemp("whole") / "out", Noise())
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(
-    task: Task, tmp_path: Path, whole: Scores
+    task: QualityTask, tmp_path: Path, whole: Scores
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(task, Noise(fails_at=CHUNK + 1), tmp_path, Noise())
@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(
         assert found.figures[name].value == pytest.approx(figure.value, rel=1e-7, abs=1e-7), name
 
 
-def test_no_more_than_a_chunk_of_pictures_is_asked_for(task: Task, tmp_path: Path) -> None:
+def test_no_more_than_a_chunk_of_pictures_is_asked_for(task: QualityTask, tmp_path: Path) -> None:
     source = Noise()
     run(task, source, tmp_path)
     assert max(map(len, source.asked)) <= CHUNK
@@ -62,7 +62,7 @@ def test_a_figure_lies_in_its_interval(whole: Scores) -> None:
 
 
 def test_chunks_of_another_size_give_the_same_scores(
-    task: Task, tmp_path: Path, whole: Scores, monkeypatch: pytest.MonkeyPatch
+    task: QualityTask, tmp_path: Path, whole: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", len(task.captions))
     found = run(task, Noise(), tmp_path)
@@ -71,13 +71,13 @@ def test_chunks_of_another_size_give_the_same_scores(
         assert found.figures[name].value == pytest.approx(expected, rel=1e-5), name
 
 
-def test_another_evaluations_findings_are_not_mixed_in(task: Task, tmp_path: Path) -> None:
+def test_another_evaluations_findings_are_not_mixed_in(task: QualityTask, tmp_path: Path) -> None:
     run(task, Noise(), tmp_path)
     other = replace(task, captions=(*task.captions[:-1], "a ring"))
     with pytest.raises(InvalidParams, match="out: .*it holds another evaluation"):
         run(other, Noise(), tmp_path)
 
 
-def test_a_picture_of_another_size_is_refused(task: Task, tmp_path: Path) -> None:
+def test_a_picture_of_another_size_is_refused(task: QualityTask, tmp_path: Path) -> None:
     with pytest.raises(InvalidParams, match="images: 'picture 0 of 64×64'.*needed 128×128"):
         run(task, Noise(side=64), tmp_path)

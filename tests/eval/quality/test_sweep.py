@@ -10,13 +10,13 @@ import pytest
 from eval.measuring.bootstrap import Interval
 from eval.measuring.timing import Spread
 from eval.quality.evaluation import Figure
-from eval.quality.pareto import Setting, Tried, change, front, table
+from eval.quality.pareto import QualitySetting, Tried, change, front, table
 from eval.quality.plot import plot_pareto
 from eval.quality.sweep import EXACT, settings_of
 from sdxl.params import InvalidParams
 
 
-def tried(setting: Setting, speed: float, fid: float, clip: float) -> Tried:
+def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tried:
     figures = {
         name: Figure(value, Interval(value, value))
         for name, value in (("FID", fid), ("CLIP", clip))
@@ -26,9 +26,9 @@ def tried(setting: Setting, speed: float, fid: float, clip: float) -> Tried:
 
 EXAMPLES = [
     tried(EXACT, 1.0, 10.0, 30.0),
-    tried(Setting(cache_interval=2), 2.0, 10.1, 30.0),
-    tried(Setting(cache_interval=3), 3.0, 11.0, 29.0),
-    tried(Setting("int8", 1), 1.5, 10.5, 29.9),
+    tried(QualitySetting(cache_interval=2), 2.0, 10.1, 30.0),
+    tried(QualitySetting(cache_interval=3), 3.0, 11.0, 29.0),
+    tried(QualitySetting("int8", 1), 1.5, 10.5, 29.9),
 ]
 
 
@@ -54,8 +54,8 @@ def test_a_grid_is_a_product(tmp_path: Path) -> None:
 
 def test_the_front_holds_what_nothing_beats() -> None:
     assert [t.setting for t in front(EXAMPLES)] == [
-        Setting(cache_interval=3),
-        Setting(cache_interval=2),
+        QualitySetting(cache_interval=3),
+        QualitySetting(cache_interval=2),
         EXACT,
     ]
 

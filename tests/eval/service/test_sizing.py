@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.service.sizing import image_bytes, main, tick_costs
-from sdxl.cohort import BufferPool, Newcomer
+from sdxl.cohort import BufferPool, NewImage
 from sdxl.policy import Shape
 from tests.fakes import ARCH, fake_conditioning, fake_engines
 
@@ -27,7 +27,7 @@ def test_memory_is_what_the_loop_s_buffers_take() -> None:
     latent = side // ARCH.vae_scale
     shape, conditioning = Shape(latent, latent, 77), fake_conditioning(0, rows=2)
     start = torch.zeros(ARCH.latent_channels, latent, latent)
-    buffers = pool.begin(shape, [Newcomer(conditioning, 5.0, start)], 2, runs=True).buffers
+    buffers = pool.begin(shape, [NewImage(conditioning, 5.0, start)], 2, runs=True).buffers
     tensors = [*buffers.by_name.values(), buffers.latents, buffers.estimate]
     taken = sum(tensor.nbytes for tensor in tensors)
     said = sum(image_bytes(ARCH, side, "float32").values())

@@ -15,7 +15,7 @@ from sdxl.mini import topology
 from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, train_vae
 from sdxl.mini.check import WEIGHTS, held_out_scenes
 from sdxl.mini.fitting import Schedule
-from sdxl.mini.plan import Plan
+from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import draw
 from sdxl.mini.train import adopt
 
@@ -49,7 +49,7 @@ def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:
 def test_training_goes_on_from_an_exported_vae_near_its_latents(
     tmp_path: Path, vae: AutoencoderKL, pixels: Tensor
 ) -> None:
-    plan = replace(Plan(), vae=Schedule(steps=2, peak_rate=1e-4, seed=1), vae_batch=4)
+    plan = replace(TrainingPlan(), vae=Schedule(steps=2, peak_rate=1e-4, seed=1), vae_batch=4)
     adopt_vae(WEIGHTS / "vae", plan, tmp_path)
     train_vae(plan, tmp_path, "cpu")
     assert torch.load(tmp_path / "vae.pt")["step"] == 2
@@ -57,8 +57,8 @@ def test_training_goes_on_from_an_exported_vae_near_its_latents(
 
 
 def test_adopting_the_same_weights_again_undoes_no_training(tmp_path: Path) -> None:
-    adopt(WEIGHTS, Plan(), tmp_path)
+    adopt(WEIGHTS, TrainingPlan(), tmp_path)
     state = torch.load(tmp_path / "vae.pt")
     torch.save({**state, "step": 7}, tmp_path / "vae.pt")
-    adopt(WEIGHTS, Plan(), tmp_path)
+    adopt(WEIGHTS, TrainingPlan(), tmp_path)
     assert torch.load(tmp_path / "vae.pt")["step"] == 7

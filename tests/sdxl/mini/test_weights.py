@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from transformers import CLIPTextModelWithProjection, ResNetForImageClassification
 
-from sdxl.mini.check import WEIGHTS, Verdict, held_out_scenes, judge_all, paint
+from sdxl.mini.check import WEIGHTS, PictureVerdict, held_out_scenes, judge_all, paint
 from sdxl.mini.clip import Scorer
 from sdxl.mini.scenes import SIDE, draw
 
@@ -25,7 +25,7 @@ def scorer() -> Scorer:
     return Scorer()
 
 
-def _share(verdicts: list[Verdict], is_good: Callable[[Verdict], bool]) -> float:
+def _share(verdicts: list[PictureVerdict], is_good: Callable[[PictureVerdict], bool]) -> float:
     return float(np.mean([is_good(verdict) for verdict in verdicts]))
 
 

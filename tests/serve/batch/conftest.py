@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from serve.batch.crews import Hire, ray_hire
-from serve.batch.job import Job
-from serve.batch.order import Order
-from serve.batch.running import Crew
-from serve.batch.shard_worker import Task
+from serve.batch.batch_spec import BatchSpec
+from serve.batch.job import BatchJob
+from serve.batch.running import WorkerPool
+from serve.batch.shard_worker import BatchTask
+from serve.batch.workers import StartWorker, ray_workers
 from serve.cli import RAY_ENVIRONMENT
 from tests.serve.services import ROOT
 
-OnRay = Callable[[Callable[[], Any]], Crew]
+OnRay = Callable[[Callable[[], Any]], WorkerPool]
 
 
 @pytest.fixture(scope="session")
 def on_ray() -> Iterator[OnRay]:
-    """A crew of actors whose renderers are loaded so."""
+    """A pool of actors whose renderers are loaded so."""
     import ray
 
     os.environ.update(RAY_ENVIRONMENT)
@@ -36,12 +36,14 @@ def on_ray() -> Iterator[OnRay]:
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
     )
 
-    def with_load(load: Callable[[], Any]) -> Crew:
+    def with_load(load: Callable[[], Any]) -> WorkerPool:
         @contextmanager
-        def crew(order: Order, job: Job, task: Task) -> Iterator[tuple[Hire, int]]:
-            yield ray_hire(load, task, False, 1), order.workers or 1
+        def pool(
+            order: BatchSpec, job: BatchJob, task: BatchTask
+        ) -> Iterator[tuple[StartWorker, int]]:
+            yield ray_workers(load, task, False, 1), order.workers or 1
 
-        return crew
+        return pool
 
     yield with_load
     ray.shutdown()

@@ -19,14 +19,13 @@ import numpy as np
 from PIL import Image
 
 from sdxl.params import Sizes
+from serve.batch.batch_spec import BatchSpec
 from serve.batch.command import build_parser, read_order
-from serve.batch.crews import Hire, thread_hire
-from serve.batch.job import Job
-from serve.batch.order import Order
-from serve.batch.running import Crew, on_ray, run
-from serve.batch.shard_worker import Task
-from serve.orders import Done, ModelCard, Update
-from serve.orders import Order as PictureOrder
+from serve.batch.job import BatchJob
+from serve.batch.running import WorkerPool, on_ray, run
+from serve.batch.shard_worker import BatchTask
+from serve.batch.workers import StartWorker, thread_workers
+from serve.orders import Done, ImageOrder, ModelCard, Update
 
 RAISES, DIES, HANGS = "a prompt that raises", "a prompt that kills", "a prompt that hangs"
 STOPS = "a prompt that stops its process"
@@ -47,7 +46,7 @@ class Drawer:
     async def card(self) -> ModelCard:
         return ModelCard("sdxl-mini", Sizes(128, 64, 512), engines={"backend": self.engine})
 
-    async def generate(self, order: PictureOrder) -> AsyncGenerator[Update]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         self.busy += 1
         try:
             await asyncio.sleep(self.draw_s)
@@ -85,7 +84,7 @@ class Drawer:
         pass
 
 
-def draw(order: PictureOrder) -> bytes:
+def draw(order: ImageOrder) -> bytes:
     params = order.params
     assert params.width and params.height and params.seed is not None
     colours = np.random.default_rng(params.seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
@@ -107,12 +106,12 @@ def noted(path: Path) -> list[str]:
 
 @contextmanager
 def in_threads(
-    order: Order, job: Job, task: Task, load: Callable[[], Any] = Drawer
-) -> Iterator[tuple[Hire, int]]:
-    yield thread_hire(load, task), order.workers or 1
+    order: BatchSpec, job: BatchJob, task: BatchTask, load: Callable[[], Any] = Drawer
+) -> Iterator[tuple[StartWorker, int]]:
+    yield thread_workers(load, task), order.workers or 1
 
 
-def order_of(source: Path, out: Path | str, *flags: str) -> Order:
+def order_of(source: Path, out: Path | str, *flags: str) -> BatchSpec:
     argv = [str(source), "--out", str(out), "--quiet", *flags]
     return read_order(build_parser().parse_args(argv))
 
@@ -120,8 +119,8 @@ def order_of(source: Path, out: Path | str, *flags: str) -> Order:
 def make(
     source: Path, out: Path | str, *flags: str, load: Callable[[], Any] = Drawer, ray: bool = False
 ) -> int:
-    crew: Crew = partial(on_ray if ray else in_threads, load=load)
-    return run(order_of(source, out, *flags), crew)
+    pool: WorkerPool = partial(on_ray if ray else in_threads, load=load)
+    return run(order_of(source, out, *flags), pool)
 
 
 def prompts(folder: Path, count: int, name: str = "prompts.txt") -> Path:

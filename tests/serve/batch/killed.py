@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.serve.batch.drawers import Drawer, make
 
 
-def main(crew: str, draw_s: str, log: str, source: str, out: str, *flags: str) -> int:
+def main(pool: str, draw_s: str, log: str, source: str, out: str, *flags: str) -> int:
     load = partial(Drawer, log, float(draw_s))
-    return make(Path(source), Path(out), *flags, load=load, ray=crew == "ray")
+    return make(Path(source), Path(out), *flags, load=load, ray=pool == "ray")
 
 
 if __name__ == "__main__":

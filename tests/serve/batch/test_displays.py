@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from sdxl.params import InvalidParams
+from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.displays import Bar, Metrics, clock, tail
 from serve.batch.job import need_job
-from serve.batch.order import HAS_DEAD
-from serve.batch.progress import Progress, WorkerState
+from serve.batch.progress import BatchProgress, WorkerState
 from serve.batch.status import SILENT_S, describe, read_status
 from serve.batch.store import FolderStore
 from tests.serve.batch.drawers import Drawer, make, order_of, prompts
 from tests.serve.services import free_port
 
 
-def some() -> Progress:
-    progress = Progress(1000, 0.0, made=40, found=100, dead=2, lost_workers=1)
+def some() -> BatchProgress:
+    progress = BatchProgress(1000, 0.0, made=40, found=100, dead=2, lost_workers=1)
     progress.workers = {"w0": WorkerState(0.5), "w1": WorkerState(1.0)}
     progress.tick(0.0)
     progress.made = 60

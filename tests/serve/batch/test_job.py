@@ -15,8 +15,8 @@ import pytest
 from sdxl.files import OutputError, write_atomic
 from sdxl.params import InvalidParams
 from serve.batch import command, store
+from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.driver import BatchFailed
-from serve.batch.order import HAS_DEAD
 from serve.batch.renderers import RendererLost
 from serve.batch.results import MANIFEST
 from tests.serve.batch.drawers import (

@@ -34,7 +34,7 @@ class Job:
 
     folder: Path
     source: Path
-    crew: str
+    pool: str
     draw_s: float
     flags: tuple[str, ...]
 
@@ -47,7 +47,7 @@ class Job:
         return self.folder / "log"
 
     def start(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "tests.serve.batch.killed", self.crew, str(self.draw_s)]
+        argv = [sys.executable, "-m", "tests.serve.batch.killed", self.pool, str(self.draw_s)]
         argv += [str(self.log), str(self.source), str(self.out), *self.flags]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with (self.folder / "said").open("ab") as said:
@@ -117,11 +117,11 @@ def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("crew", ["threads", "ray"])
-def test_twenty_kills_of_the_driver(crew: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["threads", "ray"])
+def test_twenty_kills_of_the_driver(pool: str, tmp_path: Path) -> None:
     rows, kills, flags = 400, 20, ("--shard-size", "64", "--workers", "2")
     source, chance = prompts(tmp_path, rows), random.Random(5)
-    job = Job(tmp_path, source, crew, 0.05, flags)
+    job = Job(tmp_path, source, pool, 0.05, flags)
     for _ in range(kills):
         job.kill_after(chance.randint(0, 18), kill_driver)
     job.finish()

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from sdxl.params import GenerationParams
 from serve.batch.leases import PARTS, TRIES, Leases, split
-from serve.batch.rows import Piece, Row
+from serve.batch.rows import BatchRow, ShardPiece
 
 
-def shard(number: int, size: int, start: int = 0) -> Piece:
-    rows = (Row(start + i, f"line {start + i}", f"r{start + i}") for i in range(size))
-    return Piece(number, tuple(Row(r.ordinal, r.line, r.id, GenerationParams("a")) for r in rows))
+def shard(number: int, size: int, start: int = 0) -> ShardPiece:
+    rows = (BatchRow(start + i, f"line {start + i}", f"r{start + i}") for i in range(size))
+    return ShardPiece(
+        number, tuple(BatchRow(r.ordinal, r.line, r.id, GenerationParams("a")) for r in rows)
+    )
 
 
-def shards(count: int, size: int) -> list[Piece]:
+def shards(count: int, size: int) -> list[ShardPiece]:
     return [shard(i, size, i * size) for i in range(count)]
 
 

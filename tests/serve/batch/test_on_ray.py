@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 
 from serve.batch import command
-from serve.batch.order import HAS_DEAD
+from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.running import run
-from serve.orders import Order as PictureOrder
-from serve.orders import Update
+from serve.orders import ImageOrder, Update
 from tests.serve.batch.conftest import OnRay
 from tests.serve.batch.drawers import (
     DIES,
@@ -65,7 +64,7 @@ def test_a_stopped_worker_does_not_keep_its_rows(on_ray: OnRay, tmp_path: Path) 
 class Accompanied(Drawer):
     """Begins once two workers are there: one that starts early could else draw everything."""
 
-    async def generate(self, order: PictureOrder) -> AsyncGenerator[Update]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         there = Path(f"{self.log}.there")
         if str(os.getpid()) not in noted(there):
             note(str(there), str(os.getpid()))

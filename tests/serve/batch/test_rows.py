@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sdxl.params import InvalidParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.reading import COLUMNS, Record, count, find_inputs, read
-from serve.batch.rows import MAX_NAME, Row, content_id, seed_of, stem_of
+from serve.batch.rows import MAX_NAME, BatchRow, content_id, seed_of, stem_of
 from tests.serve.batch.drawers import jsonl
 
 SIZES = Sizes(128, 64, 512)
@@ -23,7 +23,7 @@ def intake(n: int = 1, sizes: Sizes | None = SIZES, **defaults: Any) -> Intake:
     return Intake(defaults, n, "sdxl-mini", sizes, "png")
 
 
-def rows_of(path: Path, **options: Any) -> list[Row]:
+def rows_of(path: Path, **options: Any) -> list[BatchRow]:
     return list(intake(**options).rows(read([path])))
 
 

@@ -14,12 +14,12 @@ from sdxl.params import GenerationParams, Sizes
 from sdxl.pipeline import Pipeline
 from serve.batch.driver import Driver
 from serve.batch.intake import Intake
-from serve.batch.progress import Progress
+from serve.batch.progress import BatchProgress
 from serve.batch.reading import read
 from serve.batch.renderers import LocalRenderer
-from serve.batch.rows import Piece
+from serve.batch.rows import ShardPiece
 from serve.batch.running import run
-from serve.batch.shard_worker import Report, Tally, Task
+from serve.batch.shard_worker import BatchTask, Tally, TurnReport
 from serve.batch.store import FolderStore
 from serve.orders import ModelCard
 from tests.serve.batch.conftest import OnRay
@@ -96,13 +96,13 @@ class Dry:
         future.set_result(ModelCard("m", Sizes(128, 64, 512)))
         return future
 
-    def turn(self, pieces: dict[int, Piece]) -> Future[Report]:
+    def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
         ended = {key: Tally(made=len(piece.rows)) for key, piece in pieces.items()}
-        future: Future[Report] = Future()
-        future.set_result(Report({}, ended, True, len(pieces), 1.0))
+        future: Future[TurnReport] = Future()
+        future.set_result(TurnReport({}, ended, True, len(pieces), 1.0))
         return future
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         pass
 
 
@@ -112,15 +112,15 @@ def grown_mib(folder: Path, rows: int) -> float:
     with source.open("w") as file:
         file.writelines(f"a red circle number {i}\n" for i in range(rows))
     store = FolderStore(folder / "out", "run")
-    progress = Progress(rows, 0.0)
+    progress = BatchProgress(rows, 0.0)
     here, highest = psutil.Process(), 0
     before = here.memory_info().rss
 
-    def show(progress: Progress) -> None:
+    def show(progress: BatchProgress) -> None:
         nonlocal highest
         highest = max(highest, here.memory_info().rss)
 
-    driver = Driver(Dry, 8, Task(store, "run", "png"), progress, lambda card: None, show)
+    driver = Driver(Dry, 8, BatchTask(store, "run", "png"), progress, lambda card: None, show)
     intake = Intake({}, 1, "m", Sizes(128, 64, 512), "png")
     driver.run(intake.shards(read([source]), 128))
     source.unlink()

@@ -13,7 +13,7 @@ import pytest
 from sdxl.params import InvalidParams
 from sdxl.policy import Priority
 from serve.batch import command
-from serve.batch.order import HAS_DEAD
+from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.renderers import HttpRenderer, RendererLost
 from serve.batch.running import run
 from serve.errors import Problem

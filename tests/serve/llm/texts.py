@@ -12,7 +12,7 @@ import httpx
 
 from serve.front.api import create_app
 from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Update
-from serve.llm.engine import Occupancy, Piece
+from serve.llm.engine import Occupancy, TextPiece
 from serve.llm.loading import load
 from serve.llm.names import MINI, MINI_ID
 from serve.llm.prompts import Prompts
@@ -39,7 +39,7 @@ class FakeLlm:
         self.asked: list[Sampling] = []
         self.fault: Exception | None = None
 
-    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[Piece]:
+    async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         assert sampling.max_tokens is not None
         self.asked.append(sampling)
         self.open += 1
@@ -51,7 +51,7 @@ class FakeLlm:
                     raise self.fault
                 is_over = i == len(words)
                 reason: Any = "stop" if len(words) == len(self.words) else "length"
-                yield Piece(word, i, reason if is_over else None)
+                yield TextPiece(word, i, reason if is_over else None)
         finally:
             self.open -= 1
             self.cancelled += not is_over

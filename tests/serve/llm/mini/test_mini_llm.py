@@ -13,7 +13,7 @@ from safetensors import safe_open
 from sdxl.mini.scenes import Scene, Thing, caption, sample_scene
 from serve.llm.mini import check, tokens, train
 from serve.llm.mini.grammar import parse
-from serve.llm.mini.wishes import Stated, Wish, full_scene, phrase, wish_for
+from serve.llm.mini.wishes import Stated, WantedScene, full_scene, phrase, wish_for
 from serve.llm.names import MINI
 from tests.serve.llm.texts import prompts
 
@@ -67,7 +67,7 @@ def test_the_tokenizer_is_made_again_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_training_rows_depend_on_the_seed_alone(tokenizer: Any) -> None:
-    rows = train.Rows(tokenizer)
+    rows = train.TrainingRows(tokenizer)
     first, second = (rows.batch(np.random.default_rng((12, 5))) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     ids, labels = first["input_ids"], first["labels"]
@@ -96,7 +96,7 @@ def test_a_wish_holds_in_its_scene_and_not_in_another() -> None:
         scene = full_scene(rng)
         wish = wish_for(scene, rng)
         assert wish.is_kept_by(scene) and isinstance(phrase(wish, rng), str)
-    red = Wish((Stated("circle", "red"),), (1,))
+    red = WantedScene((Stated("circle", "red"),), (1,))
     assert not red.is_kept_by(Scene((Thing("circle", "blue"),), "white"))
     assert not red.is_kept_by(Scene((Thing("circle", "red"),), "white", count=2))
     assert not red.is_kept_by(Scene((Thing("circle", "red"), Thing("star", "red")), "white"))

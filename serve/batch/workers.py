@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from serve.batch.renderers import Renderer
-from serve.batch.rows import Piece
-from serve.batch.shard_worker import Report, ShardWorker, Task
+from serve.batch.rows import ShardPiece
+from serve.batch.shard_worker import BatchTask, ShardWorker, TurnReport
 from serve.orders import ModelCard
 
 LEAVE_S = 5.0
@@ -23,37 +23,37 @@ Load = Callable[[], Renderer]
 """Run where the worker is."""
 
 
-class Member(Protocol):
+class BatchWorker(Protocol):
     name: str
 
     def ready(self) -> Future[ModelCard]:
         """Once it has made a picture."""
         ...
 
-    def turn(self, pieces: dict[int, Piece]) -> Future[Report]: ...
-    def dismiss(self) -> None:
+    def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]: ...
+    def end(self) -> None:
         """At once, whatever it is doing."""
         ...
 
 
-Hire = Callable[[str], Member]
+StartWorker = Callable[[str], BatchWorker]
 """A new worker of this name."""
 
 
 class WorkerActor:
     """In a process of its own."""
 
-    def __init__(self, load: Load, task: Task, name: str) -> None:
+    def __init__(self, load: Load, task: BatchTask, name: str) -> None:
         self.worker = ShardWorker(load(), task, name)
 
     async def card(self) -> ModelCard:
         return await self.worker.card()
 
-    async def turn(self, pieces: dict[int, Piece]) -> Report:
+    async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
         return await self.worker.turn(pieces)
 
 
-class RayMember:
+class RayWorker:
     def __init__(self, name: str, actor: Any) -> None:
         self.name, self._actor = name, actor
 
@@ -61,25 +61,25 @@ class RayMember:
         future: Future[ModelCard] = self._actor.card.remote().future()
         return future
 
-    def turn(self, pieces: dict[int, Piece]) -> Future[Report]:
-        future: Future[Report] = self._actor.turn.remote(pieces).future()
+    def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
+        future: Future[TurnReport] = self._actor.turn.remote(pieces).future()
         return future
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         import ray
 
         ray.kill(self._actor)
 
 
-def ray_hire(load: Load, task: Task, has_gpus: bool, threads: int) -> Hire:
+def ray_workers(load: Load, task: BatchTask, has_gpus: bool, threads: int) -> StartWorker:
     import ray
 
     actor = ray.remote(WorkerActor).options(**actor_options(has_gpus, threads))
 
-    def hire(name: str) -> Member:
-        return RayMember(name, actor.remote(load, task, name))
+    def start_worker(name: str) -> BatchWorker:
+        return RayWorker(name, actor.remote(load, task, name))
 
-    return hire
+    return start_worker
 
 
 def actor_options(has_gpus: bool, threads: int) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def threads_for(workers: int) -> int:
     return int(os.environ.get("OMP_NUM_THREADS", max((os.cpu_count() or 1) // workers, 1)))
 
 
-class ThreadMember:
-    def __init__(self, name: str, load: Load, task: Task) -> None:
+class ThreadWorker:
+    def __init__(self, name: str, load: Load, task: BatchTask) -> None:
         self.name, self._load, self._task = name, load, task
         self._worker: ShardWorker | None = None
         self._loop = asyncio.new_event_loop()
@@ -109,11 +109,11 @@ class ThreadMember:
     def ready(self) -> Future[ModelCard]:
         return asyncio.run_coroutine_threadsafe(self._start(), self._loop)
 
-    def turn(self, pieces: dict[int, Piece]) -> Future[Report]:
+    def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
         assert self._worker is not None
         return asyncio.run_coroutine_threadsafe(self._worker.turn(pieces), self._loop)
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         """A thread cannot be killed: one that hangs is left behind."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LEAVE_S)
@@ -134,9 +134,9 @@ class ThreadMember:
         self._loop.close()
 
 
-def thread_hire(load: Load, task: Task) -> Hire:
-    return partial(_thread_member, load=load, task=task)
+def thread_workers(load: Load, task: BatchTask) -> StartWorker:
+    return partial(_thread_worker, load=load, task=task)
 
 
-def _thread_member(name: str, load: Load, task: Task) -> Member:
-    return ThreadMember(name, load, task)
+def _thread_worker(name: str, load: Load, task: BatchTask) -> BatchWorker:
+    return ThreadWorker(name, load, task)

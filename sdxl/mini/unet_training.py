@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sdxl.mini import topology
 from sdxl.mini.fitting import fit, load_latest
 from sdxl.mini.latents import Encoded, encode_groups, encode_pictures, tokenize, tokenizers
-from sdxl.mini.plan import GROUP, Contrast, Plan
+from sdxl.mini.plan import GROUP, Contrast, TrainingPlan
 
 EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
 OFFSET_NOISE = 0.25
@@ -54,7 +54,7 @@ class Sketch(nn.Module):
         return colours.movedim(1, 2).unflatten(2, (self.SIDE, self.SIDE))
 
 
-class Painter(nn.Module):
+class UNetWithText(nn.Module):
     """The UNet and the text encoders that learn with it, wired as SDXL wires them."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def noise_weights(alphas: Tensor, limit: float) -> Tensor:
 class Lesson:
     """The noise prediction loss on cached latents, captions dropped now and then."""
 
-    def __init__(self, painter: Painter, plan: Plan, work: Path, device: str) -> None:
+    def __init__(self, painter: UNetWithText, plan: TrainingPlan, work: Path, device: str) -> None:
         self.painter, self.device = painter, device
         self.alphas = topology.new_scheduler().alphas_cumprod.to(device)
         self.scale = encode_pictures(plan, work, device).scale
@@ -142,10 +142,10 @@ class Lesson:
         )
 
 
-def train_unet(plan: Plan, work: Path, device: str) -> None:
+def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
     """On single pictures, with more and more weight on the much noised ones."""
     torch.manual_seed(0)
-    painter = Painter().to(device)
+    painter = UNetWithText().to(device)
     data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
@@ -156,18 +156,18 @@ def train_unet(plan: Plan, work: Path, device: str) -> None:
     fit(painter, loss_of, plan.unet, work / "unet.pt")
 
 
-def train_contrasts(plan: Plan, work: Path, device: str) -> None:
+def train_contrasts(plan: TrainingPlan, work: Path, device: str) -> None:
     """One cycle after the other, each from where the one before stood, not from its average."""
     before = "unet"
     for contrast in plan.contrasts:
-        painter = Painter()
+        painter = UNetWithText()
         load_latest(painter, work / f"{before}.pt")
         _train_contrast(contrast, painter.to(device), plan, work, device)
         before = contrast.name
 
 
 def _train_contrast(
-    contrast: Contrast, painter: Painter, plan: Plan, work: Path, device: str
+    contrast: Contrast, painter: UNetWithText, plan: TrainingPlan, work: Path, device: str
 ) -> None:
     """Every other step on groups that share seed, noise and timestep and differ in one attribute.
 

@@ -27,7 +27,7 @@ ALIVE = "/healthz"
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Envelope:
+class ErrorEnvelope:
     def __init__(self, app: ASGIApp, front: Front) -> None:
         self.app, self.front = app, front
 

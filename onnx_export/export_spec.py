@@ -11,7 +11,7 @@ from sdxl.specs import Cut, ModelSpec, network_specs
 
 
 @dataclass(frozen=True)
-class Order:
+class ExportSpec:
     """What is exported, to where."""
 
     checkpoint: Checkpoint

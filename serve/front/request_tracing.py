@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
-class Traced:
-    """Inside the Envelope, which gives the request its id."""
+class RequestTracing:
+    """Inside the ErrorEnvelope, which gives the request its id."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self.app, self.tracer = app, tracer

@@ -19,7 +19,7 @@ OPEN_PREFIXES = ("/v1/results/", "/web/")
 """The names of results cannot be guessed; the web page's files say nothing, and ask for a key."""
 
 
-class Gate:
+class KeyAuth:
     """Without a keyring everybody may pass who asks under a name of ours."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring | None, hosts: Hosts) -> None:

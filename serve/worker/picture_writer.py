@@ -22,7 +22,7 @@ from sdxl.cost import Costs, smoothed
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
 from serve.orders import Done, Preview, Update
-from serve.worker.job import Job
+from serve.worker.job import ImageJob
 from serve.worker.side_stream import Mark, SideStream, mark
 from serve.worker.stalls import STALL_S, Calls
 
@@ -32,7 +32,7 @@ FILE_THREADS = 2
 PREVIEW_QUALITY = 80
 
 
-class Painter:
+class PictureWriter:
     def __init__(self, pipeline: Pipeline, costs: Costs, stall_s: float = STALL_S) -> None:
         self.pipeline, self.costs = pipeline, costs
         self.calls = Calls("decoding a picture", pipeline.clock, stall_s)
@@ -44,13 +44,13 @@ class Painter:
         self._decoder = ThreadPoolExecutor(1, "decode")
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
 
-    def finish(self, job: Job, latents: Tensor) -> None:
+    def finish(self, job: ImageJob, latents: Tensor) -> None:
         ready = mark(self.pipeline.engines)
         place = job.order.priority, job.flight.due, next(self._arrivals)
         self._latents.put((place, partial(self._decode, job, latents, ready)))
         self._decoder.submit(self._decode_next)
 
-    def preview(self, job: Job, step: int, latents: Tensor) -> None:
+    def preview(self, job: ImageJob, step: int, latents: Tensor) -> None:
         ready = mark(self.pipeline.engines)
         self._make(job, partial(self._preview, job, step, latents, ready))
 
@@ -66,11 +66,11 @@ class Painter:
         self._decoder.shutdown(cancel_futures=True)
         self._files.shutdown(cancel_futures=True)
 
-    def _make(self, job: Job, make: Callable[[], Update]) -> None:
+    def _make(self, job: ImageJob, make: Callable[[], Update]) -> None:
         """Files of one job are made at the same time and told in order."""
         job.last_file = self._files.submit(self._tell, job, make, job.last_file)
 
-    def _tell(self, job: Job, make: Callable[[], Update], before: Future[None] | None) -> None:
+    def _tell(self, job: ImageJob, make: Callable[[], Update], before: Future[None] | None) -> None:
         if job.is_cancelled:
             return
         try:
@@ -87,7 +87,7 @@ class Painter:
         _, decode = self._latents.get_nowait()
         decode()
 
-    def _decode(self, job: Job, latents: Tensor, ready: Mark) -> None:
+    def _decode(self, job: ImageJob, latents: Tensor, ready: Mark) -> None:
         if job.is_cancelled:
             return
         try:
@@ -100,7 +100,7 @@ class Painter:
         job.stage("decode_s")
         self._make(job, partial(self._picture, job, pixels))
 
-    def _picture(self, job: Job, pixels: images.Pixels) -> Done:
+    def _picture(self, job: ImageJob, pixels: images.Pixels) -> Done:
         order = job.order
         file = images.encode(pixels, order.format, self._metadata(job), order.compression)
         job.stage("file_s")
@@ -110,7 +110,7 @@ class Painter:
         shallow = job.params.steps - job.deep_steps
         return Done(file, job.params, job.timings, job.deep_steps, shallow, job.prompt_tokens)
 
-    def _preview(self, job: Job, step: int, latents: Tensor, ready: Mark) -> Preview:
+    def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
         if ready is not None:
             ready.synchronize()
         assert job.params.width and job.params.height
@@ -120,5 +120,5 @@ class Painter:
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         return Preview(images.encode(pixels, job.order.format, self._metadata(job), quality), step)
 
-    def _metadata(self, job: Job) -> dict[str, Any]:
+    def _metadata(self, job: ImageJob) -> dict[str, Any]:
         return {**job.params.as_dict(), "model": self.pipeline.origin}

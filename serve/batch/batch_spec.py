@@ -13,7 +13,7 @@ RANGES = {"n": (1, 10_000), "shard_size": (1, 4096)}
 
 
 @dataclass(frozen=True)
-class Order:
+class BatchSpec:
     """What one command asks for, checked as far as it can be without reading the input."""
 
     inputs: tuple[str, ...]

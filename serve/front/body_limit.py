@@ -21,7 +21,7 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 BRACKET = re.compile(rb"[\[\]{}]")
 
 
-class Conversation:
+class BodyLimit:
     def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
         self.app, self.settings = app, settings
 
