@@ -21,58 +21,10 @@ from torch import Tensor, nn
 
 from sdxl.checkpoint import MINI, WEIGHT_NAMES
 from sdxl.files import OutputError
+from sdxl.single_file.configs import SDXL_1_0 as SDXL_1_0
 
 Configs = Mapping[str, Mapping[str, Any]]
 
-SDXL_1_0: Configs = {
-    "text_encoder": {
-        "architectures": ["CLIPTextModel"],
-        "vocab_size": 49408,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "projection_dim": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "hidden_act": "quick_gelu",
-    },
-    "text_encoder_2": {
-        "architectures": ["CLIPTextModelWithProjection"],
-        "vocab_size": 49408,
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-        "projection_dim": 1280,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 20,
-        "hidden_act": "gelu",
-    },
-    "unet": {
-        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
-        "in_channels": 4,
-        "out_channels": 4,
-        "block_out_channels": [320, 640, 1280],
-        "layers_per_block": 2,
-        "transformer_layers_per_block": [1, 2, 10],
-        "attention_head_dim": [5, 10, 20],
-        "cross_attention_dim": 2048,
-        "use_linear_projection": True,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 2816,
-        "sample_size": 128,
-    },
-    "vae": {
-        "down_block_types": ["DownEncoderBlock2D"] * 4,
-        "up_block_types": ["UpDecoderBlock2D"] * 4,
-        "in_channels": 3,
-        "out_channels": 3,
-        "block_out_channels": [128, 256, 512, 512],
-        "layers_per_block": 2,
-        "latent_channels": 4,
-        "scaling_factor": 0.13025,
-        "sample_size": 1024,
-    },
-}
 SHARED_WITH_MINI = ("scheduler", "tokenizer", "tokenizer_2")
 END_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

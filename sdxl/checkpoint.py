@@ -23,6 +23,7 @@ from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors,
 from sdxl.params import Sizes
 from sdxl.prompt import Tokenizer
 from sdxl.schedulers import SchedulerConfig
+from sdxl.single_file.recognition import PICKLES, SAFETENSORS
 from sdxl.specs import Architecture, Cut
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ WEIGHT_NAMES = {
     "unet": "diffusion_pytorch_model",
     "vae": "diffusion_pytorch_model",
 }
-SAFETENSORS = ".safetensors"
-PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
 HUB_FILES = ["model_index.json", "preview.json", "*/*.json", "*/*.txt", "*/*.safetensors"]
 MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
 
@@ -211,11 +210,32 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
             return {"vae_decoder": VaeDecoder(module)}
 
 
-def find(model: str) -> Checkpoint:
-    """`mini`, a folder in diffusers layout, or a hub id such as `org/name` or `org/name@revision`:
-    a branch, a tag or a commit."""
+def find(model: str, vae: str = "") -> Checkpoint:
+    """`mini`, a folder in diffusers layout, a single safetensors file, or a hub id such as
+    `org/name` or `org/name@revision`: a branch, a tag or a commit. `vae`: a file that replaces its
+    VAE."""
+    found = _find(model)
+    if vae:
+        from sdxl.single_file.folder import with_vae
+
+        place = with_vae(found.folder, _vae_file(vae))
+        stem = Path(vae).stem
+        return Checkpoint(f"{found.name}+{stem}", place, f"{found.origin or model}+{stem}")
+    if is_file(model):
+        from sdxl.single_file.folder import check_has_vae
+
+        check_has_vae(found.folder, model)
+    return found
+
+
+def _find(model: str) -> Checkpoint:
     if model == "mini":
         return Checkpoint("sdxl-mini", MINI)
+    if is_file(model):
+        from sdxl.single_file.folder import folder_of
+
+        path = Path(os.path.expanduser(model))
+        return Checkpoint(path.stem, folder_of(path, MINI))
     if is_here(model):
         folder = Path(os.path.expanduser(model))
         if not (folder / "model_index.json").exists():
@@ -230,13 +250,27 @@ def find(model: str) -> Checkpoint:
         origin = f"{repo}@{commit}" if commit else repo
         return Checkpoint(repo.split("/")[1], snapshot, origin)
     raise CheckpointError(
-        f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, or a hub id"
+        f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, a "
+        f"{SAFETENSORS} file, or a hub id"
     )
+
+
+def is_file(model: str) -> bool:
+    """Whether a single file is meant: it is one, or is named as one."""
+    path = Path(os.path.expanduser(model))
+    return path.is_file() or (path.suffix.lower() in (SAFETENSORS, *PICKLES) and not path.is_dir())
+
+
+def _vae_file(name: str) -> Path:
+    """Of a folder, the weights in it."""
+    path = Path(os.path.expanduser(name))
+    inside = path / f"{WEIGHT_NAMES['vae']}{SAFETENSORS}"
+    return inside if path.is_dir() else path
 
 
 def is_here(model: str) -> bool:
     """Whether it is found without asking the hub. It need not be a model."""
-    return model == "mini" or os.path.isdir(os.path.expanduser(model))
+    return model == "mini" or os.path.exists(os.path.expanduser(model))
 
 
 def _download(repo: str, revision: str | None) -> Path:

@@ -49,7 +49,12 @@ def check_network(folder: Path, config: Mapping[str, Any], weights: Sequence[Pat
 
 
 def numbers_of_network(part: str, config: Mapping[str, Any]) -> int:
-    """How many numbers such a network has, found without memory for them."""
+    """How many numbers such a network has."""
+    return sum(map(math.prod, shapes_of_network(part, config).values()))
+
+
+def shapes_of_network(part: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of every tensor by its name, found without memory for them."""
     import torch
 
     kind = network_class(part)
@@ -58,7 +63,7 @@ def numbers_of_network(part: str, config: Mapping[str, Any]) -> int:
             model = kind.from_config(dict(config))
         else:
             model = kind(kind.config_class(**config))
-    return sum(tensor.numel() for tensor in model.state_dict().values())
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def count_numbers(path: Path) -> int:

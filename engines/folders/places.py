@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+from sdxl.places import HOME as HOME
+from sdxl.places import home as home
 from sdxl.specs import Cut
-
-HOME = "SDXL_HOME"
-
-
-def home() -> Path:
-    chosen = os.environ.get(HOME)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "sdxl-deepcache"
 
 
 def export_place(model: str, digest: str, precision: str, cut: Cut = "reference") -> Path:

@@ -1,0 +1,86 @@
+"""Tensors from the names of the original layout to those of diffusers, by diffusers' converters.
+
+Every network gets exactly its tensors, of its shapes, or the file is refused. It knows no folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from sdxl.checkpoint_checks import CheckpointError, foreign_errors, shapes_of_network
+from sdxl.single_file.recognition import CLIP_G, CLIP_L, VAE
+
+Tensors = Mapping[str, Tensor]
+Configs = Mapping[str, Mapping[str, Any]]
+WRAPPER = "text_model."
+"""A level that transformers' classes have or lack, as files have it."""
+UNUSED = ("position_ids", "logit_scale")
+"""Buffers of old versions, and what only training needs."""
+
+
+def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
+    """By the folder that they belong in; without `vae` where the file has none."""
+    from diffusers.loaders.single_file_utils import (
+        convert_ldm_clip_checkpoint,
+        convert_ldm_unet_checkpoint,
+        convert_open_clip_checkpoint,
+    )
+
+    clip_g = SimpleNamespace(config=SimpleNamespace(**configs["text_encoder_2"]))
+    with foreign_errors(file):
+        parts = {
+            "text_encoder": convert_ldm_clip_checkpoint(_below(CLIP_L, tensors)),
+            "text_encoder_2": convert_open_clip_checkpoint(clip_g, _below(CLIP_G, tensors), CLIP_G),
+            "unet": convert_ldm_unet_checkpoint(dict(tensors), configs["unet"]),
+        }
+    checked = {name: checked_part(file, name, part, configs) for name, part in parts.items()}
+    if any(name.startswith(VAE) for name in tensors):
+        checked["vae"] = vae_of(file, _below(VAE, tensors), configs)
+    return checked
+
+
+def vae_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, Tensor]:
+    """From a whole checkpoint, a VAE alone, or one that has diffusers' names already."""
+    from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
+
+    if any(name.startswith("decoder.up_blocks.") for name in tensors):
+        return checked_part(file, "vae", dict(tensors), configs)
+    with foreign_errors(file):
+        converted = convert_ldm_vae_checkpoint(dict(tensors), configs["vae"])
+    return checked_part(file, "vae", converted, configs)
+
+
+def checked_part(
+    file: Path, part: str, tensors: dict[str, Tensor], configs: Configs
+) -> dict[str, Tensor]:
+    """Without what no network reads; every other tensor must be one that the network has."""
+    kept = {name: t for name, t in tensors.items() if not name.endswith(UNUSED)}
+    needed = {name.removeprefix(WRAPPER): s for name, s in _shapes(part, configs).items()}
+    held = {name.removeprefix(WRAPPER): tuple(t.shape) for name, t in kept.items()}
+    if missing := sorted(needed.keys() - held.keys()):
+        raise CheckpointError(
+            f"{file}: {part} lacks {len(missing)} tensors, {missing[0]!r} the first; needed the "
+            "shape of SDXL 1.0"
+        )
+    if extra := sorted(held.keys() - needed.keys()):
+        raise CheckpointError(
+            f"{file}: {part} has {len(extra)} tensors too many, {extra[0]!r} the first; needed the "
+            "shape of SDXL 1.0"
+        )
+    for name, shape in held.items():
+        if shape != needed[name]:
+            raise CheckpointError(f"{file}: {part} {name} is {shape}, needed {needed[name]}")
+    return {name: tensor.contiguous() for name, tensor in kept.items()}
+
+
+def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _shapes(part: str, configs: Configs) -> dict[str, tuple[int, ...]]:
+    return shapes_of_network(part, configs[part])

@@ -1,0 +1,207 @@
+"""The folder in diffusers layout that a single file becomes, made once and kept below
+`$SDXL_HOME/single_files`; and a folder whose VAE another file replaces.
+
+A folder is named after the bytes it was made from, appears whole or not at all, and is made by one
+process at a time. It does not know whose names the tensors have.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.checkpoint_checks import CheckpointError, foreign_errors
+from sdxl.files import OutputError, prepare_folder, write_atomic
+from sdxl.places import home
+from sdxl.single_file import configs
+from sdxl.single_file.recognition import STEM, UNET, Header, check_is_sdxl, read_header
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Another number makes every folder anew."""
+PARTS = ("text_encoder", "text_encoder_2", "unet", "vae")
+FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model"}
+SHARD = "2GB"
+"""of weights in memory at a time"""
+INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
+MINI_FILES = (INDEX, "preview.json", SCHEDULER)
+TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
+"""and what pads"""
+
+
+def folder_of(file: Path, mini: Path) -> Path:
+    """The folder of this file's weights, which has no `vae` where the file has none. `mini` is the
+    embedded model, which may come as a single file, too."""
+    header = read_header(file)
+    check_is_sdxl(header)
+    name = f"{_safe(file.stem)}-{sha256_of(file)[:16]}-{FORMAT}"
+    with _place(name) as place:
+        if not place.exists():
+            log.warning("%s: turned into %s, once", file, place)
+            with _making(place) as making:
+                _convert(header, _source(header, mini), making)
+    return place
+
+
+def with_vae(base: Path, vae: Path) -> Path:
+    """The model in `base` with the VAE in this file: links to the former, and weights of the
+    latter."""
+    name = f"{_safe(base.name)}-{_safe(vae.stem)}-{_identity(base, vae)[:16]}-{FORMAT}"
+    with _place(name) as place:
+        if not place.exists():
+            with _making(place) as making:
+                _replace_vae(base, vae, making)
+    return place
+
+
+def sha256_of(file: Path) -> str:
+    """Computed once while the file stays what it is: gigabytes need not be read at every start."""
+    key = hashlib.sha256(_stamp(file).encode()).hexdigest()
+    remembered = home() / "digests" / f"file-{key}"
+    try:
+        if re.fullmatch(r"[0-9a-f]{64}", digest := remembered.read_text(encoding="ascii")):
+            return digest
+    except (OSError, UnicodeDecodeError):
+        pass
+    before = _stamp(file)
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if _stamp(file) == before:
+        prepare_folder(remembered.parent)
+        write_atomic(remembered, digest.encode())
+    return digest
+
+
+def _stamp(path: Path) -> str:
+    """Changes with the file's bytes, whoever changes them."""
+    found = path.stat()
+    times = found.st_mtime_ns, found.st_ctime_ns
+    return "\0".join(map(str, (path.resolve(), found.st_dev, found.st_ino, found.st_size, *times)))
+
+
+def _identity(base: Path, vae: Path) -> str:
+    """Of the base it is enough where it lies and when it was made: nothing of it is copied."""
+    stamps = [_stamp(path) for path in sorted(base.glob("*/*")) if path.is_file()]
+    return hashlib.sha256("\0".join([*stamps, sha256_of(vae)]).encode()).hexdigest()
+
+
+def _source(header: Header, mini: Path) -> Path | None:
+    """The embedded model, if it is as wide; else None, for SDXL 1.0."""
+    width = json.loads((mini / "unet" / "config.json").read_text())["block_out_channels"][0]
+    stem = header.shapes.get(STEM, ())
+    return mini if stem and stem[0] == width else None
+
+
+def _convert(header: Header, mini: Path | None, making: Path) -> None:
+    from safetensors.torch import load_file
+
+    from sdxl.single_file.conversion import parts_of
+
+    found = _configs(mini)
+    with foreign_errors(header.path):
+        tensors = load_file(header.path)
+    for part, weights in parts_of(header.path, tensors, found).items():
+        _write_part(making / part, part, found[part], weights)
+        if mini is not None:
+            shutil.copyfile(mini / part / "config.json", making / part / "config.json")
+    _write_rest(header, mini, making)
+
+
+def _configs(mini: Path | None) -> Mapping[str, Mapping[str, Any]]:
+    if mini is None:
+        return configs.SDXL_1_0
+    return {part: json.loads((mini / part / "config.json").read_text()) for part in PARTS}
+
+
+def _write_part(
+    folder: Path, part: str, config: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    pattern = FILE_NAMES.get(part, "model") + "{suffix}.safetensors"
+    save_torch_state_dict(tensors, folder, filename_pattern=pattern, max_shard_size=SHARD)
+
+
+def _write_rest(header: Header, mini: Path | None, making: Path) -> None:
+    """Tokenizers, scheduler and index: a file of weights holds none of them."""
+    from sdxl.checkpoint import MINI
+
+    source = mini or MINI
+    (making / "scheduler").mkdir()
+    for name in MINI_FILES if mini else (INDEX, SCHEDULER):
+        shutil.copyfile(source / name, making / name)
+    for name, pad in TOKENIZERS.items():
+        if mini is None:
+            configs.write_tokenizer(making / name, pad)
+        else:
+            shutil.copytree(mini / name, making / name)
+    base = json.loads((source / SCHEDULER).read_text(encoding="utf-8"))
+    marks = {name for name in header.shapes if not name.startswith(UNET)}
+    scheduler = configs.scheduler_config(base, marks, header.metadata)
+    (making / SCHEDULER).write_text(json.dumps(scheduler, indent=1), encoding="utf-8")
+
+
+def _replace_vae(base: Path, vae: Path, making: Path) -> None:
+    from safetensors.torch import load_file
+
+    from sdxl.single_file.conversion import vae_of
+
+    read_header(vae)
+    kept = base / "vae" / "config.json"
+    config = (
+        json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else _configs(None)["vae"]
+    )
+    with foreign_errors(vae):
+        tensors = load_file(vae)
+    _write_part(making / "vae", "vae", config, vae_of(vae, tensors, {"vae": config}))
+    for path in base.iterdir():
+        if path.name != "vae" and not path.name.startswith("."):
+            (making / path.name).symlink_to(path.resolve())
+
+
+@contextmanager
+def _place(name: str) -> Iterator[Path]:
+    """Held by one process: several replicas start at the same moment."""
+    place = home() / "single_files" / name
+    prepare_folder(place.parent)
+    with place.with_name(f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield place
+
+
+@contextmanager
+def _making(place: Path) -> Iterator[Path]:
+    making = place.with_name(f".{place.name}.making")
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        making.mkdir()
+        yield making
+        os.rename(making, place)
+    except OSError as error:
+        raise error if isinstance(error, OutputError) else OutputError(place, error) from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
+def check_has_vae(folder: Path, file: str) -> None:
+    if not (folder / "vae").exists():
+        raise CheckpointError(f"{file}: holds no VAE; needed --vae FILE beside it")
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.+-]", "_", name)[:60]

@@ -1,0 +1,132 @@
+"""What a single file holds, by the names and shapes of its tensors; what is no SDXL is refused by
+the name of what it is.
+
+It reads headers alone, never weights, and converts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdxl.checkpoint_checks import CheckpointError
+
+PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl")
+SAFETENSORS = ".safetensors"
+UNET, VAE = "model.diffusion_model.", "first_stage_model."
+CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
+STEM = f"{UNET}input_blocks.0.0.weight"
+LATENT_CHANNELS = 4
+FLOATS = ("F32", "F16", "BF16")
+PREFIXES = {
+    "FLUX": ("double_blocks.0.", f"{UNET}double_blocks.0."),
+    "Stable Diffusion 3": ("joint_blocks.0.", f"{UNET}joint_blocks.0."),
+    "a ControlNet": ("control_model.", "controlnet_cond_embedding."),
+    "the SDXL refiner": ("conditioner.embedders.0.model.",),
+    "Stable Diffusion 2": ("cond_stage_model.model.",),
+    "Stable Diffusion 1": ("cond_stage_model.transformer.",),
+    "Playground 2.5, whose noise process no table here expresses": ("edm_mean", "edm_vpred."),
+}
+"""Whose tensors begin so. The order counts: a refiner has no other mark than its one encoder."""
+CONTEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 1280: "the SDXL refiner"}
+"""What a UNet without text encoders was made for, by the width of what its attention reads."""
+INPUTS = {9: "an inpainting checkpoint", 8: "an InstructPix2Pix checkpoint"}
+
+
+@dataclass(frozen=True)
+class Header:
+    """A safetensors file without its weights."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    types: frozenset[str]
+    metadata: Mapping[str, str]
+
+    def has(self, *prefixes: str) -> bool:
+        return any(name.startswith(prefixes) for name in self.shapes)
+
+
+def read_header(path: Path) -> Header:
+    from safetensors import SafetensorError, safe_open
+
+    check_suffix(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: not there; needed a {SAFETENSORS} file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            types = frozenset(
+                part.get_dtype() for name, part in slices.items() if name.startswith((UNET, VAE))
+            )
+            return Header(path, shapes, types, file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from error
+
+
+def check_suffix(path: Path) -> None:
+    if path.suffix.lower() in PICKLES:
+        raise CheckpointError(
+            f"{path}: pickle weights can run code and are refused; needed a {SAFETENSORS} file"
+        )
+    if path.suffix.lower() != SAFETENSORS:
+        raise CheckpointError(f"{path}: not a checkpoint; needed a {SAFETENSORS} file or a folder")
+
+
+def check_is_sdxl(header: Header) -> None:
+    """Raises CheckpointError with the name of what it is instead."""
+    if other := foreign_kind(header):
+        raise CheckpointError(f"{header.path}: is {other}; needed a checkpoint of SDXL")
+    missing = [
+        name
+        for name, prefix in (("UNet", UNET), ("first encoder", CLIP_L), ("second encoder", CLIP_G))
+        if not header.has(prefix)
+    ]
+    if missing:
+        raise CheckpointError(
+            f"{header.path}: holds no {', no '.join(missing)}; needed a whole checkpoint of SDXL"
+        )
+    if strange := sorted(header.types - {*FLOATS}):
+        raise CheckpointError(
+            f"{header.path}: holds weights in {strange[0]}; needed one of {', '.join(FLOATS)}"
+        )
+
+
+def foreign_kind(header: Header) -> str | None:
+    """None for an SDXL, or for part of one."""
+    if any(".lora_" in name or name.startswith("lora_") for name in header.shapes):
+        return "a LoRA, which `sdxl export --lora` takes beside a checkpoint"
+    for kind, prefixes in PREFIXES.items():
+        if header.has(*prefixes):
+            return kind
+    return _kind_of_unet(header) if header.has(UNET) else _kind_of_library(header)
+
+
+def _kind_of_unet(header: Header) -> str | None:
+    stem = header.shapes.get(STEM)
+    if stem is not None and len(stem) == 4 and stem[1] != LATENT_CHANNELS:
+        known = INPUTS.get(stem[1], "a checkpoint")
+        return f"{known} with {stem[1]} input channels instead of {LATENT_CHANNELS}"
+    for width in _context_widths(header):
+        return CONTEXT_WIDTHS.get(width)
+    return _kind_of_library(header)
+
+
+def _context_widths(header: Header) -> Iterator[int]:
+    is_read = "attn2.to_k.weight"
+    return (shape[1] for name, shape in header.shapes.items() if name.endswith(is_read))
+
+
+def _kind_of_library(header: Header) -> str | None:
+    """diffusers tells forty other models apart; what it doesn't know it calls v1."""
+    if header.has(VAE, CLIP_L, CLIP_G):
+        return None
+    if header.has("decoder.") and header.has("encoder."):
+        return "a VAE alone, which --vae takes beside a checkpoint"
+    from diffusers.loaders.single_file_utils import CHECKPOINT_KEY_NAMES
+
+    for kind, keys in CHECKPOINT_KEY_NAMES.items():
+        if header.shapes.keys() & ({keys} if isinstance(keys, str) else {*keys}):
+            return f"{kind!r}, as diffusers calls it"
+    return "nothing that is known"

@@ -1,0 +1,216 @@
+"""Checkpoints in one file: the same model as the folder, or refused by the name of what they are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sdxl.checkpoint import MINI, NETWORK_FOLDERS, CheckpointError, find
+from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, original_vae, write_single_file
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_single_file_is_the_folder_it_was_made_from(tmp_path: Path) -> None:
+    found = find(str(write_single_file(MINI, tmp_path / "shapes.safetensors")))
+    assert found.name == "shapes"
+    assert found.file_digests == find("mini").file_digests
+    assert (found.scheduler, found.sizes) == (find("mini").scheduler, find("mini").sizes)
+    assert found.tokenizers[1].encode("a red circle") == find("mini").tokenizers[1].encode(
+        "a red circle"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_stay_halves(tmp_path: Path, dtype: torch.dtype) -> None:
+    found = find(str(write_single_file(MINI, tmp_path / "half.safetensors", dtype)))
+    for part in NETWORK_FOLDERS:
+        (kept,) = (load_file(path) for path in found.weight_files(part))
+        (whole,) = (load_file(path) for path in find("mini").weight_files(part))
+        assert all(torch.equal(kept[name], whole[name].to(dtype)) for name in whole)
+
+
+def test_a_file_is_turned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_single_file(MINI, tmp_path / "shapes.safetensors")
+    first = find(str(file)).folder
+    monkeypatch.setattr("sdxl.single_file.folder._convert", None)
+    assert find(str(file)).folder == first
+
+
+def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> None:
+    file = write_single_file(MINI, tmp_path / "shapes.safetensors")
+    first = find(str(file))
+    write_single_file(MINI, file, torch.float16)
+    assert find(str(file)).digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("marks", "metadata", "needed"),
+    [
+        ((), {}, ("epsilon", False, "leading")),
+        (("v_pred",), {}, ("v_prediction", False, "leading")),
+        (("v_pred", "ztsnr"), {}, ("v_prediction", True, "trailing")),
+        ((), {"modelspec.prediction_type": "v"}, ("v_prediction", False, "leading")),
+    ],
+)
+def test_a_file_says_what_its_model_predicts(
+    tmp_path: Path, marks: tuple[str, ...], metadata: dict[str, str], needed: Any
+) -> None:
+    more = {name: torch.zeros(1) for name in marks}
+    file = write_single_file(MINI, tmp_path / "v.safetensors", more=more, metadata=metadata)
+    said = find(str(file)).scheduler
+    assert (said.prediction_type, said.rescale_betas_zero_snr, said.timestep_spacing) == needed
+
+
+def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path) -> None:
+    weights = load_file(next((MINI / "vae").glob("*.safetensors")))
+    other = {name: tensor + 1 for name, tensor in weights.items()}
+    vae = tmp_path / "other.safetensors"
+    save_file({n: t.contiguous() for n, t in original_vae(other, prefix="").items()}, vae)
+    bare = write_single_file(MINI, tmp_path / "bare.safetensors", without=["vae"])
+    for model in ("mini", str(bare)):
+        found = find(model, str(vae))
+        (kept,) = (load_file(path) for path in found.weight_files("vae"))
+        assert all(torch.equal(kept[name], other[name]) for name in other)
+        assert (
+            found.file_digests["unet/config.json"] == find("mini").file_digests["unet/config.json"]
+        )
+        assert found.digest != find("mini").digest
+    with pytest.raises(CheckpointError, match="holds no VAE; needed --vae"):
+        find(str(bare))
+
+
+def test_a_vae_in_the_names_of_diffusers_fits_too(tmp_path: Path) -> None:
+    vae = tmp_path / "vae.safetensors"
+    shutil.copyfile(next((MINI / "vae").glob("*.safetensors")), vae)
+    found = find("mini", str(vae))
+    assert found.digest == find("mini").digest
+
+
+def names(*keys: str, width: int = 768, channels: int = 4) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(keys, (1,))
+    if UNET in keys:
+        del shapes[UNET]
+        shapes[f"{UNET}input_blocks.0.0.weight"] = (320, channels, 3, 3)
+        to_k = "input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight"
+        shapes[f"{UNET}{to_k}"] = (640, width)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kind"),
+    [
+        (names(UNET, "cond_stage_model.transformer.text_model.x"), "Stable Diffusion 1"),
+        (names(UNET, width=768), "Stable Diffusion 1"),
+        (names(UNET, "cond_stage_model.model.x", width=1024), "Stable Diffusion 2"),
+        (names(UNET, "conditioner.embedders.0.model.x", width=1280), "the SDXL refiner"),
+        (names("double_blocks.0.img_attn.norm.key_norm.scale"), "FLUX"),
+        (names("model.diffusion_model.double_blocks.0.img_attn.proj.bias"), "FLUX"),
+        (names("model.diffusion_model.joint_blocks.0.x"), "Stable Diffusion 3"),
+        (names("lora_unet_down_blocks.lora_up.weight"), "a LoRA"),
+        (names("control_model.time_embed.0.weight"), "a ControlNet"),
+        (names(UNET, CLIP_L + "x", CLIP_G + "x", width=2048, channels=9), "an inpainting"),
+        (names("edm_mean"), "Playground 2.5"),
+        (names("encoder.conv_in.bias", "decoder.conv_in.bias"), "a VAE alone"),
+        (names("patchify_proj.weight"), "'ltx-video'"),
+        (names("anything"), "nothing that is known"),
+        (names(UNET, width=2048), "holds no first encoder, no second encoder"),
+        (names(UNET, CLIP_L + "x", CLIP_G + "x", width=2048), "lacks"),
+    ],
+)
+def test_what_is_no_sdxl_is_refused_by_name(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]], kind: str
+) -> None:
+    file = tmp_path / "other.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, file)
+    with pytest.raises(CheckpointError) as caught:
+        find(str(file))
+    assert str(file) in str(caught.value) and kind in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".pt", ".bin", ".pth"])
+def test_a_pickle_is_refused_unopened(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"model{suffix}"
+    file.write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    with pytest.raises(CheckpointError, match="pickle weights can run code and are refused"):
+        find(str(file))
+
+
+def test_a_cut_off_download_is_refused(tmp_path: Path) -> None:
+    file = write_single_file(MINI, tmp_path / "cut.safetensors")
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        find(str(file))
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    wrong = {f"{UNET}out.2.bias": torch.zeros(5)}
+    file = write_single_file(MINI, tmp_path / "wrong.safetensors", more=wrong)
+    with pytest.raises(CheckpointError, match=r"unet conv_out.bias is \(5,\), needed \(4,\)"):
+        find(str(file))
+
+
+def test_every_tensor_of_the_full_size_has_its_place() -> None:
+    """Names and shapes alone: SDXL 1.0's networks to the original layout, and back."""
+    from sdxl.checkpoint_checks import shapes_of_network
+    from sdxl.single_file.configs import SDXL_1_0
+    from sdxl.single_file.conversion import parts_of
+    from tests.sdxl.single_files import RENAMED
+
+    original = {}
+    for part, rename in RENAMED.items():
+        shapes = shapes_of_network(part, SDXL_1_0[part])
+        wrapped = {wrapped_name(part, name): shape for name, shape in shapes.items()}
+        original |= rename({n: torch.empty(s, device="meta") for n, s in wrapped.items()})
+    parts = parts_of(Path("full"), original, SDXL_1_0)
+    assert {part: len(tensors) for part, tensors in parts.items()} == {
+        "text_encoder": 196,
+        "text_encoder_2": 517,
+        "unet": 1680,
+        "vae": 248,
+    }
+
+
+def wrapped_name(part: str, name: str) -> str:
+    is_bare = part == "text_encoder" and not name.startswith("text_model.")
+    return f"text_model.{name}" if is_bare else name
+
+
+def test_clips_vocabulary_is_the_published_one(tmp_path: Path) -> None:
+    from sdxl.prompt import Tokenizer
+    from sdxl.single_file.configs import write_tokenizer
+
+    write_tokenizer(tmp_path / "tokenizer", "<|endoftext|>")
+    tokenizer = Tokenizer.from_folder(tmp_path / "tokenizer")
+    # The ids that CLIP's own repository and every tutorial on it print.
+    assert tokenizer.encode("a photo of a cat") == [320, 1125, 539, 320, 2368]
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (49406, 49407, 49407)
+    write_tokenizer(tmp_path / "second", "!")
+    assert Tokenizer.from_folder(tmp_path / "second").pad == 0
+
+
+def test_a_single_file_paints_the_folders_pictures(tmp_path: Path) -> None:
+    from engines import load
+    from sdxl.params import GenerationParams
+
+    file = write_single_file(MINI, tmp_path / "half.safetensors", torch.float16)
+    folder = tmp_path / "folder"
+    shutil.copytree(MINI, folder)
+    for part in NETWORK_FOLDERS:
+        for path in (folder / part).glob("*.safetensors"):
+            halves = {name: tensor.half() for name, tensor in load_file(path).items()}
+            save_file(halves, path, {"format": "pt"})
+    request = [GenerationParams(prompt="a red circle on a blue background", seed=7, steps=3)]
+    of_file, of_folder = (
+        load(str(model), "torch").generate(request)[0].image for model in (file, folder)
+    )
+    assert of_file is not None and of_folder is not None and torch.equal(of_file, of_folder)
