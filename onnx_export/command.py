@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engines.folders.export_folder import PRECISIONS, ExportFolder
 from engines.folders.places import export_place
 from onnx_export.recipes import RECIPES
-from sdxl.arguments import MODEL, Parser
+from sdxl.arguments import MODEL, VAE, Parser, model_with
 from sdxl.files import prepare_folder
 from sdxl.params import InvalidParams
 from sdxl.specs import CUTS
@@ -45,6 +45,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="sdxl export", description="Export a model to ONNX graphs.")
     add = parser.add_argument
     add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
+    add("--vae", metavar="FILE", help=VAE)
     add("--precision", default="fp32", help=f"{', '.join(PRECISIONS)} (default %(default)s)")
     add("--cut", default=CUTS[0], help=f"what is cached: {', '.join(CUTS)} (default %(default)s)")
     add("--out", metavar="DIR", help="where to put it (default: where engines look for it)")
@@ -91,7 +92,7 @@ def read_order(options: argparse.Namespace) -> ExportSpec:
     from sdxl.checkpoint import find
 
     loras = tuple(Lora.parse(text) for text in options.lora)
-    checkpoint = find(options.model)
+    checkpoint = find(model_with(options.model, options.vae))
     prompts: list[str] = []
     if options.precision in RECIPES:
         file = Path(options.calibration) if options.calibration else None
@@ -115,7 +116,7 @@ def check_folder(options: argparse.Namespace) -> int:
     from sdxl.checkpoint import find
 
     export = ExportFolder.open(Path(options.check), verify=True)
-    checkpoint = find(options.model)
+    checkpoint = find(model_with(options.model, options.vae))
     loras = tuple(Lora.parse(text) for text in options.lora)
     if export.model_digest != checkpoint.digest:
         raise ExportError(

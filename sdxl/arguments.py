@@ -13,8 +13,11 @@ from typing import Any, NoReturn, TypeVar
 from sdxl.params import PARAMETERS, Parameter
 
 T = TypeVar("T")
-MODEL = "a folder in diffusers layout or a hub id, org/name or org/name@revision"
-"""what a flag that names a model says of it"""
+MODEL = "a folder in diffusers layout, a .safetensors file, or a hub id, org/name[@revision]"
+VAE = "a .safetensors file whose VAE takes the place of the model's"
+"""what flags that name a model say of it"""
+VAE_MARK = ",vae="
+"""between a model's name and that of the VAE it gets"""
 POSITIONAL = ("prompt",)
 """Parameters that a command takes without a flag."""
 METAVARS = {str: "TEXT", int: "N", float: "X"}
@@ -57,6 +60,11 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
                 help=each.help if each.default is None else f"{each.help} (default {each.default})",
                 default=argparse.SUPPRESS,
             )
+
+
+def model_with(model: str, vae: str | None) -> str:
+    """One name for a model and the VAE that it gets."""
+    return f"{model}{VAE_MARK}{vae}" if vae else model
 
 
 def given_params(options: argparse.Namespace) -> dict[str, Any]:

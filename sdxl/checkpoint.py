@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.params import Sizes
@@ -210,22 +211,49 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
             return {"vae_decoder": VaeDecoder(module)}
 
 
-def find(model: str, vae: str = "") -> Checkpoint:
+def find(model: str) -> Checkpoint:
     """`mini`, a folder in diffusers layout, a single safetensors file, or a hub id such as
-    `org/name` or `org/name@revision`: a branch, a tag or a commit. `vae`: a file that replaces its
-    VAE."""
-    found = _find(model)
+    `org/name` or `org/name@revision`: a branch, a tag or a commit. Each may go on with `,vae=FILE`,
+    a file that replaces its VAE."""
+    check_files(model)
+    base, vae = split_vae(model)
+    found = _find(base)
+    if not vae:
+        return found
+    from sdxl.single_file.folder import with_vae
+
+    origin = found.origin and found.origin + VAE_MARK + vae
+    place = with_vae(found.folder, _vae_file(vae))
+    return Checkpoint(f"{found.name}+{Path(vae).stem}", place, origin)
+
+
+def check_files(model: str) -> None:
+    """Raises CheckpointError in milliseconds for files that are no SDXL, or not there. What the hub
+    has is not looked at."""
+    from sdxl.single_file.recognition import check_has_vae, check_is_sdxl, read_header
+
+    base, vae = split_vae(model)
     if vae:
-        from sdxl.single_file.folder import with_vae
+        read_header(_vae_file(vae))
+    if is_file(base):
+        header = read_header(Path(os.path.expanduser(base)))
+        check_is_sdxl(header)
+        if not vae:
+            check_has_vae(header)
+    elif base != "mini" and is_here(base):
+        _check_folder(base)
 
-        place = with_vae(found.folder, _vae_file(vae))
-        stem = Path(vae).stem
-        return Checkpoint(f"{found.name}+{stem}", place, f"{found.origin or model}+{stem}")
-    if is_file(model):
-        from sdxl.single_file.folder import check_has_vae
 
-        check_has_vae(found.folder, model)
-    return found
+def _check_folder(model: str) -> None:
+    if not (Path(os.path.expanduser(model)) / "model_index.json").exists():
+        raise CheckpointError(
+            f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
+        )
+
+
+def split_vae(model: str) -> tuple[str, str]:
+    base, _, vae = model.partition(VAE_MARK)
+    return base, vae
 
 
 def _find(model: str) -> Checkpoint:
@@ -238,10 +266,6 @@ def _find(model: str) -> Checkpoint:
         return Checkpoint(path.stem, folder_of(path, MINI))
     if is_here(model):
         folder = Path(os.path.expanduser(model))
-        if not (folder / "model_index.json").exists():
-            raise CheckpointError(
-                f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
-            )
         return Checkpoint(folder.resolve().name, folder)
     if found := HUB_ID.fullmatch(model):
         repo, revision = found["repo"], found["revision"]
@@ -270,7 +294,9 @@ def _vae_file(name: str) -> Path:
 
 def is_here(model: str) -> bool:
     """Whether it is found without asking the hub. It need not be a model."""
-    return model == "mini" or os.path.exists(os.path.expanduser(model))
+    base, vae = split_vae(model)
+    files = [vae] if base == "mini" else [base, vae]
+    return all(os.path.exists(os.path.expanduser(file)) for file in files if file)
 
 
 def _download(repo: str, revision: str | None) -> Path:

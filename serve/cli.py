@@ -97,14 +97,16 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     import ray
     from ray import serve as ray_serve
 
+    from sdxl.checkpoint import check_files
     from serve.app import application
 
     check_port(settings.host, settings.port)
+    check_files(settings.model_name)
     if not settings_.is_loopback(settings.host):
         say(
             f"{settings.host} may be public, and this is plain HTTP: put haproxy.cfg in front (TLS)"
         )
-    models = [settings.model, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
+    models = [settings.model_name, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
     say(f"starting Ray, then loading {', '.join(models)}")
     try:
         ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)

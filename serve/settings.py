@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from sdxl.arguments import MODEL
+from sdxl.arguments import MODEL, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 
 PREFIX = "SDXL_"
@@ -43,6 +43,7 @@ class ServeSettings:
     device: str = setting("auto", "gpu or cpu; auto for gpu where the cluster has one by now")
     ingresses: int = setting(1, "HTTP front ends; with several, one may die unnoticed", 1)
     model: str = setting("mini", MODEL)
+    vae: str = setting("", VAE)
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
     engines: str = setting("", "a folder of sdxl export or sdxl build, not what is found")
@@ -103,6 +104,11 @@ class ServeSettings:
             raise InvalidParams(
                 "host", self.host, "needed a loopback address, --keys FILE, or --insecure"
             )
+
+    @property
+    def model_name(self) -> str:
+        """As sdxl/checkpoint.py finds it."""
+        return model_with(self.model, self.vae)
 
 
 TYPES: Mapping[str, type] = get_type_hints(ServeSettings)

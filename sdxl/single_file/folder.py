@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdxl.checkpoint_checks import CheckpointError, foreign_errors
-from sdxl.files import OutputError, prepare_folder, write_atomic
+from sdxl.checkpoint_checks import foreign_errors
+from sdxl.files import OutputError, grant_usual, prepare_folder, write_atomic
 from sdxl.places import home
 from sdxl.single_file import configs
 from sdxl.single_file.recognition import STEM, UNET, Header, check_is_sdxl, read_header
@@ -43,7 +43,7 @@ TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
 
 
 def folder_of(file: Path, mini: Path) -> Path:
-    """The folder of this file's weights, which has no `vae` where the file has none. `mini` is the
+    """The folder of this file's weights, without the VAE's where the file has none. `mini` is the
     embedded model, which may come as a single file, too."""
     header = read_header(file)
     check_is_sdxl(header)
@@ -113,10 +113,15 @@ def _convert(header: Header, mini: Path | None, making: Path) -> None:
     found = _configs(mini)
     with foreign_errors(header.path):
         tensors = load_file(header.path)
-    for part, weights in parts_of(header.path, tensors, found).items():
-        _write_part(making / part, part, found[part], weights)
-        if mini is not None:
-            shutil.copyfile(mini / part / "config.json", making / part / "config.json")
+    parts = parts_of(header.path, tensors, found)
+    for part in PARTS:
+        # Of a VAE that is missing the configuration alone: the file that replaces it needs one.
+        _write_part(making / part, part, parts.get(part, {}))
+        config = making / part / "config.json"
+        if mini is None:
+            config.write_text(json.dumps(found[part], indent=1), encoding="utf-8")
+        else:
+            shutil.copyfile(mini / part / "config.json", config)
     _write_rest(header, mini, making)
 
 
@@ -126,15 +131,16 @@ def _configs(mini: Path | None) -> Mapping[str, Mapping[str, Any]]:
     return {part: json.loads((mini / part / "config.json").read_text()) for part in PARTS}
 
 
-def _write_part(
-    folder: Path, part: str, config: Mapping[str, Any], tensors: dict[str, Tensor]
-) -> None:
+def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
     from huggingface_hub import save_torch_state_dict
 
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    if not tensors:
+        return
     pattern = FILE_NAMES.get(part, "model") + "{suffix}.safetensors"
     save_torch_state_dict(tensors, folder, filename_pattern=pattern, max_shard_size=SHARD)
+    for path in folder.iterdir():
+        grant_usual(path)
 
 
 def _write_rest(header: Header, mini: Path | None, making: Path) -> None:
@@ -162,13 +168,13 @@ def _replace_vae(base: Path, vae: Path, making: Path) -> None:
     from sdxl.single_file.conversion import vae_of
 
     read_header(vae)
-    kept = base / "vae" / "config.json"
-    config = (
-        json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else _configs(None)["vae"]
-    )
+    config = base / "vae" / "config.json"
+    with foreign_errors(config):
+        found = json.loads(config.read_text(encoding="utf-8"))
     with foreign_errors(vae):
         tensors = load_file(vae)
-    _write_part(making / "vae", "vae", config, vae_of(vae, tensors, {"vae": config}))
+    _write_part(making / "vae", "vae", vae_of(vae, tensors, {"vae": found}))
+    shutil.copyfile(config, making / "vae" / "config.json")
     for path in base.iterdir():
         if path.name != "vae" and not path.name.startswith("."):
             (making / path.name).symlink_to(path.resolve())
@@ -196,11 +202,6 @@ def _making(place: Path) -> Iterator[Path]:
         raise error if isinstance(error, OutputError) else OutputError(place, error) from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
-
-
-def check_has_vae(folder: Path, file: str) -> None:
-    if not (folder / "vae").exists():
-        raise CheckpointError(f"{file}: holds no VAE; needed --vae FILE beside it")
 
 
 def _safe(name: str) -> str:

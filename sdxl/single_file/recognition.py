@@ -54,7 +54,8 @@ def read_header(path: Path) -> Header:
     if not path.is_file():
         raise CheckpointError(f"{path}: not there; needed a {SAFETENSORS} file")
     try:
-        with safe_open(path, framework="pt") as file:
+        # NumPy's, as only headers are read: PyTorch takes seconds to import.
+        with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             types = frozenset(
@@ -91,6 +92,11 @@ def check_is_sdxl(header: Header) -> None:
         raise CheckpointError(
             f"{header.path}: holds weights in {strange[0]}; needed one of {', '.join(FLOATS)}"
         )
+
+
+def check_has_vae(header: Header) -> None:
+    if not header.has(VAE):
+        raise CheckpointError(f"{header.path}: holds no VAE; needed --vae FILE beside it")
 
 
 def foreign_kind(header: Header) -> str | None:

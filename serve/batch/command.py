@@ -11,7 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, number, whole
+from sdxl.arguments import (
+    MODEL,
+    VAE,
+    Parser,
+    add_generation_flags,
+    given_params,
+    model_with,
+    number,
+    whole,
+)
 from sdxl.params import GenerationParams, InvalidParams
 from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec
 from serve.render.destination import SUFFIXES
@@ -47,6 +56,7 @@ def build_parser() -> Parser:
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
     add("--model", default="mini", help=f"{MODEL} (%(default)s)")
+    add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="the backend's own choice unless given")
     add("--engines", default="", metavar="DIR", help=FOLDER)
@@ -98,7 +108,7 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         workers=options.workers,
         address=options.address,
         through=options.through,
-        model=options.model,
+        model=model_with(options.model, options.vae),
         backend=options.backend,
         precision=options.precision,
         engines=options.engines,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, whole
+from sdxl.arguments import MODEL, VAE, Parser, add_generation_flags, given_params, model_with, whole
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from serve.render.destination import SUFFIXES, Destination, format_of
@@ -80,6 +80,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
     add("--model", help=f"{MODEL} (default {DEFAULT_MODEL})")
+    add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
@@ -110,7 +111,10 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         for image in numbered(GenerationParams.from_dict({**values, "prompt": prompt}), options.n)
     ]
     return RenderSpec(
-        model=options.model or model_of_picture(stored_model, options.source) or DEFAULT_MODEL,
+        model=model_with(
+            options.model or model_of_picture(stored_model, options.source) or DEFAULT_MODEL,
+            options.vae,
+        ),
         backend=options.backend,
         engines=options.engines,
         requests=tuple(requests),

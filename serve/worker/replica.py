@@ -33,7 +33,7 @@ class ImageReplica:
         from serve.worker.worker import Worker
 
         pipeline = engines.load(
-            settings.model,
+            settings.model_name,
             settings.backend,
             precision=settings.precision or None,
             torch_options=settings.torch_options,

@@ -54,12 +54,12 @@ CLIP_G_LAYER = {
 def write_single_file(
     folder: Path,
     file: Path,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     without: Iterable[str] = (),
     more: Mapping[str, Tensor] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
-    """One file of a folder's four networks, as Civitai has them."""
+    """One file of a folder's four networks, as Civitai has them; as they are without a `dtype`."""
     tensors: dict[str, Tensor] = {}
     for part, rename in RENAMED.items():
         if part not in without:

@@ -1,4 +1,4 @@
-"""Checkpoints in one file: the same model as the folder, or refused by the name of what they are."""
+"""Checkpoints in one file: the same model as the folder, or refused by what they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sdxl.checkpoint import MINI, NETWORK_FOLDERS, CheckpointError, find
-from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, original_vae, write_single_file
+from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, VAE, original_vae, write_single_file
+
+
+LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,7 @@ def test_a_file_is_turned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> None:
     file = write_single_file(MINI, tmp_path / "shapes.safetensors")
     first = find(str(file))
-    write_single_file(MINI, file, torch.float16)
+    write_single_file(MINI, file, torch.bfloat16)
     assert find(str(file)).digest != first.digest
 
 
@@ -78,12 +81,10 @@ def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path)
     save_file({n: t.contiguous() for n, t in original_vae(other, prefix="").items()}, vae)
     bare = write_single_file(MINI, tmp_path / "bare.safetensors", without=["vae"])
     for model in ("mini", str(bare)):
-        found = find(model, str(vae))
+        found = find(f"{model},vae={vae}")
         (kept,) = (load_file(path) for path in found.weight_files("vae"))
         assert all(torch.equal(kept[name], other[name]) for name in other)
-        assert (
-            found.file_digests["unet/config.json"] == find("mini").file_digests["unet/config.json"]
-        )
+        assert found.config("unet") == find("mini").config("unet")
         assert found.digest != find("mini").digest
     with pytest.raises(CheckpointError, match="holds no VAE; needed --vae"):
         find(str(bare))
@@ -92,7 +93,7 @@ def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path)
 def test_a_vae_in_the_names_of_diffusers_fits_too(tmp_path: Path) -> None:
     vae = tmp_path / "vae.safetensors"
     shutil.copyfile(next((MINI / "vae").glob("*.safetensors")), vae)
-    found = find("mini", str(vae))
+    found = find(f"mini,vae={vae}")
     assert found.digest == find("mini").digest
 
 
@@ -124,7 +125,7 @@ def names(*keys: str, width: int = 768, channels: int = 4) -> dict[str, tuple[in
         (names("patchify_proj.weight"), "'ltx-video'"),
         (names("anything"), "nothing that is known"),
         (names(UNET, width=2048), "holds no first encoder, no second encoder"),
-        (names(UNET, CLIP_L + "x", CLIP_G + "x", width=2048), "lacks"),
+        (names(UNET, *LABELS, CLIP_L + "x", CLIP_G + "x", VAE + "x", width=2048), "lacks"),
     ],
 )
 def test_what_is_no_sdxl_is_refused_by_name(
@@ -166,7 +167,7 @@ def test_every_tensor_of_the_full_size_has_its_place() -> None:
     from sdxl.single_file.conversion import parts_of
     from tests.sdxl.single_files import RENAMED
 
-    original = {}
+    original: dict[str, torch.Tensor] = {}
     for part, rename in RENAMED.items():
         shapes = shapes_of_network(part, SDXL_1_0[part])
         wrapped = {wrapped_name(part, name): shape for name, shape in shapes.items()}
