@@ -7,62 +7,86 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
+from onnx_export.prompts import OWN, read_prompts, spread
 from onnx_export.recipes import Recipe
 from onnx_export.reference import torch_engines
+from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.inflight import Failed, Request
-from sdxl.params import GenerationParams, InvalidParams
+from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
+from sdxl.specs import Cut
 
 ENCODERS = ("text_encoder", "text_encoder_2")
 SEED = 0
 
 
-def calibration_prompts(checkpoint: Checkpoint, file: Path | None, recipe: Recipe) -> list[str]:
-    """The file's lines, or scenes that the embedded model knows."""
+@dataclass
+class StepClock:
+    """The step that is calibrated now; a statistic by steps reads it."""
+
+    step: int = 0
+
+
+def calibration_prompts(
+    checkpoint: Checkpoint,
+    file: Path | None,
+    recipe: Recipe,
+    count: int | None = None,
+    annotations: Path | None = None,
+) -> list[str]:
+    """Of the file; else our own, or scenes that the embedded model knows."""
     if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidParams("calibration", str(file), f"needed UTF-8 text ({error})") from error
-        prompts = [line for line in map(str.strip, lines) if line]
-        if not prompts:
-            raise InvalidParams("calibration", str(file), "needed a prompt on each line")
-        return prompts
+        prompts = read_prompts(file, annotations)
+        return spread(prompts, len(prompts) if count is None else count)
+    count = recipe.prompts if count is None else count
     if checkpoint.folder != MINI:
-        raise InvalidParams(
-            "calibration",
-            None,
-            f"needed a file of about {recipe.prompts} prompts, one a line, "
-            f"to quantise {checkpoint.name}",
-        )
+        return spread(read_prompts(OWN), count)
     import numpy as np
 
     from sdxl.mini.scenes import caption, sample_scene
 
     rng = np.random.default_rng(SEED)
-    return [caption(sample_scene(rng)) for _ in range(recipe.prompts)]
+    return [caption(sample_scene(rng)) for _ in range(count)]
 
 
 def first_steps(
-    checkpoint: Checkpoint, parts: dict[str, nn.Module], prompts: Sequence[str], recipe: Recipe
+    checkpoint: Checkpoint,
+    parts: dict[str, nn.Module],
+    prompts: Sequence[str],
+    recipe: Recipe,
+    settings: CalibrationSettings,
+    clock: StepClock,
+    cut: Cut = "reference",
 ) -> None:
-    """Run the first steps of every prompt's image, each of them through the whole UNet: the
-    modules that Deep and Shallow share then see all of these steps, whatever plan they serve."""
-    pipeline = Pipeline(checkpoint, torch_engines(checkpoint, parts))
+    """Run the first steps of every prompt's image by the plan that will be served: what only Deep
+    has sees its steps alone, what Shallow has too also sees kept features."""
+    pipeline = Pipeline(checkpoint, torch_engines(checkpoint, parts, cut))
     asked = [
-        pipeline.resolve(GenerationParams(text, steps=recipe.steps, cache_interval=1, seed=i))
+        pipeline.resolve(
+            GenerationParams(
+                text,
+                negative_prompt=settings.negative_prompt,
+                guidance=settings.guidance,
+                steps=recipe.steps,
+                cache_interval=settings.cache_interval,
+                width=settings.side,
+                height=settings.side,
+                seed=i,
+            )
+        )
         for i, text in enumerate(prompts)
     ]
     for batch in _batches(pipeline, asked, recipe.batch):
         loop = pipeline.in_flight()
         for request in batch:
             loop.submit(request)
-        for _ in range(recipe.calibrated_steps):
+        for clock.step in range(recipe.calibrated_steps):
             for event in loop.tick():
                 if isinstance(event, Failed):
                     raise event.cause

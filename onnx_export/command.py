@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING
 from engines.folders.export_folder import PRECISIONS, ExportFolder
 from engines.folders.places import export_place
 from onnx_export.recipes import RECIPES
-from sdxl.arguments import MODEL, VAE, Parser, model_with
+from onnx_export.settings import CACHE_INTERVAL, GUIDANCE, CalibrationSettings
+from sdxl.arguments import MODEL, VAE, Parser, model_with, number, whole
 from sdxl.files import prepare_folder
 from sdxl.params import InvalidParams
 from sdxl.specs import CUTS
 
 if TYPE_CHECKING:
     from onnx_export.export_spec import ExportSpec
+    from sdxl.checkpoint import Checkpoint
+
+CALIBRATION = (
+    "calibration",
+    "annotations",
+    "calibration-count",
+    "calibration-guidance",
+    "calibration-negative",
+    "calibration-interval",
+    "calibration-size",
+)
 
 
 class PackageMissing(RuntimeError):
@@ -56,7 +68,26 @@ def build_parser() -> Parser:
         metavar="FILE[:SCALE]",
         help="fuse this LoRA into the weights first; may be given again",
     )
-    add("--calibration", metavar="FILE", help="a prompt a line, for int8 and fp8")
+    add(
+        "--calibration",
+        metavar="FILE",
+        help="for int8 and fp8: a prompt a line, or MLPerf's list (default: prompts of our own)",
+    )
+    add("--annotations", metavar="FILE", help="COCO's, where --calibration is a list of ids")
+    add("--calibration-count", type=whole, metavar="N", help="prompts (default: the recipe's 32)")
+    add("--calibration-guidance", type=number, metavar="X", help=f"(default {GUIDANCE:g})")
+    add(
+        "--calibration-negative",
+        metavar="TEXT",
+        help="negative prompt (default: that of MLPerf's task)",
+    )
+    add(
+        "--calibration-interval",
+        type=whole,
+        metavar="N",
+        help=f"cache interval of the pictures that will be served (default {CACHE_INTERVAL})",
+    )
+    add("--calibration-size", type=whole, metavar="PIXELS", help="(default: the model's own)")
     add("--force", action="store_true", help="export what has not changed too")
     add("--unchecked", action="store_true", help="publish without the check: it takes memory")
     add("--check", metavar="DIR", help="export nothing; check this export of the model again")
@@ -68,10 +99,10 @@ def check_choices(options: argparse.Namespace) -> None:
         value = getattr(options, field)
         if value not in allowed:
             raise InvalidParams(field, value, f"needed one of {', '.join(allowed)}")
-    if options.calibration and options.precision not in RECIPES:
-        raise InvalidParams(
-            "calibration", options.calibration, f"{options.precision} is not calibrated"
-        )
+    for field in CALIBRATION:
+        value = getattr(options, field.replace("-", "_"))
+        if value is not None and options.precision not in RECIPES:
+            raise InvalidParams(field, value, f"{options.precision} is not calibrated")
     if options.lora and not (options.out or options.check):
         raise InvalidParams("out", None, "a LoRA's export needs a place of its own")
 
@@ -95,16 +126,62 @@ def read_order(options: argparse.Namespace) -> ExportSpec:
     checkpoint = find(model_with(options.model, options.vae))
     prompts: list[str] = []
     if options.precision in RECIPES:
-        file = Path(options.calibration) if options.calibration else None
-        prompts = calibration_prompts(checkpoint, file, RECIPES[options.precision])
+        prompts = calibration_prompts(
+            checkpoint,
+            _path(options.calibration),
+            RECIPES[options.precision],
+            options.calibration_count,
+            _path(options.annotations),
+        )
     if options.out:
         out = Path(options.out)
     else:
         out = export_place(checkpoint.name, checkpoint.digest, options.precision, options.cut)
     prepare_folder(out.absolute().parent)
     return ExportSpec(
-        checkpoint, options.precision, out, options.cut, loras, tuple(prompts), options.force
+        checkpoint,
+        options.precision,
+        out,
+        options.cut,
+        loras,
+        tuple(prompts),
+        read_settings(options, checkpoint),
+        options.force,
     )
+
+
+def read_settings(options: argparse.Namespace, checkpoint: Checkpoint) -> CalibrationSettings:
+    from onnx_export.settings import usual_settings
+
+    given = {
+        "guidance": options.calibration_guidance,
+        "negative_prompt": options.calibration_negative,
+        "cache_interval": options.calibration_interval,
+        "side": checkpoint.sizes.resolve("calibration-size", options.calibration_size)
+        if options.calibration_size
+        else None,
+    }
+    settings = replace(
+        usual_settings(checkpoint), **{n: v for n, v in given.items() if v is not None}
+    )
+    check_painted(settings)
+    return settings
+
+
+def check_painted(settings: CalibrationSettings) -> None:
+    """What calibration pictures are made from is refused before anything is loaded."""
+    from sdxl.params import GenerationParams
+
+    GenerationParams(
+        "a picture",
+        guidance=settings.guidance,
+        negative_prompt=settings.negative_prompt,
+        cache_interval=settings.cache_interval,
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
 
 
 def check_folder(options: argparse.Namespace) -> int:

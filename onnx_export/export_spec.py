@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx_export.lora import Lora
+from onnx_export.settings import CalibrationSettings, usual_settings
 from sdxl.checkpoint import Checkpoint
 from sdxl.specs import Cut, ModelSpec, network_specs
 
@@ -21,7 +22,13 @@ class ExportSpec:
     loras: tuple[Lora, ...] = ()
     prompts: tuple[str, ...] = ()
     """for calibration"""
+    calibration: CalibrationSettings | None = None
+    """None: as is usual for the model"""
     is_forced: bool = False
+
+    @property
+    def settings(self) -> CalibrationSettings:
+        return self.calibration or usual_settings(self.checkpoint)
 
     @property
     def specs(self) -> dict[str, ModelSpec]:

@@ -7,11 +7,12 @@ know command lines.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,15 @@ def _checked(folder: ExportFolder, order: ExportSpec, check: Check, say: Say) ->
     return folder
 
 
+def calibrated_on(order: ExportSpec) -> dict[str, Any]:
+    if order.precision not in RECIPES:
+        return {}
+    digest = hashlib.sha256("\n".join(order.prompts).encode()).hexdigest()
+    recipe = RECIPES[order.precision]
+    facts = {"prompts": len(order.prompts), "prompts_sha256": digest, **asdict(order.settings)}
+    return facts | {"steps": recipe.steps, "calibrated_steps": recipe.calibrated_steps}
+
+
 def load_parts(checkpoint: Checkpoint, loras: tuple[Lora, ...], *names: str) -> dict[str, Any]:
     """The named parts in float32, LoRAs fused in."""
     needed = {*names, *(ADAPTED if loras and {*names} & {*ADAPTED} else ())}
@@ -124,6 +134,7 @@ class _Builder:
             {name: self.graphs[name] for name in order.specs},
             self.data,
             loras=tuple(lora.as_dict() for lora in order.loras),
+            calibration=calibrated_on(order),
             versions={**fingerprint.versions(), "parts": dict(keys)},
         )
         folder.write()
@@ -189,7 +200,15 @@ class _Builder:
         quantised = quantisation.quantise(
             parts["unet"],
             recipe,
-            lambda: calibration.first_steps(order.checkpoint, parts, order.prompts, recipe),
+            lambda clock: calibration.first_steps(
+                order.checkpoint,
+                parts,
+                order.prompts,
+                recipe,
+                order.settings,
+                clock,
+                order.cut,
+            ),
             torch_dtype(order.specs["unet_deep"].outputs[0]),
         )
         took = time.perf_counter() - start

@@ -19,6 +19,7 @@ LIBRARIES = ("torch", "onnxscript", "onnx_ir", "diffusers", "transformers")
 SOURCES = (
     "onnx_export/binding.py",
     "onnx_export/calibration.py",
+    "onnx_export/prompts.py",
     "onnx_export/lora.py",
     "onnx_export/mean_calibrator.py",
     "onnx_export/quantisation.py",
@@ -53,7 +54,12 @@ def _of_part(order: ExportSpec, part: str) -> list[Any]:
         [lora.as_dict() for lora in order.loras],
     ]
     if is_quantised:
-        facts += [repr(RECIPES[order.precision]), order.prompts, version("nvidia-modelopt")]
+        facts += [
+            repr(RECIPES[order.precision]),
+            order.prompts,
+            repr(order.settings),
+            version("nvidia-modelopt"),
+        ]
     return facts
 
 

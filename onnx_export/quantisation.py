@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
+from onnx_export.calibration import StepClock
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.recipes import Recipe, Rule, matching
 
@@ -51,9 +52,10 @@ class Quantised:
 
 
 def quantise(
-    unet: nn.Module, recipe: Recipe, run: Callable[[], None], dtype: torch.dtype
+    unet: nn.Module, recipe: Recipe, run: Callable[[StepClock], None], dtype: torch.dtype
 ) -> Quantised:
-    """`run` sends calibration data through the UNet; `dtype` is the graph's, and so the scales'."""
+    """`run` sends calibration data through the UNet and keeps the clock; `dtype` is the graph's,
+    and so the scales'."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     rules = matching(recipe, layers)
     before = "float16" if dtype == torch.float16 else "float32"
@@ -83,7 +85,7 @@ def summary(report: tuple[LayerReport, ...]) -> str:
 
 
 def _calibrate(
-    unet: nn.Module, recipe: Recipe, rules: Mapping[str, Rule], run: Callable[[], None]
+    unet: nn.Module, recipe: Recipe, rules: Mapping[str, Rule], run: Callable[[StepClock], None]
 ) -> None:
     alphas = {rule.smoothing for rule in rules.values() if rule.smoothing is not None}
     assert len(alphas) <= 1, f"one smoothing for all layers, not {alphas}"
@@ -91,11 +93,12 @@ def _calibrate(
     with _quiet():
         import modelopt.torch.quantization as mtq
 
-        config = {"quant_cfg": _entries(recipe, rules), "algorithm": method}
-        mtq.quantize(unet, config, lambda _: run())
+        clock = StepClock()
+        config = {"quant_cfg": _entries(recipe, rules, clock), "algorithm": method}
+        mtq.quantize(unet, config, lambda _: run(clock))
 
 
-def _entries(recipe: Recipe, rules: Mapping[str, Rule]) -> list[dict[str, Any]]:
+def _entries(recipe: Recipe, rules: Mapping[str, Rule], clock: StepClock) -> list[dict[str, Any]]:
     """Each quantised layer by name; weights have a scale for each output channel."""
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
     bits = BITS[recipe.number]
@@ -103,7 +106,7 @@ def _entries(recipe: Recipe, rules: Mapping[str, Rule]) -> list[dict[str, Any]]:
         if rule.is_quantised:
             inputs: dict[str, Any] = {"num_bits": bits, "axis": None}
             if rule.statistic == "min-mean":
-                inputs["calibrator"] = mean_calibrator(recipe.calibrated_steps)
+                inputs["calibrator"] = mean_calibrator(clock)
             weight = {"num_bits": bits, "axis": 0}
             entries.append({"quantizer_name": f"{name}.weight_quantizer", "cfg": weight})
             entries.append({"quantizer_name": f"{name}.input_quantizer", "cfg": inputs})

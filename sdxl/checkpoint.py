@@ -7,6 +7,7 @@ alone: a pickle can run code, and is refused by name.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
+from sdxl.hub_files import TOP, needed_files
 from sdxl.params import Sizes
 from sdxl.prompt import Tokenizer
 from sdxl.schedulers import SchedulerConfig
@@ -40,7 +42,6 @@ WEIGHT_NAMES = {
     "unet": "diffusion_pytorch_model",
     "vae": "diffusion_pytorch_model",
 }
-HUB_FILES = ["model_index.json", "preview.json", "*/*.json", "*/*.txt", "*/*.safetensors"]
 MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
 
 
@@ -309,13 +310,42 @@ def _download(repo: str, revision: str | None) -> Path:
     )
 
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
+        files = _files_of(repo, revision)
+        if files is None and (fetched := _fetched(repo, revision)) is not None:
+            return fetched
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=files or [*TOP]))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"model {repo + (f'@{revision}' if revision else '')!r} is neither a folder here nor "
             f"could be fetched: {line}"
         ) from error
+
+
+def _files_of(repo: str, revision: str | None) -> list[str] | None:
+    """What the hub has of it that is needed: one variant of each network's weights. None where the
+    hub does not answer."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.constants import DEFAULT_REVISION
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        info = HfApi().model_info(repo, revision=revision or DEFAULT_REVISION)
+    except HfHubHTTPError:
+        raise
+    except Exception:
+        # Of which kind, depends on the library's version; whoever asks next tells it.
+        return None
+    names = [file.rfilename for file in info.siblings or ()]
+    return [glob.escape(name) for name in needed_files(names, WEIGHT_NAMES)]
+
+
+def _fetched(repo: str, revision: str | None) -> Path | None:
+    """The snapshot that was fetched before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, "model_index.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _existing(path: Path) -> Path:

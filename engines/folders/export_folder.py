@@ -74,6 +74,8 @@ class ExportFolder:
     graphs: Mapping[str, Graph]
     data: Mapping[str, DataFile]
     loras: tuple[Any, ...] = ()
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    """what 8-bit scales were found on"""
     parity: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,7 +125,7 @@ class ExportFolder:
         plain |= {
             name: getattr(self, name) for name in ("model", "model_digest", "precision", "cut")
         }
-        plain |= {"parity": dict(self.parity), "versions": dict(self.versions)}
+        plain |= {name: dict(getattr(self, name)) for name in ("calibration", "parity", "versions")}
         graphs = {name: _graph_as_dict(graph) for name, graph in self.graphs.items()}
         data = {name: asdict(file) for name, file in self.data.items()}
         return {"format": FORMAT, **plain, "graphs": graphs, "data": data, "loras": [*self.loras]}

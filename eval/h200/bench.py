@@ -13,10 +13,11 @@ import torch
 from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one
-from onnx_export.calibration import ENCODERS, first_steps
+from onnx_export.calibration import ENCODERS, StepClock, first_steps
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.random_weights import write_checkpoint
 from onnx_export.recipes import RECIPES
+from onnx_export.settings import usual_settings
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -96,7 +97,11 @@ class Bench:
             parts = {name: checkpoint.part(name).to(self.device) for name in (*ENCODERS, "unet")}
             recipe = RECIPES[precision]
             prompts = PROMPTS[: 1 if self.is_dry else recipe.batch]
+            settings = usual_settings(checkpoint)
             write_numbers(
-                parts["unet"], recipe, lambda: first_steps(checkpoint, parts, prompts, recipe), path
+                parts["unet"],
+                recipe,
+                lambda: first_steps(checkpoint, parts, prompts, recipe, settings, StepClock()),
+                path,
             )
         return path

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnx_export.settings import GUIDANCE, NEGATIVE_PROMPT
 from sdxl.params import GenerationParams
 
 
@@ -32,11 +33,11 @@ CLIP_TOLERANCE, FID_TOLERANCE = 0.002, 0.02
 CAPTIONS = 5000
 """of COCO 2014's validation set, one picture each"""
 REQUEST = GenerationParams(
-    negative_prompt="normal quality, low quality, worst quality, low res, blurry, nsfw, nude",
+    negative_prompt=NEGATIVE_PROMPT,
     width=1024,
     height=1024,
     steps=20,
-    guidance=8.0,
+    guidance=GUIDANCE,
     seed=0,
     scheduler="euler",
     cache_interval=1,

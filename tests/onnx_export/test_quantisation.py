@@ -22,7 +22,11 @@ from engines.folders.export_folder import (
     ExportFolder,
     changed_file,
 )
-from onnx_export.calibration import calibration_prompts, first_steps
+from onnx_export.calibration import (
+    StepClock,
+    calibration_prompts,
+    first_steps,
+)
 from onnx_export.check import relative_norm
 from onnx_export.exporter import ADAPTED, REPORT
 from onnx_export.mean_calibrator import mean_calibrator
@@ -30,8 +34,9 @@ from onnx_export.quantisation import Quantised, quantise, summary
 from onnx_export.random_weights import SDXL_1_0
 from onnx_export.recipes import INT8, RECIPES, matching
 from onnx_export.reference import fake_quantise
+from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import Checkpoint, find
-from sdxl.params import InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 from tests.onnx_export.exports import Exports, export_tiny
 
 PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
@@ -81,10 +86,11 @@ def test_only_the_linears_are_smoothed(full_size_layers: list[str]) -> None:
 
 
 def test_the_mean_calibrator_takes_the_least_of_the_steps_means() -> None:
-    constructor, arguments, named = mean_calibrator(2)
+    clock = StepClock()
+    constructor, arguments, named = mean_calibrator(clock)
     calibrator = constructor(*arguments, **named)
     assert calibrator.compute_amax() is None
-    for value in (1.0, 5.0, -3.0, 9.0):  # steps 0, 1, 0, 1
+    for clock.step, value in ((0, 1.0), (2, 5.0), (0, -3.0), (2, 9.0)):
         calibrator.collect(torch.tensor([0.5, value]))
     assert float(calibrator.compute_amax()) == 2.0, "steps' means are 2 and 7"
     calibrator.reset()
@@ -97,7 +103,7 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
     parts["unet"].get_submodule("time_proj").register_forward_pre_hook(
         lambda _, given: seen.append(given[0].clone())
     )
-    first_steps(tiny, parts, PROMPTS, INT8)
+    first_steps(tiny, parts, PROMPTS, INT8, CalibrationSettings(), StepClock())
     from sdxl.schedulers import table
 
     times = table("euler", INT8.steps, tiny.scheduler).rows[: INT8.calibrated_steps, 1]
@@ -105,6 +111,38 @@ def test_calibration_sees_the_first_steps_of_every_prompt(tiny: Checkpoint) -> N
     assert [float(t[0]) for t in seen] == pytest.approx([*times] * batches)
     rows = {int(t.shape[0]) for t in seen}
     assert rows == {4, 2}, f"{rows}: two prompts with guidance, then the one left over"
+
+
+def test_calibration_follows_the_plan_that_is_served(tiny: Checkpoint) -> None:
+    """What Deep alone has is called at its steps, what Shallow has too at all of them."""
+    parts = {name: tiny.part(name) for name in ADAPTED}
+    clock, seen = StepClock(), dict[str, list[int]]()
+    for name in ("mid_block.resnets.0.conv1", "up_blocks.2.resnets.1.conv2"):
+        steps = seen[name] = []
+        layer = parts["unet"].get_submodule(name)
+        layer.register_forward_pre_hook(lambda *_, steps=steps: steps.append(clock.step))
+    first_steps(tiny, parts, PROMPTS[:1], INT8, CalibrationSettings(cache_interval=3), clock)
+    assert list(seen.values()) == [[0, 3, 6], list(range(INT8.calibrated_steps))]
+
+
+def test_calibration_paints_with_the_protocols_guidance_and_negative_prompt(
+    tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sdxl.pipeline import Pipeline
+
+    asked: list[GenerationParams] = []
+    resolve = Pipeline.resolve
+
+    def listen(self: Pipeline, params: GenerationParams) -> GenerationParams:
+        asked.append(params)
+        return resolve(self, params)
+
+    monkeypatch.setattr(Pipeline, "resolve", listen)
+    parts = {name: tiny.part(name) for name in ADAPTED}
+    first_steps(tiny, parts, PROMPTS[:1], INT8, CalibrationSettings(side=32), StepClock())
+    (params,) = asked
+    assert (params.guidance, params.cache_interval, params.width) == (8.0, 2, 32)
+    assert (params.negative_prompt or "").startswith("normal quality, low quality")
 
 
 def test_prompts_of_several_lengths_are_calibrated_apart(tiny: Checkpoint) -> None:
@@ -115,7 +153,8 @@ def test_prompts_of_several_lengths_are_calibrated_apart(tiny: Checkpoint) -> No
         lambda _, given: rows.append(len(given[0]))
     )
     long = "circle " * 80
-    first_steps(tiny, parts, [PROMPTS[0], long, PROMPTS[1], long], INT8)
+    prompts = [PROMPTS[0], long, PROMPTS[1], long]
+    first_steps(tiny, parts, prompts, INT8, CalibrationSettings(negative_prompt=""), StepClock())
     assert rows == [4] * 2 * INT8.calibrated_steps
 
 
@@ -123,7 +162,9 @@ def test_prompts_of_several_lengths_are_calibrated_apart(tiny: Checkpoint) -> No
 def quantised(request: pytest.FixtureRequest, tiny: Checkpoint) -> tuple[str, nn.Module, Quantised]:
     parts = {name: tiny.part(name) for name in ADAPTED}
     recipe = RECIPES[request.param]
-    run: Callable[[], None] = lambda: first_steps(tiny, parts, PROMPTS, recipe)  # noqa: E731
+    run: Callable[[StepClock], None] = lambda clock: first_steps(  # noqa: E731
+        tiny, parts, PROMPTS, recipe, CalibrationSettings(), clock
+    )
     return request.param, parts["unet"], quantise(parts["unet"], recipe, run, torch.float16)
 
 
@@ -243,9 +284,32 @@ def test_the_embedded_model_is_calibrated_on_its_own_scenes() -> None:
     assert len(prompts) == INT8.prompts and len(set(prompts)) > INT8.prompts / 2
 
 
-def test_another_model_needs_prompts(tiny: Checkpoint) -> None:
-    with pytest.raises(InvalidParams, match="calibration: None .* a file of about 32 prompts"):
-        calibration_prompts(tiny, None, INT8)
+def test_any_other_model_has_500_prompts_of_our_own(tiny: Checkpoint) -> None:
+    all_ = calibration_prompts(tiny, None, INT8, 500)
+    assert len(set(all_)) == 500 and all_ == [text.strip() for text in all_]
+    lengths = sorted(len(text.split()) for text in all_)
+    assert lengths[0] == 1 and lengths[-1] >= 20
+    some = calibration_prompts(tiny, None, INT8)
+    assert len(set(some)) == INT8.prompts and all_[0] in some and set(some) <= set(all_)
+    with pytest.raises(InvalidParams, match="calibration-count: 501 .* needed 1 to 500"):
+        calibration_prompts(tiny, None, INT8, 501)
+
+
+def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
+    """Ids of COCO's captions, or the table that its tools make of them."""
+    ids, table, annotations = (tmp_path / name for name in ("ids.txt", "captions.tsv", "coco.json"))
+    ids.write_text("655\n282\n")
+    table.write_text("id\tcaption\n655\ta dog\n282\ta cat\n")
+    entries = [{"id": 282, "caption": "a cat "}, {"id": 655, "caption": "a dog"}]
+    annotations.write_text(json.dumps({"annotations": entries}))
+    assert calibration_prompts(tiny, ids, INT8, None, annotations) == ["a dog", "a cat"]
+    assert calibration_prompts(tiny, table, INT8) == ["a dog", "a cat"]
+    assert calibration_prompts(tiny, table, INT8, 1) == ["a dog"]
+    with pytest.raises(InvalidParams, match="needed --annotations captions_train2014.json"):
+        calibration_prompts(tiny, ids, INT8)
+    ids.write_text("7\n")
+    with pytest.raises(InvalidParams, match="annotations: .*has no caption 7"):
+        calibration_prompts(tiny, ids, INT8, None, annotations)
 
 
 def test_prompts_are_lines(tiny: Checkpoint, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from sdxl import checkpoint
 from sdxl.checkpoint import MINI, CheckpointError, find
+from sdxl.hub_files import needed_files
 from tests.sdxl.hub_double import hub
 
 MAIN, TAGGED = "a" * 40, "b" * 40
@@ -86,8 +88,62 @@ def test_the_hub_is_asked_for_the_revision(
         return str(tmp_path / "snapshots" / MAIN)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(checkpoint, "_files_of", lambda repo, revision: ["unet/config.json"])
     found = find(model)
     assert asked == [(repo, revision)] and found.origin == f"org/name@{MAIN}"
+
+
+def test_of_each_network_one_variant_is_fetched(tmp_path: Path) -> None:
+    """The public hub's SDXL has both, a second VAE and other frameworks' files."""
+    model, home = tmp_path / "model", tmp_path / "home"
+    shutil.copytree(MINI, model)
+    for file in list(model.rglob("*.safetensors")):
+        shutil.copy(file, file.with_name(f"{file.stem}.fp16.safetensors"))
+    (model / "unet" / "diffusion_pytorch_model.safetensors").unlink()
+    (model / "vae_1_0").mkdir()
+    for stray in ("vae_1_0/config.json", "vae_1_0/diffusion_pytorch_model.safetensors"):
+        shutil.copy(model / stray.replace("_1_0", ""), model / stray)
+    (model / "unet" / "model.onnx").touch()
+    (model / "sd_xl_base.safetensors").touch()
+    with hub(model, {"main": MAIN}) as (url, asked):
+        fetch(url, home, "org/name")
+    weights = {name.rpartition(f"{MAIN}/")[2] for name in asked if "safetensors" in name}
+    assert weights == {
+        "text_encoder/model.safetensors",
+        "text_encoder_2/model.safetensors",
+        "unet/diffusion_pytorch_model.fp16.safetensors",
+        "vae/diffusion_pytorch_model.safetensors",
+    }
+    assert not [name for name in asked if "onnx" in name or "vae_1_0" in name]
+
+
+SHARDED = [
+    "unet/config.json",
+    "unet/diffusion_pytorch_model-00001-of-00002.safetensors",
+    "unet/diffusion_pytorch_model-00002-of-00002.safetensors",
+    "unet/diffusion_pytorch_model.fp16-00001-of-00001.safetensors",
+    "unet/diffusion_pytorch_model.safetensors.index.fp16.json",
+    "unet/diffusion_pytorch_model.safetensors.index.json",
+]
+
+
+def test_of_shards_one_variant_is_fetched_with_its_index() -> None:
+    stem = {"unet": "diffusion_pytorch_model"}
+    both, halves = needed_files(SHARDED, stem), needed_files([*SHARDED[:1], *SHARDED[3:5]], stem)
+    assert sorted(both) == [*SHARDED[:3], SHARDED[5]]
+    assert sorted(halves) == [SHARDED[0], *SHARDED[3:5]]
+
+
+def test_of_a_folder_with_both_variants_one_is_read(tmp_path: Path) -> None:
+    for file in MINI.rglob("*"):
+        if file.is_file():
+            (tmp_path / file.relative_to(MINI).parent).mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, tmp_path / file.relative_to(MINI))
+    unet = tmp_path / "unet" / "diffusion_pytorch_model.safetensors"
+    unet.with_name("diffusion_pytorch_model.fp16.safetensors").write_bytes(b"not read")
+    found = find(str(tmp_path))
+    assert found.weight_files("unet") == [unet]
+    assert not [name for name in found.file_digests if "fp16" in name]
 
 
 @pytest.mark.parametrize("model", ["org/name@", "org/name@@v1", "@v1", "org/name@-x", "org/na me"])

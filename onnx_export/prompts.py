@@ -1,0 +1,66 @@
+"""The prompts that a calibration runs: 500 of our own, or a file's. It knows no model.
+
+A file has a prompt a line, or tab-separated columns of which one is `caption`, as MLPerf's tools
+write them, or ids of COCO's captions, MLPerf's own list, beside the annotations with their text.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdxl.params import InvalidParams
+
+OWN = Path(__file__).with_name("prompts.txt")
+CAPTION = "caption"
+
+
+def read_prompts(file: Path, annotations: Path | None = None) -> list[str]:
+    lines = [line for line in map(str.strip, _text("calibration", file).splitlines()) if line]
+    if not lines:
+        raise InvalidParams("calibration", str(file), "needed a prompt on each line")
+    if all(line.isdigit() for line in lines):
+        return _captions(file, lines, annotations)
+    if file.suffix == ".tsv":
+        return _column(file, lines)
+    return lines
+
+
+def spread(prompts: Sequence[str], count: int) -> list[str]:
+    """So many of them, from all over the list: neighbours may be alike."""
+    if not 1 <= count <= len(prompts):
+        raise InvalidParams("calibration-count", count, f"needed 1 to {len(prompts)} prompts")
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
+def _column(file: Path, lines: Sequence[str]) -> list[str]:
+    rows = csv.DictReader(lines, delimiter="\t")
+    if CAPTION not in (rows.fieldnames or ()):
+        needed = f"needed a column {CAPTION!r} in a file of tab-separated columns"
+        raise InvalidParams("calibration", str(file), needed)
+    return [text for row in rows if (text := (row[CAPTION] or "").strip())]
+
+
+def _captions(file: Path, ids: Sequence[str], annotations: Path | None) -> list[str]:
+    if annotations is None:
+        needed = "holds ids of COCO captions: needed --annotations captions_train2014.json too"
+        raise InvalidParams("calibration", str(file), needed)
+    try:
+        entries = json.loads(_text("annotations", annotations))["annotations"]
+        texts = {str(entry["id"]): str(entry["caption"]).strip() for entry in entries}
+    except (ValueError, LookupError, TypeError) as error:
+        needed = f"needed COCO's annotations of captions ({type(error).__name__}: {error})"
+        raise InvalidParams("annotations", str(annotations), needed) from error
+    if missing := [id_ for id_ in ids if id_ not in texts]:
+        needed = f"has no caption {missing[0]}, which {file.name} lists"
+        raise InvalidParams("annotations", str(annotations), needed)
+    return [texts[id_] for id_ in ids]
+
+
+def _text(field: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParams(field, str(file), f"needed UTF-8 text ({error})") from error

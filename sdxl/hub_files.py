@@ -1,0 +1,42 @@
+"""Which files of a hub's repository a model is: configs, tokenizers, and of each network's weights
+one variant. It asks nobody; the hub's listing is given to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+VARIANTS = ("", ".fp16")
+"""of weights, the first that is there: float32, else halves"""
+TEXTS = (".json", ".txt")
+CONFIG_FOLDERS = ("scheduler", "tokenizer", "tokenizer_2")
+TOP = ("model_index.json", "preview.json")
+INDEX = ".safetensors.index"
+
+
+def needed_files(names: Iterable[str], weights: Mapping[str, str]) -> list[str]:
+    """`weights` maps each network's folder to what its weight files are called."""
+    listed = sorted(names)
+    found = [name for name in listed if name in TOP or _is_text(name, weights)]
+    for folder, stem in weights.items():
+        found += _one_variant(listed, f"{folder}/{stem}")
+    return found
+
+
+def _is_text(name: str, weights: Mapping[str, str]) -> bool:
+    folder, _, file = name.rpartition("/")
+    is_ours = folder in CONFIG_FOLDERS or folder in weights
+    return is_ours and file.endswith(TEXTS) and INDEX not in file
+
+
+def _one_variant(names: list[str], path: str) -> list[str]:
+    for variant in VARIANTS:
+        single = f"{path}{variant}.safetensors"
+        if single in names:
+            return [single]
+        index = f"{path}{INDEX}{variant}.json"
+        shard = re.compile(rf"{re.escape(path + variant)}-\d+-of-\d+\.safetensors")
+        if index in names:
+            return [index, *(name for name in names if shard.fullmatch(name))]
+    return []
