@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from sdxl.params import PARAMETERS, Parameter
+from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 
 T = TypeVar("T")
 MODEL = "a folder in diffusers layout, a .safetensors file, or a hub id, org/name[@revision]"
@@ -60,6 +61,17 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
                 help=each.help if each.default is None else f"{each.help} (default {each.default})",
                 default=argparse.SUPPRESS,
             )
+
+
+def add_provenance_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--provenance", default=METADATA, metavar="KIND", help=f"{HELP} (default %(default)s)")
+    add("--certificate", default="", metavar="FILE", help=CERTIFICATE)
+    add("--private-key", default="", metavar="FILE", help=PRIVATE_KEY)
+
+
+def given_provenance(options: argparse.Namespace) -> Provenance:
+    return Provenance(options.provenance, options.certificate, options.private_key)
 
 
 def model_with(model: str, vae: str | None) -> str:

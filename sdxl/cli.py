@@ -13,6 +13,7 @@ import sdxl
 
 COMMANDS = {
     "render": ("serve.render.command:main", "make pictures from text"),
+    "verify": ("serve.render.verification:main", "tell what a picture says of its origin"),
     "serve": ("serve.cli:main", "serve pictures over HTTP, as OpenAI's clients ask for them"),
     "batch": ("serve.batch.command:main", "make a picture of every row of a file, over days"),
     "key": ("serve.front.keys:main", "make an API key for the service"),

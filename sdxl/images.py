@@ -31,6 +31,7 @@ COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """What every generator writes into the `parameters` line, in the order that all of them use."""
 
 EXIF_IFD, USER_COMMENT, IMAGE_DESCRIPTION = 0x8769, 0x9286, 0x010E
+XMP_CHUNK = "XML:com.adobe.xmp"
 MAX_JPEG_EXIF = 65_000
 """JPEG keeps it in one segment, whose length is 16 bits."""
 
@@ -109,16 +110,23 @@ def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
 
 
 def encode(
-    pixels: Pixels, format: str, params: Mapping[str, Any], quality: int | None = None
+    pixels: Pixels,
+    format: str,
+    params: Mapping[str, Any],
+    quality: int | None = None,
+    xmp: str | None = None,
 ) -> bytes:
     """The bytes of a png, jpeg or webp, with what made the picture inside. The same picture gives
-    the same bytes: there is no time, place or name of a machine in them."""
+    the same bytes: there is no time, place or name of a machine in them. `xmp`: one more
+    packet."""
     image, file = Image.fromarray(pixels), io.BytesIO()
     if format == "png":
-        image.save(file, "PNG", pnginfo=_png_chunks(params))
+        image.save(file, "PNG", pnginfo=_png_chunks(params, xmp))
     else:
         quality = 95 if quality is None else quality
-        image.save(file, format.upper(), exif=_exif(params, format), quality=quality)
+        exif = _exif(params, format)
+        more = {"xmp": xmp.encode()} if xmp else {}
+        image.save(file, format.upper(), exif=exif, quality=quality, **more)
     return file.getvalue()
 
 
@@ -191,7 +199,7 @@ def _quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False) if set(',:\n"') & set(value) else value
 
 
-def _png_chunks(params: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
+def _png_chunks(params: Mapping[str, Any], xmp: str | None) -> PngImagePlugin.PngInfo:
     chunks = PngImagePlugin.PngInfo()
     for name, text in (
         ("parameters", parameters_text(params)),
@@ -203,6 +211,8 @@ def _png_chunks(params: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
             chunks.add_text(name, text)
         except UnicodeEncodeError:
             chunks.add_itxt(name, text)
+    if xmp:
+        chunks.add_itxt(XMP_CHUNK, xmp)
     return chunks
 
 

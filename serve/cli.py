@@ -102,6 +102,8 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
 
     check_port(settings.host, settings.port)
     check_files(settings.model_name)
+    # A certificate that cannot sign shows here.
+    _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):
         say(
             f"{settings.host} may be public, and this is plain HTTP: put haproxy.cfg in front (TLS)"

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 from sdxl.arguments import MODEL, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
+from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 
 PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
@@ -62,6 +63,9 @@ class ServeSettings:
     client_header: str = setting(
         "", "header in which the edge states a client's address; empty: the peer's own address"
     )
+    provenance: str = setting(METADATA, HELP)
+    certificate: str = setting("", CERTIFICATE)
+    private_key: str = setting("", PRIVATE_KEY)
     log_prompts: bool = setting(False, "write prompts into the log")
     trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
     hosts: str = setting(
@@ -98,12 +102,17 @@ class ServeSettings:
             raise InvalidParams("max_replicas", self.max_replicas, "needed at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
             raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
+        _ = self.marks
         if self.deadline_s > self.max_deadline_s:
             raise InvalidParams("deadline_s", self.deadline_s, f"at most {self.max_deadline_s}")
         if not (self.keys or self.insecure or is_loopback(self.host)):
             raise InvalidParams(
                 "host", self.host, "needed a loopback address, --keys FILE, or --insecure"
             )
+
+    @property
+    def marks(self) -> Provenance:
+        return Provenance(self.provenance, self.certificate, self.private_key)
 
     @property
     def model_name(self) -> str:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from sdxl.provenance import Provenance
+
 HAS_DEAD = 3
 """the exit code of a job with dead letters"""
 API_KEY = "OPENAI_API_KEY"
@@ -31,6 +33,7 @@ class BatchSpec:
     precision: str | None
     engines: str
     deterministic: bool
+    provenance: Provenance
     is_quiet: bool
     metrics_port: int | None
     retries_dead: bool

@@ -16,12 +16,15 @@ from sdxl.arguments import (
     VAE,
     Parser,
     add_generation_flags,
+    add_provenance_flags,
     given_params,
+    given_provenance,
     model_with,
     number,
     whole,
 )
 from sdxl.params import GenerationParams, InvalidParams
+from sdxl.provenance import C2PA
 from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec
 from serve.render.destination import SUFFIXES
 
@@ -70,6 +73,7 @@ def build_parser() -> Parser:
         help="the same bytes whatever runs beside a picture (default)",
     )
     add("--stall-s", type=number, default=120.0, metavar="S", help="a worker that does not advance")
+    add_provenance_flags(parser)
     group = parser.add_argument_group("what it says")
     add = group.add_argument
     add("--quiet", action="store_true", help="JSON lines on stdout instead of the live display")
@@ -95,6 +99,10 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams("stall_s", options.stall_s, "needed seconds above 0")
     if options.through and options.address:
         raise InvalidParams("address", options.address, "--through needs no cluster")
+    provenance = given_provenance(options)
+    if provenance.kind == C2PA and options.deterministic and not options.through:
+        needed = "a manifest has random salts: needed --no-deterministic, or off or metadata"
+        raise InvalidParams("provenance", provenance.kind, needed)
     parameters = given_params(options)
     GenerationParams(**parameters)
     return BatchSpec(
@@ -113,6 +121,7 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         precision=options.precision,
         engines=options.engines,
         deterministic=options.deterministic,
+        provenance=provenance,
         is_quiet=options.quiet,
         metrics_port=options.metrics_port,
         retries_dead=options.retry_dead,

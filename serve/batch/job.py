@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter
 
 from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.provenance import OFF, PROVENANCES
 from serve.batch.batch_spec import RANGES
 from serve.batch.intake import Intake
 from serve.batch.reading import SUFFIXES, read
@@ -53,6 +54,8 @@ class BatchJob:
     """what computes the pictures; filled by the first worker"""
     threads: int
     """of each worker on a CPU: another number would round differently"""
+    provenance: str = OFF
+    """what its pictures say of their origin; a service says what it is set to"""
     origin: str = ""
     """of a model of the hub: `org/name@commit`"""
 
@@ -69,6 +72,9 @@ class BatchJob:
         for name in self.inputs:
             if "\0" in name or Path(name).suffix.lower() not in SUFFIXES:
                 raise InvalidParams("inputs", name, f"needed files in {', '.join(SUFFIXES)}")
+        if self.provenance not in ("", *PROVENANCES):
+            needed = f"needed one of {', '.join(PROVENANCES)}"
+            raise InvalidParams("provenance", self.provenance, needed)
         if self.sizes:
             Sizes(**self.sizes)
         for name, (low, high) in RANGES.items():

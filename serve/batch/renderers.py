@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
+from sdxl.provenance import OFF, Provenance
 from serve.errors import Problem
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
@@ -71,11 +72,12 @@ class LocalRenderer:
         self.window = 2 * max(limits.rows // 2, 1) + ENCODE_BATCH
 
     @classmethod
-    def load(cls, pipeline: Any) -> LocalRenderer:
+    def load(cls, pipeline: Any, provenance: Provenance | None = None) -> LocalRenderer:
         from serve.worker.worker import Worker
 
         # It never has more than a window's worth, so that it never turns one away.
-        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000)
+        marks = provenance or Provenance(OFF)
+        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000, provenance=marks)
         worker.start()
         return cls(worker)
 
@@ -103,14 +105,19 @@ class LocalRenderer:
 
 
 def load_local(
-    model: str, backend: str, precision: str | None, folder: str, exact: bool
+    model: str,
+    backend: str,
+    precision: str | None,
+    folder: str,
+    exact: bool,
+    provenance: Provenance,
 ) -> LocalRenderer:
     import engines
 
     pipeline = engines.load(
         model, backend, precision=precision, folder=folder, is_deterministic=exact
     )
-    return LocalRenderer.load(pipeline)
+    return LocalRenderer.load(pipeline, provenance)
 
 
 class HttpRenderer:

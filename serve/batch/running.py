@@ -91,6 +91,7 @@ def describe(order: BatchSpec) -> BatchJob:
         is_tarred=order.is_tarred,
         shard_size=order.shard_size,
         deterministic=order.deterministic,
+        provenance="" if order.through else order.provenance.kind,
         engine={},
         threads=threads_for(max(order.workers, 1)),
         **facts,
@@ -152,6 +153,7 @@ def on_ray(
             order.precision,
             order.engines,
             order.deterministic,
+            order.provenance,
         )
         yield ray_workers(load or exact, task, gpus > 0, job.threads), workers
     finally:

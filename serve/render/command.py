@@ -14,9 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdxl.arguments import MODEL, VAE, Parser, add_generation_flags, given_params, model_with, whole
+from sdxl.arguments import (
+    MODEL,
+    VAE,
+    Parser,
+    add_generation_flags,
+    add_provenance_flags,
+    given_params,
+    given_provenance,
+    model_with,
+    whole,
+)
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
+from sdxl.provenance import Provenance
 from serve.render.destination import SUFFIXES, Destination, format_of
 
 if TYPE_CHECKING:
@@ -39,6 +50,7 @@ class RenderSpec:
     backend: str
     engines: str
     requests: tuple[GenerationParams, ...]
+    provenance: Provenance
     destination: Destination
     sheet: Path | None
     is_json: bool
@@ -50,6 +62,8 @@ def main(argv: Sequence[str]) -> int:
     from engines import load
     from sdxl.images import check_metadata
 
+    # A certificate that cannot sign shows before the model is loaded.
+    _ = order.provenance.sign
     pipeline = load(model=order.model, backend=order.backend, folder=order.engines)
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     requests = [pipeline.check(request) for request in order.requests]
@@ -89,6 +103,7 @@ def build_parser() -> Parser:
     add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
+    add_provenance_flags(parser)
     add_generation_flags(parser)
     return parser
 
@@ -118,6 +133,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         backend=options.backend,
         engines=options.engines,
         requests=tuple(requests),
+        provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests)),
         sheet=prepare_sheet(options.sheet),
         is_json=options.is_json,
@@ -197,7 +213,8 @@ def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
     pixels = to_pixels(result.image)
     path = order.destination.path(result.params)
     metadata = _metadata(order, result.params)
-    write_atomic(path, encode(pixels, order.destination.format, metadata))
+    format, marks = order.destination.format, order.provenance
+    write_atomic(path, marks.sign(encode(pixels, format, metadata, xmp=marks.xmp), format))
     return pixels, path
 
 

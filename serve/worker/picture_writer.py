@@ -21,6 +21,7 @@ from sdxl import images
 from sdxl.cost import Costs, smoothed
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
+from sdxl.provenance import OFF, Provenance
 from serve.orders import Done, Preview, Update
 from serve.worker.job import ImageJob
 from serve.worker.side_stream import Mark, SideStream, mark
@@ -30,11 +31,19 @@ T = TypeVar("T")
 
 FILE_THREADS = 2
 PREVIEW_QUALITY = 80
+UNMARKED = Provenance(OFF)
 
 
 class PictureWriter:
-    def __init__(self, pipeline: Pipeline, costs: Costs, stall_s: float = STALL_S) -> None:
-        self.pipeline, self.costs = pipeline, costs
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        costs: Costs,
+        stall_s: float = STALL_S,
+        provenance: Provenance = UNMARKED,
+    ) -> None:
+        self.pipeline, self.costs, self.provenance = pipeline, costs, provenance
+        self._sign = provenance.sign
         self.calls = Calls("decoding a picture", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
         channels = pipeline.engines.arch.latent_channels
@@ -102,7 +111,9 @@ class PictureWriter:
 
     def _picture(self, job: ImageJob, pixels: images.Pixels) -> Done:
         order = job.order
-        file = images.encode(pixels, order.format, self._metadata(job), order.compression)
+        xmp = self.provenance.xmp
+        file = images.encode(pixels, order.format, self._metadata(job), order.compression, xmp)
+        file = self._sign(file, order.format)
         job.stage("file_s")
         took_s = job.timings["decode_s"] + job.timings["file_s"]
         self.costs.decode_s = smoothed(self.costs.decode_s, took_s)
@@ -118,7 +129,9 @@ class PictureWriter:
         small = Image.fromarray(images.preview(latents, self._preview_map))
         pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
-        return Preview(images.encode(pixels, job.order.format, self._metadata(job), quality), step)
+        xmp = self.provenance.xmp
+        file = images.encode(pixels, job.order.format, self._metadata(job), quality, xmp)
+        return Preview(file, step)
 
     def _metadata(self, job: ImageJob) -> dict[str, Any]:
         return {**job.params.as_dict(), "model": self.pipeline.origin}

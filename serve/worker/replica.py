@@ -45,6 +45,7 @@ class ImageReplica:
             queue=settings.queue,
             max_prompt_tokens=settings.max_prompt_tokens,
             tracer=tracer_to(settings.trace_to),
+            provenance=settings.marks,
         )
         self.worker.start()
 

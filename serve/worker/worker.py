@@ -21,6 +21,7 @@ from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Flight, Group, Limits, Shape, State
+from sdxl.provenance import Provenance
 from sdxl.specs import CHUNK
 from serve import errors, tracing
 from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
@@ -30,7 +31,7 @@ from serve.worker.denoiser import Denoiser
 from serve.worker.job import ImageJob
 from serve.worker.metrics import MeteredCosts, WorkerMetrics
 from serve.worker.outcomes import as_problem
-from serve.worker.picture_writer import PictureWriter
+from serve.worker.picture_writer import UNMARKED, PictureWriter
 from serve.worker.prompt_encoder import PromptEncoder
 from serve.worker.stalls import STALL_S
 
@@ -89,10 +90,11 @@ class Worker:
         max_prompt_tokens: int = 225,
         stall_s: float = STALL_S,
         tracer: Tracer | None = None,
+        provenance: Provenance = UNMARKED,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
         self.max_prompt_tokens, self.stall_s = max_prompt_tokens, stall_s
-        self.tracer = tracer
+        self.tracer, self.provenance = tracer, provenance
         self.meters = WorkerMetrics()
         self._jobs: set[ImageJob] = set()
         self._is_draining = False
@@ -104,7 +106,8 @@ class Worker:
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
         denoiser = Denoiser(loop, self.stall_s)
         encoder = PromptEncoder(self.pipeline, denoiser, self.stall_s)
-        threads = _Threads(denoiser, encoder, PictureWriter(self.pipeline, costs, self.stall_s))
+        writer = PictureWriter(self.pipeline, costs, self.stall_s, self.provenance)
+        threads = _Threads(denoiser, encoder, writer)
         denoiser.start()
         try:
             rooms = warmup.Rooms(encoder.call, denoiser.call, threads.painter.call)

@@ -1,0 +1,70 @@
+"""How a picture says that a model made it: in its metadata, by a signed manifest, or not at all.
+
+The metadata's mark is IPTC's digital source type; C2PA's manifests are in content_credentials.py.
+It does not know how a picture is made, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sdxl.params import InvalidParams
+
+OFF, METADATA, C2PA = PROVENANCES = ("off", "metadata", "c2pa")
+SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+"""IPTC NewsCodes: made by a model that was trained on samples."""
+XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
+    '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    '<rdf:Description rdf:about="" '
+    'xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/" '
+    f'Iptc4xmpExt:DigitalSourceType="{SOURCE_TYPE}"/>'
+    "</rdf:RDF></x:xmpmeta>"
+    '<?xpacket end="w"?>'
+)
+HELP = f"what a picture says of its origin: {', '.join(PROVENANCES)}"
+CERTIFICATE = "PEM file: the certificate chain that c2pa signs with; one is made unless given"
+PRIVATE_KEY = "PEM file: that certificate's private key"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What an operator chose. Refused here, before anything is loaded, if it cannot be done."""
+
+    kind: str = METADATA
+    certificate: str = ""
+    private_key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in PROVENANCES:
+            raise InvalidParams("provenance", self.kind, f"needed one of {', '.join(PROVENANCES)}")
+        if bool(self.certificate) != bool(self.private_key):
+            missing = "certificate" if self.private_key else "private_key"
+            raise InvalidParams(missing, "", "needed certificate and private_key, or neither")
+        for name in ("certificate", "private_key"):
+            path = getattr(self, name)
+            if path and not Path(path).expanduser().is_file():
+                raise InvalidParams(name, path, "needed a PEM file")
+
+    @property
+    def xmp(self) -> str | None:
+        """The packet that goes into the file's metadata."""
+        return None if self.kind == OFF else XMP
+
+    @cached_property
+    def sign(self) -> Callable[[bytes, str], bytes]:
+        """From a picture's file and format to the file with a manifest, where one is wanted."""
+        if self.kind != C2PA:
+            return lambda file, format: file
+        from sdxl.content_credentials import signer_of
+
+        return signer_of(self.certificate, self.private_key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What signs stays in its process.
+        return Provenance, (self.kind, self.certificate, self.private_key)

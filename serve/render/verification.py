@@ -1,0 +1,126 @@
+"""`sdxl verify`: what a picture says of itself, and whether it is still what it was.
+
+It reads what any generator's picture may hold, and makes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdxl.arguments import Parser
+from sdxl.params import InvalidParams
+from sdxl.picture_files import BrokenPicture, opened
+from sdxl.provenance import SOURCE_TYPE
+
+HOLDS, CHANGED, UNSIGNED, UNMARKED = "holds", "changed", "unsigned", "unmarked"
+WORDS = {
+    HOLDS: "holds: the picture is as it was signed",
+    CHANGED: "does not hold: the file is not as it was signed",
+    UNSIGNED: "unsigned: says that a model made it, but nothing proves that it is unchanged",
+    UNMARKED: "unmarked: says nothing of its origin",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    file: str
+    verdict: str
+    format: str = ""
+    source_type: str = ""
+    signer: str = ""
+    is_trusted: bool = False
+    generator: str = ""
+    failures: tuple[str, ...] = ()
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    trusted = read(options.trust, "trust") if options.trust else b""
+    verdicts = [verify(Path(file), trusted) for file in options.files]
+    for verdict in verdicts:
+        print(json.dumps(asdict(verdict)) if options.is_json else describe(verdict))
+    return 0 if all(verdict.verdict == HOLDS for verdict in verdicts) else 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="sdxl verify",
+        description="What pictures say of their origin, and whether they are as they were signed. "
+        "Exit code 0 if every one holds.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE")
+    parser.add_argument("--trust", metavar="PEM", help="root certificates that you trust")
+    parser.add_argument("--json", action="store_true", dest="is_json", help="an object a file")
+    return parser
+
+
+def verify(path: Path, trusted: bytes = b"") -> Verdict:
+    from sdxl.content_credentials import read_claim
+
+    data, name = read(str(path), "file"), str(path)
+    try:
+        with opened(data) as image:
+            image.load()
+            format, marks = str(image.format).lower(), _marks(image)
+    except BrokenPicture as error:
+        return Verdict(name, CHANGED, failures=(str(error),))
+    claim = read_claim(data, format, trusted)
+    facts: dict[str, Any] = {"format": format, "parameters": _parameters(data)}
+    if claim is None:
+        is_marked = SOURCE_TYPE in marks
+        source = SOURCE_TYPE if is_marked else ""
+        return Verdict(name, UNSIGNED if is_marked else UNMARKED, source_type=source, **facts)
+    return Verdict(
+        name,
+        HOLDS if claim.is_intact else CHANGED,
+        source_type=claim.source_type,
+        signer=claim.signer,
+        is_trusted=claim.is_trusted,
+        generator=claim.generator,
+        failures=claim.failures,
+        **facts,
+    )
+
+
+def describe(verdict: Verdict) -> str:
+    lines = [f"{verdict.file}: {WORDS[verdict.verdict]}"]
+    if verdict.source_type:
+        made = "a trained model" if verdict.source_type == SOURCE_TYPE else verdict.source_type
+        lines.append(f"  made by      {made}")
+    if verdict.generator:
+        lines.append(f"  with         {verdict.generator}")
+    if verdict.signer:
+        trust = "trusted" if verdict.is_trusted else "not among the trusted; --trust names more"
+        lines.append(f"  signed by    {verdict.signer} ({trust})")
+    for name in ("prompt", "seed", "model"):
+        if name in verdict.parameters:
+            lines.append(f"  {name:<12} {verdict.parameters[name]}")
+    lines += [f"  wrong        {failure}" for failure in verdict.failures]
+    return "\n".join(lines)
+
+
+def read(name: str, what: str) -> bytes:
+    try:
+        return Path(name).expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidParams(what, name, f"needed a file ({error.strerror})") from error
+
+
+def _marks(image: Any) -> str:
+    packet = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or ""
+    return packet.decode(errors="replace") if isinstance(packet, bytes) else str(packet)
+
+
+def _parameters(data: bytes) -> dict[str, Any]:
+    from sdxl.images import NoParameters, read_parameters
+
+    try:
+        return read_parameters(data)
+    except NoParameters:
+        return {}

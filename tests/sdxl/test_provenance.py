@@ -1,0 +1,156 @@
+"""Pictures that say where they come from, and whether they are still what they were."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdxl.images import encode, read_parameters
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.provenance import C2PA, METADATA, OFF, SOURCE_TYPE, Provenance
+from serve.render.verification import CHANGED, HOLDS, UNMARKED, UNSIGNED, main, verify
+
+RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
+IPTC = "http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
+FORMATS = ("png", "jpeg", "webp")
+PIXELS = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+PARAMS = GenerationParams(prompt="a red circle", seed=7, width=64, height=64).as_dict()
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
+
+
+def picture(format: str, provenance: Provenance) -> bytes:
+    file = encode(PIXELS, format, PARAMS, xmp=provenance.xmp)
+    return provenance.sign(file, format)
+
+
+def stored(tmp_path: Path, file: bytes, format: str = "png") -> Path:
+    path = tmp_path / f"picture.{format}"
+    path.write_bytes(file)
+    return path
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_metadata_name_iptcs_source_type_where_other_programs_look(format: str) -> None:
+    file = picture(format, Provenance(METADATA))
+    with Image.open(io.BytesIO(file)) as image:
+        packet = image.info.get("xmp") or image.info["XML:com.adobe.xmp"]
+    (description,) = ElementTree.fromstring(packet).iter(f"{{{RDF}}}Description")
+    assert description.get(f"{{{IPTC}}}DigitalSourceType") == SOURCE_TYPE
+    assert read_parameters(file)["prompt"] == "a red circle"
+    assert file == picture(format, Provenance(METADATA))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_off_leaves_the_file_as_it_was(format: str) -> None:
+    assert picture(format, Provenance(OFF)) == encode(PIXELS, format, PARAMS)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_signed_picture_holds_and_keeps_its_pixels_and_parameters(
+    tmp_path: Path, format: str
+) -> None:
+    pytest.importorskip("c2pa")
+    file = picture(format, Provenance(C2PA))
+    verdict = verify(stored(tmp_path, file, format))
+    assert (verdict.verdict, verdict.failures) == (HOLDS, ())
+    assert verdict.source_type == SOURCE_TYPE and "self-made" in verdict.signer
+    assert not verdict.is_trusted and verdict.generator.startswith("sdxl-deepcache")
+    assert read_parameters(file)["seed"] == 7
+    with (
+        Image.open(io.BytesIO(file)) as signed,
+        Image.open(io.BytesIO(encode(PIXELS, format, PARAMS))) as plain,
+    ):
+        assert signed.tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_changed_byte_of_the_picture_is_told(tmp_path: Path, format: str) -> None:
+    pytest.importorskip("c2pa")
+    plain = len(picture(format, Provenance(METADATA)))
+    file = picture(format, Provenance(C2PA))
+    draw = random.Random(0)
+    manifest = file.index(b"jumb")
+    end = manifest + len(file) - plain
+    outside = [i for i in range(len(file)) if not manifest - 40 <= i < end + 40]
+    for place in draw.sample(outside, 40):
+        changed = bytearray(file)
+        changed[place] ^= 1 << draw.randrange(8)
+        verdict = verify(stored(tmp_path, bytes(changed), format))
+        assert verdict.verdict != HOLDS, f"byte {place} of {len(file)}"
+
+
+def test_a_picture_that_was_saved_anew_no_longer_holds(tmp_path: Path) -> None:
+    pytest.importorskip("c2pa")
+    with Image.open(io.BytesIO(picture("png", Provenance(C2PA)))) as image:
+        again = io.BytesIO()
+        image.save(again, "PNG")
+    assert verify(stored(tmp_path, again.getvalue())).verdict == UNMARKED
+
+
+def test_unsigned_and_unmarked_pictures_are_told_apart(tmp_path: Path) -> None:
+    pytest.importorskip("c2pa")
+    assert verify(stored(tmp_path, picture("png", Provenance(METADATA)))).verdict == UNSIGNED
+    assert verify(stored(tmp_path, picture("png", Provenance(OFF)))).verdict == UNMARKED
+    assert verify(stored(tmp_path, b"no picture")).verdict == CHANGED
+
+
+def test_an_operators_certificate_signs_and_its_root_is_trusted(tmp_path: Path) -> None:
+    pytest.importorskip("c2pa")
+    from sdxl.content_credentials import self_made
+
+    chain, key = self_made()
+    (tmp_path / "chain.pem").write_bytes(chain)
+    (tmp_path / "key.pem").write_bytes(key)
+    (tmp_path / "root.pem").write_bytes(b"-----BEGIN" + chain.split(b"-----BEGIN")[-1])
+    own = Provenance(C2PA, str(tmp_path / "chain.pem"), str(tmp_path / "key.pem"))
+    path = stored(tmp_path, picture("png", own))
+    assert verify(path, (tmp_path / "root.pem").read_bytes()).is_trusted
+    assert main([str(path), "--trust", str(tmp_path / "root.pem")]) == 0
+
+
+def test_a_key_of_another_certificate_is_refused_before_any_picture(tmp_path: Path) -> None:
+    pytest.importorskip("c2pa")
+    from sdxl.content_credentials import _new_certificate
+
+    (tmp_path / "chain.pem").write_bytes(_new_certificate()[0])
+    (tmp_path / "key.pem").write_bytes(_new_certificate()[1])
+    with pytest.raises(InvalidParams, match="certificate"):
+        _ = Provenance(C2PA, str(tmp_path / "chain.pem"), str(tmp_path / "key.pem")).sign
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"kind": "watermark"}, "provenance"),
+        ({"certificate": "chain.pem"}, "private_key"),
+        ({"certificate": "no.pem", "private_key": "no.pem"}, "certificate"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidParams) as caught:
+        Provenance(**values)
+    assert caught.value.field == field
+
+
+def test_verify_answers_in_words_and_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("c2pa")
+    path = stored(tmp_path, picture("png", Provenance(C2PA)))
+    assert main([str(path)]) == 0
+    assert "holds: the picture is as it was signed" in capsys.readouterr().out
+    assert main([str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["prompt"] == "a red circle"
+    assert main([str(stored(tmp_path, picture("png", Provenance(OFF))))]) == 1
