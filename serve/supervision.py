@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,11 +22,22 @@ MARGIN_S = 6.0
 LEAVE_S = 2.0
 """How long processes may take to leave after the service itself has."""
 END_S = 3.0
+STRUCK: Mapping[int, int] = {-signal.SIGTERM: 0, signal.SIGTERM: 0}
+"""The signal came before the service had its handler: Python's, or Ray's, which exits with it."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str], None]) -> int:
-    """What `service`, run in a process of its own, returned; in that process, it never returns."""
+def supervise(
+    service: Callable[[], int],
+    shutdown_s: float,
+    say: Callable[[str], None],
+    *,
+    struck: Mapping[int, int] = STRUCK,
+) -> int:
+    """What `service` returned, in the process that called and in one of its own, where it ran.
+
+    `struck` is what other exit codes mean when the service had been told to end.
+    """
     if sys.platform != "linux":
         return service()
     adopt_orphans()
@@ -34,6 +45,7 @@ def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str]
     watched = {number for number in TOLD if signal.getsignal(number) != signal.SIG_IGN}
     watched.add(signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    sys.stdout.flush()
     parent, child = os.getpid(), os.fork()
     if child == 0:
         os.setsid()
@@ -41,15 +53,21 @@ def supervise(service: Callable[[], int], shutdown_s: float, say: Callable[[str]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return service()
     try:
-        return Supervisor(child, shutdown_s, say).wait(watched)
+        return Supervisor(child, shutdown_s, say, struck).wait(watched)
     finally:
         end_all()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Supervisor:
-    def __init__(self, child: int, shutdown_s: float, say: Callable[[str], None]) -> None:
-        self.child, self.shutdown_s, self.say = child, shutdown_s, say
+    def __init__(
+        self,
+        child: int,
+        shutdown_s: float,
+        say: Callable[[str], None],
+        struck: Mapping[int, int],
+    ) -> None:
+        self.child, self.shutdown_s, self.say, self.struck = child, shutdown_s, say, struck
         self._until_s: float | None = None
         """when a service that was told to end must have"""
 
@@ -80,10 +98,9 @@ class Supervisor:
             self._until_s = time.monotonic()
 
     def _meaning(self, code: int) -> int:
-        if code >= 0:
-            return code
-        # A signal that came before it had a handler, or a crash.
-        return 0 if self._until_s is not None and -code == signal.SIGTERM else 1
+        if self._until_s is not None and code in self.struck:
+            return self.struck[code]
+        return code if code >= 0 else 1
 
 
 def adopt_orphans() -> None:

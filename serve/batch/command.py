@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sdxl.arguments import (
@@ -27,9 +29,17 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.provenance import C2PA
 from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec
 from serve.render.destination import SUFFIXES
+from serve.supervision import STRUCK, supervise
 
 DEFAULT_SHARD = 128
 HAS_PROBLEMS = 1
+END_S = 20.0
+"""How long a job that was told to end may take to note what it has."""
+ENDS: Mapping[int, int] = dict.fromkeys(
+    (*STRUCK, -signal.SIGSEGV, -signal.SIGABRT), 128 + signal.SIGINT
+)
+"""A job that was told to end and ended like this was interrupted. Ray's threads may crash while the
+process ends; what is in the ledger counts, and the next start goes on there."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,10 +48,22 @@ def main(argv: Sequence[str]) -> int:
         return show_status(options.status, options.quiet)
     if options.verify is not None:
         return verify(options.verify)
+    order = read_order(options)
+    # One that asks a service starts no Ray, and has nothing to leave behind.
+    return (
+        make(order) if order.through else supervise(partial(make, order), END_S, say, struck=ENDS)
+    )
+
+
+def make(order: BatchSpec) -> int:
     # Here and not above: a typo in a flag need not wait for what loads slowly.
     from serve.batch.running import run
 
-    return run(read_order(options))
+    return run(order)
+
+
+def say(text: str) -> None:
+    print(f"sdxl batch: {text}", file=sys.stderr, flush=True)
 
 
 def build_parser() -> Parser:

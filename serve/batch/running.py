@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sdxl.files import OutputError
 from sdxl.handover import apart
@@ -111,11 +111,21 @@ def locked(out: str) -> Iterator[None]:
     except OSError as error:
         raise OutputError(path.parent, error, "a folder that can be written") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidParams("out", out, "another sdxl batch is at work there") from None
+        # One that was killed may still note what it has.
+        until_s = time.monotonic() + LEAVE_S
+        while not _lock(file):
+            if time.monotonic() > until_s:
+                raise InvalidParams("out", out, "another sdxl batch is at work there")
+            time.sleep(0.1)
         yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -143,6 +153,8 @@ def on_ray(
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
+    # Ray sets a handler of its own, which would end this process at once.
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         workers = order.workers or max(gpus, 1)

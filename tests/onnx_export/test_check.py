@@ -56,7 +56,7 @@ def test_another_models_weights_are_found_out(
     path.write_bytes(content)
     sign_weights(other, path.name)
     with pytest.raises(CheckFailed, match=r"unet_\w+, fp32 +measured .*, required at most 0.0001"):
-        run(replace(tiny_export, folder=other), tiny)
+        run(ExportFolder.read(other), tiny)
 
 
 def test_a_graph_that_fails_is_not_published(
