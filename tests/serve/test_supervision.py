@@ -30,6 +30,7 @@ sys.exit(supervise(service, {SHUTDOWN_S}, lambda text: print(text, flush=True)))
 """
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
+RAY_S_HANDLER = "signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))"
 MOST_S = 20.0
 """On a busy machine; alone it is 7."""
 
@@ -69,7 +70,9 @@ def test_its_code_is_the_service_s_and_nothing_is_left(
         assert not any(map(is_alive, below)), below
 
 
-@pytest.mark.parametrize(("body", "code"), [("pass", 0), (DEAF, 1), (STOPPED, 1)])
+@pytest.mark.parametrize(
+    ("body", "code"), [("pass", 0), (RAY_S_HANDLER, 0), (DEAF, 1), (STOPPED, 1)]
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_time_whatever_the_service_does(
     tmp_path: Path, body: str, code: int, number: int
