@@ -99,7 +99,7 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
         engines,
         cut=export.cut,
         buckets=BUCKETS,
-        decodes=2,
+        decode_batch=2,
         description={
             "backend": "onnxruntime",
             "precision": export.precision,

@@ -1,9 +1,9 @@
 """Images that tick together, and the tensors they share.
 
 A cohort's rows lie in one set of buffers: the deep call writes its caches there and the shallow
-call reads them, so nothing is copied while the same images go on together. When the company
-changes, a new cohort gathers its rows from the old ones. Buffers are reused, so that their
-addresses recur and a backend may capture graphs on them. It knows no policy and no clock.
+call reads them, so nothing is copied while the same images go on together. When images join or
+leave, a new cohort gathers its rows from the old ones. Buffers are reused, so that their
+addresses recur and a backend may capture graphs on them. It imports no policy and reads no clock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 from sdxl import schedulers
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, allocate
-from sdxl.policy import Shape
-from sdxl.specs import ModelSpec
+from sdxl.specs import ROWS, Axes, ModelSpec
 
 PROMPT = "unet_prompt"
 Source = TypeVar("Source")
@@ -47,10 +46,10 @@ class NewImage:
 
 @dataclass
 class Buffers:
-    """Tensors for one shape and bucket. `by_name` holds what engines see, by spec name."""
+    """Tensors for one set of axes and a bucket. `by_name` holds what engines see, by spec name."""
 
-    key: tuple[Shape, int, bool]
-    """shape, bucket, and whether caches are among the tensors"""
+    key: tuple[Axes, int, bool]
+    """axes, bucket, and whether caches are among the tensors"""
     by_name: dict[str, Tensor]
     latents: Tensor
     estimate: Tensor
@@ -173,7 +172,7 @@ class BufferPool:
     """Makes cohorts, and keeps the buffers of dissolved ones for the next.
 
     It keeps as many bytes as two sets for every bucket would take, at the largest shape so far:
-    images that change company take one and give the other back. The longest unused go first.
+    images that change cohorts take one and give the other back. The longest unused go first.
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -189,19 +188,17 @@ class BufferPool:
         self._bytes_a_row = 0.0
         self._free: list[Buffers] = []
 
-    def begin(
-        self, shape: Shape, newcomers: Sequence[NewImage], bucket: int, *, runs: bool
-    ) -> Cohort:
+    def begin(self, axes: Axes, images: Sequence[NewImage], bucket: int, *, runs: bool) -> Cohort:
         """A cohort of images at their first step; `runs` as in `form`."""
-        conditionings = [newcomer.conditioning for newcomer in newcomers]
+        conditionings = [image.conditioning for image in images]
         cohort = Cohort(
-            self._buffers(shape, bucket, runs),
+            self._buffers(axes, bucket, runs),
             tuple(each.rows == 2 for each in conditionings),
-            members=len(newcomers),
+            members=len(images),
         )
-        factors = torch.tensor([newcomer.guidance for newcomer in newcomers])
+        factors = torch.tensor([image.guidance for image in images])
         cohort.buffers.fill("guidance", factors.view(-1, 1, 1, 1))
-        cohort.buffers.fill("latents", torch.stack([newcomer.start for newcomer in newcomers]))
+        cohort.buffers.fill("latents", torch.stack([image.start for image in images]))
         cohort.estimate.zero_()
         rows = _rows([(each, range(each.rows)) for each in conditionings], bucket)
         prompt = self._engines[PROMPT]
@@ -245,15 +242,15 @@ class BufferPool:
         while sum(b.bytes for b in self._free) > self._rows_kept * self._bytes_a_row:
             del self._free[0]
 
-    def _buffers(self, shape: Shape, bucket: int, with_cache: bool) -> Buffers:
-        key = (shape, bucket, with_cache)
+    def _buffers(self, axes: Axes, bucket: int, with_cache: bool) -> Buffers:
+        key = (axes, bucket, with_cache)
         for index, buffers in enumerate(self._free):
             if buffers.key == key:
                 return self._free.pop(index)
-        axes = {"rows": bucket, **shape._asdict()}
+        sizes = {ROWS: bucket, **dict(axes)}
         device, layout = self._engines.device, self._engines.memory_format
         named = {
-            name: allocate(spec, axes, device, layout)
+            name: allocate(spec, sizes, device, layout)
             for name, spec in self._specs.items()
             if with_cache or name not in self._cache_names
         }

@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sdxl.deepcache import StepPlan, deep_count
 from sdxl.policy import (
+    CallKey,
     Flight,
     Group,
     Limits,
     Network,
-    Shape,
     State,
     foremost,
     groups_of,
@@ -35,54 +36,58 @@ SHALLOW_SHARE = 0.034
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
 
 
-class Key(NamedTuple):
-    network: Network
-    shape: Shape
+class CostKey(NamedTuple):
+    call: CallKey
     bucket: int
+
+    @property
+    def size(self) -> int:
+        """Pixels of the latents of all rows."""
+        axes = dict(self.call.axes)
+        return self.bucket * axes["latent_h"] * axes["latent_w"]
 
 
 @dataclass
 class Costs:
-    """Seconds per UNet call by network, shape and bucket, and per encode and decode."""
+    """Seconds per UNet call by what shares it and bucket, and per encode and decode."""
 
-    ticks: dict[Key, float] = field(default_factory=dict)
+    ticks: dict[CostKey, float] = field(default_factory=dict)
     encode_s: float = 0.0
     """text encoding of one image's prompts"""
     decode_s: float = 0.0
     """from final latents to an image file"""
 
     def observe(self, group: Group, seconds: float) -> None:
-        key = Key(group.network, group.shape, group.bucket)
+        key = CostKey(group.call, group.bucket)
         self.ticks[key] = smoothed(self.ticks.get(key), seconds)
 
     def tick_s(self, group: Group) -> float:
         """Measured, or scaled by rows and pixels from the nearest that was measured."""
-        key = Key(group.network, group.shape, group.bucket)
+        key = CostKey(group.call, group.bucket)
         known = self.ticks.get(key)
         return known if known is not None else self._estimate(key)
 
-    def _estimate(self, key: Key) -> float:
-        def size(k: Key) -> float:
-            return k.bucket * k.shape.latent_h * k.shape.latent_w
+    def _estimate(self, key: CostKey) -> float:
+        network = key.call.network
 
-        def distance(k: Key) -> tuple[bool, float]:
-            return k.network != key.network, abs(math.log(size(k) / size(key)))
+        def distance(k: CostKey) -> tuple[bool, float]:
+            return k.call.network != network, abs(math.log(k.size / key.size))
 
         if not self.ticks:
             return 0.0
         nearest = min(self.ticks, key=distance)
-        ratio = size(key) / size(nearest)
-        if nearest.network != key.network:
-            ratio *= SHALLOW_SHARE if key.network == "unet_shallow" else 1 / SHALLOW_SHARE
+        ratio = key.size / nearest.size
+        if nearest.call.network != network:
+            ratio *= SHALLOW_SHARE if network == "unet_shallow" else 1 / SHALLOW_SHARE
         return self.ticks[nearest] * ratio
 
-    def knee(self, shape: Shape, buckets: Sequence[int]) -> int:
+    def knee(self, image: Flight, buckets: Sequence[int]) -> int:
         """The smallest bucket whose measured cost per row is near the best: more rows in flight
         would slow each other down and finish no sooner."""
         per_row = {
             bucket: seconds / bucket
             for bucket in buckets
-            if (seconds := self.ticks.get(Key("unet_deep", shape, bucket))) is not None
+            if (seconds := self.ticks.get(CostKey(image.call("unet_deep"), bucket))) is not None
         }
         if not per_row:
             return buckets[-1]
@@ -93,21 +98,27 @@ class Costs:
         """Seconds of the device that an image's steps take in full calls."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
         deep_s, shallow_s = (
-            self.tick_s(Group(network, flight.shape, (), bucket)) * flight.rows / bucket
+            self.tick_s(Group(flight.call(network), (), bucket)) * flight.rows / bucket
             for network in NETWORKS
         )
-        deep = sum(flight.plan)
+        deep = deep_count(flight.plan)
         return deep * deep_s + (len(flight.plan) - deep) * shallow_s
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [[*key.shape, key.network, key.bucket, cost] for key, cost in self.ticks.items()]
-        return {"ticks": rows, "encode_s": self.encode_s, "decode_s": self.decode_s}
+        ticks = [
+            {**call._asdict(), "axes": dict(call.axes), "bucket": bucket, "seconds": seconds}
+            for (call, bucket), seconds in self.ticks.items()
+        ]
+        return {"ticks": ticks, "encode_s": self.encode_s, "decode_s": self.decode_s}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Costs:
         ticks = {
-            Key(network, Shape(h, w, tokens), bucket): cost
-            for h, w, tokens, network, bucket, cost in value["ticks"]
+            CostKey(
+                CallKey(each["network"], tuple(each["axes"].items()), each["variant"]),
+                each["bucket"],
+            ): each["seconds"]
+            for each in value["ticks"]
         }
         return cls(ticks, value["encode_s"], value["decode_s"])
 
@@ -157,7 +168,7 @@ def _tick_costs(
 ) -> Iterator[float]:
     """Seconds of each of the next ticks of the same images. What a tick costs depends on who is
     at a deep step in it, and those patterns come again."""
-    known: dict[tuple[bool, ...], float] = {}
+    known: dict[StepPlan, float] = {}
     for tick in range(ticks):
         pattern = tuple(f.plan[f.step + tick] for f in running)
         if pattern not in known:

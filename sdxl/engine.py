@@ -44,7 +44,7 @@ class Engines:
     cut: Cut = "reference"
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Row counts a UNet call is padded to; the largest bounds one call."""
-    decodes: int = 1
+    decode_batch: int = 1
     """Pictures that are best decoded in one call."""
     stream: Any = None
     """On a GPU, what the loop's calls are enqueued on: others wait for it, and it for them."""
@@ -55,11 +55,11 @@ class Engines:
     """How the UNet's maps lie in the loop's buffers, so that no call turns them around."""
     fence: Callable[[], Callable[[], None]] = lambda: _done
     """Marks what was enqueued so far; calling the result waits until it is computed."""
-    depth: int = 0
+    calls_ahead: int = 0
     """Calls that may be on their way while the host prepares the next: 0 where calls block."""
-    repeat: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
-    """Runs a tick's work on tensors that come again; the key says which. A GPU may record it, and
-    replay the recording."""
+    run_recorded: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
+    """Runs `work`. The same key means the same tensor addresses, so a GPU backend may record the
+    work as a CUDA graph, and replay that."""
     failed_captures: Callable[[], int] = lambda: 0
     """How often a recording was tried and refused; its work runs unrecorded."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -28,7 +28,7 @@ from sdxl.deepcache import StepPlan
 from sdxl.engine import Engines
 from sdxl.fairness import VirtualTime
 from sdxl.noise import NoiseSource
-from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
+from sdxl.policy import Flight, Group, Limits, Priority, State, plan_tick
 
 TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))
 
@@ -55,12 +55,14 @@ class Request:
     weight: float = 1.0
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.latent_h, self.latent_w, self.conditioning.tokens)
-
-    @property
     def rows(self) -> int:
         return self.conditioning.rows
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of axes, by their names in sdxl/specs.py."""
+        tokens = self.conditioning.tokens
+        return {"latent_h": self.latent_h, "latent_w": self.latent_w, "tokens": tokens}
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class _Image:
     noise: NoiseSource
     place: RowSlot | None = None
 
-    def newcomer(self) -> NewImage:
+    def new_image(self) -> NewImage:
         request = self.request
         start = self.noise.start() * request.table.start
         return NewImage(request.conditioning, request.guidance, start)
@@ -197,7 +199,7 @@ class InFlight:
             self._set_state(id_, State.RUNNING)
         for group in plan.groups:
             self._launch(group, events)
-            self._settle(self.engines.depth, events)
+            self._settle(self.engines.calls_ahead, events)
         if not plan.groups:
             self._settle(0, events)
         return events
@@ -248,11 +250,11 @@ class InFlight:
 
         kind = len(group.ids), cohort.is_guided, reads_estimate, is_noisy
         buffers = cohort.buffers
-        self.engines.repeat((group.network, kind, buffers.key, buffers.addresses), work)
+        self.engines.run_recorded((group.network, kind, buffers.key, buffers.addresses), work)
 
-    def _settle(self, depth: int, events: list[Event]) -> None:
-        """Wait for launched calls beyond `depth`, learn their cost, hand out what is done."""
-        while len(self._launched) > depth:
+    def _settle(self, calls_ahead: int, events: list[Event]) -> None:
+        """Wait for launched calls beyond `calls_ahead`, learn their cost, hand out what is done."""
+        while len(self._launched) > calls_ahead:
             launch = self._launched.popleft()
             self.call = launch.group, self.clock()
             launch.wait()
@@ -272,7 +274,7 @@ class InFlight:
     def _flight(self, request: Request) -> Flight:
         return Flight(
             self.new_id(),
-            request.shape,
+            self.engines["unet_deep"].spec.shared_axes(request.sizes),
             request.rows,
             request.plan,
             priority=request.priority,
@@ -308,9 +310,9 @@ class InFlight:
         places = [image.place for image in images]
         if first is not None and first.cohort.holds(places, group.bucket):
             return first.cohort
-        if newcomers := [image for image in images if image.place is None]:
-            cohort = self._begin(newcomers, group)
-            if len(newcomers) == len(images):
+        if beginners := [image for image in images if image.place is None]:
+            cohort = self._begin(beginners, group)
+            if len(beginners) == len(images):
                 return cohort
         cohort = self._pool.form(
             [image.place for image in images if image.place],
@@ -325,8 +327,8 @@ class InFlight:
         """A cohort of those that have taken no step yet: the group's, if they are all of it."""
         rows = sum(image.request.rows for image in images)
         cohort = self._pool.begin(
-            group.shape,
-            [image.newcomer() for image in images],
+            group.call.axes,
+            [image.new_image() for image in images],
             self.limits.bucket(rows),
             runs=len(images) == len(group.ids),
         )

@@ -16,14 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl import deepcache, schedulers
+from sdxl import schedulers
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
+from sdxl.deepcache import deep_count, plan_of
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, GenerationParams, Sizes
 from sdxl.policy import Limits
+from sdxl.specs import CHUNK, Axes
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
@@ -86,6 +88,12 @@ class Pipeline:
     def tokenize(self, params: GenerationParams) -> list[TokenRow]:
         """A resolved request's rows; raises InvalidParams for what cannot be encoded."""
         return tokenize_rows(params, *self.checkpoint.tokenizers, self.checkpoint.force_zeros)
+
+    def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
+        """By which images of this size, with a prompt of so many chunks, share calls."""
+        scale = self.engines.arch.vae_scale
+        sizes = {"latent_h": height // scale, "latent_w": width // scale, "tokens": chunks * CHUNK}
+        return self.engines["unet_deep"].spec.shared_axes(sizes)
 
     def limits(self) -> Limits:
         buckets = self.engines.buckets
@@ -150,7 +158,7 @@ class Pipeline:
         return Request(
             conditioning,
             schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler),
-            deepcache.plan(params.steps, params.cache_interval, params.deep_steps),
+            plan_of(params),
             params.guidance,
             params.seed,
             params.height // scale,
@@ -197,7 +205,7 @@ class Pipeline:
         encode_s = (self.clock() - start) / len(numbered)
         for (index, params), conditioning in zip(numbered, conditionings, strict=True):
             request = self.request(params, conditioning)
-            deep = sum(request.plan)
+            deep = deep_count(request.plan)
             result = Result(index, params, deep_steps=deep, shallow_steps=params.steps - deep)
             result.timings["encode_s"] = encode_s
             yield loop.submit(request), result
@@ -209,7 +217,7 @@ class Pipeline:
             shape = () if result.latents is None else tuple(result.latents.shape)
             by_shape.setdefault(shape, []).append(result)
         for results in by_shape.values():
-            size = self.engines.decodes
+            size = self.engines.decode_batch
             yield from (results[i : i + size] for i in range(0, len(results), size))
 
     def _finish(self, results: Sequence[Result]) -> None:

@@ -20,16 +20,20 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from sdxl.deepcache import StepPlan
+from sdxl.specs import Axes
 
 Network = Literal["unet_deep", "unet_shallow"]
+PLAIN = "plain"
 
 
-class Shape(NamedTuple):
-    """What must agree within one UNet call."""
+class CallKey(NamedTuple):
+    """What must agree for images to share one UNet call."""
 
-    latent_h: int
-    latent_w: int
-    tokens: int
+    network: Network
+    axes: Axes
+    """sizes of all axes but the rows"""
+    variant: str = PLAIN
+    """which graph of the network"""
 
 
 class Priority(IntEnum):
@@ -50,7 +54,7 @@ class Flight:
     """One image on its way: what the policy may know of it."""
 
     id: int
-    shape: Shape
+    axes: Axes
     rows: int
     plan: StepPlan
     step: int = 0
@@ -73,10 +77,15 @@ class Flight:
     """it came when others' promises left no room: nobody pauses for it"""
     request_id: str = ""
     """images of one request are promised together"""
+    variant: str = PLAIN
+    """of the graphs that it runs on"""
+
+    def call(self, network: Network) -> CallKey:
+        return CallKey(network, self.axes, self.variant)
 
     @property
     def next_is_deep(self) -> bool:
-        return self.plan[self.step]
+        return self.plan[self.step].is_deep
 
     @property
     def needs_cache(self) -> bool:
@@ -88,9 +97,9 @@ class Flight:
         return self.step == len(self.plan)
 
     @property
-    def rhythm(self) -> tuple[Shape, int]:
-        """Flights of one rhythm that start on the same beat share every call."""
-        return self.shape, first_interval(self.plan)
+    def cycle(self) -> tuple[Axes, str, int]:
+        """Images of one cycle that are at a deep step together share their calls from then on."""
+        return self.axes, self.variant, first_interval(self.plan)
 
     def advanced(self, ticks: int = 1) -> Flight:
         return self.changed(step=self.step + ticks)
@@ -106,7 +115,8 @@ class Flight:
 @lru_cache(maxsize=1024)
 def first_interval(plan: StepPlan) -> int:
     """Ticks from the first deep step to the second."""
-    return plan.index(True, 1) if any(plan[1:]) else len(plan)
+    later = (tick for tick, step in enumerate(plan) if tick and step.is_deep)
+    return next(later, len(plan))
 
 
 @dataclass(frozen=True)
@@ -147,10 +157,13 @@ class Limits:
 class Group:
     """The images of one UNet call, and the row count it is padded to."""
 
-    network: Network
-    shape: Shape
+    call: CallKey
     ids: tuple[int, ...]
     bucket: int
+
+    @property
+    def network(self) -> Network:
+        return self.call.network
 
 
 @dataclass(frozen=True)
@@ -312,7 +325,7 @@ def _who_joins(
     """Those that wait, in order of their rank, while rows are free or can be freed.
 
     Order is strict: the first that finds no place ends it, so nothing large starves. One whose
-    rhythm is already in flight waits, with its place kept, until those reach a deep step.
+    cycle is already in flight waits, with its place kept, until those reach a deep step.
     """
     joining: list[Flight] = []
     yielding: list[Flight] = []
@@ -359,9 +372,9 @@ def _who_yields(
 
 
 def _is_in_phase(flight: Flight, staying: Sequence[Flight]) -> bool:
-    """None that runs has its rhythm, or one of those is at a deep step."""
-    company = [f for f in staying if f.rhythm == flight.rhythm]
-    return not (flight.next_is_deep and company) or any(f.next_is_deep for f in company)
+    """None that runs has its cycle, or one of those is at a deep step."""
+    others = [f for f in staying if f.cycle == flight.cycle]
+    return not (flight.next_is_deep and others) or any(f.next_is_deep for f in others)
 
 
 def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: Limits) -> bool:
@@ -376,14 +389,14 @@ def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: 
 
 def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
     """The calls that give each of these its next step."""
-    by_call: dict[tuple[Network, Shape], list[Flight]] = {}
+    by_call: dict[CallKey, list[Flight]] = {}
     for flight in sorted(running, key=lambda f: f.id):
         network: Network = "unet_deep" if flight.next_is_deep else "unet_shallow"
-        by_call.setdefault((network, flight.shape), []).append(flight)
-    for (network, shape), members in by_call.items():
+        by_call.setdefault(flight.call(network), []).append(flight)
+    for call, members in by_call.items():
         for part in _split(members, limits.buckets[-1]):
             bucket = limits.bucket(sum(f.rows for f in part))
-            yield Group(network, shape, tuple(f.id for f in part), bucket)
+            yield Group(call, tuple(f.id for f in part), bucket)
 
 
 def _split(members: Sequence[Flight], largest: int) -> Iterable[list[Flight]]:

@@ -15,6 +15,8 @@ MAX_WIDTH, MAX_LAYERS, MAX_ATTENTIONS = 2**16, 64, 4096
 
 Cut = Literal["reference", "fresh_skips"]
 CUTS: tuple[Cut, ...] = ("reference", "fresh_skips")
+ROWS = "rows"
+"""The axis along which a UNet call is padded to a bucket."""
 CHUNK = 77
 """Tokens in one encoder call: CLIP's context length, BOS and EOS included."""
 
@@ -22,6 +24,8 @@ TIME_IDS = 6
 """original height, width, crop top, left, target height, width."""
 
 Dim = int | str
+Axes = tuple[tuple[str, int], ...]
+"""Free axes by name, with their sizes, as a key."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,12 @@ class ModelSpec:
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         return self.inputs + self.outputs
+
+    def shared_axes(self, sizes: Mapping[str, int]) -> Axes:
+        """What all rows of one call must agree in: every free input axis but the rows themselves,
+        with its size out of `sizes`."""
+        axes = dict.fromkeys(axis for spec in self.inputs for axis in spec.free_axes.values())
+        return tuple((axis, sizes[axis]) for axis in axes if axis != ROWS)
 
     def axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
         """The free axes' sizes in these input shapes; raises where they contradict the spec."""

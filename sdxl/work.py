@@ -7,8 +7,8 @@ Replicas share their time by measured seconds instead (admission.py).
 
 from __future__ import annotations
 
-from sdxl import deepcache
 from sdxl.cost import SHALLOW_SHARE
+from sdxl.deepcache import deep_count, most_rows, plan_of
 from sdxl.params import GenerationParams, Sizes
 
 
@@ -21,6 +21,6 @@ def standard_images(params: GenerationParams, sizes: Sizes) -> float:
 
 def _row_steps(params: GenerationParams) -> float:
     """Deep steps of one row, shallow ones as the part of one that they are."""
-    plan = deepcache.plan(params.steps, params.cache_interval, params.deep_steps)
-    deep = sum(plan)
-    return (deep + (len(plan) - deep) * SHALLOW_SHARE) * (2 if params.is_guided else 1)
+    plan = plan_of(params)
+    deep = deep_count(plan)
+    return (deep + (len(plan) - deep) * SHALLOW_SHARE) * most_rows(plan)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, check_inputs
-from sdxl.specs import Architecture, ModelSpec, network_specs
+from sdxl.specs import Architecture, Axes, ModelSpec, network_specs
 
 ARCH = Architecture(
     latent_channels=4,
@@ -64,6 +64,12 @@ class FakeEngine:
 def fake_engines(buckets: tuple[int, ...] = (1, 2, 4, 8), arch: Architecture = ARCH) -> Engines:
     specs = network_specs(arch)
     return Engines(arch, {n: FakeEngine(s) for n, s in specs.items()}, buckets=buckets)
+
+
+def axes(latent_h: int, latent_w: int, tokens: int = 77) -> Axes:
+    """By which the images of one call are told from others."""
+    sizes = {"latent_h": latent_h, "latent_w": latent_w, "tokens": tokens}
+    return network_specs(ARCH)["unet_deep"].shared_axes(sizes)
 
 
 def fake_conditioning(seed: int, rows: int, tokens: int = 77) -> Conditioning:

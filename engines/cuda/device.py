@@ -34,7 +34,7 @@ class CudaDevice:
             "stream": self.loop_stream,
             "on_stream": self.on_stream,
             "fence": self.fence,
-            "depth": 1,
+            "calls_ahead": 1,
             "failed_captures": lambda: self.failed_captures,
         }
 

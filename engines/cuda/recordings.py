@@ -71,7 +71,7 @@ class Recording:
 
 @dataclass
 class Ticks:
-    """`Engines.repeat` on a GPU: a tick from the scaling of the sample to the scheduler's step."""
+    """`Engines.run_recorded` on a GPU: a tick, from the scaled sample to the scheduler's step."""
 
     device: RecordingDevice
     recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)

@@ -100,7 +100,7 @@ def load_torch(
         buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
         memory_format=memory_format(options),
         warming=partial(_warming, chosen) if is_cuda else nullcontext,
-        repeat=Ticks(cuda) if cuda and options.graphs else Engines.repeat,
+        run_recorded=Ticks(cuda) if cuda and options.graphs else Engines.run_recorded,
         description=said,
         **(cuda.for_engines() if cuda else {}),
     )

@@ -107,7 +107,7 @@ def _profiled(bench: Bench, pipeline: Pipeline, interval: int) -> dict[str, Any]
     the device is an error."""
     steps = 3 * PROFILED + 8
     params = pipeline.resolve(replace(bench.usual, steps=steps, cache_interval=interval))
-    engines = replace(pipeline.engines, depth=steps)  # no tick waits for another
+    engines = replace(pipeline.engines, calls_ahead=steps)  # no tick waits for another
     loop = replace(pipeline, engines=engines).in_flight()
     (conditioning,) = pipeline.encode([params])
     loop.submit(pipeline.request(params, conditioning))

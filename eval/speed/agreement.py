@@ -54,7 +54,7 @@ def recorded(pipeline: Pipeline, params: GenerationParams) -> list[Call]:
     engines = replace(
         pipeline.engines,
         by_name={**pipeline.engines.by_name, **watched},
-        repeat=Engines.repeat,
+        run_recorded=Engines.run_recorded,
     )
     (result,) = Pipeline(pipeline.checkpoint, engines).generate([params])
     if result.error:

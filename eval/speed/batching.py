@@ -29,7 +29,7 @@ from sdxl import deepcache
 from sdxl.cost import Costs
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Group, Limits, Network, Shape, State, plan_tick
+from sdxl.policy import Flight, Group, Limits, Network, State, plan_tick
 
 USUAL = GenerationParams()
 Kind = tuple[int, int]
@@ -60,16 +60,17 @@ class MeasuredDevice:
 
     costs: Costs
     limits: Limits
-    shape: Shape
+    image: Flight
+    """one of that size"""
 
     def batch_s(self, images: int, kind: Kind) -> float:
         """All steps of a static batch."""
         bucket = self.limits.bucket(images * ROWS)
         deep, shallow = self.call_s("unet_deep", bucket), self.call_s("unet_shallow", bucket)
-        return sum(deep if is_deep else shallow for is_deep in deepcache.plan(*kind))
+        return sum(deep if step.is_deep else shallow for step in deepcache.plan(*kind))
 
     def call_s(self, network: Network, bucket: int) -> float:
-        return self.costs.tick_s(Group(network, self.shape, (), bucket))
+        return self.costs.tick_s(Group(self.image.call(network), (), bucket))
 
     @property
     def batches(self) -> list[int]:
@@ -100,9 +101,9 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
 
 
 def device_of(costs: Costs, limits: Limits) -> MeasuredDevice:
-    shape = next(iter(costs.ticks)).shape
-    rows = max(costs.knee(shape, limits.buckets), ROWS)
-    return MeasuredDevice(costs, replace(limits, rows=rows), shape)
+    image = Flight(-1, next(iter(costs.ticks)).call.axes, ROWS, ())
+    rows = max(costs.knee(image, limits.buckets), ROWS)
+    return MeasuredDevice(costs, replace(limits, rows=rows), image)
 
 
 def stored(path: Path) -> MeasuredDevice:
@@ -128,7 +129,7 @@ def in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float
             now = max(now, arrivals[coming].at_s)
         while coming < len(arrivals) and arrivals[coming].at_s <= now:
             flights[coming] = Flight(
-                coming, device.shape, ROWS, deepcache.plan(*arrivals[coming].kind)
+                coming, device.image.axes, ROWS, deepcache.plan(*arrivals[coming].kind)
             )
             coming += 1
         plan = plan_tick(list(flights.values()), device.limits, now)

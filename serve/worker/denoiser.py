@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from sdxl.admission import Admission
-from sdxl.cost import Costs, Key
+from sdxl.cost import CostKey, Costs
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Flight, Group, State, line
 from serve.worker.stalls import STALL_S, Unhealthy, patience_s
@@ -151,7 +151,7 @@ class Denoiser:
         if call is None:
             return self.loop.clock() - self._beat_s, patience_s(None, self.stall_s)
         group, began_s = call
-        usual_s = self.loop.costs.ticks.get(Key(group.network, group.shape, group.bucket))
+        usual_s = self.loop.costs.ticks.get(CostKey(group.call, group.bucket))
         return self.loop.clock() - began_s, patience_s(usual_s, self.stall_s)
 
     def stop(self, timeout_s: float | None = None) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from sdxl.conditioning import TokenRow
+from sdxl.deepcache import deep_count
 from sdxl.params import GenerationParams
 from sdxl.policy import Flight, Group
 from serve.orders import Done, ImageOrder, ImageProgress, Update
@@ -76,11 +77,11 @@ class ImageJob:
 
     @property
     def prompt_tokens(self) -> int:
-        return self.flight.shape.tokens
+        return dict(self.flight.axes)["tokens"]
 
     @property
     def deep_steps(self) -> int:
-        return sum(self.flight.plan)
+        return deep_count(self.flight.plan)
 
     # -- Watcher ----------------------------------------------------------------------------
 

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sdxl import deepcache
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
+from sdxl.deepcache import most_rows, plan_of
 from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Group, Limits, Shape
-from sdxl.specs import CHUNK
+from sdxl.policy import Flight, Group, Limits
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) ->
     for _ in range(ROUNDS):
         loop, _ = rooms.denoise(partial(_denoised, pipeline, params, conditionings))
     costs.ticks |= loop.costs.ticks
-    shown = ", ".join(f"{k.network} {1000 * s:.1f} ms" for k, s in loop.costs.ticks.items())
+    shown = ", ".join(f"{k.call.network} {1000 * s:.1f} ms" for k, s in loop.costs.ticks.items())
     log.info("%d rows: %s", bucket, shown)
 
 
@@ -106,14 +105,12 @@ def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Pixel
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
     """As many rows as the measured costs favour; an image under guidance needs two."""
     limits, one = pipeline.limits(), standard(pipeline)
-    calls = (costs.tick_s(Group("unet_deep", one.shape, (), bucket)) for bucket in limits.buckets)
-    rows = max(costs.knee(one.shape, limits.buckets), 2)
+    calls = (costs.tick_s(Group(one.call("unet_deep"), (), bucket)) for bucket in limits.buckets)
+    rows = max(costs.knee(one, limits.buckets), 2)
     return replace(limits, rows=rows, queue=queue, standard=one, call_s=tuple(calls))
 
 
 def standard(pipeline: Pipeline) -> Flight:
     """An image of the model's own size with the default steps and guidance."""
-    side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
-    usual = GenerationParams()
-    plan = deepcache.plan(usual.steps, usual.cache_interval)
-    return Flight(-1, Shape(side, side, CHUNK), 2, plan)
+    side, plan = pipeline.sizes.default, plan_of(GenerationParams())
+    return Flight(-1, pipeline.axes(side, side), most_rows(plan), plan)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sdxl import deepcache, images
+from sdxl import images
 from sdxl.admission import Refused, check_length
 from sdxl.cost import Costs, project
+from sdxl.deepcache import most_rows, plan_of
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
-from sdxl.policy import Flight, Group, Limits, Shape, State
+from sdxl.policy import Flight, Group, Limits, State
 from sdxl.provenance import Provenance
-from sdxl.specs import CHUNK
 from serve import errors, tracing
 from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
 from serve.tracing import Stretch
@@ -244,12 +244,12 @@ class Worker:
         self, order: ImageOrder, params: GenerationParams, threads: _Threads, chunks: int = 1
     ) -> Flight:
         assert params.height and params.width
-        scale = self.pipeline.engines.arch.vae_scale
+        plan = plan_of(params)
         return Flight(
             threads.denoiser.loop.new_id(),
-            Shape(params.height // scale, params.width // scale, chunks * CHUNK),
-            2 if params.is_guided else 1,
-            deepcache.plan(params.steps, params.cache_interval, params.deep_steps),
+            self.pipeline.axes(params.height, params.width, chunks),
+            most_rows(plan),
+            plan,
             priority=order.priority,
             deadline_s=self.pipeline.clock() + order.deadline_s,
             client=order.client,

@@ -104,7 +104,7 @@ def test_what_is_captured_is_repeated_on_the_same_tensors() -> None:
 
 def test_a_tick_on_the_gpu_is_replayed_and_waits_for_nothing(mini: Pipeline) -> None:
     pipeline = engines.load("mini", "torch", device="cuda", precision="fp16")
-    quick = replace(pipeline, engines=replace(pipeline.engines, depth=100))
+    quick = replace(pipeline, engines=replace(pipeline.engines, calls_ahead=100))
     loop = quick.in_flight()
     params = pipeline.resolve(replace(REQUESTS[1], steps=20, width=128, height=128))
     (conditioning,) = pipeline.encode([params])
@@ -117,7 +117,7 @@ def test_a_tick_on_the_gpu_is_replayed_and_waits_for_nothing(mini: Pipeline) -> 
             loop.tick()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    ticks = pipeline.engines.repeat
+    ticks = pipeline.engines.run_recorded
     assert isinstance(ticks, Ticks)
     assert sum(r.replay is not None for r in ticks.recordings.values()) >= 2
     loop.drain()

@@ -20,14 +20,14 @@ def denoise(engines: Engines, request: Request) -> Tensor:
     told = {name: getattr(condition, name) for name in ("context", "pooled", "time_ids")}
     ready = call(engines["unet_prompt"], engines.arch, told)
     cache: dict[str, Tensor] = {}
-    for row, is_deep in zip(request.table.rows, request.plan, strict=True):
+    for row, step in zip(request.table.rows, request.plan, strict=True):
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
             "sample": (x * coefficients[0, 0]).repeat(request.rows, 1, 1, 1),
             "timestep": coefficients[:, 1].repeat(request.rows),
             "added": ready["added"],
         }
-        if is_deep:
+        if step.is_deep:
             cache = call(engines["unet_deep"], engines.arch, inputs | ready)
             predicted = cache.pop("noise")
         else:

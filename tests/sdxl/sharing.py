@@ -9,21 +9,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from sdxl.admission import Admission, Refused
-from sdxl.cost import Costs, Key
+from sdxl.cost import CostKey, Costs
 from sdxl.deepcache import plan
 from sdxl.fairness import VirtualTime
-from sdxl.policy import Flight, Limits, Priority, Shape, State, plan_tick
+from sdxl.policy import Flight, Limits, Network, Priority, State, plan_tick
+from sdxl.specs import Axes
+from tests.fakes import axes
 
-SHAPE = Shape(64, 64, 77)
+SHAPE = axes(64, 64)
 BUCKETS = (1, 2, 4, 6, 8, 12)
 STANDARD = Flight(-1, SHAPE, 2, plan(20, 2))
 
 
 def device_costs(base_s: float = 0.010, row_s: float = 0.010) -> Costs:
     """As on a device on which a row more always costs something, and fuller calls pay."""
-    networks = (("unet_deep", 1.0), ("unet_shallow", 0.1))
+    networks: tuple[tuple[Network, float], ...] = (("unet_deep", 1.0), ("unet_shallow", 0.1))
     ticks = {
-        Key(network, SHAPE, bucket): share * (base_s + row_s * bucket)  # type: ignore[arg-type]
+        CostKey(STANDARD.call(network), bucket): share * (base_s + row_s * bucket)
         for network, share in networks
         for bucket in BUCKETS
     }
@@ -47,7 +49,7 @@ class Device:
     broken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        calls = tuple(self.costs.ticks[Key("unet_deep", SHAPE, b)] for b in BUCKETS)
+        calls = tuple(self.costs.ticks[CostKey(STANDARD.call("unet_deep"), b)] for b in BUCKETS)
         self.limits = Limits(BUCKETS, self.rows, queue=self.queue, standard=STANDARD, call_s=calls)
         self.time = VirtualTime()
         self.ids = itertools.count()
@@ -133,7 +135,7 @@ class Caller:
     n: int = 1
     steps: int = 20
     interval: int = 2
-    shape: Shape = SHAPE
+    axes: Axes = SHAPE
     weight: float = 1.0
     pause_s: Callable[[], float] = lambda: 0.0
     deadline_s: float = 20.0
@@ -167,7 +169,7 @@ class Caller:
             device = self.world.choose() if len(self.world.devices) > 1 else self.world.devices[0]
             wanted = Flight(
                 -1,
-                self.shape,
+                self.axes,
                 2,
                 plan(self.steps, self.interval),
                 priority=self.priority,

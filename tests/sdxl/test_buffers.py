@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from sdxl.cohort import BufferPool, Buffers, NewImage, RowSlot
-from sdxl.policy import Shape
-from tests.fakes import ARCH, fake_conditioning, fake_engines
+from tests.fakes import ARCH, axes, fake_conditioning, fake_engines
 
 BUCKETS = (2, 4)
 
@@ -15,7 +14,7 @@ def used(pool: BufferPool, side: int, bucket: int) -> Buffers:
     """What an image had that came and went."""
     start = torch.zeros(ARCH.latent_channels, side, side)
     newcomer = NewImage(fake_conditioning(0, rows=2), 5.0, start)
-    cohort = pool.begin(Shape(side, side, 77), [newcomer], bucket, runs=True)
+    cohort = pool.begin(axes(side, side), [newcomer], bucket, runs=True)
     pool.leave(RowSlot(cohort, 0))
     return cohort.buffers
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from sdxl.admission import Refused
+from sdxl.deepcache import plan
 from sdxl.fairness import VirtualTime
-from sdxl.policy import Flight, Limits, Priority, Shape, State, plan_tick
+from sdxl.policy import Flight, Limits, Priority, State, plan_tick
+from tests.fakes import axes
 from tests.sdxl.sharing import SHAPE, STANDARD, Caller, Device, World, quantile
 
 FLOOD: dict[str, Any] = {"connections": 40, "n": 10, "steps": 30}
@@ -115,7 +117,7 @@ def test_nobody_is_put_before_an_image_that_would_then_be_late() -> None:
     device.tick()
     ended: list[str] = []
     device.on_end[0] = lambda is_done: ended.append("first")
-    short = replace(wanted, client="later", deadline_s=9.0, plan=(True,))
+    short = replace(wanted, client="later", deadline_s=9.0, plan=plan(1, 1))
     later = device.submit(short, lambda is_done: ended.append("later"))
     assert device.flights[later].is_last, "alone it would pause the first, which has no time"
     while len(ended) < 2:
@@ -125,7 +127,7 @@ def test_nobody_is_put_before_an_image_that_would_then_be_late() -> None:
 
 def test_a_client_takes_half_of_the_queue_at_most_and_the_next_finds_room() -> None:
     device = Device(rows=2, queue=10)
-    flood = replace(STANDARD, client="flood", plan=(True,) * 40)
+    flood = replace(STANDARD, client="flood", plan=plan(40, 1))
 
     def take(wanted: Flight) -> int:
         count = 0
@@ -157,10 +159,10 @@ def test_an_idle_client_saves_no_credit_and_a_cancelled_image_costs_none() -> No
 def test_a_client_above_its_share_pauses_one_image_for_a_newcomer() -> None:
     limits = Limits(buckets=(2, 4), rows=4)
     heavy = [
-        Flight(i, SHAPE, 2, (True,) * 9, 2, state=State.RUNNING, client="heavy", due=i)
+        Flight(i, SHAPE, 2, plan(9, 1), 2, state=State.RUNNING, client="heavy", due=i)
         for i in range(2)
     ]
-    newcomer = Flight(7, Shape(8, 8, 77), 2, (True,) * 9, client="light", due=99.0)
+    newcomer = Flight(7, axes(8, 8), 2, plan(9, 1), client="light", due=99.0)
     decided = plan_tick([*heavy, newcomer], limits, 0.0)
     assert (decided.paused, decided.admitted) == ((1,), (7,))
     paused = replace(heavy[1], state=State.PAUSED)

@@ -60,8 +60,8 @@ def request(
     )
 
 
-def loop(rows: int = 8, depth: int = 0, **limits: Any) -> InFlight:
-    engines = replace(fake_engines(), depth=depth)
+def loop(rows: int = 8, calls_ahead: int = 0, **limits: Any) -> InFlight:
+    engines = replace(fake_engines(), calls_ahead=calls_ahead)
     return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
 
 
@@ -300,7 +300,7 @@ def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
     sides: tuple[int, ...],
 ) -> None:
     """As on a GPU, where calls do not block."""
-    flight = loop(depth=1)
+    flight = loop(calls_ahead=1)
     ids = [flight.submit(request(n, side=side)) for n, side in enumerate(sides)]
     events: list[Event] = []
     while flight.flights:
@@ -315,7 +315,7 @@ def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
 
 
 def test_what_is_finished_was_waited_for() -> None:
-    flight, waited = loop(depth=1), list[int]()
+    flight, waited = loop(calls_ahead=1), list[int]()
     calls = itertools.count()
 
     def fence() -> Any:

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdxl.cost import SHALLOW_SHARE, Costs, Key, project, smoothed
-from sdxl.deepcache import plan
-from sdxl.policy import Flight, Group, Limits, Priority, Shape, State, plan_tick
+from sdxl.cost import SHALLOW_SHARE, CostKey, Costs, project, smoothed
+from sdxl.deepcache import Step, plan
+from sdxl.policy import CallKey, Flight, Group, Limits, Priority, State, plan_tick
+from tests.fakes import axes
 
-SHAPE, WIDE = Shape(8, 8, 77), Shape(8, 16, 77)
+SHAPE, WIDE = axes(8, 8), axes(8, 16)
 LIMITS = Limits(buckets=(1, 2, 4, 8), rows=8)
 RUNNING = State.RUNNING
 
 
 def flight(id_: int, step: int = 0, interval: int = 2, **rest: object) -> Flight:
-    fields: dict[str, object] = {"shape": SHAPE, "rows": 2, "plan": plan(6, interval), **rest}
+    fields: dict[str, object] = {"axes": SHAPE, "rows": 2, "plan": plan(6, interval), **rest}
     return Flight(id_, step=step, **fields)  # type: ignore[arg-type]
 
 
@@ -33,7 +34,7 @@ def test_rows_that_need_the_same_share_one_call() -> None:
         flight(0, 0, state=RUNNING),
         flight(1, 1, state=RUNNING),
         flight(2, 2, state=RUNNING),
-        flight(3, 0, state=RUNNING, shape=WIDE, rows=1),
+        flight(3, 0, state=RUNNING, axes=WIDE, rows=1),
     ]
     assert groups(*flights) == [("deep", (0, 2), 4), ("shallow", (1,), 2), ("deep", (3,), 1)]
 
@@ -51,7 +52,7 @@ def test_admission_is_in_order_and_nothing_overtakes_what_does_not_fit() -> None
     assert plan_tick(alone, Limits(buckets=(8,), rows=4), 0.0).admitted == (1,)
 
 
-def test_a_newcomer_waits_for_the_deep_step_of_its_rhythm_and_keeps_its_place() -> None:
+def test_a_newcomer_waits_for_the_deep_step_of_its_cycle_and_keeps_its_place() -> None:
     runner = flight(0, 1, state=RUNNING, rows=4)
     queued = [flight(1), flight(2, interval=3), flight(3)]
     assert plan_tick([runner, *queued], LIMITS, 0.0).admitted == (2,)
@@ -59,7 +60,7 @@ def test_a_newcomer_waits_for_the_deep_step_of_its_rhythm_and_keeps_its_place() 
     assert plan_tick([runner, *queued], LIMITS, 0.0).admitted == (1, 2)
 
 
-def test_other_step_counts_with_the_same_interval_are_one_rhythm() -> None:
+def test_other_step_counts_with_the_same_interval_are_one_cycle() -> None:
     runner = flight(0, 1, state=RUNNING)
     assert plan_tick([runner, flight(1, plan=plan(9, 2))], LIMITS, 0.0).admitted == ()
 
@@ -86,9 +87,17 @@ def test_nobody_waits_for_an_expired_image() -> None:
 
 
 def test_plans() -> None:
-    assert plan(5, 2) == (True, False, True, False, True)
-    assert plan(3, 1) == (True, True, True)
-    assert plan(4, 9, deep_steps=(0, 3)) == (True, False, False, True)
+    deep, shallow = Step(is_deep=True), Step(is_deep=False)
+    assert plan(5, 2) == (deep, shallow, deep, shallow, deep)
+    assert plan(3, 1) == (deep, deep, deep)
+    assert plan(4, 9, deep_steps=(0, 3)) == (deep, shallow, shallow, deep)
+    assert plan(2, 2, is_guided=False) == (Step(True, False), Step(False, False))
+
+
+def test_images_of_different_graphs_share_no_call() -> None:
+    plain, other = flight(0), flight(1, variant="other")
+    calls = [group.call.variant for group in plan_tick([plain, other], LIMITS, 0.0).groups]
+    assert calls == ["plain", "other"]
 
 
 def test_buckets_must_hold_a_guided_image() -> None:
@@ -97,21 +106,23 @@ def test_buckets_must_hold_a_guided_image() -> None:
 
 
 def costs(per_bucket: dict[int, float]) -> Costs:
-    return Costs({Key("unet_deep", SHAPE, b): c for b, c in per_bucket.items()})
+    return Costs({CostKey(CallKey("unet_deep", SHAPE), b): c for b, c in per_bucket.items()})
 
 
 def test_the_knee_is_where_more_rows_stop_paying() -> None:
     buckets = (1, 2, 4, 8)
-    assert costs({1: 1.0, 2: 1.1, 4: 1.2, 8: 2.4}).knee(SHAPE, buckets) == 4
-    assert costs({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}).knee(SHAPE, buckets) == 1
-    assert Costs().knee(SHAPE, buckets) == 8
+    assert costs({1: 1.0, 2: 1.1, 4: 1.2, 8: 2.4}).knee(flight(0), buckets) == 4
+    assert costs({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}).knee(flight(0), buckets) == 1
+    assert Costs().knee(flight(0), buckets) == 8
 
 
 def test_unmeasured_costs_scale_from_the_nearest() -> None:
     known = costs({2: 1.0})
-    assert known.tick_s(Group("unet_deep", SHAPE, (0,), 4)) == pytest.approx(2.0)
-    assert known.tick_s(Group("unet_deep", WIDE, (0,), 2)) == pytest.approx(2.0)
-    assert known.tick_s(Group("unet_shallow", SHAPE, (0,), 2)) == pytest.approx(SHALLOW_SHARE)
+    assert known.tick_s(Group(CallKey("unet_deep", SHAPE), (0,), 4)) == pytest.approx(2.0)
+    assert known.tick_s(Group(CallKey("unet_deep", WIDE), (0,), 2)) == pytest.approx(2.0)
+    assert known.tick_s(Group(CallKey("unet_shallow", SHAPE), (0,), 2)) == pytest.approx(
+        SHALLOW_SHARE
+    )
 
 
 def test_one_slow_tick_does_not_spoil_the_mean() -> None:

@@ -7,8 +7,7 @@ import torch
 
 from eval.service.sizing import image_bytes, main, tick_costs
 from sdxl.cohort import BufferPool, NewImage
-from sdxl.policy import Shape
-from tests.fakes import ARCH, fake_conditioning, fake_engines
+from tests.fakes import ARCH, axes, fake_conditioning, fake_engines
 
 PAGE = """\
 # TYPE sdxl_tick_seconds histogram
@@ -25,9 +24,11 @@ sdxl_tick_seconds_count{network="unet_shallow",bucket="4",replica="a"} 0
 def test_memory_is_what_the_loop_s_buffers_take() -> None:
     side, pool = 64, BufferPool(fake_engines())
     latent = side // ARCH.vae_scale
-    shape, conditioning = Shape(latent, latent, 77), fake_conditioning(0, rows=2)
+    conditioning = fake_conditioning(0, rows=2)
     start = torch.zeros(ARCH.latent_channels, latent, latent)
-    buffers = pool.begin(shape, [NewImage(conditioning, 5.0, start)], 2, runs=True).buffers
+    buffers = pool.begin(
+        axes(latent, latent), [NewImage(conditioning, 5.0, start)], 2, runs=True
+    ).buffers
     tensors = [*buffers.by_name.values(), buffers.latents, buffers.estimate]
     taken = sum(tensor.nbytes for tensor in tensors)
     said = sum(image_bytes(ARCH, side, "float32").values())
