@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 from torch import Tensor
 
-from sdxl.params import PARAMETERS, SCHEDULERS, InvalidParams
+from sdxl.infotext import parameters_text as parameters_text
+from sdxl.params import InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
 
 Pixels = NDArray[np.uint8]
@@ -26,9 +27,6 @@ Pixels = NDArray[np.uint8]
 # the loop holds them. Rows are R, G, B; columns the four channels.
 SDXL_RGB = ((60, -60, 25, -70), (60, -5, 15, -50), (60, 10, -5, -35))
 SDXL_RGB_BIAS = (150, 140, 130)
-
-COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
-"""What every generator writes into the `parameters` line, in the order that all of them use."""
 
 EXIF_IFD, USER_COMMENT, IMAGE_DESCRIPTION = 0x8769, 0x9286, 0x010E
 XMP_CHUNK = "XML:com.adobe.xmp"
@@ -151,52 +149,6 @@ def read_parameters(source: Path | bytes) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise NoParameters("the image carries no parameters")
     return params
-
-
-def parameters_text(params: Mapping[str, Any]) -> str:
-    """The three lines that image browsers and other generators read."""
-    lines = [params["prompt"]]
-    if params.get("negative_prompt"):
-        lines.append(f"Negative prompt: {params['negative_prompt']}")
-    lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in _facts(params)))
-    return "\n".join(lines)
-
-
-def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name in COMMON_FACTS:
-        yield from _fact(name, params)
-    yield "Size", f"{params['width']}x{params['height']}"
-    if params.get("model"):
-        yield "Model", Path(params["model"]).name
-    for name in PARAMETERS:
-        if name not in COMMON_FACTS:
-            yield from _fact(name, params)
-
-
-def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    known, value = PARAMETERS[name].infotext, params.get(name)
-    if not known or value is None:
-        return
-    if name == "scheduler":
-        scheduler = SCHEDULERS[value]
-        yield known, scheduler.label
-        if scheduler.is_karras:
-            yield "Schedule type", "Karras"
-    else:
-        yield known, _text(value)
-
-
-def _text(value: Any) -> str:
-    match value:
-        case float():
-            return f"{value:g}"
-        case list() | tuple():
-            return " ".join(map(str, value))
-    return str(value)
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False) if set(',:\n"') & set(value) else value
 
 
 def _png_chunks(params: Mapping[str, Any], xmp: str | None) -> PngImagePlugin.PngInfo:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 
 from PIL import Image
 
+EXIF_IFD, USER_COMMENT = 0x8769, 0x9286
+CODED = {b"ASCII\0\0\0": "ascii", b"UNICODE\0": "utf-16-be"}
+MAX_WORDS = 100_000
 FORMATS = ("PNG", "JPEG", "WEBP")
 """The ones that are written here; every other parser of Pillow's would be one more to trust."""
 
@@ -32,3 +35,20 @@ def opened(data: bytes) -> Iterator[Image.Image]:
                 yield image
     except Exception as error:
         raise BrokenPicture(f"not a picture ({type(error).__name__}: {error})") from error
+
+
+def words_of(data: bytes) -> dict[str, str]:
+    """What a picture says in text chunks; `parameters` also of a JPEG's or WebP's user comment.
+    Raises BrokenPicture."""
+    with opened(data) as image:
+        words = {
+            str(name): value[:MAX_WORDS]
+            for name, value in image.info.items()
+            if isinstance(value, str)
+        }
+        comment = image.getexif().get_ifd(EXIF_IFD).get(USER_COMMENT)
+    if "parameters" not in words and isinstance(comment, bytes):
+        encoding = CODED.get(comment[:8], "utf-8")
+        text = comment[8:] if comment[:8] in CODED else comment
+        words["parameters"] = text[:MAX_WORDS].decode(encoding, errors="replace")
+    return words

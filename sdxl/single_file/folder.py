@@ -34,7 +34,7 @@ FORMAT = 1
 """Another number makes every folder anew."""
 PARTS = ("text_encoder", "text_encoder_2", "unet", "vae")
 FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model"}
-SHARD = "2GB"
+SHARD = "1GB"
 """of weights in memory at a time"""
 INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
 MINI_FILES = (INDEX, "preview.json", SCHEDULER)

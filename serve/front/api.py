@@ -84,6 +84,11 @@ def create_app(
     expander = Expander(text, settings.expand_s) if text else None
     generations = Generations(backend, settings, store, limiter, expander)
     add_generation_routes(app, backend, generations)
+    if settings.sdapi:
+        # Here and not above: most services have no need of it.
+        from serve.front.a1111.routes import add_webui_routes
+
+        add_webui_routes(app, backend, settings, limiter)
     llm = id_of(settings.llm) if text else None
     add_model_routes(app, backend, settings, llm)
     if text is not None and llm is not None:

@@ -4,6 +4,8 @@ page of another site.
 
 from __future__ import annotations
 
+from base64 import b64decode
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -45,4 +47,14 @@ def is_open(path: str) -> bool:
 def secret_of(scope: Scope) -> str:
     given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
     kind, _, secret = given.partition(" ")
+    if kind.lower() == "basic":
+        # Older programs know only a name and a password: the password is the key.
+        return password_of(secret)
     return secret.strip() if kind.lower() == "bearer" else ""
+
+
+def password_of(coded: str) -> str:
+    try:
+        return b64decode(coded, validate=True).decode("utf-8").partition(":")[2]
+    except ValueError:
+        return ""

@@ -61,6 +61,8 @@ def listening_to(app: FastAPI) -> Iterator[str]:
     """Its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        # Who comes before the server has started waits, and is not refused.
+        listener.listen()
         config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

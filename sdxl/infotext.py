@@ -1,0 +1,211 @@
+"""The `parameters` text that stable-diffusion-webui began and every program reads: written, and
+read as far as it says something that is known here. So is ComfyUI's graph.
+
+It knows no files and no tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdxl.params import PARAMETERS, SCHEDULERS
+
+COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
+"""What every generator writes into the `parameters` line, in the order that all of them use."""
+NEGATIVE = "Negative prompt:"
+FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+FEWEST_FACTS = 3
+SAMPLER, SCHEDULE = "Sampler", "Schedule type"
+KARRAS, AUTOMATIC = " karras", ("", "automatic")
+COMFY_SAMPLERS = {
+    "euler": "Euler",
+    "euler_ancestral": "Euler a",
+    "ddim": "DDIM",
+    "dpmpp_2m": "DPM++ 2M",
+}
+COMFY_PLAIN = ("normal", "simple", "karras")
+PLAIN_NODES = (
+    *("CLIPTextEncode", "EmptyLatentImage", "VAEDecode", "SaveImage", "PreviewImage"),
+    *("CheckpointLoaderSimple", "VAELoader"),
+)
+MAX_DEPTH = 32
+"""of ComfyUI's graph, from the sampler to a text"""
+
+
+@dataclass
+class FoundParameters:
+    """What a text says that means something here, and what it says besides."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+
+
+def parameters_text(params: Mapping[str, Any]) -> str:
+    """The three lines that image browsers and other generators read."""
+    lines = [params["prompt"]]
+    if params.get("negative_prompt"):
+        lines.append(f"{NEGATIVE} {params['negative_prompt']}")
+    lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in _facts(params)))
+    return "\n".join(lines)
+
+
+def read_text(text: str) -> FoundParameters:
+    """Of a `parameters` text, whoever wrote it."""
+    *lines, last = text.strip().split("\n")
+    facts = dict(FACT.findall(last))
+    if len(facts) < FEWEST_FACTS:
+        lines, facts = [*lines, last], {}
+    prompt, mark, negative = "\n".join(lines).partition(NEGATIVE)
+    found = FoundParameters({"prompt": prompt.strip()})
+    if mark:
+        found.params["negative_prompt"] = negative.strip()
+    _read_facts({name: _unquoted(value.strip()) for name, value in facts.items()}, found)
+    return found
+
+
+def scheduler_of(sampler: str, schedule: str = "") -> str | None:
+    """The name here of what other programs call a sampler and a schedule; None if there is none."""
+    plain, schedule = sampler.strip().lower(), schedule.strip().lower()
+    is_karras = schedule == "karras" or plain.endswith(KARRAS)
+    plain = plain.removesuffix(KARRAS)
+    if schedule not in (*AUTOMATIC, "karras", "normal", "simple"):
+        return None
+    if plain == "dpm++ 2m" and schedule == "automatic":
+        # stable-diffusion-webui's own choice for it.
+        is_karras = True
+    for name, each in SCHEDULERS.items():
+        if (each.label.lower(), each.is_karras) == (plain, is_karras):
+            return name
+    return None
+
+
+def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
+    """Of ComfyUI's `prompt`: what its sampler is given, as far as a path of plain nodes leads."""
+    found = FoundParameters()
+    nodes = {key: node for key, node in graph.items() if isinstance(node, dict)}
+    samplers = [n for n in nodes.values() if str(n.get("class_type", "")).startswith("KSampler")]
+    if not samplers:
+        return found
+    given = _inputs(samplers[0])
+    for name, ours in (("seed", "seed"), ("noise_seed", "seed"), ("steps", "steps")):
+        if isinstance(given.get(name), int):
+            found.params[ours] = given[name]
+    if isinstance(given.get("cfg"), int | float):
+        found.params["guidance"] = float(given["cfg"])
+    for name, ours in (("positive", "prompt"), ("negative", "negative_prompt")):
+        if text := _text_of(nodes, given.get(name)):
+            found.params[ours] = text
+    size = _inputs(_node(nodes, given.get("latent_image")))
+    for side in ("width", "height"):
+        if isinstance(size.get(side), int):
+            found.params[side] = size[side]
+    _read_comfy_sampler(given, found)
+    found.unread += _unread_nodes(nodes, samplers[0])
+    return found
+
+
+def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in COMMON_FACTS:
+        yield from _fact(name, params)
+    yield "Size", f"{params['width']}x{params['height']}"
+    if params.get("model"):
+        yield "Model", Path(params["model"]).name
+    for name in PARAMETERS:
+        if name not in COMMON_FACTS:
+            yield from _fact(name, params)
+
+
+def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    known, value = PARAMETERS[name].infotext, params.get(name)
+    if not known or value is None:
+        return
+    if name == "scheduler":
+        scheduler = SCHEDULERS[value]
+        yield known, scheduler.label
+        if scheduler.is_karras:
+            yield SCHEDULE, "Karras"
+    else:
+        yield known, _text(value)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return " ".join(map(str, value))
+    return str(value)
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False) if set(',:\n"') & set(value) else value
+
+
+def _unquoted(value: str) -> str:
+    try:
+        return str(json.loads(value)) if value.startswith('"') else value
+    except ValueError:
+        return value
+
+
+def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
+    sampler, schedule = facts.pop(SAMPLER, ""), facts.pop(SCHEDULE, "")
+    if sampler:
+        if name := scheduler_of(sampler, schedule):
+            found.params["scheduler"] = name
+        else:
+            found.unread.append(f"{SAMPLER}: {sampler} {schedule}".rstrip())
+    if match := re.fullmatch(r"(\d{1,5})x(\d{1,5})", facts.pop("Size", "")):
+        found.params |= {"width": int(match[1]), "height": int(match[2])}
+    by_name = {each.infotext: each for each in PARAMETERS.values() if each.infotext}
+    for name, value in facts.items():
+        each = by_name.get(name)
+        try:
+            if each is None:
+                raise ValueError
+            listed = value.replace(" ", ",") if each.kind is tuple else value
+            found.params[each.name] = each.parse(listed)
+        except ValueError:
+            found.unread.append(f"{name}: {value}")
+
+
+def _read_comfy_sampler(given: Mapping[str, Any], found: FoundParameters) -> None:
+    sampler, schedule = str(given.get("sampler_name", "")), str(given.get("scheduler", ""))
+    if not sampler:
+        return
+    label = COMFY_SAMPLERS.get(sampler)
+    name = scheduler_of(label, schedule) if label and schedule in COMFY_PLAIN else None
+    if name:
+        found.params["scheduler"] = name
+    else:
+        found.unread.append(f"{SAMPLER}: {sampler} {schedule}".rstrip())
+
+
+def _inputs(node: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    inputs = (node or {}).get("inputs")
+    return inputs if isinstance(inputs, dict) else {}
+
+
+def _node(nodes: Mapping[str, Any], link: object) -> Mapping[str, Any] | None:
+    """What a link, [node, output], leads to."""
+    return nodes.get(str(link[0])) if isinstance(link, list) and link else None
+
+
+def _text_of(nodes: Mapping[str, Any], link: object) -> str:
+    for _ in range(MAX_DEPTH):
+        inputs = _inputs(_node(nodes, link))
+        link = next((inputs[n] for n in ("text", "text_g", "conditioning") if n in inputs), None)
+        if isinstance(link, str):
+            return link
+    return ""
+
+
+def _unread_nodes(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> list[str]:
+    """The nodes that do something to the picture which no parameter here says."""
+    kinds = (str(n.get("class_type", "")) for n in nodes.values() if n is not sampler)
+    return sorted({f"node {kind}" for kind in kinds if not kind.startswith(PLAIN_NODES)})

@@ -1,0 +1,220 @@
+"""`/sdapi/v1/…`: stable-diffusion-webui's API over the same backend, with the same admission, keys
+and limits as `/v1`.
+
+It is added only when the setting says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from sdxl.params import DRAWN_SEEDS
+from serve.errors import invalid
+from serve.front.a1111 import wire
+from serve.front.a1111.clients import Clients, ClientState, Run
+from serve.front.clients import client_of
+from serve.front.fan_out import fan_out
+from serve.front.generations import deadline_of, take_rate, trace_of, within, work_of
+from serve.front.keys import RateLimiter
+from serve.front.openai_images import ImageRequest, orders_of
+from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
+from serve.settings import ServeSettings
+
+PREFIX = "/sdapi/v1"
+EMPTY_LISTS = (
+    *("loras", "upscalers", "latent-upscale-modes", "sd-vae", "hypernetworks", "face-restorers"),
+    *("realesrgan-models", "prompt-styles", "script-info"),
+)
+"""What clients look through before they begin, and nothing here has any of."""
+
+
+@dataclass
+class WebuiApi:
+    backend: ImageBackend
+    settings: ServeSettings
+    limiter: RateLimiter
+    clients: Clients = field(default_factory=Clients)
+
+    def state_of(self, request: Request) -> ClientState:
+        return self.clients.of(client_of(request, self.settings.client_header)[0])
+
+    async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
+        card, state = await self.backend.card(), self.state_of(request)
+        wanted = wire.request_of(asked, state.options, card)
+        orders = self._orders(wanted, card, request)
+        take_rate(self.limiter, request, len(orders), work_of(orders, card))
+        run = Run(len(orders), orders[0].params.steps)
+        state.runs.append(run)
+        try:
+            done = await self._run(orders, run)
+        finally:
+            state.runs.remove(run)
+        texts = [infotext_of(each.image) for each in done]
+        return wire.answer_of(asked, done, texts, card)
+
+    def _orders(self, wanted: ImageRequest, card: ModelCard, request: Request) -> list[ImageOrder]:
+        client, weight = client_of(request, self.settings.client_header)
+        deadline_s = deadline_of(None, request, self.settings)
+        seed = secrets.randbelow(DRAWN_SEEDS)
+        marks: dict[str, Any] = {
+            "request_id": request.state.request_id,
+            "trace": trace_of(request),
+            "client": client,
+            "weight": weight,
+            "wants_progress": True,
+        }
+        orders = orders_of(wanted, card, self.settings, seed, deadline_s)
+        return [replace(order, **marks) for order in orders]
+
+    async def _run(self, orders: Sequence[ImageOrder], run: Run) -> list[Done]:
+        """The pictures; of an interrupted request those that were done."""
+        making = asyncio.ensure_future(self._follow(orders, run))
+        stop = asyncio.ensure_future(run.is_interrupted.wait())
+        try:
+            await asyncio.wait({making, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                await making
+        finally:
+            for task in (making, stop):
+                task.cancel()
+            await asyncio.gather(making, stop, return_exceptions=True)
+        return [run.done[index] for index in sorted(run.done)]
+
+    async def _follow(self, orders: Sequence[ImageOrder], run: Run) -> None:
+        updates = within(fan_out(self.backend, orders), orders[0].deadline_s)
+        async with aclosing(updates):
+            async for index, update in updates:
+                match update:
+                    case Done():
+                        run.done[index] = update
+                    case ImageProgress():
+                        run.progress[index] = update
+
+
+def add_webui_routes(
+    app: FastAPI, backend: ImageBackend, settings: ServeSettings, limiter: RateLimiter
+) -> None:
+    api = WebuiApi(backend, settings, limiter)
+
+    @app.post(f"{PREFIX}/txt2img")
+    async def make_webui_images(body: wire.TextToImage, request: Request) -> dict[str, Any]:
+        """Make pictures from text, as stable-diffusion-webui's clients ask for them."""
+        return await api.make(body, request)
+
+    @app.post(f"{PREFIX}/png-info")
+    async def read_webui_picture(body: wire.PictureInfo) -> dict[str, Any]:
+        """What a picture says of how it was made."""
+        return await asyncio.to_thread(picture_info, wire.image_bytes(body.image))
+
+    @app.get(f"{PREFIX}/progress")
+    async def tell_webui_progress(request: Request) -> dict[str, Any]:
+        return api.state_of(request).progress()
+
+    async def interrupt(request: Request) -> dict[str, Any]:
+        """End this client's requests; each answers with the pictures that it has."""
+        api.state_of(request).interrupt()
+        return {}
+
+    for name in ("interrupt", "skip"):
+        app.post(f"{PREFIX}/{name}", name=f"webui_{name}")(interrupt)
+    add_option_routes(app, api)
+    add_list_routes(app, api)
+
+
+def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
+    @app.get(f"{PREFIX}/options")
+    async def show_webui_options(request: Request) -> dict[str, Any]:
+        card = await api.backend.card()
+        own = {wire.CHECKPOINT: wire.title_of(card), "sd_checkpoint_hash": None}
+        return {**own, **wire.OPTIONS, **api.state_of(request).options}
+
+    @app.post(f"{PREFIX}/options")
+    async def set_webui_options(body: dict[str, Any], request: Request) -> None:
+        """They hold for this client's requests alone."""
+        card = await api.backend.card()
+        api.state_of(request).options |= wire.checked_options(body, card)
+
+    @app.get(f"{PREFIX}/cmd-flags")
+    async def show_webui_flags() -> dict[str, Any]:
+        return {}
+
+    async def refresh() -> None:
+        """Nothing is there that could have become more."""
+
+    for name in ("checkpoints", "loras", "vae"):
+        app.post(f"{PREFIX}/refresh-{name}", name=f"webui_refresh_{name}")(refresh)
+
+
+def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
+    @app.get(f"{PREFIX}/sd-models")
+    async def list_webui_models() -> list[dict[str, Any]]:
+        return wire.models(await api.backend.card())
+
+    @app.get(f"{PREFIX}/samplers")
+    async def list_webui_samplers() -> list[dict[str, Any]]:
+        return wire.samplers()
+
+    @app.get(f"{PREFIX}/schedulers")
+    async def list_webui_schedulers() -> list[dict[str, Any]]:
+        return wire.schedulers()
+
+    @app.get(f"{PREFIX}/scripts")
+    async def list_webui_scripts() -> dict[str, list[str]]:
+        return {"txt2img": [], "img2img": []}
+
+    @app.get(f"{PREFIX}/embeddings")
+    async def list_webui_embeddings() -> dict[str, dict[str, Any]]:
+        return {"loaded": {}, "skipped": {}}
+
+    @app.get(f"{PREFIX}/memory")
+    async def tell_webui_memory() -> dict[str, Any]:
+        """Of this front's machine; what the replicas' GPUs hold is in /metrics."""
+        return memory()
+
+    async def nothing() -> list[Any]:
+        """There are none here."""
+        return []
+
+    for name in EMPTY_LISTS:
+        app.get(f"{PREFIX}/{name}", name=f"webui_{name}")(nothing)
+
+
+def memory() -> dict[str, Any]:
+    import os
+
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    free = page * os.sysconf("SC_AVPHYS_PAGES")
+    return {
+        "ram": {"free": free, "used": total - free, "total": total},
+        "cuda": {"error": "unavailable"},
+    }
+
+
+def picture_info(file: bytes) -> dict[str, Any]:
+    from sdxl.infotext import read_text
+
+    text, items = texts_of(file)
+    return {"info": text, "items": items, "parameters": read_text(text).params if text else {}}
+
+
+def infotext_of(file: bytes) -> str:
+    return texts_of(file)[0]
+
+
+def texts_of(file: bytes) -> tuple[str, dict[str, str]]:
+    """The `parameters` text, and everything else that a picture says in words."""
+    from sdxl.picture_files import BrokenPicture, words_of
+
+    try:
+        words = words_of(file)
+    except BrokenPicture as error:
+        raise invalid("image", f"image: {error}") from None
+    return words.pop("parameters", ""), words

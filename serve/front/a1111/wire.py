@@ -1,0 +1,238 @@
+"""stable-diffusion-webui's requests and answers as data, and what they mean in our own.
+
+What a client asks and this service does not do is refused by name, never left out in silence. It
+knows no HTTP server and makes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sdxl.infotext import scheduler_of
+from sdxl.params import SCHEDULERS
+from serve.errors import Problem, invalid
+from serve.front.openai_images import ImageRequest
+from serve.orders import Done, ModelCard
+from serve.settings import MAX_N
+
+Steps = Annotated[int, Field(ge=1)]
+FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
+CHECKPOINT, FORMAT, SKIPPED = "sd_model_checkpoint", "samples_format", "CLIP_stop_at_last_layers"
+OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
+"""What a client may set for itself, besides the checkpoint. SDXL always skips CLIP's last layer."""
+UNSET: dict[str, tuple[Any, ...]] = {
+    "enable_hr": (False,),
+    "restore_faces": (False,),
+    "tiling": (False,),
+    "subseed_strength": (0,),
+    "seed_resize_from_h": (0, -1),
+    "seed_resize_from_w": (0, -1),
+    "styles": ([],),
+    "script_name": ("", "None"),
+    "refiner_checkpoint": ("", "None"),
+    "firstpass_image": ("",),
+    "infotext": ("",),
+    "s_churn": (0,),
+    "s_tmin": (0,),
+    "s_noise": (1,),
+    "init_images": ([],),
+}
+"""What cannot be done here, and the values that do not ask for it; none is one of them."""
+
+
+class TextToImage(BaseModel):
+    """What is not named here has no part in the picture: where files are saved, and the like."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    prompt: str = ""
+    negative_prompt: str | None = None
+    seed: int | None = -1
+    steps: Steps | None = None
+    cfg_scale: float | None = None
+    width: int | None = None
+    height: int | None = None
+    sampler_name: str | None = None
+    sampler_index: str | None = None
+    scheduler: str | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = 1
+    n_iter: Annotated[int, Field(ge=1)] | None = 1
+    override_settings: dict[str, Any] | None = None
+    alwayson_scripts: dict[str, Any] | None = None
+    send_images: bool | None = True
+
+    @property
+    def count(self) -> int:
+        return (self.batch_size or 1) * (self.n_iter or 1)
+
+
+class PictureInfo(BaseModel):
+    image: str
+
+
+def request_of(asked: TextToImage, options: dict[str, Any], card: ModelCard) -> ImageRequest:
+    """In our own words. Raises Problem for what is not done here."""
+    check_features(asked)
+    chosen = {**options, **checked_options(asked.override_settings or {}, card)}
+    if asked.count > MAX_N:
+        raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
+    if not asked.prompt:
+        raise invalid("prompt", "prompt: needed text")
+    size = f"{asked.width}x{asked.height}" if asked.width and asked.height else None
+    seed = None if asked.seed in (None, -1) else asked.seed
+    fields = {
+        "prompt": asked.prompt,
+        "negative_prompt": asked.negative_prompt or None,
+        "seed": seed,
+        "steps": asked.steps,
+        "guidance_scale": asked.cfg_scale,
+        "size": size,
+        "n": asked.count,
+        "scheduler": scheduler_asked(asked),
+        "output_format": FORMATS[chosen.get(FORMAT, "png")],
+    }
+    try:
+        return ImageRequest(**{name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise invalid(name, f"{name}: {first['msg']}.") from None
+
+
+def check_features(asked: TextToImage) -> None:
+    extra = asked.model_extra or {}
+    for name, plain in UNSET.items():
+        value = extra.get(name)
+        if value is not None and value not in plain:
+            raise invalid(name, f"{name}: {str(value)[:100]!r} is not possible here; leave it out")
+    for name, script in (asked.alwayson_scripts or {}).items():
+        if is_active(script):
+            shown = name[:100]
+            raise invalid("alwayson_scripts", f"alwayson_scripts: no script {shown!r} here")
+
+
+def is_active(script: object) -> bool:
+    """Clients name scripts that they do not use, with arguments that say no."""
+    arguments = script.get("args") if isinstance(script, dict) else script
+    if isinstance(arguments, dict):
+        return arguments.get("enabled", True) is not False
+    if not isinstance(arguments, list):
+        return bool(arguments)
+    return any(each for each in arguments if not _is_off(each))
+
+
+def _is_off(argument: object) -> bool:
+    return isinstance(argument, dict) and argument.get("enabled") is False
+
+
+def scheduler_asked(asked: TextToImage) -> str | None:
+    sampler = asked.sampler_name or asked.sampler_index
+    if not sampler:
+        return None
+    name = scheduler_of(sampler, asked.scheduler or "")
+    if name is None:
+        shown = f"{sampler[:60]!r} with scheduler {(asked.scheduler or '')[:60]!r}"
+        labels = ", ".join(dict.fromkeys(each.label for each in SCHEDULERS.values()))
+        message = f"sampler_name: {shown} is not here; needed {labels}, automatic or karras"
+        raise invalid("sampler_name", message)
+    return name
+
+
+def checked_options(options: dict[str, Any], card: ModelCard) -> dict[str, Any]:
+    """Those that mean something here, as they were set."""
+    for name, value in options.items():
+        if name == CHECKPOINT:
+            if value not in (card.id, title_of(card), None):
+                shown = str(value)[:100]
+                message = f"{CHECKPOINT}: {shown!r} is not here; here is {card.id!r}"
+                raise Problem(404, message, CHECKPOINT, "model_not_found")
+        elif name == FORMAT:
+            if value not in FORMATS:
+                raise invalid(FORMAT, f"{FORMAT}: needed one of {', '.join(FORMATS)}")
+        elif name == SKIPPED:
+            if value not in (0, 1, 2):
+                raise invalid(SKIPPED, f"{SKIPPED}: SDXL skips one layer; needed 1 or 2")
+        else:
+            known = ", ".join((CHECKPOINT, *OPTIONS))
+            raise invalid("options", f"{str(name)[:100]}: not an option here; needed {known}")
+    return {name: value for name, value in options.items() if name in OPTIONS}
+
+
+def answer_of(
+    asked: TextToImage, done: Sequence[Done], texts: Sequence[str], card: ModelCard
+) -> dict[str, Any]:
+    return {
+        "images": [base64.b64encode(d.image).decode() for d in done] if asked.send_images else [],
+        "parameters": asked.model_dump(),
+        "info": json.dumps(info_of(asked, done, texts, card)),
+    }
+
+
+def info_of(
+    asked: TextToImage, done: Sequence[Done], texts: Sequence[str], card: ModelCard
+) -> dict[str, Any]:
+    """Other clients read seeds and texts of the single pictures here."""
+    all_params = [each.params for each in done]
+    facts: dict[str, Any] = {
+        "all_prompts": [params.prompt for params in all_params],
+        "all_negative_prompts": [params.negative_prompt or "" for params in all_params],
+        "all_seeds": [params.seed for params in all_params],
+        "all_subseeds": [-1 for _ in all_params],
+        "subseed": -1,
+        "subseed_strength": 0,
+        "batch_size": asked.batch_size or 1,
+        "infotexts": list(texts),
+        "index_of_first_image": 0,
+        "sd_model_name": card.id,
+        "extra_generation_params": {},
+        "styles": [],
+    }
+    if not all_params:
+        return facts
+    first = all_params[0]
+    return facts | {
+        "prompt": first.prompt,
+        "negative_prompt": first.negative_prompt or "",
+        "seed": first.seed,
+        "width": first.width,
+        "height": first.height,
+        "steps": first.steps,
+        "cfg_scale": first.guidance,
+        "sampler_name": SCHEDULERS[first.scheduler].label,
+    }
+
+
+def title_of(card: ModelCard) -> str:
+    return f"{card.id}.safetensors"
+
+
+def models(card: ModelCard) -> list[dict[str, Any]]:
+    empty = {"hash": None, "sha256": None, "config": None}
+    title = title_of(card)
+    return [{"title": title, "model_name": card.id, "filename": title, **empty}]
+
+
+def samplers() -> list[dict[str, Any]]:
+    labels = {each.label: each.solver for each in SCHEDULERS.values()}
+    return [{"name": n, "aliases": [solver], "options": {}} for n, solver in labels.items()]
+
+
+def schedulers() -> list[dict[str, Any]]:
+    rest = {"aliases": None, "default_rho": -1.0, "need_inner_model": False}
+    names = (("automatic", "Automatic"), ("karras", "Karras"), ("normal", "Normal"))
+    return [{"name": name, "label": label, **rest} for name, label in names]
+
+
+def image_bytes(text: str) -> bytes:
+    """Base64, with or without a data URL before it."""
+    _, _, data = text.rpartition(",")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid("image", "image: needed a picture in base64") from None

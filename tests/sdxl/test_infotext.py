@@ -1,0 +1,116 @@
+"""What other programs say of their pictures, read as far as it means something here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sdxl.infotext import parameters_text, read_graph, read_text, scheduler_of
+from sdxl.params import SCHEDULERS, GenerationParams
+
+# As stable-diffusion-webui 1.10 writes it.
+A1111 = """a red circle, (masterpiece:1.2)
+on a blue background
+Negative prompt: blurry, low quality
+Steps: 30, Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: 6.5, Seed: 1234567890, \
+Size: 832x1216, Model hash: 31e35c80fc, Model: sd_xl_base_1.0, Clip skip: 2, \
+Lora hashes: "detail: 7ae3a8f1c8e2, pixel: 1f2e3d4c5b6a", Version: v1.10.1"""
+
+
+def test_the_webuis_text_is_read_and_the_rest_is_told() -> None:
+    found = read_text(A1111)
+    assert found.params == {
+        "prompt": "a red circle, (masterpiece:1.2)\non a blue background",
+        "negative_prompt": "blurry, low quality",
+        "steps": 30,
+        "scheduler": "dpmpp_2m_karras",
+        "guidance": 6.5,
+        "seed": 1234567890,
+        "width": 832,
+        "height": 1216,
+    }
+    assert "Clip skip: 2" in found.unread and "Version: v1.10.1" in found.unread
+    GenerationParams.from_dict(found.params)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_what_is_written_is_read_again(scheduler: str) -> None:
+    params = GenerationParams(
+        prompt='a "red", circle: yes\nSteps of stone',
+        negative_prompt="no, none",
+        scheduler=scheduler,
+        width=128,
+        height=96,
+        seed=2**63 - 1,
+        steps=8,
+        deep_steps=(0, 2, 5),
+    )
+    found = read_text(parameters_text(params.as_dict()))
+    assert GenerationParams.from_dict(found.params) == params and not found.unread
+
+
+@pytest.mark.parametrize("text", ["", "a cat", "Steps: 20", "Negative prompt:", ":::,,,\n,:,"])
+def test_any_text_is_read(text: str) -> None:
+    assert isinstance(read_text(text).params["prompt"], str)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "schedule", "name"),
+    [
+        ("Euler a", "Automatic", "euler_a"),
+        ("Euler", "", "euler"),
+        ("DPM++ 2M Karras", "", "dpmpp_2m_karras"),
+        ("DPM++ 2M", "Automatic", "dpmpp_2m_karras"),
+        ("DPM++ 2M", "Normal", "dpmpp_2m"),
+        ("Euler", "Beta", None),
+        ("UniPC", "", None),
+    ],
+)
+def test_other_programs_names_of_schedulers(sampler: str, schedule: str, name: str | None) -> None:
+    assert scheduler_of(sampler, schedule) == name
+
+
+COMFY: dict[str, Any] = {
+    "3": {
+        "class_type": "KSampler",
+        "inputs": {
+            "seed": 42,
+            "steps": 25,
+            "cfg": 7.0,
+            "sampler_name": "euler",
+            "denoise": 1,
+            "scheduler": "normal",
+            "model": ["10", 0],
+            "latent_image": ["5", 0],
+            "positive": ["6", 0],
+            "negative": ["7", 0],
+        },
+    },
+    "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 1024, "height": 768}},
+    "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a star", "clip": ["4", 1]}},
+    "7": {"class_type": "CLIPTextEncode", "inputs": {"text": "blurry", "clip": ["4", 1]}},
+    "10": {"class_type": "LoraLoader", "inputs": {"lora_name": "x.safetensors"}},
+}
+
+
+def test_comfyuis_graph_is_read_from_its_sampler_on() -> None:
+    found = read_graph(COMFY)
+    assert found.params == {
+        "prompt": "a star",
+        "negative_prompt": "blurry",
+        "seed": 42,
+        "steps": 25,
+        "guidance": 7.0,
+        "width": 1024,
+        "height": 768,
+        "scheduler": "euler",
+    }
+    assert found.unread == ["node LoraLoader"]
+
+
+def test_a_graph_in_a_circle_ends() -> None:
+    graph = json.loads(json.dumps(COMFY))
+    graph["6"]["inputs"] = {"text": ["6", 0]}
+    assert "prompt" not in read_graph(graph).params

@@ -1,0 +1,205 @@
+"""stable-diffusion-webui's API: its Python client, unchanged, and the calls of other programs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sdxl.images import read_parameters
+from serve.front.keys import sha256
+from serve.worker.worker import Worker
+from tests.serve.servers import listening
+from tests.serve.workers import fake_pipeline
+
+PROMPT = "a red circle on a blue background"
+TXT2IMG = "/sdapi/v1/txt2img"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, Worker]]:
+    with listening(sdapi=True) as found:
+        yield found
+
+
+@pytest.fixture
+def http(served: tuple[str, Worker]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served[0], timeout=30) as found:
+        yield found
+
+
+def api_of(url: str, **options: Any) -> Any:
+    webuiapi = pytest.importorskip("webuiapi")
+    address = httpx.URL(url)
+    return webuiapi.WebUIApi(host=address.host, port=address.port, **options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_webuiapi_makes_pictures_and_reads_them(served: tuple[str, Worker]) -> None:
+    api = api_of(served[0])
+    made = api.txt2img(
+        prompt=PROMPT, negative_prompt="blue", seed=7, steps=4, cfg_scale=3, n_iter=2,
+        width=128, height=96, sampler_name="DPM++ 2M", scheduler="Karras",
+    )  # fmt: skip
+    assert [image.size for image in made.images] == [(128, 96)] * 2
+    assert made.info["all_seeds"] == [7, 8] and made.info["prompt"] == PROMPT
+    assert made.info["infotexts"][1].startswith(f"{PROMPT}\nNegative prompt: blue\nSteps: 4")
+    told = api.png_info(made.image)
+    assert told.info == made.info["infotexts"][0]
+    assert told.parameters["scheduler"] == "dpmpp_2m_karras"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_webuiapi_finds_its_way_about(served: tuple[str, Worker]) -> None:
+    api = api_of(served[0])
+    assert api.util_get_model_names() == ["sdxl-mini.safetensors"]
+    assert {"Euler", "Euler a", "DDIM", "DPM++ 2M"} <= set(api.util_get_sampler_names())
+    assert api.util_get_scheduler_names() == ["automatic", "karras", "normal"]
+    api.util_set_model("mini")
+    assert api.util_get_current_model() == "sdxl-mini.safetensors"
+    assert (api.get_loras(), api.get_upscalers(), api.get_sd_vae()) == ([], [], [])
+    assert api.get_memory()["ram"]["total"] > 0
+    assert api.get_scripts() == {"txt2img": [], "img2img": []}
+    api.util_wait_for_ready()
+    api.refresh_checkpoints()
+    assert api.interrupt() == api.skip() == {}
+
+
+def test_the_picture_is_the_one_that_v1_makes(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "seed": 3, "steps": 4}
+    theirs = http.post(TXT2IMG, json={**asked, "cfg_scale": 5, "sampler_name": "Euler"}).json()
+    ours = http.post("/v1/images/generations", json=asked).json()
+    assert theirs["images"] == [ours["data"][0]["b64_json"]]
+
+
+def test_what_open_webui_asks_is_answered(http: httpx.Client) -> None:
+    """Its images router: the model by options, sizes and steps, then `images` in base64."""
+    options = http.get("/sdapi/v1/options").json()
+    assert options["sd_model_checkpoint"] == "sdxl-mini.safetensors"
+    options["sd_model_checkpoint"] = "sdxl-mini.safetensors"
+    assert (
+        http.post("/sdapi/v1/options", json={"sd_model_checkpoint": "sdxl-mini"}).status_code == 200
+    )
+    body = {"prompt": PROMPT, "batch_size": 1, "width": 128, "height": 128, "steps": 4}
+    answer = http.post(TXT2IMG, json={**body, "negative_prompt": ""})
+    assert read_parameters(base64.b64decode(answer.json()["images"][0]))["steps"] == 4
+
+
+def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
+    """Its image extension's request, with the extras that say no."""
+    body = {
+        "prompt": PROMPT, "negative_prompt": "", "sampler_name": "Euler a", "steps": 4,
+        "scheduler": "automatic", "cfg_scale": 7, "width": 128, "height": 128,
+        "restore_faces": False, "enable_hr": False, "hr_upscaler": "Latent", "hr_scale": 2,
+        "denoising_strength": 0.7, "hr_second_pass_steps": 0, "seed": -1, "save_images": True,
+        "override_settings": {"CLIP_stop_at_last_layers": 1}, "do_not_save_grid": False,
+        "override_settings_restore_afterwards": True, "send_images": True,
+        "alwayson_scripts": {"ADetailer": {"args": [False]}},
+    }  # fmt: skip
+    answer = http.post(TXT2IMG, json=body)
+    assert answer.status_code == 200 and len(answer.json()["images"]) == 1
+    assert http.get("/sdapi/v1/sd-models").json()[0]["title"] == "sdxl-mini.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "param"),
+    [
+        ({"enable_hr": True}, 400, "enable_hr"),
+        ({"restore_faces": True}, 400, "restore_faces"),
+        ({"styles": ["ink"]}, 400, "styles"),
+        ({"subseed_strength": 0.5}, 400, "subseed_strength"),
+        ({"script_name": "X/Y/Z plot"}, 400, "script_name"),
+        ({"alwayson_scripts": {"ControlNet": {"args": [{"model": "x"}]}}}, 400, "alwayson_scripts"),
+        ({"sampler_name": "UniPC"}, 400, "sampler_name"),
+        ({"width": 100, "height": 128}, 400, "size"),
+        ({"steps": 100_000}, 400, "steps"),
+        ({"batch_size": 4, "n_iter": 4}, 400, "n_iter"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"override_settings": {"sd_model_checkpoint": "dreamshaper"}}, 404, "sd_model_checkpoint"),
+        ({"override_settings": {"eta_noise_seed_delta": 31337}}, 400, "options"),
+        ({"cfg_scale": 1000}, 400, "guidance_scale"),
+    ],
+)
+def test_what_is_not_here_is_refused_by_name(
+    http: httpx.Client, asked: dict[str, Any], status: int, param: str
+) -> None:
+    answer = http.post(TXT2IMG, json={"prompt": PROMPT, "steps": 4, **asked})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+def test_what_is_no_picture_is_refused(http: httpx.Client) -> None:
+    for image in ("%%%", base64.b64encode(b"text").decode()):
+        answer = http.post("/sdapi/v1/png-info", json={"image": image})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "image")
+
+
+def test_progress_and_interrupt_are_of_ones_own_requests() -> None:
+    with listening(fake_pipeline(tick_s=0.05), sdapi=True, client_header="x-client") as (url, _):
+        mine, other = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
+        answers: list[httpx.Response] = []
+        body = {"prompt": PROMPT, "steps": 100}
+        thread = threading.Thread(
+            target=lambda: answers.append(
+                httpx.post(url + TXT2IMG, json=body, headers=mine, timeout=60)
+            )
+        )
+        thread.start()
+        until = time.monotonic() + 30
+        while not httpx.get(f"{url}/sdapi/v1/progress", headers=mine).json()["progress"]:
+            assert time.monotonic() < until and not answers
+            time.sleep(0.05)
+        assert httpx.get(f"{url}/sdapi/v1/progress", headers=other).json()["progress"] == 0
+        httpx.post(f"{url}/sdapi/v1/interrupt", headers=other)
+        told = httpx.get(f"{url}/sdapi/v1/progress", headers=mine).json()
+        assert told["state"]["job_count"] == 1 and told["state"]["sampling_steps"] == 100
+        assert not told["state"]["interrupted"] and told["eta_relative"] > 0
+        httpx.post(f"{url}/sdapi/v1/interrupt", headers=mine)
+        thread.join(30)
+        assert answers[0].status_code == 200 and answers[0].json()["images"] == []
+        assert httpx.get(f"{url}/sdapi/v1/progress", headers=mine).json()["progress"] == 0
+
+
+def test_options_are_of_the_client_that_set_them() -> None:
+    with listening(sdapi=True, client_header="x-client") as (url, _):
+        mine, other = ({"x-client": address} for address in ("10.0.0.1", "10.0.0.2"))
+        httpx.post(f"{url}/sdapi/v1/options", json={"samples_format": "webp"}, headers=mine)
+        kinds = []
+        for client in (mine, other):
+            body = {"prompt": PROMPT, "steps": 2}
+            answer = httpx.post(url + TXT2IMG, json=body, headers=client, timeout=30)
+            kinds.append(base64.b64decode(answer.json()["images"][0])[:4])
+        assert kinds == [b"RIFF", b"\x89PNG"]
+        webp = httpx.get(f"{url}/sdapi/v1/options", headers=mine).json()["samples_format"]
+        assert webp == "webp"
+
+
+def test_a_key_is_needed_and_may_come_as_a_password(tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    file.write_text(f"{sha256('secret')} me\n")
+    with listening(sdapi=True, keys=str(file)) as (url, _):
+        body = {"prompt": PROMPT, "steps": 2}
+        assert httpx.post(url + TXT2IMG, json=body).status_code == 401
+        assert httpx.post(url + TXT2IMG, json=body, auth=("me", "wrong")).status_code == 401
+        answer = httpx.post(url + TXT2IMG, json=body, auth=("me", "secret"), timeout=30)
+        assert answer.status_code == 200
+
+
+def test_without_the_setting_there_is_no_such_api() -> None:
+    with listening() as (url, _):
+        assert httpx.post(url + TXT2IMG, json={"prompt": PROMPT}).status_code == 404
+
+
+def test_jpeg_and_webp_tell_their_text_too(http: httpx.Client) -> None:
+    for format in ("jpg", "webp"):
+        body = {"prompt": PROMPT, "steps": 2, "override_settings": {"samples_format": format}}
+        answer = http.post(TXT2IMG, json=body).json()
+        told = http.post("/sdapi/v1/png-info", json={"image": answer["images"][0]}).json()
+        assert told["parameters"]["prompt"] == PROMPT
+        assert io.BytesIO(base64.b64decode(answer["images"][0])).read(2) in (b"\xff\xd8", b"RI")
