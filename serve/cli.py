@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
+from serve import logs
 from serve import settings as settings_
 from serve.cluster import ClusterWatch
 from serve.settings import ServeSettings
@@ -66,7 +67,18 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(argv)
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ.update(log_environment(settings))
     return supervise(partial(run, settings), settings.shutdown_s, say)
+
+
+def log_environment(settings: ServeSettings) -> dict[str, str]:
+    """Ray brings the lines of all processes together, in colours and with a prefix of its own."""
+    found = {logs.VARIABLE: settings.log_format}
+    if not sys.stderr.isatty():
+        found["RAY_COLOR_PREFIX"] = "0"
+    if settings.log_format == logs.JSON:
+        found |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
+    return found
 
 
 def run(settings: ServeSettings) -> int:

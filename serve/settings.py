@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from sdxl.arguments import MODEL, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
+from serve.logs import FORMATS, TEXT
 
 PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
@@ -66,6 +67,7 @@ class ServeSettings:
     provenance: str = setting(METADATA, HELP)
     certificate: str = setting("", CERTIFICATE)
     private_key: str = setting("", PRIVATE_KEY)
+    log_format: str = setting(TEXT, f"what the log is written in: {', '.join(FORMATS)}")
     log_prompts: bool = setting(False, "write prompts into the log")
     trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
     hosts: str = setting(
@@ -105,6 +107,10 @@ class ServeSettings:
         if self.max_replicas and not self.target_queue_s:
             raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
         _ = self.marks
+        if self.log_format not in FORMATS:
+            raise InvalidParams(
+                "log_format", self.log_format, f"needed one of {', '.join(FORMATS)}"
+            )
         if self.deadline_s > self.max_deadline_s:
             raise InvalidParams("deadline_s", self.deadline_s, f"at most {self.max_deadline_s}")
         if not (self.keys or self.insecure or is_loopback(self.host)):

@@ -20,7 +20,7 @@ from serve import errors
 from serve.errors import Problem
 from serve.front import metrics
 from serve.front.body_limit import BodyLimit
-from serve.front.error_envelope import ErrorEnvelope, response
+from serve.front.error_envelope import REFUSED, ErrorEnvelope, response
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.key_auth import KeyAuth
@@ -34,6 +34,7 @@ from serve.front.openai_images import (
     ModelList,
 )
 from serve.front.page import add_pages
+from serve.front.probes import add_probe_routes
 from serve.front.readiness import Readiness
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
@@ -96,6 +97,7 @@ def create_app(
     add_result_route(app, store)
     own = front if shown else None
     add_state_routes(app, backend, own, text, settings.llm_start_s)
+    add_probe_routes(app, backend)
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
@@ -202,6 +204,11 @@ def model_of(card: ModelCard, settings: ServeSettings) -> Model:
 
 async def answer_problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, Problem)
+    return refused(request, problem)
+
+
+def refused(request: Request, problem: Problem) -> Response:
+    setattr(request.state, REFUSED, problem)
     return response(problem)
 
 
@@ -212,11 +219,12 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     param = place[0] if place and first["type"] != "json_invalid" else None
     code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
     named = f"{param[:100]}: " if param else ""
-    return response(errors.invalid(param and param[:100], f"{named}{first['msg']}.", code))
+    problem = errors.invalid(param and param[:100], f"{named}{first['msg']}.", code)
+    return refused(request, problem)
 
 
 async def answer_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = response(errors.of_status(error.status_code))
+    answer = refused(request, errors.of_status(error.status_code))
     answer.headers.update(error.headers or {})
     return answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import secrets
 from http import HTTPStatus
@@ -40,7 +41,7 @@ ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 def bound() -> list[Middleware]:
     """Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. Ray leaves the choice of a protocol to
     uvicorn, and here is uvicorn's table of them."""
-    logs.configure()
+    logs.configure(os.environ.get(logs.VARIABLE, logs.TEXT))
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedProtocol.__name__}"
     return [Middleware(Handover), Middleware(Proxied)]
 

@@ -18,12 +18,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve import errors
 from serve.errors import Problem
+from serve.front.probes import LIVE, READY
 from serve.front.state import Front
+from serve.logs import FIELDS
 
 log = logging.getLogger(__name__)
 
-ALIVE = "/healthz"
+ALIVE = ("/healthz", LIVE)
 """answered to the very end"""
+PROBES = (*ALIVE, "/readyz", READY, "/metrics")
+"""Asked every second or so: a line for each would hide the others."""
+WORDS = ("prompt", "negative_prompt", "messages", "text")
+"""What a refusal may quote that is a person's own; of these the log has no more than the code."""
+MAX_REASON = 300
+REFUSED = "refused"
+"""under which a request's state holds the problem that it was answered with"""
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -51,7 +60,7 @@ class ErrorEnvelope:
 
         self.front.open_requests += 1
         try:
-            if self.front.is_draining and scope["path"] != ALIVE:
+            if self.front.is_draining and scope["path"] not in ALIVE:
                 raise errors.draining()
             await self.app(scope, receive, sign)
         except Exception as error:
@@ -61,14 +70,45 @@ class ErrorEnvelope:
             if status:
                 # The answer has begun: it can only be broken off.
                 raise
+            state[REFUSED] = problem
             await response(problem)(scope, receive, sign)
         finally:
             self.front.open_requests -= 1
             seconds = time.perf_counter() - began
             self.front.metrics.answered(scope, status, seconds)
-            path = json.dumps(scope["path"][:200])
-            who = state.get("key_name", "-")
-            log.info("%s %s %s %d %.3fs %s", id_, scope["method"], path, status, seconds, who)
+            note(scope, status, seconds)
+
+
+def note(scope: Scope, status: int, seconds: float) -> None:
+    """A line for a request, with the reason of a refusal."""
+    if scope["path"] in PROBES:
+        return
+    state = scope["state"]
+    facts: dict[str, Any] = {
+        "request_id": state["request_id"],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "seconds": round(seconds, 3),
+        "key": state.get("key_name", "-"),
+    }
+    reason = reason_of(state.get(REFUSED))
+    if reason:
+        facts["reason"] = reason
+    path, said = json.dumps(facts["path"]), f" {json.dumps(reason)}" if reason else ""
+    log.info(
+        "%s %s %s %d %.3fs %s%s",
+        *(facts["request_id"], facts["method"], path, status, seconds, facts["key"], said),
+        extra={FIELDS: facts},
+    )
+
+
+def reason_of(problem: Problem | None) -> str:
+    if problem is None:
+        return ""
+    if problem.param in WORDS:
+        return f"{problem.param}: {problem.code}"
+    return problem.message[:MAX_REASON]
 
 
 def response(problem: Problem) -> Response:

@@ -23,7 +23,7 @@ class ImageIngress:
         self, settings: ServeSettings, replicas: Any, results_mark: str, llm: Any = None
     ) -> None:
         """`results_mark` is of the folder of results as whoever deployed this sees it."""
-        logs.configure()
+        logs.configure(settings.log_format)
         check_shared(settings.results_dir, results_mark)
         self.settings, self.handle, self.llm = settings, replicas, llm
         self.front = Front(is_signed=False)

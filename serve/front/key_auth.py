@@ -12,8 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from serve.errors import Problem
 from serve.front.hosts import Hosts
 from serve.front.keys import Keyring
+from serve.front.probes import LIVE, READY
 
-HEALTH_PATHS = ("/healthz", "/readyz")
+HEALTH_PATHS = ("/healthz", "/readyz", LIVE, READY)
 """for whoever watches, by whatever name"""
 OPEN_PATHS = (*HEALTH_PATHS, "/")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -34,7 +34,7 @@ FAILED = "llm_failed"
 
 class LlmReplica:
     def __init__(self, settings: ServeSettings) -> None:
-        logs.configure()
+        logs.configure(settings.log_format)
         self.settings = settings
         self.speaker: Speaker | None = None
         self.problem = errors.starting()

@@ -27,7 +27,7 @@ class ImageReplica:
     """The constructor returns when a real picture was made."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        logs.configure()
+        logs.configure(settings.log_format)
         # Here and not above: whoever deploys a replica need not load PyTorch.
         import engines
         from serve.worker.worker import Worker
