@@ -14,7 +14,7 @@ LOCKS := $(patsubst %,-r locks/%.txt,$(shell echo '$(LOCKED)' | tr ',' ' '))
 BACKENDS := tensorrt tensorrt-rtx
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx lock full-size clean
+.PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx lock full-size full-size-drill clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,9 @@ lock: ## hashes of all that the image installs, into locks/; needs uv
 	    --custom-compile-command "make lock" $${index:+--default-index "$$index"} \
 	    --quiet --upgrade --output-file locks/$$backend.txt || exit 1; \
 	done
+
+full-size-drill: $(INSTALLED) ## random-weight SDXL 1.0 through render, serve, batch, export; hours, 24 GiB
+	$(PYTHON_OF_VENV) -m eval.robustness.drill
 
 full-size: $(INSTALLED) ## what SDXL's real size costs here: random weights, export, plans for an L40S
 	$(PYTHON_OF_VENV) -m onnx_export.full_size
