@@ -23,11 +23,13 @@ def load(
     is_deterministic: bool = False,
     torch_options: str = "",
     folder: str = "",
+    takes_unchecked: bool = False,
 ) -> Pipeline:
     """A pipeline on the backend asked for, or on the best one this machine has for the model;
     its engines' description says which it is and, under `passed_over`, why not a faster one.
     `folder` names a folder of `sdxl export` or `sdxl build` to take instead of what is found.
-    A backend may also be named as `package.module:function`: see choice.plugged_in."""
+    Engines that nobody ran against the model are refused unless `takes_unchecked`. A backend may
+    also be named as `package.module:function`: see choice.plugged_in."""
     from engines.choice import EngineRequest, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams
@@ -36,6 +38,8 @@ def load(
     if backend not in BACKENDS and ":" not in backend:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
-    wish = EngineRequest(model, checkpoint, device, precision, torch_options, folder)
+    wish = EngineRequest(
+        model, checkpoint, device, precision, torch_options, folder, takes_unchecked
+    )
     engines = choose_engines(wish, backend)
     return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)

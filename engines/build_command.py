@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines.folders.export_folder import PRECISIONS
 from engines.folders.targets import LOCAL, TARGETS, named_target
+from engines.run_built import pictures_of, run_built
 from engines.trt.flavours import FLAVOURS
-from sdxl.arguments import Parser, whole
+from sdxl.arguments import MODEL, Parser, whole
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
+    if not (options.onnx or options.model):
+        raise InvalidParams("onnx", None, "needed --onnx, a folder of `sdxl export`, or --model")
     if options.gpu != LOCAL:
         named_target(options.gpu)
     # Here and not above: a typo in a flag need not wait for PyTorch.
@@ -33,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
     order = read_order(options)
     with shown(order) as on_progress:
-        engines = build(order, on_progress)
+        engines = build(order, on_progress, lambda made: run_built(made, order, options.model))
     print(summary(engines))
     return 0
 
@@ -41,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl build", description="Build TensorRT engines from an export.")
     add = parser.add_argument
-    add("--onnx", required=True, metavar="DIR", help="a folder of `sdxl export`")
+    add("--onnx", metavar="DIR", help="a folder of `sdxl export` (default: the model's own place)")
+    add("--model", help=f"{MODEL}: to find its export, and to run what is built beside it")
+    add("--precision", help=f"of the export, where --onnx is not given: {', '.join(PRECISIONS)}")
     add("--gpu", default=LOCAL, help=f"{', '.join(TARGETS)}, {LOCAL} (default %(default)s)")
     add("--backend", default="tensorrt", help=f"{', '.join(FLAVOURS)} (default %(default)s)")
     add("--max-batch", type=whole, metavar="N", help="images in one call (default: the GPU's)")
@@ -66,13 +72,27 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
         raise InvalidParams(
             "max-batch", max_batch, f"a {target.name} takes 1 to {target.max_batch}"
         )
-    export = ExportFolder.open(Path(options.onnx), verify=True)
+    export = ExportFolder.open(export_folder(options, target), verify=True)
     if export.loras and not options.out:
         # Where `auto` looks, there are the engines of the model itself.
         raise InvalidParams("out", None, "needed a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
     return BuildSpec(export, target, flavour, max_batch, options.sparse, out)
+
+
+def export_folder(options: argparse.Namespace, target: Target) -> Path:
+    if options.onnx:
+        return Path(options.onnx)
+    from engines.folders.digests import model_digest
+    from engines.folders.places import export_place
+    from sdxl.checkpoint import find
+
+    precision = options.precision or target.precision
+    if precision not in PRECISIONS:
+        raise InvalidParams("precision", precision, f"needed one of {', '.join(PRECISIONS)}")
+    checkpoint = find(options.model)
+    return export_place(checkpoint.name, model_digest(checkpoint), precision)
 
 
 def chosen_target(name: str, local: Target | None) -> Target:
@@ -111,10 +131,11 @@ def shown(order: BuildSpec) -> Iterator[OnProgress]:
 
 
 def summary(engines: EngineFolder) -> str:
+    state = engines.parity.get("note") or f"run: {pictures_of(engines.parity)}"
     lines = [
         f"{name:<14}{plan.seconds:>8.1f} s{plan.bytes / 2**20:>10.1f} MiB"
         f"{plan.peak_bytes / 2**30:>8.1f} GiB peak"
         for name, plan in engines.plans.items()
     ]
     what = f"{engines.precision} for {engines.gpu}, {engines.backend} {engines.backend_version}"
-    return "\n".join([*lines, f"{engines.folder}: {what}"])
+    return "\n".join([*lines, f"{engines.folder}: {what}", state])

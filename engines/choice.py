@@ -52,6 +52,8 @@ class EngineRequest:
     """for PyTorch alone; see torch_options.py"""
     folder: str = ""
     """of `sdxl export` or `sdxl build`: these, and not what is found"""
+    takes_unchecked: bool = False
+    """engines too that were never held against the model"""
 
     @property
     def is_for_cpu(self) -> bool:
@@ -119,7 +121,15 @@ def _tensorrt(wish: EngineRequest, flavour: Flavour) -> Engines:
         raise BackendMissing(f"{flavour.name} needs an NVIDIA GPU, found none here")
     digest = model_digest(wish.checkpoint)
     root = Path(wish.folder) if wish.folder else plans_root()
-    found = best_for(root, flavour, target, digest, wish.precision, takes_loras=bool(wish.folder))
+    found = best_for(
+        root,
+        flavour,
+        target,
+        digest,
+        wish.precision,
+        takes_loras=bool(wish.folder),
+        takes_unchecked=wish.takes_unchecked,
+    )
     if isinstance(found, str):
         precision = wish.precision or target.precision
         raise BackendMissing(
@@ -145,7 +155,7 @@ def find_export(wish: EngineRequest) -> ExportFolder:
     checkpoint, precision = wish.checkpoint, wish.precision or CPU_PRECISION
     digest = model_digest(checkpoint)
     if wish.folder:
-        return _named_export(wish, digest)
+        return _checked(_named_export(wish, digest), wish)
     if checkpoint.folder == MINI and precision == CPU_PRECISION:
         return open_mini(digest)
     place = export_place(checkpoint.name, digest, precision)
@@ -154,7 +164,16 @@ def find_export(wish: EngineRequest) -> ExportFolder:
             f"no {precision} export of {wish.model} in {place}; needed: "
             f"sdxl export --model {wish.model} --precision {precision}"
         )
-    return ExportFolder.open(place)
+    return _checked(ExportFolder.open(place), wish)
+
+
+def _checked(export: ExportFolder, wish: EngineRequest) -> ExportFolder:
+    if not (export.is_checked or wish.takes_unchecked):
+        raise ExportError(
+            f"{export.folder}: published without a check; needed: sdxl export --model {wish.model} "
+            f"--check {export.folder}, or --unchecked here"
+        )
+    return export
 
 
 def _named_export(wish: EngineRequest, digest: str) -> ExportFolder:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines.run_built import pictures_of
 from sdxl.arguments import Parser
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ def row(folder: EngineFolder) -> tuple[str, ...]:
 
 
 def parity(folder: EngineFolder) -> str:
-    """What the export's check found of whole pictures: what the precision costs."""
-    findings = folder.parity.get("findings", ())
-    whole = [f for f in findings if f["what"].partition(",")[0] not in folder.plans]
-    return "; ".join(f"{f['what']} {f['measured']:.4g}" for f in whole) or "not checked"
+    """Of whole pictures, as the plans were run; else as the export was."""
+    if folder.is_run:
+        return pictures_of(folder.parity)
+    exported = pictures_of(folder.export_parity) or "not checked"
+    return f"{folder.parity.get('note') or 'not run'}; export: {exported}"

@@ -5,8 +5,9 @@ It runs the graphs in ONNX Runtime on the CPU, and says what of a graph's arithm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 import numpy as np
@@ -15,10 +16,20 @@ from torch import Tensor
 
 from engines.folders.export_folder import ExportFolder, changed_file
 from engines.onnxruntime_engine import load_onnxruntime
+from engines.parity.bounds import PICTURE_BOUNDS, STEP_BOUNDS
+from engines.parity.calls import EngineCall, call_errors, listening
+from engines.parity.findings import (
+    CheckFailed,
+    Finding,
+    broken,
+    largest_difference,
+    psnr,
+    relative_norm,
+)
+from engines.parity.pictures import Subject, clip_score, paint, step_seconds, subject_of
 from onnx_export.coverage import half_coverage
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import Say, load_parts
-from onnx_export.pictures import Subject, clip_score, paint, psnr, subject_of
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS
@@ -37,39 +48,12 @@ GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.05, "fp8": 0.08}
 """fp32: the largest difference, over the largest value where that is above 1. Else: the
 difference's norm over the value's; of the 8-bit UNets to the same rounding in torch, where a value
 near the middle of two steps may go the other way, and then all behind it."""
-PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0}
-"""PSNR in dB, least; 8-bit pictures are held to their CLIP score"""
 SCORE_BOUND = 0.005
+STEPPED = 2
+"""pictures whose calls are kept: their caches take memory"""
 
 
 Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor]]
-
-
-class CheckFailed(RuntimeError):
-    """An export that is not the model it was made from."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One figure, and the bound that it must hold, if there is one."""
-
-    what: str
-    measured: float
-    required: float | None = None
-    is_least: bool = False
-
-    @property
-    def holds(self) -> bool:
-        if self.required is None:
-            return True
-        sign = 1 if self.is_least else -1
-        return sign * self.measured >= sign * self.required
-
-    def __str__(self) -> str:
-        measured = f"{self.what:<34} measured {self.measured:.3g}"
-        if self.required is None:
-            return measured
-        return f"{measured}, required at {'least' if self.is_least else 'most'} {self.required:.3g}"
 
 
 def check(
@@ -83,10 +67,19 @@ def check(
         findings.append(finding)
     if run.note:
         say(run.note)
-    broken = [str(finding) for finding in findings if not finding.holds]
-    if broken:
-        raise CheckFailed(f"{order.out}: {'; '.join(broken)}")
-    return {"findings": [asdict(finding) for finding in findings], "note": run.note}
+    if wrong := broken(findings):
+        raise CheckFailed(f"{order.out}: {wrong}")
+    return {"findings": [asdict(f) for f in findings], "note": run.note, **run.facts()}
+
+
+@dataclass(frozen=True)
+class ReferencePictures:
+    """What the model itself paints: by the plan that is served, and exactly."""
+
+    served: Tensor
+    exact: Tensor
+    calls: list[EngineCall]
+    """of the UNet, by the plan that is served"""
 
 
 @dataclass
@@ -98,6 +91,8 @@ class _Run:
     order: ExportSpec
     subject: Subject
     note: str = ""
+    errors: list[tuple[str, float]] = field(default_factory=list)
+    """by network, of every call of a picture's course"""
 
     @property
     def is_quantised(self) -> bool:
@@ -110,7 +105,11 @@ class _Run:
 
     def findings(self) -> Iterator[Finding]:
         whole = self.torch(*NETWORK_FOLDERS)
-        expected, pictures = self.outputs(whole, row_by_row), self.paint(whole)
+        checkpoint = self.order.checkpoint
+        if self.subject.budget_s < math.inf:
+            step_s = step_seconds(checkpoint, whole, self.subject)
+            self.subject = self.subject.fitted(step_s)
+        expected, reference = self.outputs(whole, row_by_row), self.reference(whole)
         del whole
         if self.is_quantised:
             expected |= self.outputs(self.torch("unet"), row_by_row)
@@ -118,7 +117,24 @@ class _Run:
         found = self.outputs(graphs)
         for name in self.export.graphs:
             yield self.compared(name, found[name], expected[name])
-        yield from self.compared_pictures(self.paint(graphs), pictures)
+        yield self.compared_steps(graphs, reference.calls)
+        yield from self.compared_pictures(graphs, reference)
+
+    def reference(self, whole: Engines) -> ReferencePictures:
+        checkpoint, subject = self.order.checkpoint, self.subject
+        heard, calls = listening(whole, *get_args(Network))
+        stepped = min(STEPPED, subject.compared)
+        pictures = [paint(checkpoint, heard, subject, stepped)]
+        if self.painted > stepped:
+            pictures.append(paint(checkpoint, whole, subject, self.painted, first=stepped))
+        exact = paint(checkpoint, whole, subject, subject.compared, interval=1)
+        return ReferencePictures(torch.cat(pictures), exact, calls)
+
+    def facts(self) -> dict[str, Any]:
+        """What the figures are of, and the error of every step."""
+        subject = self.subject
+        painted = {"pictures": subject.compared, "steps": subject.steps, "side": subject.side}
+        return {"painted": {**painted, "interval": subject.interval}, "step_errors": self.errors}
 
     def torch(self, *names: str) -> Engines:
         checkpoint = self.order.checkpoint
@@ -151,9 +167,6 @@ class _Run:
                 results[name].append(caller(engine, self.export.arch, cast))
         return results
 
-    def paint(self, engines: Engines) -> Tensor:
-        return paint(self.order.checkpoint, engines, self.subject, self.painted)
-
     def compared(
         self, name: str, found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]
     ) -> Finding:
@@ -171,18 +184,35 @@ class _Run:
         worst = float(np.max(differences))
         return Finding(f"{name}, {precision}", worst, GRAPH_BOUNDS[precision])
 
-    def compared_pictures(self, found: Tensor, expected: Tensor) -> Iterator[Finding]:
-        count = self.subject.compared
+    def compared_steps(self, graphs: Engines, calls: list[EngineCall]) -> Finding:
+        errors = call_errors(graphs, calls)
+        self.errors = [(c.network, round(e, 5)) for c, e in zip(calls, errors, strict=True)]
+        what = f"noise of {len(calls)} steps, relative L2, worst"
+        return Finding(what, float(np.max(errors)), STEP_BOUNDS[self.export.precision])
+
+    def compared_pictures(self, graphs: Engines, reference: ReferencePictures) -> Iterator[Finding]:
+        checkpoint, subject, precision = self.order.checkpoint, self.subject, self.export.precision
+        count, interval = subject.compared, subject.interval
+        found = paint(checkpoint, graphs, subject, self.painted)
+        served, exact = reference.served[:count], reference.exact
         size = "×".join(map(str, found.shape[:1:-1]))
         yield Finding(
-            f"{count} pictures of {size}, PSNR in dB",
-            psnr(found[:count], expected[:count]),
-            PICTURE_BOUNDS.get(self.export.precision),
+            f"{count} pictures of {size}, {subject.steps} steps, PSNR in dB",
+            psnr(found[:count], served),
+            PICTURE_BOUNDS[precision],
             is_least=True,
         )
-        if self.is_quantised and (scored := self.subject.scored):
-            prompts = self.subject.prompts[:scored]
-            scores = [clip_score(images[:scored], prompts) for images in (found, expected)]
+        # Errors of the cache and of 8 bits may add up to more than their sum: each is told.
+        alone = paint(checkpoint, graphs, subject, count, interval=1)
+        for what, pictures in (
+            (f"{precision} alone", alone),
+            (f"interval {interval} alone", served),
+            (f"{precision} and interval {interval}", found[:count]),
+        ):
+            yield Finding(f"{what}, PSNR to the exact model", psnr(pictures, exact))
+        if self.is_quantised and (scored := subject.scored):
+            prompts = subject.prompts[:scored]
+            scores = [clip_score(images[:scored], prompts) for images in (found, reference.served)]
             what = f"CLIP score of {scored} pictures, change"
             yield Finding(what, abs(scores[0] / scores[1] - 1), SCORE_BOUND)
 
@@ -219,12 +249,3 @@ def example_inputs(
             value = torch.randn(shape, generator=generator)
         inputs[tensor.name] = value.to(dtype)
     return inputs
-
-
-def largest_difference(found: Tensor, expected: Tensor) -> float:
-    """Over the largest value, where that is above 1."""
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
-
-
-def relative_norm(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())

@@ -15,13 +15,15 @@ from onnx_export.recipes import RECIPES
 from onnx_export.settings import CACHE_INTERVAL, GUIDANCE, CalibrationSettings
 from sdxl.arguments import MODEL, VAE, Parser, model_with, number, whole
 from sdxl.files import prepare_folder
-from sdxl.params import InvalidParams
+from sdxl.params import MAX_STEPS, InvalidParams
 from sdxl.specs import CUTS
 
 if TYPE_CHECKING:
+    from engines.parity.pictures import Subject
     from onnx_export.export_spec import ExportSpec
     from sdxl.checkpoint import Checkpoint
 
+MINUTES = 20.0
 CALIBRATION = (
     "calibration",
     "annotations",
@@ -48,7 +50,13 @@ def main(argv: Sequence[str]) -> int:
     from onnx_export.check import check
     from onnx_export.exporter import export, unchecked
 
-    folder = export(order, unchecked if options.unchecked else check)
+    subject = read_subject(options, order.checkpoint)
+    folder = export(
+        order,
+        unchecked
+        if options.unchecked
+        else lambda made, order, say: check(made, order, say, subject),
+    )
     print(f"{folder.folder}: {folder.precision} of {folder.model}, {folder.cut} cut")
     return 0
 
@@ -89,7 +97,21 @@ def build_parser() -> Parser:
     )
     add("--calibration-size", type=whole, metavar="PIXELS", help="(default: the model's own)")
     add("--force", action="store_true", help="export what has not changed too")
-    add("--unchecked", action="store_true", help="publish without the check: it takes memory")
+    add(
+        "--unchecked",
+        action="store_true",
+        help="publish without the check; serving it takes --unchecked too",
+    )
+    add("--check-prompts", type=whole, metavar="N", help="pictures that the check paints")
+    add("--check-steps", type=whole, metavar="N", help="of each of them")
+    add("--check-size", type=whole, metavar="PIXELS", help="(default: half of the model's own)")
+    add(
+        "--check-minutes",
+        type=number,
+        metavar="N",
+        default=MINUTES,
+        help="where it would take longer, fewer are painted, never none (default %(default)s)",
+    )
     add("--check", metavar="DIR", help="export nothing; check this export of the model again")
     return parser
 
@@ -180,6 +202,28 @@ def check_painted(settings: CalibrationSettings) -> None:
     )
 
 
+def read_subject(options: argparse.Namespace, checkpoint: Checkpoint) -> Subject:
+    """What the check paints; the embedded model's course is quick, and always whole."""
+    from engines.parity.pictures import subject_of
+    from sdxl.checkpoint import MINI
+
+    subject = subject_of(checkpoint)
+    count, steps, side = options.check_prompts, options.check_steps, options.check_size
+    if count is not None:
+        if not 1 <= count <= len(subject.prompts):
+            raise InvalidParams("check-prompts", count, f"needed 1 to {len(subject.prompts)}")
+        subject = replace(subject, compared=count)
+    if steps is not None:
+        if not 1 <= steps <= MAX_STEPS:
+            raise InvalidParams("check-steps", steps, f"needed 1 to {MAX_STEPS}")
+        subject = replace(subject, steps=steps)
+    if side is not None:
+        subject = replace(subject, side=checkpoint.sizes.resolve("check-size", side))
+    if checkpoint.folder != MINI:
+        subject = replace(subject, budget_s=60 * options.check_minutes)
+    return subject
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
@@ -203,5 +247,6 @@ def check_folder(options: argparse.Namespace) -> int:
     if [lora.as_dict() for lora in loras] != list(export.loras):
         raise ExportError(f"{export.folder}: has the LoRAs {list(export.loras)}; needed them named")
     order = ExportSpec(checkpoint, export.precision, export.folder, export.cut, loras)
-    replace(export, parity=check(export, order)).write()
+    parity = check(export, order, subject=read_subject(options, checkpoint))
+    replace(export, parity=parity).write()
     return 0

@@ -44,6 +44,7 @@ from sdxl.files import OutputError, write_atomic
 from sdxl.specs import ModelSpec
 
 REPORT = "quantisation.json"
+UNCHECKED = "published without a check: serving it takes --unchecked"
 ADAPTED = ("text_encoder", "text_encoder_2", "unet")
 """the parts that a LoRA may change, and those that a calibration runs"""
 
@@ -54,8 +55,8 @@ Check = Callable[[ExportFolder, ExportSpec, Say], Mapping[str, Any]]
 
 
 def unchecked(export: ExportFolder, order: ExportSpec, say: Say) -> Mapping[str, Any]:
-    say("published without a check")
-    return {}
+    say(UNCHECKED)
+    return {"findings": [], "note": UNCHECKED}
 
 
 def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
@@ -66,7 +67,7 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
         refuse_strangers(order.out, FILE, "an export")
     elif old.versions.get("parts") == keys and _is_same(old, order):
         say(f"{order.out}: nothing has changed")
-        return old if old.parity else _checked(old, order, check, say)
+        return old if old.is_checked else _checked(old, order, check, say)
     with locked(order.out, waits=False):
         making = order.out.with_name(f".{order.out.name}.making")
         shutil.rmtree(making, ignore_errors=True)

@@ -17,6 +17,8 @@ T = TypeVar("T")
 MODEL = "a folder in diffusers layout, a .safetensors file, or a hub id, org/name[@revision]"
 VAE = "a .safetensors file whose VAE takes the place of the model's"
 """what flags that name a model say of it"""
+UNCHECKED = "take engines that were never held against the model, too"
+"""what `--unchecked` says"""
 VAE_MARK = ",vae="
 """between a model's name and that of the VAE it gets"""
 POSITIONAL = ("prompt",)

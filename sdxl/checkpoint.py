@@ -32,6 +32,7 @@ from sdxl.specs import Architecture, Cut
 if TYPE_CHECKING:
     from torch import nn
 
+MINI_NAME = "sdxl-mini"
 MINI = Path(__file__).parent / "mini" / "weights"
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -259,7 +260,7 @@ def split_vae(model: str) -> tuple[str, str]:
 
 def _find(model: str) -> Checkpoint:
     if model == "mini":
-        return Checkpoint("sdxl-mini", MINI)
+        return Checkpoint(MINI_NAME, MINI)
     if is_file(model):
         from sdxl.single_file.folder import folder_of
 

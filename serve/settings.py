@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from sdxl.arguments import MODEL, VAE, model_with
+from sdxl.arguments import MODEL, UNCHECKED, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 from serve.logs import FORMATS, TEXT
@@ -49,6 +49,7 @@ class ServeSettings:
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
     engines: str = setting("", "a folder of sdxl export or sdxl build, not what is found")
+    unchecked: bool = setting(False, UNCHECKED)
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
     llm: str = setting("mini", "a language model as well: a folder or a hub id; none for none")

@@ -21,7 +21,7 @@ MAY_IMPORT = {
 }
 ROOMS = {
     "serve": ("batch", "render", "front", "llm", "worker", "fleet"),
-    "engines": ("pytorch", "trt", "cuda", "folders"),
+    "engines": ("pytorch", "trt", "parity", "cuda", "folders"),
     "eval": ("h200", "mlperf", "robustness", "speed", "quality", "service", "measuring"),
 }
 """Each imports only those after it."""

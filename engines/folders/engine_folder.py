@@ -22,7 +22,7 @@ from engines.folders.targets import Capability, Target
 from sdxl.files import write_atomic
 from sdxl.specs import CUTS, Architecture, Cut, ModelSpec, brief
 
-FORMAT = 2
+FORMAT = 3
 FILE = "manifest.json"
 SUFFIX = ".plan"
 MAX_BATCH, MAX_DIM = 4096, 2**24
@@ -83,7 +83,14 @@ class EngineFolder:
     is_sparse: bool
     plans: Mapping[str, EnginePlan]
     loras: tuple[Any, ...]
+    export_parity: Mapping[str, Any]
+    """what the check of the export found"""
     parity: Mapping[str, Any]
+    """what running the plans on their GPU found, or why they were not run"""
+    costs: Mapping[str, Any]
+    """seconds of a call, by network and rows"""
+    device_bytes: int
+    """that the engines hold on the GPU"""
 
     @classmethod
     def read(cls, folder: Path) -> EngineFolder:
@@ -120,6 +127,18 @@ class EngineFolder:
     def size(self) -> int:
         """bytes of all plans"""
         return sum(plan.bytes for plan in self.plans.values())
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the plans were held against the model; what failed is not published."""
+        return bool(self.parity.get("findings"))
+
+    @property
+    def unchecked(self) -> str | None:
+        """What nobody looked at; None where all of it was held against the model."""
+        if not self.export_parity.get("findings"):
+            return "its export was published without a check"
+        return None if self.is_run else str(self.parity.get("note") or "not run")
 
     def mismatch(self, target: Target | None, version: str | None, digest: str) -> str | None:
         """Why these engines cannot run this model here; None when they can."""

@@ -131,6 +131,11 @@ class ExportFolder:
         return {"format": FORMAT, **plain, "graphs": graphs, "data": data, "loras": [*self.loras]}
 
     @property
+    def is_checked(self) -> bool:
+        """Whether it was held against the model; a folder that failed is not published."""
+        return bool(self.parity.get("findings"))
+
+    @property
     def specs(self) -> dict[str, ModelSpec]:
         return {name: graph.spec for name, graph in self.graphs.items()}
 

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.folders.digests import sha256_of
@@ -26,6 +26,7 @@ from engines.folders.profiles import profiles
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
 from engines.folders.spec_json import spec_as_dict
 from engines.folders.targets import Target
+from engines.parity.proof import Proof, not_run
 from engines.trt.flavours import Flavour
 from engines.trt.plan_process import run_worker
 from engines.trt.plan_worker import PlanJob
@@ -34,6 +35,8 @@ from sdxl.files import OutputError, write_atomic
 RECIPE = 1
 """Goes up when a change to the code makes plans worth building again."""
 
+Prove = Callable[[EngineFolder], Proof]
+"""runs what was built, or says why it cannot be run here"""
 OnProgress = Callable[[str, float], None]
 """the network, and how far its plan is, from 0 to 1"""
 
@@ -79,7 +82,7 @@ class BuildSpec:
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def manifest(self, plans: dict[str, EnginePlan]) -> EngineFolder:
+    def manifest(self, plans: dict[str, EnginePlan], proof: Proof) -> EngineFolder:
         return EngineFolder(
             folder=self.out,
             model=self.export.model,
@@ -95,7 +98,10 @@ class BuildSpec:
             is_sparse=self.is_sparse,
             plans=plans,
             loras=self.export.loras,
-            parity=self.export.parity,
+            export_parity=self.export.parity,
+            parity=proof.parity,
+            costs=proof.costs,
+            device_bytes=proof.device_bytes,
         )
 
     @property
@@ -103,14 +109,19 @@ class BuildSpec:
         return home() / "timing" / f"{self.flavour.name}-{self.flavour.version}-{self.target.key}"
 
 
-def build(order: BuildSpec, on_progress: OnProgress = lambda name, share: None) -> EngineFolder:
-    """The engines at `order.out`, made there where they are not yet."""
+def build(
+    order: BuildSpec,
+    on_progress: OnProgress = lambda name, share: None,
+    prove: Prove = lambda engines: not_run("nobody asked for it"),
+) -> EngineFolder:
+    """The engines at `order.out`, made there where they are not yet, and run by `prove`, which
+    raises where they are not the model: then nothing is published."""
     with locked(order.out, waits=False):
         published = _published(order.out)
         refuse_strangers(order.out, FILE, "a folder of engines")
         kept = {} if published is None else _kept(order, published)
-        if published is not None and order.manifest(kept).as_dict() == published.as_dict():
-            return published
+        if published is not None and _is_made(order, kept, published):
+            return published if published.is_run else _run_again(published, prove)
         making = order.out.with_name(f".{order.out.name}.making")
         with _disk_errors(order.out):
             making.mkdir(exist_ok=True)
@@ -123,12 +134,31 @@ def build(order: BuildSpec, on_progress: OnProgress = lambda name, share: None) 
                     or _finished(order, name, making)
                     or _build(order, name, making, on_progress)
                 )
-            # The notes go last: whatever fails before, the plans are known to be finished.
-            order.manifest(plans).write(making)
+            # The notes go last: whatever fails before, a run included, the plans are known to be
+            # finished.
+            order.manifest(plans, not_run("being built")).write(making)
+            order.manifest(plans, prove(EngineFolder.read(making))).write(making)
             sync_folder(making)
             _keep_only(making, {FILE, *(plan.file for plan in plans.values())})
         publish(making, order.out)
         return EngineFolder.read(order.out)
+
+
+def _is_made(order: BuildSpec, kept: dict[str, EnginePlan], published: EngineFolder) -> bool:
+    """Whatever running them found."""
+    proof = Proof(published.parity, published.costs, published.device_bytes)
+    return order.manifest(kept, proof).as_dict() == published.as_dict()
+
+
+def _run_again(engines: EngineFolder, prove: Prove) -> EngineFolder:
+    """Plans that were made without their GPU, where it is now."""
+    proof = prove(engines)
+    found = replace(
+        engines, parity=proof.parity, costs=proof.costs, device_bytes=proof.device_bytes
+    )
+    if found != engines:
+        found.write()
+    return found
 
 
 def _published(out: Path) -> EngineFolder | None:

@@ -32,6 +32,7 @@ def best_for(
     precision: str | None,
     *,
     takes_loras: bool = False,
+    takes_unchecked: bool = False,
 ) -> EngineFolder | str:
     """The engines to run this model with here, or why there are none. Those with LoRAs in them are
     not the model itself."""
@@ -49,6 +50,11 @@ def best_for(
             reasons.append(f"{folder.folder}: is {folder.precision}, needed {precision}")
         elif reason := folder.mismatch(target, flavour.version, digest):
             reasons.append(f"{folder.folder}: {reason}")
+        elif (unchecked := folder.unchecked) and not takes_unchecked:
+            reasons.append(
+                f"{folder.folder}: {unchecked}; needed: `sdxl build` of it on a {folder.gpu}, "
+                "or --unchecked"
+            )
         else:
             fitting.append(folder)
     if fitting:

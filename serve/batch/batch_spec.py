@@ -32,6 +32,7 @@ class BatchSpec:
     backend: str
     precision: str | None
     engines: str
+    takes_unchecked: bool
     deterministic: bool
     provenance: Provenance
     is_quiet: bool

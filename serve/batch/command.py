@@ -15,6 +15,7 @@ from typing import Any
 
 from sdxl.arguments import (
     MODEL,
+    UNCHECKED,
     VAE,
     Parser,
     add_generation_flags,
@@ -85,6 +86,7 @@ def build_parser() -> Parser:
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="the backend's own choice unless given")
     add("--engines", default="", metavar="DIR", help=FOLDER)
+    add("--unchecked", action="store_true", help=UNCHECKED)
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
     add("--through", metavar="URL", help=f"a service that runs, at low priority; key in {API_KEY}")
@@ -142,6 +144,7 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         backend=options.backend,
         precision=options.precision,
         engines=options.engines,
+        takes_unchecked=options.unchecked,
         deterministic=options.deterministic,
         provenance=provenance,
         is_quiet=options.quiet,

@@ -111,11 +111,17 @@ def load_local(
     folder: str,
     exact: bool,
     provenance: Provenance,
+    takes_unchecked: bool = False,
 ) -> LocalRenderer:
     import engines
 
     pipeline = engines.load(
-        model, backend, precision=precision, folder=folder, is_deterministic=exact
+        model,
+        backend,
+        precision=precision,
+        folder=folder,
+        is_deterministic=exact,
+        takes_unchecked=takes_unchecked,
     )
     return LocalRenderer.load(pipeline, provenance)
 

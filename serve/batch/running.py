@@ -166,6 +166,7 @@ def on_ray(
             order.engines,
             order.deterministic,
             order.provenance,
+            order.takes_unchecked,
         )
         yield ray_workers(load or exact, task, gpus > 0, job.threads), workers
     finally:

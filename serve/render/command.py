@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdxl.arguments import (
     MODEL,
+    UNCHECKED,
     VAE,
     Parser,
     add_generation_flags,
@@ -49,6 +50,7 @@ class RenderSpec:
     model: str
     backend: str
     engines: str
+    takes_unchecked: bool
     requests: tuple[GenerationParams, ...]
     provenance: Provenance
     destination: Destination
@@ -64,7 +66,12 @@ def main(argv: Sequence[str]) -> int:
 
     # A certificate that cannot sign shows before the model is loaded.
     _ = order.provenance.sign
-    pipeline = load(model=order.model, backend=order.backend, folder=order.engines)
+    pipeline = load(
+        model=order.model,
+        backend=order.backend,
+        folder=order.engines,
+        takes_unchecked=order.takes_unchecked,
+    )
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
     requests = [pipeline.check(request) for request in order.requests]
     for request in requests:
@@ -97,6 +104,7 @@ def build_parser() -> Parser:
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--engines", default="", metavar="DIR", help=FOLDER)
+    add("--unchecked", action="store_true", help=UNCHECKED)
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
     add("--out", default="out", metavar="PATH", help="folder, or file (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
@@ -132,6 +140,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         ),
         backend=options.backend,
         engines=options.engines,
+        takes_unchecked=options.unchecked,
         requests=tuple(requests),
         provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests)),

@@ -39,6 +39,7 @@ class ImageReplica:
             torch_options=settings.torch_options,
             is_deterministic=settings.deterministic,
             folder=settings.engines,
+            takes_unchecked=settings.unchecked,
         )
         self.worker = Worker(
             pipeline,

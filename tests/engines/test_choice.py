@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from engines.trt.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.params import InvalidParams
-from tests.engines.fake_builds import L40S, FakeWorker, order_of
+from tests.engines.fake_builds import L40S, FakeWorker, order_of, proven
 from tests.engines.tiny_export import write_export
 from tests.fakes import fake_engines
 
@@ -71,7 +72,8 @@ def with_plans(
     monkeypatch.setattr(build_module, "run_worker", FakeWorker())
     export = write_export(tmp_path / f"export-{precision}-{digest[0]}", digest=digest)
     export = replace(export, precision=precision)
-    build(order_of(export, plans_place("tiny", digest, precision) / "l40s-tensorrt-rtx"))
+    out = plans_place("tiny", digest, precision) / "l40s-tensorrt-rtx"
+    build(order_of(export, out), prove=proven)
 
 
 def passed_over(engines: Engines) -> dict[str, str]:
@@ -184,6 +186,40 @@ def test_a_folder_of_other_weights_or_of_nothing_is_refused(
         choose_engines(of_folder(wish, plans), "tensorrt-rtx")
 
 
+def test_an_export_that_was_never_checked_is_refused_unless_asked_for(
+    wish: EngineRequest, loaded: list[str], tmp_path: Path
+) -> None:
+    for folder in (tmp_path / "mine", export_place("tiny", DIGEST, "fp32")):
+        replace(write_export(folder), parity={"findings": [], "note": "no check"}).write()
+        asked = of_folder(wish, folder) if folder.name == "mine" else wish
+        with pytest.raises(ExportError, match="published without a check; needed: .*--unchecked"):
+            choose_engines(asked, "onnxruntime")
+        engines = choose_engines(replace(asked, takes_unchecked=True), "onnxruntime")
+        assert engines.description["backend"] == "onnxruntime"
+
+
+@pytest.mark.parametrize("is_exported_unchecked", [False, True])
+def test_plans_that_nobody_ran_are_refused_unless_asked_for(
+    wish: EngineRequest,
+    loaded: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_exported_unchecked: bool,
+) -> None:
+    with_plans(monkeypatch, tmp_path)
+    with_gpu(monkeypatch, L40S)
+    place = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
+    field = "export_parity" if is_exported_unchecked else "parity"
+    unchecked: Any = {field: {"findings": [], "note": "not run: there is no L40S here"}}
+    replace(EngineFolder.read(place), **unchecked).write()
+    reason = "its export was published without" if is_exported_unchecked else "not run: there is no"
+    with pytest.raises(BackendMissing, match=f"{reason} .*; needed: .*or --unchecked"):
+        choose_engines(wish, "tensorrt-rtx")
+    assert reason in passed_over(choose_engines(wish, "auto"))["tensorrt-rtx"]
+    choose_engines(replace(wish, takes_unchecked=True), "tensorrt-rtx")
+    assert loaded == ["torch", "tensorrt"]
+
+
 def test_a_folder_with_a_lora_is_taken_when_it_is_named(
     wish: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +302,8 @@ def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
     monkeypatch.setattr(build_module, "run_worker", FakeWorker())
     with_gpu(monkeypatch, L40S)
     export = replace(write_export(tmp_path / "export"), loras=(["style.safetensors", 0.8],))
-    build(order_of(export, plans_place("tiny", DIGEST, "fp32") / "l40s-tensorrt-rtx"))
+    out = plans_place("tiny", DIGEST, "fp32") / "l40s-tensorrt-rtx"
+    build(order_of(export, out), prove=proven)
     with pytest.raises(BackendMissing, match="none were built for this model"):
         choose_engines(wish, "tensorrt-rtx")
 

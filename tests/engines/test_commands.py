@@ -36,9 +36,11 @@ def test_a_build_is_listed_where_auto_looks(
     assert main(["engines"]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split()[:4] == ["model", "precision", "gpu", "backend"]
+    assert "not run: there is no L40S here" in out
     assert (
         "tiny dddddddddddd" in row and "8 pictures, PSNR in dB 51.25" in row and "clip_l" not in row
     )
+    assert "not run: there is no L40S here" in row
     assert str(plans_root()) in row
 
 
@@ -73,7 +75,7 @@ def test_where_there_are_none_it_says_how_to_make_some(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "--onnx"),
+        ((), 2, "onnx: None is not allowed; needed --onnx, a folder of `sdxl export`, or --model"),
         (("--onnx", "X", "--gpu", "a100"), 2, "gpu: 'a100' is not allowed; needed one of h100"),
         (("--onnx", "X", *RTX, "--backend", "trt"), 2, "backend: 'trt' is not allowed; needed"),
         (("--onnx", "X", *RTX, "--max-batch", "9"), 2, "max-batch: 9 is not allowed; a L40S takes"),

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from engines.folders.export_folder import ExportFolder
+from engines.parity.pictures import subject_of
 from onnx_export import exporter
 from onnx_export.calibration import calibration_prompts
 from onnx_export.check import check
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from onnx_export.pictures import subject_of
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
 from tests.onnx_export.exports import Exports, OnceTraced, export_tiny, write_tiny

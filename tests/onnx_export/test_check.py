@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from engines.folders.export_folder import ExportFolder
-from onnx_export.check import CheckFailed, Finding, _Run, check
+from engines.parity.bounds import STEP_BOUNDS
+from engines.parity.findings import CheckFailed, Finding, psnr
+from engines.parity.pictures import LEAST_STEPS, PLAIN, Subject, subject_of
+from onnx_export.check import _Run, check
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from onnx_export.pictures import psnr, subject_of
 from sdxl.checkpoint import Checkpoint
 from tests.engines.tiny_export import sign_weights
 from tests.onnx_export.exports import Exports, Said
@@ -32,7 +34,10 @@ def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) 
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
     """The fixture's own check raises where they are not; its findings are kept."""
     findings = exports(precision).parity["findings"]
-    assert len(findings) == 7 + (precision in ("int8", "fp8"))
+    assert len(findings) == 11 + (precision in ("int8", "fp8"))
+    whats = [finding["what"] for finding in findings]
+    for alone in (f"{precision} alone", "interval 2 alone", f"{precision} and interval 2"):
+        assert f"{alone}, PSNR to the exact model" in whats
     for finding in findings:
         assert Finding(**finding).holds, finding
 
@@ -41,7 +46,8 @@ def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoin
     said: Said = []
     run(tiny_export, tiny, said)
     lines = [line for line in said if "measured" in line]
-    assert len(lines) == 7 and all("required at" in line for line in lines), lines
+    assert len(lines) == 11 and sum("required at" in line for line in lines) == 8, lines
+    assert [line for line in lines if "noise of 2 steps" in line]
 
 
 def test_another_models_weights_are_found_out(
@@ -71,6 +77,32 @@ def test_a_graph_that_fails_is_not_published(
             lambda _: None,
         )
     assert not (tmp_path / "export").exists()
+
+
+def test_what_was_painted_and_every_steps_error_are_kept(
+    tiny_export: ExportFolder, tiny: Checkpoint
+) -> None:
+    parity = run(tiny_export, tiny)
+    assert isinstance(parity, dict)
+    assert parity["painted"] == {"pictures": 1, "steps": 2, "side": 16, "interval": 2}
+    assert [network for network, _ in parity["step_errors"]] == ["unet_deep", "unet_shallow"]
+    assert all(0 <= error < STEP_BOUNDS["fp32"] for _, error in parity["step_errors"])
+
+
+@pytest.mark.parametrize("bounds", ["STEP_BOUNDS", "PICTURE_BOUNDS"])
+def test_steps_and_pictures_decide(
+    bounds: str, tiny_export: ExportFolder, tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"onnx_export.check.{bounds}", {"fp32": {"S": 0.0, "P": 121.0}[bounds[0]]})
+    with pytest.raises(CheckFailed, match="required at"):
+        run(tiny_export, tiny)
+
+
+def test_a_slower_machine_paints_fewer_pictures_and_steps_but_never_none() -> None:
+    whole = Subject(PLAIN, len(PLAIN), steps=20, budget_s=600.0)
+    assert whole.fitted(0.1) == whole
+    painted = [(s.compared, s.steps) for s in map(whole.fitted, (2.0, 10.0, 30.0, 1e6))]
+    assert painted == [(4, 20), (1, 16), (1, 5), (1, LEAST_STEPS)]
 
 
 def test_nan_holds_no_bound() -> None:

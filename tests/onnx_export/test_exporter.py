@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from engines.folders.export_folder import ExportFolder
 from engines.folders.publishing import Busy, locked
 from engines.onnxruntime_engine import load_onnxruntime
+from engines.parity.findings import largest_difference
 from onnx_export import exporter
-from onnx_export.check import AXES, GRAPH_BOUNDS, example_inputs, largest_difference, row_by_row
+from onnx_export.check import AXES, GRAPH_BOUNDS, example_inputs, row_by_row
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
 from onnx_export.reference import torch_engines
@@ -212,9 +213,11 @@ def test_a_folder_of_other_things_is_not_replaced(tiny: Checkpoint, out: Path) -
 
 
 def test_an_unchecked_export_is_checked_when_asked_again(tiny: Checkpoint, out: Path) -> None:
-    assert not export_tiny(tiny, out).parity
-    export(ExportSpec(tiny, "fp32", out), lambda *_: {"findings": []}, lambda _: None)
-    assert ExportFolder.open(out).parity == {"findings": []}
+    assert not export_tiny(tiny, out).is_checked
+    assert "without a check" in ExportFolder.open(out).parity["note"]
+    findings = [{"what": "x", "measured": 0.0, "required": 1.0, "is_least": False}]
+    export(ExportSpec(tiny, "fp32", out), lambda *_: {"findings": findings}, lambda _: None)
+    assert ExportFolder.open(out).is_checked
 
 
 def test_two_exports_to_one_place_at_once_are_refused(tiny: Checkpoint, out: Path) -> None:

@@ -22,12 +22,12 @@ from engines.folders.export_folder import (
     ExportFolder,
     changed_file,
 )
+from engines.parity.findings import relative_norm
 from onnx_export.calibration import (
     StepClock,
     calibration_prompts,
     first_steps,
 )
-from onnx_export.check import relative_norm
 from onnx_export.exporter import ADAPTED, REPORT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.quantisation import Quantised, quantise, summary

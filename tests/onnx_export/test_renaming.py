@@ -22,7 +22,7 @@ from pathlib import Path
 from engines.folders.export_folder import ExportFolder
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.pytorch.torch_engine import load_torch
-from onnx_export.pictures import psnr
+from engines.parity.findings import psnr
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline

@@ -73,7 +73,7 @@ def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX)
     [
         (lambda d: (d / "manifest.json").unlink(), "no manifest.json there; needed a folder of"),
         (lambda d: (d / "manifest.json").write_text("[]"), "not a manifest"),
-        (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, needed 2"),
+        (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, needed 3"),
         (lambda d: edit(d, lambda v: v.pop("gpu")), "not a manifest .*gpu"),
         (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: (d / "clip_l.plan").unlink(), "clip_l.plan: not there"),

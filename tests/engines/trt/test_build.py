@@ -16,10 +16,12 @@ from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportFolder
 from engines.folders.publishing import Busy, publish
 from engines.folders.targets import TARGETS
+from engines.parity.findings import CheckFailed
+from engines.parity.proof import Proof, not_run
 from engines.trt import build as build_module
 from engines.trt.build import build
 from sdxl.files import OutputError
-from tests.engines.fake_builds import FakeWorker, order_of
+from tests.engines.fake_builds import FakeWorker, order_of, proven
 from tests.engines.tiny_export import PARITY, sign, write_export
 
 NETWORKS = ["clip_g", "clip_l", "unet_deep", "unet_prompt", "unet_shallow", "vae_decoder"]
@@ -46,7 +48,7 @@ def test_a_build_leaves_a_plan_for_each_network_and_a_manifest(
     assert files(out.parent) == [".l40s.lock", "l40s"]
     assert engines == EngineFolder.read(out)
     assert (engines.model_digest, engines.gpu, engines.precision) == ("d" * 64, "L40S", "fp32")
-    assert engines.parity == PARITY
+    assert engines.export_parity == PARITY and not engines.is_run
 
 
 def test_nothing_unchanged_is_built_again(
@@ -269,3 +271,46 @@ def test_a_model_exported_again_from_other_weights_replaces_the_engines(
     engines = build(order_of(write_export(tmp_path / "b", digest="b" * 64), out))
     assert engines.model_digest == "b" * 64
     assert json.loads((out / "manifest.json").read_text())["model_digest"] == "b" * 64
+
+
+def test_what_running_them_found_is_in_the_manifest(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    ran: list[Path] = []
+
+    def prove(engines: EngineFolder) -> Proof:
+        ran.append(engines.folder)
+        return proven(engines)
+
+    out = tmp_path / "l40s"
+    for _ in range(2):
+        engines = build(order_of(tiny, out), prove=prove)
+        assert engines == EngineFolder.read(out)
+        assert engines.is_run and engines.unchecked is None
+        assert engines.costs == {"unet_deep": {"2": 0.5}} and engines.device_bytes == 2**30
+    assert [folder.name for folder in ran] == [".l40s.making"], "once, before it was published"
+
+
+def test_plans_that_are_not_the_model_are_not_published_and_not_built_again(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    def refuse(engines: EngineFolder) -> Proof:
+        raise CheckFailed("unet_deep, relative L2 measured 0.7, required at most 0.2")
+
+    out = tmp_path / "l40s"
+    with pytest.raises(CheckFailed, match="measured 0.7"):
+        build(order_of(tiny, out), prove=refuse)
+    assert not out.exists()
+    worker.built.clear()
+    assert build(order_of(tiny, out), prove=proven).is_run and not worker.built
+
+
+def test_plans_that_were_made_without_their_gpu_are_run_where_it_is(
+    tiny: ExportFolder, tmp_path: Path, worker: FakeWorker
+) -> None:
+    out = tmp_path / "l40s"
+    made = build(order_of(tiny, out), prove=lambda _: not_run("there is no L40S here"))
+    assert made.unchecked == "not run: there is no L40S here"
+    worker.built.clear()
+    assert build(order_of(tiny, out), prove=proven).is_run and not worker.built
+    assert EngineFolder.read(out).parity["findings"]

@@ -1,0 +1,1 @@
+"""How near one set of engines is to another: what both compute, and figures beside their bounds."""

@@ -1,0 +1,102 @@
+"""A reference's calls while it paints, kept on the host and given to other engines: each call then
+starts from the same input, and its error is its own.
+
+It does not know what the engines are, nor which figure is good enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from engines.parity.findings import relative_norm
+from sdxl.engine import Engine, Engines, call, torch_dtype
+from sdxl.specs import ModelSpec
+
+NOISE = "noise"
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """What an engine was given, and what it made of it: a UNet's noise, without its caches."""
+
+    network: str
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+    @property
+    def rows(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+    def tiled(self, rows: int) -> EngineCall:
+        """The same rows again and again, so many."""
+        order = torch.arange(rows) % self.rows
+        inputs, outputs = (
+            {name: value[order] for name, value in tensors.items()}
+            for tensors in (self.inputs, self.outputs)
+        )
+        return EngineCall(self.network, inputs, outputs)
+
+    def on(self, engines: Engines) -> dict[str, Tensor]:
+        """Its inputs as these engines take them."""
+        dtypes = {t.name: torch_dtype(t) for t in engines[self.network].spec.inputs}
+        return {n: v.to(engines.device, dtypes[n]) for n, v in self.inputs.items()}
+
+
+@dataclass
+class Listening:
+    """An engine whose calls are kept."""
+
+    engine: Engine
+    calls: list[EngineCall]
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.engine.spec
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        given = {name: self._kept(name, value) for name, value in inputs.items()}
+        self.engine(inputs, outputs)
+        names = [NOISE] if NOISE in outputs else list(outputs)
+        made = {name: outputs[name].cpu().clone() for name in names}
+        self.calls.append(EngineCall(self.spec.name, given, made))
+
+    def _kept(self, name: str, value: Tensor) -> Tensor:
+        """A copy; the same one where nothing changed, as the prompt's keys and values do not."""
+        host = value.cpu()
+        old = self.kept.get(name)
+        if old is None or old.shape != host.shape or not torch.equal(old, host):
+            old = self.kept[name] = host.clone()
+        return old
+
+
+def listening(engines: Engines, *names: str) -> tuple[Engines, list[EngineCall]]:
+    """The same engines, and the list that the calls of these networks will be in."""
+    calls: list[EngineCall] = []
+    kept: dict[str, Tensor] = {}
+    by_name = {
+        name: Listening(engine, calls, kept) if name in names else engine
+        for name, engine in engines.by_name.items()
+    }
+    return replace(engines, by_name=by_name), calls
+
+
+def call_errors(engines: Engines, calls: Sequence[EngineCall]) -> list[float]:
+    """The relative L2 of what comes out, call by call: of several outputs the worst."""
+    return [_error(engines, each) for each in calls]
+
+
+def _error(engines: Engines, each: EngineCall) -> float:
+    with engines.on_stream():
+        found = call(engines[each.network], engines.arch, each.on(engines))
+        engines.fence()()
+    errors = [
+        relative_norm(found[name].float().cpu(), expected.float())
+        for name, expected in each.outputs.items()
+    ]
+    # Python's max passes over what is no number.
+    return float(torch.tensor(errors).max()) if errors else 0.0

@@ -1,0 +1,125 @@
+"""Pictures painted to compare two sets of engines, and how alike their scores are.
+
+It does not know what the engines are, nor which figure is good enough.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sdxl.checkpoint import MINI, Checkpoint, quiet_loading
+from sdxl.engine import Engines
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+
+SEED = 2024
+COMPARED, SCORED = 8, 64
+PLAIN = (
+    "a red bicycle leaning on a brick wall",
+    "a portrait of an old sailor, oil on canvas",
+    "a lighthouse at dusk, long exposure",
+    "two cats on a blue sofa",
+    "a bowl of lemons on a wooden table, window light",
+    "a city street in the rain at night, neon signs",
+    "a steam train crossing a stone viaduct in the mountains",
+    "a close view of a bee on a sunflower",
+)
+LEAST_STEPS = 4
+WORK = 3.7
+"""steps of the whole UNet for a step of a compared picture: two courses, painted by both sides, and
+one course call by call"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is painted. `scored`: so many of the prompts are also held against the mini's CLIP."""
+
+    prompts: tuple[str, ...]
+    compared: int
+    scored: int = 0
+    steps: int = 20
+    side: int | None = None
+    interval: int = 2
+    """of the course that is served"""
+    budget_s: float = math.inf
+    """a slower machine paints fewer pictures, and then fewer steps: never none"""
+
+    def fitted(self, step_s: float) -> Subject:
+        """To the budget, where one step of the whole UNet takes so long."""
+        steps = self.budget_s / (WORK * step_s)
+        if steps >= self.compared * self.steps:
+            return self
+        pictures = max(1, int(steps / self.steps))
+        taken = self.steps if steps >= self.steps else max(LEAST_STEPS, int(steps))
+        return replace(self, compared=pictures, steps=min(self.steps, taken))
+
+
+def subject_of(checkpoint: Checkpoint, compared: int = COMPARED, scored: int = SCORED) -> Subject:
+    """Scenes for the embedded model. Any other is painted at half its side: a quarter of the time,
+    and a wrong graph or scale shows as well."""
+    if checkpoint.folder != MINI:
+        side = max(checkpoint.sizes.minimum, checkpoint.sizes.default // 2)
+        return Subject(PLAIN, min(compared, len(PLAIN)), side=side)
+    import numpy as np
+
+    from sdxl.mini.scenes import caption, sample_scene
+
+    rng = np.random.default_rng(SEED)
+    count = max(compared, scored)
+    captions = tuple(caption(sample_scene(rng, held_out=True)) for _ in range(count))
+    return Subject(captions, compared, scored)
+
+
+def paint(
+    checkpoint: Checkpoint,
+    engines: Engines,
+    subject: Subject,
+    count: int,
+    interval: int | None = None,
+    first: int = 0,
+) -> Tensor:
+    """[n, 3, height, width] in -1..1, of the pictures from `first` up to `count`; by the subject's
+    course unless another is named."""
+    params = [
+        GenerationParams(
+            prompt,
+            steps=subject.steps,
+            cache_interval=interval or subject.interval,
+            seed=i,
+            width=subject.side,
+            height=subject.side,
+        )
+        for i, prompt in enumerate(subject.prompts[:count])
+        if i >= first
+    ]
+    images = []
+    for result in Pipeline(checkpoint, engines).generate(params):
+        if result.image is None:
+            raise result.error or AssertionError("a result is an image or an error")
+        images.append(result.image)
+    return torch.stack(images)
+
+
+def step_seconds(checkpoint: Checkpoint, engines: Engines, subject: Subject) -> float:
+    """Of a picture of one step: its decoding counts too."""
+    one = replace(subject, steps=1)
+    start = time.perf_counter()
+    paint(checkpoint, engines, one, 1)
+    return time.perf_counter() - start
+
+
+def clip_score(images: Tensor, prompts: Sequence[str]) -> float:
+    """The mean of 100 × the cosine between each picture and its prompt, by the mini's scorer."""
+    from sdxl.images import to_pixels
+    from sdxl.mini.clip import Scorer
+
+    with quiet_loading():
+        scorer = Scorer()
+    pictures = scorer.image_features(to_pixels(images))
+    return float(100 * (pictures * scorer.text_features(list(prompts))).sum(-1).mean())

@@ -1,0 +1,171 @@
+"""Runs what was built beside the model in PyTorch: every network in every profile, whole pictures,
+and what calls and memory cost. Both are never in memory at once.
+
+It knows neither TensorRT nor folders.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.folders.profiles import Profile, choose
+from engines.parity.bounds import PLAN_PICTURE_BOUNDS, plan_bound
+from engines.parity.calls import EngineCall, call_errors, listening
+from engines.parity.findings import CheckFailed, Finding, broken, psnr
+from engines.parity.pictures import Subject, paint
+from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engines, call
+
+INTERVALS = (1, 2)
+WARM_CALLS, TIMED_CALLS = 2, 5
+Profiles = Mapping[str, Sequence[Profile]]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What running them found, or why they were not run."""
+
+    parity: Mapping[str, Any]
+    costs: Mapping[str, Any] = field(default_factory=dict)
+    """seconds of a call at the model's own size, by network and rows"""
+    device_bytes: int = 0
+    """that the engines hold after all of these calls"""
+
+    @property
+    def is_run(self) -> bool:
+        return bool(self.parity.get("findings"))
+
+
+def not_run(why: str) -> Proof:
+    return Proof({"findings": [], "note": f"not run: {why}"})
+
+
+@dataclass(frozen=True)
+class ReferenceCalls:
+    """What the model itself does: its calls at its own size and at the smallest, its pictures."""
+
+    usual: Mapping[str, EngineCall]
+    small: Mapping[str, EngineCall]
+    pictures: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is run, and how it is got. `used_bytes` asks the device what is taken."""
+
+    checkpoint: Checkpoint
+    subject: Subject
+    precision: str
+    load_reference: Callable[[], Engines]
+    load_built: Callable[[], Engines]
+    profiles: Profiles
+    used_bytes: Callable[[], int] = lambda: 0
+    say: Callable[[str], None] = print
+
+    def run(self) -> Proof:
+        """Raises where a figure does not hold."""
+        reference = self.reference()
+        before = self.used_bytes()
+        engines = self.load_built()
+        findings = []
+        for finding in (*self.calls(engines, reference), *self.pictures(engines, reference)):
+            self.say(f"{finding}{'' if finding.holds else '   <-- does not hold'}")
+            findings.append(finding)
+        if wrong := broken(findings):
+            raise CheckFailed(f"built engines are not the model: {wrong}")
+        costs = {name: _costs(engines, each) for name, each in reference.usual.items()}
+        held = self.used_bytes() - before
+        return Proof({"findings": [asdict(f) for f in findings], "note": ""}, costs, held)
+
+    def reference(self) -> ReferenceCalls:
+        engines, subject = self.load_reference(), self.subject
+        low = _low_side(self.profiles, engines.arch.vae_scale)
+        usual, small = (self._first_calls(engines, side) for side in (None, low))
+        pictures = {n: self._paint(engines, n) for n in INTERVALS}
+        assert len(pictures[1]) == subject.compared
+        return ReferenceCalls(usual, small, pictures)
+
+    def calls(self, engines: Engines, reference: ReferenceCalls) -> Iterator[Finding]:
+        for name, profiles in self.profiles.items():
+            bound = plan_bound(name, self.precision)
+            for index in range(len(profiles)):
+                given = _within(name, profiles, index, reference)
+                (error,) = call_errors(engines, [given])
+                shape = "×".join(map(str, next(iter(given.inputs.values())).shape))
+                what = f"{name}, profile {index + 1} of {len(profiles)}, {shape}"
+                yield Finding(f"{what}, relative L2", error, bound)
+
+    def pictures(self, engines: Engines, reference: ReferenceCalls) -> Iterator[Finding]:
+        for interval, expected in reference.pictures.items():
+            found = self._paint(engines, interval)
+            size = "×".join(map(str, found.shape[:1:-1]))
+            what = f"{len(found)} pictures of {size}, {self.subject.steps} steps"
+            bound = PLAN_PICTURE_BOUNDS[self.precision]
+            measured = psnr(found, expected)
+            yield Finding(f"{what}, interval {interval}, PSNR in dB", measured, bound, True)
+
+    def _paint(self, engines: Engines, interval: int) -> Tensor:
+        count = self.subject.compared
+        return paint(self.checkpoint, engines, self.subject, count, interval)
+
+    def _first_calls(self, engines: Engines, side: int | None) -> dict[str, EngineCall]:
+        """Of each network the first one, while a picture of two steps is made."""
+        heard, calls = listening(engines, *engines.by_name)
+        paint(self.checkpoint, heard, replace(self.subject, steps=2, side=side), 1, interval=2)
+        return {each.network: each for each in reversed(calls)}
+
+
+def _within(
+    name: str, profiles: Sequence[Profile], index: int, reference: ReferenceCalls
+) -> EngineCall:
+    """A call that meets this profile and no better one."""
+    first = next(iter(reference.usual[name].inputs))
+    low, usual, _ = profiles[index].ranges[first]
+    for rows, calls in (
+        (usual[0], reference.usual),
+        (low[0], reference.usual),
+        (low[0], reference.small),
+        (usual[0], reference.small),
+    ):
+        given = calls[name].tiled(rows)
+        shapes = {n: tuple(v.shape) for n, v in given.inputs.items()}
+        if any(p.admits(shapes) for p in profiles) and choose(name, profiles, shapes) == index:
+            return given
+    raise CheckFailed(f"{name}: no call of the model meets profile {index + 1}; build again")
+
+
+def _low_side(profiles: Profiles, scale: int) -> int:
+    low, _, _ = profiles["vae_decoder"][-1].ranges["latents"]
+    return low[-1] * scale
+
+
+def _costs(engines: Engines, given: EngineCall) -> dict[str, float]:
+    is_unet = given.network.startswith("unet_") and given.network != "unet_prompt"
+    counts = engines.buckets if is_unet else (given.rows,)
+    return {str(rows): _seconds(engines, given.tiled(rows)) for rows in counts}
+
+
+def _seconds(engines: Engines, given: EngineCall) -> float:
+    """The median of a few calls; what the first ones set up does not count."""
+    inputs, engine, took = given.on(engines), engines[given.network], []
+    for _ in range(WARM_CALLS + TIMED_CALLS):
+        with engines.on_stream():
+            engines.fence()()
+            start = time.perf_counter()
+            call(engine, engines.arch, inputs)
+            engines.fence()()
+            took.append(time.perf_counter() - start)
+    return round(statistics.median(took[WARM_CALLS:]), 6)
+
+
+def used_on_gpu() -> int:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free

@@ -1,0 +1,72 @@
+"""What `sdxl build` made, run on this machine's GPU beside the model in PyTorch; or why not.
+
+It builds nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sdxl.params import InvalidParams
+
+if TYPE_CHECKING:
+    from engines.folders.engine_folder import EngineFolder
+    from engines.folders.export_folder import ExportFolder
+    from engines.parity.proof import Proof
+    from engines.trt.build import BuildSpec
+    from sdxl.checkpoint import Checkpoint
+
+PICTURES = 4
+"""painted to hold plans against the model, over all of their steps"""
+
+
+def run_built(made: EngineFolder, order: BuildSpec, model: str | None) -> Proof:
+    """Raises where the plans are not the model. `model` names it, where the export does not."""
+    from engines.cuda.gpus import local_target
+    from engines.parity.pictures import subject_of
+    from engines.parity.proof import Trial, not_run, used_on_gpu
+    from engines.pytorch.torch_engine import load_torch
+    from engines.trt.tensorrt_loading import load_tensorrt
+    from sdxl.checkpoint import CheckpointError
+
+    target = local_target()
+    if target is None or not made.runs_on(target):
+        return not_run(f"there is no {made.gpu} here; `sdxl build` on one runs them")
+    if made.loras:
+        return not_run("LoRAs are fused into them, and the model in PyTorch has none")
+    try:
+        checkpoint = model_of(order.export, model)
+    except CheckpointError as error:
+        return not_run(f"their model is not here to compare with ({error}); name it with --model")
+    return Trial(
+        checkpoint,
+        replace(subject_of(checkpoint, PICTURES, 0), side=None),
+        made.precision,
+        lambda: load_torch(checkpoint, device="cuda", precision="fp32", cut=made.cut),
+        lambda: load_tensorrt(made, order.flavour),
+        {name: plan.profiles for name, plan in made.plans.items()},
+        used_on_gpu,
+        lambda line: print(line, file=sys.stderr),
+    ).run()
+
+
+def model_of(export: ExportFolder, named: str | None) -> Checkpoint:
+    """The checkpoint that an export was made from; one that is named must be that."""
+    from engines.folders.digests import model_digest
+    from sdxl.checkpoint import MINI_NAME, find
+
+    name = named or ("mini" if export.model == MINI_NAME else export.model)
+    checkpoint = find(name)
+    if (found := model_digest(checkpoint)) != export.model_digest:
+        needed = f"has the weights {found[:12]}, the export is of {export.model_digest[:12]}"
+        raise InvalidParams("model", name, needed)
+    return checkpoint
+
+
+def pictures_of(parity: Mapping[str, Any]) -> str:
+    """The findings about whole pictures."""
+    findings = [f for f in parity.get("findings", ()) if "PSNR" in f["what"]]
+    return "; ".join(f"{f['what']} {f['measured']:.4g}" for f in findings)

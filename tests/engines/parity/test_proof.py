@@ -1,0 +1,135 @@
+"""What was built is run beside the model: in every profile, over whole pictures, with its costs.
+
+ONNX Runtime stands in for TensorRT: real numbers of real graphs, but no GPU's rounding and times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+from torch import Tensor
+
+from engines.folders.profiles import Profile, profiles
+from engines.folders.shipped import open_mini
+from engines.onnxruntime_engine import load_onnxruntime
+from engines.parity.calls import call_errors, listening
+from engines.parity.findings import CheckFailed
+from engines.parity.pictures import paint, subject_of
+from engines.parity.proof import Trial
+from engines.pytorch.torch_engine import load_torch
+from sdxl.checkpoint import find
+from sdxl.engine import Engine, Engines
+from sdxl.specs import ModelSpec
+
+MINI = find("mini")
+SUBJECT = replace(subject_of(MINI, 1, 0), steps=4)
+MAX_BATCH = 2
+
+
+@dataclass
+class Off:
+    """An engine whose first output is a tenth too large, wherever `is_off` says."""
+
+    engine: Engine
+    is_off: Callable[[int], bool]
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.engine.spec
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        self.engine(inputs, outputs)
+        first = outputs[self.spec.outputs[0].name]
+        if self.is_off(len(first)):
+            first.mul_(1.1)
+
+
+def with_off(engines: Engines, name: str, is_off: Callable[[int], bool]) -> Engines:
+    return replace(engines, by_name={**engines.by_name, name: Off(engines[name], is_off)})
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDXL_HOME", str(tmp_path_factory.mktemp("home")))
+        return replace(load_onnxruntime(open_mini()), buckets=(2, 4))
+
+
+@pytest.fixture(scope="module")
+def reference() -> Engines:
+    return load_torch(MINI, device="cpu", precision="fp32")
+
+
+def trial(reference: Engines, built: Engines, said: list[str]) -> Trial:
+    made = {n: profiles(e.spec, MINI.arch, MAX_BATCH) for n, e in built.by_name.items()}
+    used = iter((100, 350))
+    return Trial(
+        MINI,
+        SUBJECT,
+        "fp32",
+        lambda: reference,
+        lambda: built,
+        made,
+        lambda: next(used),
+        said.append,
+    )
+
+
+def test_every_network_runs_in_every_profile_and_pictures_are_the_models(
+    reference: Engines, built: Engines
+) -> None:
+    said: list[str] = []
+    asked = trial(reference, built, said)
+    proof = asked.run()
+    whats = [finding["what"] for finding in proof.parity["findings"]]
+    for name, found in asked.profiles.items():
+        ran = [what for what in whats if what.startswith(f"{name}, profile")]
+        assert len(ran) == len(found) >= 2, f"{name}: {ran}"
+    assert [what for what in whats if "PSNR" in what] == [
+        f"1 pictures of 128×128, 4 steps, interval {n}, PSNR in dB" for n in (1, 2)
+    ]
+    assert all("required" in line for line in said) and len(said) == len(whats)
+    assert proof.is_run and proof.device_bytes == 250
+    assert set(proof.costs) == set(built.by_name)
+    assert list(proof.costs["unet_deep"]) == ["2", "4"]
+    assert all(seconds > 0 for costs in proof.costs.values() for seconds in costs.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "is_off"),
+    [
+        ("unet_deep", lambda rows: rows == 2 * MAX_BATCH),
+        ("unet_shallow", lambda rows: rows == 1),
+        ("clip_g", lambda rows: True),
+        ("vae_decoder", lambda rows: True),
+    ],
+)
+def test_one_network_that_is_off_in_one_profile_is_refused(
+    name: str, is_off: Callable[[int], bool], reference: Engines, built: Engines
+) -> None:
+    wrong = with_off(built, name, is_off)
+    with pytest.raises(CheckFailed, match=rf"{name}, profile .* required at most 0.01"):
+        trial(reference, wrong, []).run()
+
+
+def test_a_profile_that_no_call_meets_is_refused(reference: Engines, built: Engines) -> None:
+    asked = trial(reference, built, [])
+    strange = {"latents": ((3, 4, 9, 9),) * 3}
+    made = {**asked.profiles, "vae_decoder": [Profile(strange), *asked.profiles["vae_decoder"]]}
+    with pytest.raises(CheckFailed, match="vae_decoder: no call of the model meets profile 1"):
+        replace(asked, profiles=made).run()
+
+
+def test_a_step_is_compared_from_the_references_own_input(
+    reference: Engines, built: Engines
+) -> None:
+    """Its error is its own: that of an earlier step does not grow in it."""
+    heard, calls = listening(reference, "unet_deep", "unet_shallow")
+    paint(MINI, heard, SUBJECT, 1)
+    assert [each.network for each in calls] == ["unet_deep", "unet_shallow"] * 2
+    wrong = with_off(built, "unet_deep", lambda rows: True)
+    deep, shallow, *rest = call_errors(wrong, calls)
+    assert deep == pytest.approx(0.1, abs=0.002) and shallow < 0.001
+    assert rest[0] == pytest.approx(0.1, abs=0.002) and rest[1] < 0.001
