@@ -27,7 +27,7 @@ def run_built(made: EngineFolder, order: BuildSpec, model: str | None) -> Proof:
     """Raises where the plans are not the model. `model` names it, where the export does not."""
     from engines.cuda.gpus import local_target
     from engines.parity.pictures import subject_of
-    from engines.parity.proof import Trial, not_run, used_on_gpu
+    from engines.parity.proof import PlanTrial, not_run, used_on_gpu
     from engines.pytorch.torch_engine import load_torch
     from engines.trt.tensorrt_loading import load_tensorrt
     from sdxl.checkpoint import CheckpointError
@@ -41,7 +41,7 @@ def run_built(made: EngineFolder, order: BuildSpec, model: str | None) -> Proof:
         checkpoint = model_of(order.export, model)
     except CheckpointError as error:
         return not_run(f"their model is not here to compare with ({error}); name it with --model")
-    return Trial(
+    return PlanTrial(
         checkpoint,
         replace(subject_of(checkpoint, PICTURES, 0), side=None),
         made.precision,

@@ -57,7 +57,7 @@ class ReferenceCalls:
 
 
 @dataclass(frozen=True)
-class Trial:
+class PlanTrial:
     """What is run, and how it is got. `used_bytes` asks the device what is taken."""
 
     checkpoint: Checkpoint

@@ -17,7 +17,7 @@ from engines.onnxruntime_engine import load_onnxruntime
 from engines.parity.calls import call_errors, listening
 from engines.parity.findings import CheckFailed
 from engines.parity.pictures import paint, subject_of
-from engines.parity.proof import Trial
+from engines.parity.proof import PlanTrial
 from engines.pytorch.torch_engine import load_torch
 from sdxl.checkpoint import find
 from sdxl.engine import Engine, Engines
@@ -62,10 +62,10 @@ def reference() -> Engines:
     return load_torch(MINI, device="cpu", precision="fp32")
 
 
-def trial(reference: Engines, built: Engines, said: list[str]) -> Trial:
+def trial(reference: Engines, built: Engines, said: list[str]) -> PlanTrial:
     made = {n: profiles(e.spec, MINI.arch, MAX_BATCH) for n, e in built.by_name.items()}
     used = iter((100, 350))
-    return Trial(
+    return PlanTrial(
         MINI,
         SUBJECT,
         "fp32",
