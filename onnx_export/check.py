@@ -35,7 +35,7 @@ from onnx_export.reference import fake_quantise, torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.policy import Network
-from sdxl.specs import Architecture, ModelSpec
+from sdxl.specs import Architecture, ModelSpec, image_axes
 
 AXES = (
     {"rows": 2, "batch": 2, "chunks": 2, "latent_h": 16, "latent_w": 16, "tokens": 77},
@@ -161,7 +161,8 @@ class _Run:
             spec = self.export.graphs[name].spec
             results[name] = []
             for axes in AXES:
-                inputs = example_inputs(spec, axes, self.export.arch, vocabulary)
+                sides = image_axes(self.export.arch, axes["latent_h"], axes["latent_w"])
+                inputs = example_inputs(spec, axes | sides, self.export.arch, vocabulary)
                 dtypes = {t.name: torch_dtype(t) for t in engine.spec.inputs}
                 cast = {n: value.to(dtypes[n]) for n, value in inputs.items()}
                 results[name].append(caller(engine, self.export.arch, cast))

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx_export.lora import Lora
 from onnx_export.settings import CalibrationSettings, usual_settings
 from sdxl.checkpoint import Checkpoint
-from sdxl.specs import Cut, ModelSpec, network_specs
+from sdxl.specs import VAE, Cut, ModelSpec, network_specs
 
 
 @dataclass(frozen=True)
@@ -37,4 +37,4 @@ class ExportSpec:
         dtype = "float32" if self.precision == "fp32" else "float16"
         specs = network_specs(self.checkpoint.arch, dtype, self.cut)
         whole = network_specs(self.checkpoint.arch, "float32", self.cut)
-        return {**specs, "vae_decoder": whole["vae_decoder"]}
+        return {**specs, **{name: whole[name] for name in VAE}}

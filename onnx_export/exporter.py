@@ -1,4 +1,4 @@
-"""A checkpoint → an export folder: six ONNX graphs, and the weights they point into.
+"""A checkpoint → an export folder: seven ONNX graphs, and the weights they point into.
 
 Parts that did not change since the last export are taken over from it; what is new is made beside
 the old folder and takes its place when all of it is there and has passed the check. It does not

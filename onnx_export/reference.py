@@ -24,7 +24,7 @@ from sdxl.specs import Cut, network_specs
 def torch_engines(
     checkpoint: Checkpoint, parts: Mapping[str, nn.Module], cut: Cut = "reference"
 ) -> Engines:
-    """Engines for what these parts make: six, or fewer."""
+    """Engines for what these parts make: seven, or fewer."""
     specs = network_specs(checkpoint.arch, cut=cut)
     engines: dict[str, Engine] = {
         name: TorchEngine(specs[name], network)

@@ -185,7 +185,7 @@ class Checkpoint:
         return self.unet() if part == "unet" else self.network(part)
 
     def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
-        """The six networks by their spec's name."""
+        """The seven networks by their spec's name."""
         networks: dict[str, nn.Module] = {}
         for part in NETWORK_FOLDERS:
             networks |= networks_of(part, self.part(part), cut)
@@ -196,7 +196,7 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
     """What is made of one part; the UNet's three share one set of weights."""
     from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
     from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
-    from sdxl.networks.vae import VaeDecoder
+    from sdxl.networks.vae import VaeDecoder, VaeEncoder
 
     match part:
         case "text_encoder":
@@ -210,7 +210,7 @@ def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[st
                 "unet_shallow": ShallowUNet(module, cut),
             }
         case _:
-            return {"vae_decoder": VaeDecoder(module)}
+            return {"vae_decoder": VaeDecoder(module), "vae_encoder": VaeEncoder(module)}
 
 
 def find(model: str) -> Checkpoint:

@@ -54,6 +54,8 @@ class Costs:
     ticks: dict[CostKey, float] = field(default_factory=dict)
     encode_s: float = 0.0
     """text encoding of one image's prompts"""
+    image_s: float = 0.0
+    """encoding of an image of the model's own size, which an edit begins with"""
     decode_s: float = 0.0
     """from final latents to an image file"""
 
@@ -109,7 +111,8 @@ class Costs:
             {**call._asdict(), "axes": dict(call.axes), "bucket": bucket, "seconds": seconds}
             for (call, bucket), seconds in self.ticks.items()
         ]
-        return {"ticks": ticks, "encode_s": self.encode_s, "decode_s": self.decode_s}
+        others = {name: getattr(self, name) for name in ("encode_s", "image_s", "decode_s")}
+        return {"ticks": ticks, **others}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Costs:
@@ -120,7 +123,7 @@ class Costs:
             ): each["seconds"]
             for each in value["ticks"]
         }
-        return cls(ticks, value["encode_s"], value["decode_s"])
+        return cls(ticks, value["encode_s"], value["image_s"], value["decode_s"])
 
 
 def smoothed(mean: float | None, value: float) -> float:

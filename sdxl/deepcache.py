@@ -41,7 +41,8 @@ def plan(
 
 
 def plan_of(params: GenerationParams) -> StepPlan:
-    return plan(params.steps, params.cache_interval, params.deep_steps, is_guided=params.is_guided)
+    steps, interval, deep_steps = params.taken_steps, params.cache_interval, params.deep_steps
+    return plan(steps, interval, deep_steps, is_guided=params.is_guided)
 
 
 def deep_count(steps: StepPlan) -> int:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sdxl.specs import Architecture, Cut, ModelSpec, ShapeError, TensorSpec, image_axes
+from sdxl.specs import Architecture, Cut, ModelSpec, ShapeError, TensorSpec, image_axes, latent_axes
 
 
 class Engine(Protocol):
@@ -36,7 +36,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Engines:
-    """The six networks of one model on one device."""
+    """The seven networks of one model on one device; those of specs.OPTIONAL may be missing."""
 
     arch: Architecture
     by_name: Mapping[str, Engine]
@@ -112,6 +112,8 @@ def call(engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]) -> di
     axes = check_inputs(engine.spec, inputs)
     if "latent_h" in axes:
         axes |= image_axes(arch, axes["latent_h"], axes["latent_w"])
+    elif "image_h" in axes:
+        axes |= latent_axes(arch, axes["image_h"], axes["image_w"])
     device = next(iter(inputs.values())).device
     outputs = {t.name: allocate(t, axes, device) for t in engine.spec.outputs}
     engine(inputs, outputs)

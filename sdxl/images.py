@@ -18,8 +18,9 @@ from PIL import Image, PngImagePlugin
 from torch import Tensor
 
 from sdxl.infotext import parameters_text as parameters_text
-from sdxl.params import InvalidParams
+from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
+from sdxl.source import SourceImage
 
 Pixels = NDArray[np.uint8]
 
@@ -57,6 +58,11 @@ def to_pixels(image: Tensor) -> Pixels:
     scaled = (image * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1).cpu().float().numpy()
     pixels: Pixels = (scaled * 255).round().astype(np.uint8)
     return pixels
+
+
+def pasted(pixels: Pixels, source: SourceImage) -> Pixels:
+    """What was made of a source, in its place there."""
+    return np.array(source.pasted(Image.fromarray(pixels)))
 
 
 def rounded(image: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,6 +140,12 @@ def check_metadata(params: Mapping[str, Any], format: str) -> None:
         _exif(params, format)
 
 
+def told(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a picture says of itself: of edits nothing where it is none."""
+    unsaid = {p.name for p in PARAMETERS.values() if p.is_for_edits and params.get(p.name) is None}
+    return {name: value for name, value in params.items() if name not in unsaid}
+
+
 def read_parameters(source: Path | bytes) -> dict[str, Any]:
     """What `encode` was told. Raises NoParameters for a file that does not say."""
     data = source if isinstance(source, bytes) else source.read_bytes()
@@ -155,7 +167,7 @@ def _png_chunks(params: Mapping[str, Any], xmp: str | None) -> PngImagePlugin.Pn
     chunks = PngImagePlugin.PngInfo()
     for name, text in (
         ("parameters", parameters_text(params)),
-        ("sdxl", json.dumps(params, ensure_ascii=False)),
+        ("sdxl", json.dumps(told(params), ensure_ascii=False)),
     ):
         # tEXt holds Latin-1 alone; the other kind of chunk holds the rest.
         try:
@@ -172,7 +184,7 @@ def _exif(params: Mapping[str, Any], format: str) -> bytes:
     text = parameters_text(params)
     coded = b"ASCII\0\0\0" + text.encode() if text.isascii() else None
     exif = Image.Exif()
-    exif[IMAGE_DESCRIPTION] = json.dumps(params)
+    exif[IMAGE_DESCRIPTION] = json.dumps(told(params))
     exif.get_ifd(EXIF_IFD)[USER_COMMENT] = coded or b"UNICODE\0" + text.encode("utf-16-be")
     data = exif.tobytes()
     if format == "jpeg" and len(data) > MAX_JPEG_EXIF:

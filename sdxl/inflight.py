@@ -25,6 +25,7 @@ from sdxl.cohort import BufferPool, Cohort, NewImage, RowSlot
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
 from sdxl.deepcache import StepPlan
+from sdxl.editing import KeptPart, SourceLatents, begin
 from sdxl.engine import Engines
 from sdxl.fairness import VirtualTime
 from sdxl.noise import NoiseSource
@@ -53,6 +54,8 @@ class Request:
     """on the loop's clock, picture included"""
     client: str = ""
     weight: float = 1.0
+    source: SourceLatents | None = None
+    """what it begins with instead of noise; the table begins there, too"""
 
     @property
     def rows(self) -> int:
@@ -88,10 +91,14 @@ class _Image:
     request: Request
     noise: NoiseSource
     place: RowSlot | None = None
+    kept: KeptPart | None = None
 
-    def new_image(self) -> NewImage:
+    def new_image(self, device: torch.device) -> NewImage:
         request = self.request
-        start = self.noise.start() * request.table.start
+        if request.source is None:
+            start = self.noise.start() * request.table.start
+        else:
+            start, self.kept = begin(request.source, request.table, self.noise, device)
         return NewImage(request.conditioning, request.guidance, start)
 
 
@@ -251,6 +258,16 @@ class InFlight:
         kind = len(group.ids), cohort.is_guided, reads_estimate, is_noisy
         buffers = cohort.buffers
         self.engines.run_recorded((group.network, kind, buffers.key, buffers.addresses), work)
+        self._restore(group.ids, cohort)
+
+    def _restore(self, ids: tuple[int, ...], cohort: Cohort) -> None:
+        """What a mask keeps of an image; the others have nothing to do with it."""
+        for index, id_ in enumerate(ids):
+            image = self._images[id_]
+            if image.kept is not None:
+                after = self._flights[id_].step + 1
+                with torch.inference_mode():
+                    image.kept.restore(cohort.latents[index], image.request.table, after)
 
     def _settle(self, calls_ahead: int, events: list[Event]) -> None:
         """Wait for launched calls beyond `calls_ahead`, learn their cost, hand out what is done."""
@@ -328,7 +345,7 @@ class InFlight:
         rows = sum(image.request.rows for image in images)
         cohort = self._pool.begin(
             group.call.axes,
-            [image.new_image() for image in images],
+            [image.new_image(self.engines.device) for image in images],
             self.limits.bucket(rows),
             runs=len(images) == len(group.ids),
         )

@@ -19,6 +19,12 @@ DRAWN_SEEDS = 2**32
 """A seed that nobody names is drawn below this, so that a person can read it out."""
 MAX_PROMPT_CHARS = 10_000
 MAX_STEPS = 1000
+EDIT_STRENGTH, MASK_STRENGTH = 0.8, 1.0
+"""of who names none; what is masked is made anew altogether"""
+MAX_MASK_BLUR, MAX_MASK_PADDING = 64, 1024
+"""pixels"""
+ENCODINGS = ("mean", "sample")
+"""of an image: the mean of its latents, or a sample of them"""
 SIZE = "size"
 """what REST calls width and height together"""
 
@@ -92,6 +98,8 @@ class Parameter:
     metavar: str = ""
     placeholder: str = ""
     """what the page shows where nothing is given"""
+    is_for_edits: bool = False
+    """it means something only where a picture is made from another one"""
     name: str = ""
     kind: type = str
     """str, int, float, or tuple for step numbers"""
@@ -184,12 +192,85 @@ class GenerationParams:
         placeholder="such as 0,2,5",
         metavar="I,J,…",
     )
+    strength: float | None = parameter(
+        None,
+        "Strength",
+        "the share of the steps that an image is made anew in, above 0 to 1 for all (unless "
+        f"given: {EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g})",
+        low=0,
+        high=1,
+        infotext="Denoising strength",
+        is_for_edits=True,
+        placeholder=f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g}",
+    )
+    mask_blur: int | None = parameter(
+        None,
+        "Mask blur",
+        "how far to soften the mask's edges, in pixels; a sharp edge unless given",
+        low=0,
+        high=MAX_MASK_BLUR,
+        infotext="Mask blur",
+        is_for_edits=True,
+        placeholder="none",
+    )
+    mask_padding: int | None = parameter(
+        None,
+        "Only masked",
+        "work at the masked part alone, enlarged, with so many pixels around it",
+        low=0,
+        high=MAX_MASK_PADDING,
+        infotext="Masked area padding",
+        is_for_edits=True,
+        placeholder="the whole image",
+    )
+    encoding: str | None = parameter(
+        None,
+        "Encoding",
+        f"of the image, one of {', '.join(ENCODINGS)}: the same every time, or drawn by the seed",
+        choices=ENCODINGS,
+        is_for_edits=True,
+        metavar="NAME",
+        placeholder=ENCODINGS[0],
+    )
 
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
         if self.deep_steps is not None and self.deep_steps[-1] >= self.steps:
             raise InvalidParams("deep_steps", self.deep_steps, _needed_steps(self.steps))
+        if self.taken_steps < 1:
+            needed = f"{self.steps} steps need at least {1 / self.steps:.2g}, to take one"
+            raise InvalidParams("strength", self.strength, needed)
+
+    @property
+    def is_edit(self) -> bool:
+        """A picture is made from another one."""
+        return self.strength is not None
+
+    @property
+    def taken_steps(self) -> int:
+        """An edit leaves out the first ones, as in diffusers."""
+        return self.steps if self.strength is None else int(self.steps * self.strength)
+
+    @property
+    def first_step(self) -> int:
+        return self.steps - self.taken_steps
+
+    def for_edit(self, *, has_mask: bool) -> GenerationParams:
+        """The same for a picture that is made from another one, its strength filled."""
+        if not has_mask:
+            for name in ("mask_blur", "mask_padding"):
+                if (value := getattr(self, name)) is not None:
+                    raise InvalidParams(name, value, "needed a mask with it")
+        usual = MASK_STRENGTH if has_mask else EDIT_STRENGTH
+        return self if self.is_edit else replace(self, strength=usual)
+
+    def check_plain(self) -> None:
+        """That nothing is said of an image where none is given."""
+        for each in PARAMETERS.values():
+            value = getattr(self, each.name)
+            if each.is_for_edits and value is not None:
+                raise InvalidParams(each.name, value, "needed an image with it, to make it anew")
 
     @property
     def is_guided(self) -> bool:

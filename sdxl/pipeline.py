@@ -20,16 +20,27 @@ from sdxl import schedulers
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.deepcache import deep_count, plan_of
+from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
-from sdxl.params import DRAWN_SEEDS, GenerationParams, Sizes
+from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
+from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
+ENCODER = "vae_encoder"
 BROKEN = "the decoded image holds NaN or infinity"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A picture that is made from another one."""
+
+    params: GenerationParams
+    source: SourceImage
 
 
 @dataclass
@@ -45,6 +56,8 @@ class Result:
     timings: dict[str, float] = field(default_factory=dict)
     deep_steps: int = 0
     shallow_steps: int = 0
+    source: SourceImage | None = None
+    """what `image` is to be pasted into"""
 
 
 @dataclass
@@ -78,8 +91,20 @@ class Pipeline:
     def resolve(self, params: GenerationParams) -> GenerationParams:
         return params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
 
+    @property
+    def can_edit(self) -> bool:
+        """Engines that were made before there were edits have no encoder for images."""
+        return ENCODER in self.engines.by_name
+
+    def check_edit(self) -> None:
+        if not self.can_edit:
+            needed = f"the engines have no {ENCODER}; needed: sdxl export, and sdxl build, again"
+            raise InvalidParams("image", "an edit", needed)
+
     def check(self, params: GenerationParams) -> GenerationParams:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""
+        if params.is_edit:
+            self.check_edit()
         resolved = self.resolve(params)
         schedulers.table(resolved.scheduler, resolved.steps, self.checkpoint.scheduler)
         self.tokenize(resolved)
@@ -104,19 +129,19 @@ class Pipeline:
     def in_flight(self) -> InFlight:
         return InFlight(self.engines, self.clock, self.limits())
 
-    def generate(self, params: Iterable[GenerationParams]) -> list[Result]:
+    def generate(self, asked: Iterable[GenerationParams | Edit]) -> list[Result]:
         """All pictures, in the order asked for. Raises what `check` would, whichever it is of."""
-        return sorted(self.stream(params), key=lambda r: r.index)
+        return sorted(self.stream(asked), key=lambda r: r.index)
 
     def stream(
         self,
-        params: Iterable[GenerationParams],
+        asked: Iterable[GenerationParams | Edit],
         on_tick: Callable[[int], None] | None = None,
     ) -> Iterator[Result]:
-        """Each picture as it is finished. Reads `params` only as fast as it renders them.
+        """Each picture as it is finished. Reads `asked` only as fast as it renders them.
         `on_tick` is told how many steps were taken, over all pictures."""
         loop = self.in_flight()
-        waiting = enumerate(self.resolve(p) for p in params)
+        waiting = enumerate(self._resolved(each) for each in asked)
         pending: dict[int, Result] = {}
         began: dict[int, float] = {}
         while True:
@@ -151,18 +176,48 @@ class Pipeline:
                 params, rows, self.engines, fixed_chunks=2 if self.is_deterministic else None
             )
 
-    def request(self, params: GenerationParams, conditioning: Conditioning) -> Request:
+    def encode_image(self, params: GenerationParams, source: SourceImage) -> SourceLatents:
+        """What an edit begins with, of a resolved request."""
+        engine, arch = self.engines[ENCODER], self.engines.arch
+        image = torch.from_numpy(np.array(source.part)).movedim(-1, 0)[None].float() / 127.5 - 1
+        dtype = torch_dtype(engine.spec.inputs[0])
+        with self.engines.on_stream():
+            inputs = {"image": image.to(self.engines.device, dtype).contiguous()}
+            outputs = call(engine, arch, inputs)
+            mean, deviation = (
+                to_host(outputs[name][0].float(), self.engines) for name in ("mean", "deviation")
+            )
+            self.engines.fence()()
+        part_mask, mask = source.part_mask, None
+        if part_mask is not None:
+            small = part_mask.reduce(arch.vae_scale)
+            mask = torch.from_numpy(np.array(small))[None].float() / 255
+        return SourceLatents(
+            mean,
+            deviation if params.encoding == "sample" else None,
+            mask,
+            is_hidden=mask is not None and params.first_step == 0,
+        )
+
+    def request(
+        self,
+        params: GenerationParams,
+        conditioning: Conditioning,
+        source: SourceLatents | None = None,
+    ) -> Request:
         """What the loop needs of a resolved request."""
         assert params.width and params.height and params.seed is not None
         scale = self.engines.arch.vae_scale
+        table = schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler)
         return Request(
             conditioning,
-            schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler),
+            table.begun(params.first_step),
             plan_of(params),
             params.guidance,
             params.seed,
             params.height // scale,
             params.width // scale,
+            source=source,
         )
 
     def decode(self, latents: Tensor) -> Tensor:
@@ -195,19 +250,32 @@ class Pipeline:
         batch = torch.stack(list(latents)).to(self.engines.device, dtype)
         return call(engine, self.engines.arch, {"latents": batch})["image"]
 
+    def _resolved(
+        self, asked: GenerationParams | Edit
+    ) -> tuple[GenerationParams, SourceImage | None]:
+        if isinstance(asked, Edit):
+            return self.resolve(asked.params), asked.source
+        asked.check_plain()
+        return self.resolve(asked), None
+
     def _submit(
-        self, loop: InFlight, numbered: list[tuple[int, GenerationParams]]
+        self,
+        loop: InFlight,
+        numbered: list[tuple[int, tuple[GenerationParams, SourceImage | None]]],
     ) -> Iterator[tuple[int, Result]]:
         if not numbered:
             return
         start = self.clock()
-        conditionings = self.encode([params for _, params in numbered])
+        conditionings = self.encode([params for _, (params, _) in numbered])
         encode_s = (self.clock() - start) / len(numbered)
-        for (index, params), conditioning in zip(numbered, conditionings, strict=True):
-            request = self.request(params, conditioning)
+        for (index, (params, source)), conditioning in zip(numbered, conditionings, strict=True):
+            start = self.clock()
+            latents = self.encode_image(params, source) if source else None
+            request = self.request(params, conditioning, latents)
             deep = deep_count(request.plan)
-            result = Result(index, params, deep_steps=deep, shallow_steps=params.steps - deep)
-            result.timings["encode_s"] = encode_s
+            result = Result(index, params, deep_steps=deep, source=source)
+            result.shallow_steps = len(request.plan) - deep
+            result.timings["encode_s"] = encode_s + self.clock() - start
             yield loop.submit(request), result
 
     def _decoded_together(self, ended: Sequence[Result]) -> Iterator[list[Result]]:

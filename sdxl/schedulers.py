@@ -146,10 +146,32 @@ def _is_beta(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """One request's schedule: `rows` is [steps, len(COLUMNS)], `start` scales the first noise."""
+    """One request's schedule: `rows` is [steps, len(COLUMNS)], `start` scales the first noise.
+
+    `levels` is [steps + 1, 2]: what a finished picture and noise are scaled by, to be together what
+    a step begins with, and at last what the whole ends with.
+    """
 
     rows: Array
     start: float
+    levels: Array
+
+    def begun(self, at: int) -> Table:
+        """The same from step `at` on. What its first step would read of an estimate before it,
+        which there is none of, it takes from its own: one of the first order."""
+        if at == 0:
+            return self
+        rows = self.rows[at:].copy()
+        a, b, c, e, f = (COLUMNS.index(name) for name in "abcef")
+        rows[0, a] += rows[0, c] * rows[0, e]
+        rows[0, b] += rows[0, c] * rows[0, f]
+        rows[0, c] = 0.0
+        return Table(rows, self.start, self.levels[at:])
+
+    def noised(self, latents: Tensor, noise: Tensor, at: int = 0) -> Tensor:
+        """A picture's latents as they are where step `at` begins."""
+        signal, level = self.levels[at]
+        return float(signal) * latents + float(level) * noise
 
 
 @lru_cache(maxsize=64)
@@ -224,7 +246,8 @@ def _euler(
         noise=up,
     )
     top = float(level.max())
-    return Table(rows, top if spacing in ("linspace", "trailing") else math.sqrt(top**2 + 1))
+    start = top if spacing in ("linspace", "trailing") else math.sqrt(top**2 + 1)
+    return Table(rows, start, _together(np.ones(steps), level))
 
 
 def _ddim(steps: int, config: SchedulerConfig, is_karras: bool) -> Table:
@@ -245,7 +268,7 @@ def _ddim(steps: int, config: SchedulerConfig, is_karras: bool) -> Table:
         keep=keep,
         pull=np.sqrt(then) - keep * alpha,
     )
-    return Table(rows, 1.0)
+    return Table(rows, 1.0, _together(alpha, sigma))
 
 
 def _dpmpp_2m(steps: int, config: SchedulerConfig, is_karras: bool) -> Table:
@@ -270,7 +293,7 @@ def _dpmpp_2m(steps: int, config: SchedulerConfig, is_karras: bool) -> Table:
         pull=pull,
         trend=_trend(level, after, pull),
     )
-    return Table(rows, 1.0)
+    return Table(rows, 1.0, _together(alpha, level * alpha))
 
 
 def _trend(level: Array, after: Array, pull: Array) -> Array:
@@ -308,6 +331,11 @@ def _rows(
     }
     shape = timesteps.shape
     return np.stack([np.broadcast_to(by_name[name], shape) for name in COLUMNS], axis=1)
+
+
+def _together(signal: Array, noise: Array) -> Array:
+    """Of every step, and of the finished picture."""
+    return np.stack([np.append(signal, 1.0), np.append(noise, 0.0)], axis=1)
 
 
 def _estimate(config: SchedulerConfig, alpha: Array, sigma: Array) -> tuple[Array, Array]:

@@ -23,6 +23,11 @@ CHUNK = 77
 TIME_IDS = 6
 """original height, width, crop top, left, target height, width."""
 
+VAE = ("vae_decoder", "vae_encoder")
+"""Networks that compute in more than halves: SDXL's overflow there, and give black images."""
+OPTIONAL = ("vae_encoder",)
+"""Networks that an older export may lack: without them it makes pictures from text alone."""
+
 Dim = int | str
 Axes = tuple[tuple[str, int], ...]
 """Free axes by name, with their sizes, as a key."""
@@ -219,7 +224,7 @@ def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
 def network_specs(
     arch: Architecture, dtype: str = "float32", cut: Cut = "reference"
 ) -> dict[str, ModelSpec]:
-    """The six networks by name. `dtype` is that of the activations; timesteps stay float32."""
+    """The seven networks by name. `dtype` is that of the activations; timesteps stay float32."""
 
     def tensor(name: str, *dims: Dim) -> TensorSpec:
         return TensorSpec(name, dtype, dims)
@@ -233,6 +238,9 @@ def network_specs(
     noise = replace(sample, name="noise")
     cache = cache_specs(arch, dtype, cut)
     added = tensor("added", "rows", arch.embedding_width)
+    latents = tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w")
+    deviation = replace(latents, name="deviation")
+    image = tensor("image", "batch", arch.image_channels, "image_h", "image_w")
     text = [
         tensor(f"{what}_{layer}", "rows", "tokens", width)
         for layer, width in enumerate(arch.attention_widths)
@@ -255,9 +263,10 @@ def network_specs(
         ModelSpec("unet_shallow", (sample, timestep, added, *cache), (noise,)),
         ModelSpec(
             "vae_decoder",
-            (tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w"),),
-            (tensor("image", "batch", arch.image_channels, "image_h", "image_w"),),
+            (latents,),
+            (image,),
         ),
+        ModelSpec("vae_encoder", (image,), (replace(latents, name="mean"), deviation)),
     )
     return {model.name: model for model in models}
 
@@ -276,5 +285,10 @@ def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, .
 
 
 def image_axes(arch: Architecture, latent_h: int, latent_w: int) -> dict[str, int]:
-    """The decoder's output axes, which follow from its input's."""
+    """The VAE's axes of images, which follow from those of latents."""
     return {"image_h": latent_h * arch.vae_scale, "image_w": latent_w * arch.vae_scale}
+
+
+def latent_axes(arch: Architecture, image_h: int, image_w: int) -> dict[str, int]:
+    """And the other way round."""
+    return {"latent_h": image_h // arch.vae_scale, "latent_w": image_w // arch.vae_scale}

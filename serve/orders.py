@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from sdxl.params import GenerationParams, Sizes
 from sdxl.policy import Priority
+from sdxl.source import SourceImage
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class ImageOrder:
     """of this client's share"""
     trace: str = ""
     """the span of its request, for the one who makes it to go on from; empty if nobody asks"""
+    source: SourceImage | None = None
+    """what it is made from, of an edit"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class ModelCard:
     sizes: Sizes
     created: int = 0
     engines: dict[str, Any] = field(default_factory=dict)
+    can_edit: bool = False
+    """make a picture from another one"""
 
 
 class ImageBackend(Protocol):

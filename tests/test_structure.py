@@ -155,6 +155,7 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     from sdxl.arguments import POSITIONAL
     from sdxl.params import PARAMETERS, SIZE, GenerationParams
     from serve.batch.command import build_parser as batch_parser
+    from serve.batch.editing import PICTURES
     from serve.batch.reading import COLUMNS, ID
     from serve.batch.results import manifest_columns
     from serve.front.openai_images import Control, ImageRequest, PictureFields
@@ -170,7 +171,7 @@ def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> Non
     fields = {p.client_name for p in PARAMETERS.values()}
     assert set(PictureFields.model_fields) == fields - {SIZE}
     assert fields <= set(ImageRequest.model_fields)
-    assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {ID}
+    assert set(COLUMNS) == {p.column for p in PARAMETERS.values()} | {ID, *PICTURES}
     assert names <= set(manifest_columns())
     assert [Control.of(p).name for p in PARAMETERS.values()] == list(PARAMETERS)
 

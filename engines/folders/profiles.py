@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
-from sdxl.specs import CHUNK, Architecture, ModelSpec, ShapeError
+from sdxl.specs import CHUNK, Architecture, ModelSpec, ShapeError, image_axes
 
 MAX_CHUNKS_OF_TOKENS = 3
 """prompts of up to three encoder calls"""
@@ -93,16 +93,17 @@ def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> 
 
 
 def _usual_axes(arch: Architecture) -> dict[str, int]:
-    return _axes(rows=2, tokens=CHUNK, side=arch.sample_size, batch=1, chunks=2)
+    return _axes(arch, rows=2, tokens=CHUNK, side=arch.sample_size, batch=1, chunks=2)
 
 
 def _smallest_axes(arch: Architecture) -> dict[str, int]:
     side = int(arch.sample_size * SMALLEST_SIDE)
-    return _axes(rows=1, tokens=CHUNK, side=side, batch=1, chunks=1)
+    return _axes(arch, rows=1, tokens=CHUNK, side=side, batch=1, chunks=1)
 
 
 def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
     return _axes(
+        arch,
         rows=buckets(max_batch)[-1],
         tokens=CHUNK * MAX_CHUNKS_OF_TOKENS,
         side=arch.sample_size * LARGEST_SIDE,
@@ -111,8 +112,8 @@ def _largest_axes(arch: Architecture, max_batch: int) -> dict[str, int]:
     )
 
 
-def _axes(*, side: int, **others: int) -> dict[str, int]:
-    return {"latent_h": side, "latent_w": side, **others}
+def _axes(arch: Architecture, *, side: int, **others: int) -> dict[str, int]:
+    return {"latent_h": side, "latent_w": side, **image_axes(arch, side, side), **others}
 
 
 def _profile(

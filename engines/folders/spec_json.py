@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdxl.specs import Architecture, Cut, ModelSpec, TensorSpec, brief, network_specs
+from sdxl.specs import OPTIONAL, Architecture, Cut, ModelSpec, TensorSpec, brief, network_specs
 
 SIDES = ("inputs", "outputs")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -37,6 +37,8 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
     """What keeps these from being today's networks, in words: names, dims and types."""
     for name in network_specs(arch, cut=cut):
         if name not in specs:
+            if name in OPTIONAL:
+                continue
             return f"{name!r} is missing"
         found = specs[name]
         if not (found.inputs and found.outputs):

@@ -25,7 +25,7 @@ from engines.pytorch.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.params import InvalidParams
-from sdxl.specs import Cut, ModelSpec, network_specs
+from sdxl.specs import VAE, Cut, ModelSpec, network_specs
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
@@ -129,7 +129,8 @@ def _specs(checkpoint: Checkpoint, precision: str, is_cuda: bool, cut: Cut) -> d
     dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
     decoded = dtype if dtype != "float16" else "bfloat16" if is_cuda else "float32"
     specs = network_specs(checkpoint.arch, dtype, cut)
-    return {**specs, "vae_decoder": network_specs(checkpoint.arch, decoded, cut)["vae_decoder"]}
+    whole = network_specs(checkpoint.arch, decoded, cut)
+    return {**specs, **{name: whole[name] for name in VAE}}
 
 
 def _unet(unet: nn.Module, options: TorchOptions, numbers: Path | None) -> nn.Module:

@@ -21,6 +21,7 @@ TURNS = {
     "unet_deep": "denoise",
     "unet_shallow": "denoise",
     "vae_decoder": "decode",
+    "vae_encoder": "encode",
 }
 """Engines of one turn follow each other and share their working memory; encoding and decoding
 may overlap with denoising."""

@@ -1,1 +1,1 @@
-"""The six networks as torch modules whose arguments and results are the tensors of specs.py."""
+"""The seven networks as torch modules whose arguments and results are the tensors of specs.py."""

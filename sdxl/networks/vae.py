@@ -1,4 +1,4 @@
-"""The VAE's decoder with its scaling folded in: latents as the sampler has them → an image."""
+"""The VAE with its scaling folded in: latents as the sampler has them → an image, and back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 SIDES = ((1, 0), (0, 1))
 """which neighbour, before or behind, the first and the second of two doubled pixels look at"""
+
+
+LEAST_LOG, MOST_LOG = -30.0, 20.0
+"""Bounds of a log-variance, as in diffusers."""
 
 
 class Doubled(nn.Module):
@@ -67,6 +71,29 @@ class VaeDecoder(nn.Module):
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
         return (self.decoder(latents),)
+
+
+class VaeEncoder(nn.Module):
+    """An image → the mean of its latents, and how far a sample of them strays."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        self.encoder = vae.encoder
+        self.quant_conv = vae.quant_conv
+        scale, shift = _affine(vae.config)
+        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        moments = self.encoder(image)
+        if self.quant_conv is not None:
+            moments = self.quant_conv(moments)
+        mean, log_variance = moments.chunk(2, dim=1)
+        deviation = torch.exp(0.5 * log_variance.clamp(LEAST_LOG, MOST_LOG))
+        return (mean - self.shift) / self.scale, deviation / self.scale
 
 
 def _affine(config: Any) -> tuple[Tensor, Tensor]:

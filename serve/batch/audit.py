@@ -96,7 +96,9 @@ def judge(read: Any, entry: Entry) -> str | None:
     except BrokenPicture as error:
         return f"{entry.file}: {error}"
     wanted = entry.params.get("width"), entry.params.get("height")
-    if None not in wanted and size != wanted:
+    # Of a masked part that was worked at by itself the whole image comes back.
+    is_part = entry.params.get("mask_padding") is not None
+    if not is_part and None not in wanted and size != wanted:
         return f"{entry.file}: {size[0]}x{size[1]}, wanted {wanted[0]}x{wanted[1]}"
     return None
 

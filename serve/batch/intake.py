@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
+from serve.batch.editing import IMAGE, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
 from serve.errors import Problem
@@ -70,12 +71,18 @@ class Intake:
                 id_, values, n = self._of_batch_line(record.values)
             else:
                 id_, values, n = self._of_columns(record.values)
+            pictures = places(record.values, record.folder)
             images = [self._image(id_, values, n, i) for i in range(n)]
+            for _, params in images:
+                # Whether there is a mask is known when the image is read.
+                params.for_edit(has_mask=True) if pictures else params.check_plain()
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             shown = given if isinstance(given, str) and given else record.line
             return [BatchRow(next(ordinals), record.line, shown, error=str(error))]
-        return [BatchRow(next(ordinals), record.line, id_, params) for id_, params in images]
+        return [
+            BatchRow(next(ordinals), record.line, id_, params, **pictures) for id_, params in images
+        ]
 
     def _image(
         self, id_: str, values: Mapping[str, Any], n: int, index: int
@@ -93,8 +100,11 @@ class Intake:
         for name in values:
             if name not in COLUMNS:
                 raise InvalidParams(name, values[name], f"needed one of {', '.join(COLUMNS)}")
-        given = {PARAM_NAMES[k]: v for k, v in values.items() if k != ID}
-        return id_of(values.get(ID), values), self._sized({**self.defaults, **given}), self.n
+        given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
+        whole = {**self.defaults, **given}
+        # An edit's size is its image's, unless it says another one.
+        filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
+        return id_of(values.get(ID), values), filled, self.n
 
     def _of_batch_line(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
         """A line of OpenAI's Batch API means what the service would make of its body."""
@@ -122,13 +132,18 @@ class Intake:
 
     def _sized(self, values: dict[str, Any]) -> dict[str, Any]:
         """With its size filled, where that is known here."""
-        prompt = values.get("prompt", "")
-        if not (isinstance(prompt, str) and prompt.strip()):
-            raise InvalidParams("prompt", prompt, "needed text")
+        checked_prompt(values)
         if self.sizes is None:
             return values
         sides = {side: self.sizes.resolve(side, values.get(side)) for side in ("width", "height")}
         return {**values, **sides}
+
+
+def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
+    prompt = values.get("prompt", "")
+    if not (isinstance(prompt, str) and prompt.strip()):
+        raise InvalidParams("prompt", prompt, "needed text")
+    return values
 
 
 class Unreadable(ValueError):

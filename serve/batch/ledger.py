@@ -36,6 +36,8 @@ class Entry:
     """bytes"""
     seed: int = 0
     params: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    """digests of what it was made from, of an edit"""
     timings: dict[str, float] = field(default_factory=dict)
     worker: str = ""
     error: str | None = None
@@ -72,7 +74,8 @@ def _entry(line: bytes) -> Entry | None:
 
 def _is_sound(entry: Entry) -> bool:
     """Everything has the type that it was written with, and the file lies among the pictures."""
-    texts = (entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.file)
+    texts = [entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.file]
+    texts += [*entry.origin, *entry.origin.values()]
     numbers = [entry.ordinal, entry.size, entry.seed]
     sides = [entry.params.get(side) for side in ("width", "height")]
     numbers += [side for side in sides if side is not None]

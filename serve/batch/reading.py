@@ -12,16 +12,17 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from sdxl.params import PARAMETERS, InvalidParams
+from serve.batch.editing import PICTURES
 
 ID = "id"
 COLUMNS: Mapping[str, Callable[[str], Any]] = {
     **{each.column: each.parse for each in PARAMETERS.values()},
-    ID: str,
+    **dict.fromkeys((ID, *PICTURES), str),
 }
 """What reads a column's text."""
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
@@ -37,6 +38,8 @@ class Record:
     line: str
     values: dict[str, Any]
     error: str | None = None
+    folder: str = ""
+    """where its pictures are looked for, if it names any"""
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
@@ -67,7 +70,9 @@ def input_digest(paths: Sequence[Path]) -> str:
 
 def read(paths: Sequence[Path]) -> Iterator[Record]:
     for path in paths:
-        yield from READERS[path.suffix.lower()](path)
+        for record in READERS[path.suffix.lower()](path):
+            has_image = any(name in record.values for name in PICTURES)
+            yield replace(record, folder=str(path.absolute().parent)) if has_image else record
 
 
 def count(paths: Sequence[Path]) -> int:

@@ -31,6 +31,9 @@ class BatchRow:
     id: str
     params: GenerationParams | None = None
     error: str | None = None
+    image: str | None = None
+    """what it is made from, of an edit: a path or a data URL"""
+    mask: str | None = None
 
 
 @dataclass(frozen=True)

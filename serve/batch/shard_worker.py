@@ -19,6 +19,7 @@ from typing import Any
 
 from sdxl.files import OutputError
 from serve.batch import ledger
+from serve.batch.editing import order_of
 from serve.batch.ledger import Entry
 from serve.batch.renderers import Renderer, RendererLost
 from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
@@ -191,7 +192,8 @@ class ShardWorker:
                 await self._bury(row, row.error or "no parameters", book, tally)
                 return
             try:
-                done = await self._picture(ImageOrder(row.params, self.task.format))
+                order = await self._order(row)
+                done = await self._picture(order)
             except RendererLost:
                 raise
             except Exception as error:
@@ -202,8 +204,17 @@ class ShardWorker:
                 else:
                     tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
                 return
-            await self._in_thread(self._keep, shard, row, done, book)
+            origin = {} if order.source is None else dict(order.source.digests)
+            await self._in_thread(self._keep, shard, row, done, book, origin)
             tally.made += 1
+
+    async def _order(self, row: BatchRow) -> ImageOrder:
+        assert row.params is not None
+        if row.image is None:
+            return ImageOrder(row.params, self.task.format)
+        card = await self.renderer.card()
+        order: ImageOrder = await self._in_thread(order_of, row, self.task.format, card)
+        return order
 
     async def _picture(self, order: ImageOrder) -> Done:
         async with aclosing(self.renderer.generate(order)) as updates:
@@ -212,7 +223,9 @@ class ShardWorker:
                     return update
         raise Problem(500, "it ended without a picture")
 
-    def _keep(self, shard: int, row: BatchRow, done: Done, book: LedgerWriter) -> None:
+    def _keep(
+        self, shard: int, row: BatchRow, done: Done, book: LedgerWriter, origin: dict[str, str]
+    ) -> None:
         """First the file, then the line that says so."""
         assert done.params.seed is not None
         began = time.perf_counter()
@@ -231,6 +244,7 @@ class ShardWorker:
                 size=len(done.image),
                 seed=done.params.seed,
                 params=done.params.as_dict(),
+                origin=origin,
                 timings={name: round(seconds, 6) for name, seconds in timings.items()},
                 worker=self.name,
             )

@@ -18,8 +18,9 @@ from starlette.responses import Response
 import sdxl
 from serve import errors
 from serve.errors import Problem
-from serve.front import metrics
+from serve.front import metrics, openai_edits
 from serve.front.body_limit import BodyLimit
+from serve.front.edits import Edits
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, response
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
@@ -85,6 +86,7 @@ def create_app(
     expander = Expander(text, settings.expand_s) if text else None
     generations = Generations(backend, settings, store, limiter, expander)
     add_generation_routes(app, backend, generations)
+    add_edit_route(app, Edits(generations))
     if settings.sdapi:
         # Here and not above: most services have no need of it.
         from serve.front.a1111.routes import add_webui_routes
@@ -101,7 +103,7 @@ def create_app(
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(BodyLimit, settings=settings, with_images=(openai_edits.PATH,))
     app.add_middleware(KeyAuth, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
@@ -125,6 +127,18 @@ def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Gene
         if generations.settings.log_prompts:
             log.info("%s asks for %r", request.state.request_id, body.prompt)
         return await generations.answer(body, request)
+
+
+def add_edit_route(app: FastAPI, edits: Edits) -> None:
+    @app.post(
+        openai_edits.PATH,
+        responses=GENERATED,
+        response_model=ImagesResponse,
+        openapi_extra=openai_edits.documented(),
+    )
+    async def edit_image(request: Request) -> Response:
+        """Make an image anew, or the part of it that a mask says. Compatible with OpenAI's."""
+        return await edits.answer(request)
 
 
 def add_model_routes(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,14 +17,18 @@ from serve.errors import Problem, invalid
 from serve.front.proxied import CARRIED
 from serve.settings import ServeSettings
 
-STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Matches at every quote it meets, closed or not: nothing is scanned twice."""
+FORM = b"multipart/form-data"
 BRACKET = re.compile(rb"[\[\]{}]")
 
 
 class BodyLimit:
-    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(
+        self, app: ASGIApp, settings: ServeSettings, with_images: Collection[str] = ()
+    ) -> None:
+        """`with_images`: paths whose bodies hold images."""
+        self.app, self.settings, self.with_images = app, settings, with_images
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,17 +40,19 @@ class BodyLimit:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """None if the client left before it had said everything."""
-        most = self.settings.max_body_bytes
+        most, within_s = self.settings.max_body_bytes, self.settings.body_timeout_s
+        if scope["path"] in self.with_images:
+            most, within_s = self.settings.max_edit_bytes, self.settings.edit_timeout_s
         carried: bytes | None = scope.get("extensions", {}).get(CARRIED)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared[:20]) > most:
             raise too_large(most)
         try:
-            async with asyncio.timeout(self.settings.body_timeout_s):
+            async with asyncio.timeout(within_s):
                 body = await _collect(receive, most) if carried is None else carried
         except TimeoutError:
             raise Problem(408, "The body did not arrive in time.", None, "body_timeout") from None
-        if body is not None and depth(body) > self.settings.max_json_depth:
+        if body is not None and is_json(scope) and depth(body) > self.settings.max_json_depth:
             most = self.settings.max_json_depth
             raise invalid(None, f"The body nests too deep; at most {most} levels.", "too_deep")
         return body
@@ -96,6 +103,11 @@ async def _until_gone(receive: Receive) -> None:
 
 def too_large(most: int) -> Problem:
     return Problem(413, f"The body is too large; at most {most} bytes.", None, "body_too_large")
+
+
+def is_json(scope: Scope) -> bool:
+    """Unless it says that it is a form: who else lies is read as JSON, too."""
+    return not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(FORM)
 
 
 def depth(body: bytes) -> int:

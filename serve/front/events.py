@@ -11,9 +11,8 @@ from serve.front.openai_images import ImageRequest, Usage
 from serve.front.pictures import filled
 from serve.orders import Done, ImageProgress, Preview
 
-PARTIAL = "image_generation.partial_image"
-COMPLETED = "image_generation.completed"
-PROGRESS = "image_generation.progress"
+PARTIAL, COMPLETED, PROGRESS = "partial_image", "completed", "progress"
+"""after the request's kind: image_generation.completed"""
 
 
 def partial(request: ImageRequest, size: str, image: int, number: int, update: Preview) -> bytes:
@@ -37,10 +36,10 @@ def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes
     )
 
 
-def progress(image: int, update: ImageProgress) -> bytes:
+def progress(request: ImageRequest, image: int, update: ImageProgress) -> bytes:
     return wire(
         {
-            "type": PROGRESS,
+            "type": f"{request.kind}.{PROGRESS}",
             "image_index": image,
             "step": update.step,
             "steps": update.steps,
@@ -61,9 +60,9 @@ def wire(event: dict[str, Any], *files: bytes) -> bytes:
     return b"".join([b"event: ", kind, b"\ndata: ", *filled(text, files), b"\n\n"])
 
 
-def _picture(kind: str, request: ImageRequest, size: str, image: int) -> dict[str, Any]:
+def _picture(event: str, request: ImageRequest, size: str, image: int) -> dict[str, Any]:
     return {
-        "type": kind,
+        "type": f"{request.kind}.{event}",
         "b64_json": "",
         "created_at": int(time.time()),
         "size": size,

@@ -1,4 +1,4 @@
-"""`POST /v1/images/generations`: from a checked request to its answer, whole or streamed."""
+"""Pictures over HTTP: from a checked request to its answer, whole or streamed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from sdxl.params import DRAWN_SEEDS
+from sdxl.source import SourceImage
 from sdxl.work import standard_images
 from serve import errors
 from serve.errors import Problem
@@ -21,7 +22,14 @@ from serve.front import events
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
 from serve.front.keys import ApiKey, RateLimiter
-from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage, orders_of
+from serve.front.openai_images import (
+    ImageData,
+    ImageRequest,
+    ImagesResponse,
+    Usage,
+    check_plain,
+    orders_of,
+)
 from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
@@ -54,7 +62,12 @@ class Generations:
     limiter: RateLimiter
     expander: Expander | None = None
 
-    async def answer(self, asked: ImageRequest, request: Request) -> Response:
+    async def answer(
+        self, asked: ImageRequest, request: Request, source: SourceImage | None = None
+    ) -> Response:
+        """`source`: what the images are made from, of an edit."""
+        if source is None:
+            check_plain(asked)
         card = await self.backend.card()
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
@@ -66,6 +79,7 @@ class Generations:
                 "trace": trace_of(request),
                 "client": client,
                 "weight": weight,
+                "source": source,
             }
             orders = orders_of(asked, card, self.settings, seed, left_s)
             return [replace(order, **marks) for order in orders]
@@ -209,7 +223,7 @@ async def narrate(
     def tell(index: int, update: Update) -> bytes | None:
         match update:
             case ImageProgress():
-                return events.progress(index, update)
+                return events.progress(asked, index, update)
             case Preview():
                 previews[index] += 1
                 return events.partial(

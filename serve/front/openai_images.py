@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -62,6 +62,9 @@ PictureFields: Any = create_model(
 
 
 class ImageRequest(PictureFields):
+    kind: ClassVar[str] = "image_generation"
+    """what the names of its events begin with"""
+
     prompt: Annotated[str, Field(min_length=1, description=PARAMETERS["prompt"].help)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -181,6 +184,8 @@ class Control(Reply):
     minimum: int | float | None = None
     maximum: int | float | None = None
     choices: tuple[str, ...] | None = None
+    is_for_edits: bool | None = None
+    """it means something only with an image to begin with"""
 
     @classmethod
     def of(cls, each: Parameter) -> Control:
@@ -194,6 +199,7 @@ class Control(Reply):
             type=JSON_TYPES[each.kind],
             default=each.default,
             choices=each.choices or None,
+            is_for_edits=each.is_for_edits or None,
             **{name: value for name, value in bounds.items() if math.isfinite(value)},
         )
 
@@ -255,7 +261,7 @@ def orders_of(
         each = [replace(params, seed=seed + i) for i in range(count)]
     except InvalidParams as error:
         raise of_params(error) from None
-    previews = preview_steps(params.steps, request.partial_images or 0) if is_streamed else ()
+    previews = preview_steps(params.taken_steps, request.partial_images or 0) if is_streamed else ()
     if request.priority == "batch" and request.deadline_s is None:
         # It waits for ticks that nobody else needs, however long: the usual deadline is not its.
         deadline_s = math.inf
@@ -271,6 +277,14 @@ def orders_of(
         )
         for one in each
     ]
+
+
+def check_plain(request: ImageRequest) -> None:
+    """That it says nothing of an image to begin with, which it cannot have."""
+    for each in PARAMETERS.values():
+        if each.is_for_edits and getattr(request, each.client_name) is not None:
+            name = each.client_name
+            raise invalid(name, f"{name}: needed an image with it; ask /v1/images/edits")
 
 
 def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> None:

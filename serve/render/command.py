@@ -29,7 +29,9 @@ from sdxl.arguments import (
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from sdxl.provenance import Provenance
+from sdxl.source import DIGESTS
 from serve.render.destination import SUFFIXES, Destination, format_of
+from serve.render.editing import ImageToEdit
 
 if TYPE_CHECKING:
     from sdxl.images import Pixels
@@ -56,6 +58,7 @@ class RenderSpec:
     destination: Destination
     sheet: Path | None
     is_json: bool
+    image: ImageToEdit | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,12 +76,14 @@ def main(argv: Sequence[str]) -> int:
         takes_unchecked=order.takes_unchecked,
     )
     order = replace(order, model=pipeline.checkpoint.origin or order.model)
-    requests = [pipeline.check(request) for request in order.requests]
+    image = order.image
+    sized = [image.sized(each, pipeline) for each in order.requests] if image else order.requests
+    requests = [pipeline.check(request) for request in sized]
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
     pictures: dict[int, tuple[Pixels, str]] = {}
     failures: list[Exception] = []
-    for result in watched(pipeline, requests):
+    for result in watched(pipeline, requests, image):
         if result.error is not None:
             failures.append(result.error)
             continue
@@ -97,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
 def build_parser() -> Parser:
     from engines import BACKENDS, FOLDER
 
-    parser = Parser(prog="sdxl render", description="Make pictures from text.")
+    parser = Parser(prog="sdxl render", description="Make pictures from text, or images anew.")
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
     add("--model", help=f"{MODEL} (default {DEFAULT_MODEL})")
@@ -109,6 +114,8 @@ def build_parser() -> Parser:
     add("--out", default="out", metavar="PATH", help="folder, or file (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
     add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
+    add("--image", metavar="FILE", help="make this image anew, by --strength")
+    add("--mask", metavar="FILE", help="only where this one is white or transparent")
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
     add_provenance_flags(parser)
@@ -119,6 +126,8 @@ def build_parser() -> Parser:
 def read_order(options: argparse.Namespace) -> RenderSpec:
     stored = stored_params(options.source) if options.source else {}
     stored_model = stored.pop("model", None)
+    image = ImageToEdit.read(options.image, options.mask)
+    check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
         raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
     prompts = read_prompts(options.prompts) or ([stored.get("prompt", "")] if stored else [])
@@ -129,9 +138,9 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         raise InvalidParams("n", options.n, most)
     values = {**stored, **given_params(options)}
     requests = [
-        image
+        each
         for prompt in prompts
-        for image in numbered(GenerationParams.from_dict({**values, "prompt": prompt}), options.n)
+        for each in numbered(params_for({**values, "prompt": prompt}, image), options.n)
     ]
     return RenderSpec(
         model=model_with(
@@ -146,7 +155,23 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         destination=Destination.prepare(options.out, options.format, len(requests)),
         sheet=prepare_sheet(options.sheet),
         is_json=options.is_json,
+        image=image,
     )
+
+
+def check_image(source: str | None, digests: Sequence[object], image: ImageToEdit | None) -> None:
+    """A picture that was made from another one cannot be made again without it."""
+    if any(digests) and image is None:
+        needed = f"it was made from an image; needed --image ({DIGESTS[0]} {digests[0]})"
+        raise InvalidParams("from", source, needed)
+
+
+def params_for(values: dict[str, Any], image: ImageToEdit | None) -> GenerationParams:
+    params = GenerationParams.from_dict(values)
+    if image is not None:
+        return image.filled(params)
+    params.check_plain()
+    return params
 
 
 def read_prompts(arguments: Sequence[str]) -> list[str]:
@@ -205,21 +230,26 @@ def prepare_sheet(name: str | None) -> Path | None:
     return path
 
 
-def watched(pipeline: Pipeline, requests: list[GenerationParams]) -> Iterator[Result]:
+def watched(
+    pipeline: Pipeline, requests: list[GenerationParams], image: ImageToEdit | None
+) -> Iterator[Result]:
     """The results as they come, under a progress bar where a person is looking."""
     from tqdm import tqdm
 
-    total = sum(request.steps for request in requests)
+    total = sum(request.taken_steps for request in requests)
     is_hidden = not sys.stderr.isatty()
     with tqdm(total=total, unit="step", file=sys.stderr, disable=is_hidden, leave=False) as bar:
-        yield from pipeline.stream(requests, on_tick=bar.update)
+        asked = image.edits(requests) if image else requests
+        yield from pipeline.stream(asked, on_tick=bar.update)
 
 
 def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
-    from sdxl.images import encode, to_pixels
+    from sdxl.images import encode, pasted, to_pixels
 
     assert result.image is not None
     pixels = to_pixels(result.image)
+    if result.source is not None:
+        pixels = pasted(pixels, result.source)
     path = order.destination.path(result.params)
     metadata = _metadata(order, result.params)
     format, marks = order.destination.format, order.provenance
@@ -242,7 +272,9 @@ def report(result: Result, path: Path, order: RenderSpec) -> None:
 
 def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
     """`deep_steps` counts here; the explicit plan that a request may hold is `deep_plan`."""
-    params = result.params.as_dict()
+    from sdxl.images import told
+
+    params = told(result.params.as_dict())
     plan = params.pop("deep_steps")
     return {
         "file": str(path),
@@ -270,4 +302,5 @@ def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
 
 
 def _metadata(order: RenderSpec, params: GenerationParams) -> dict[str, Any]:
-    return {**params.as_dict(), "model": order.model}
+    digests = order.image.digests if order.image else {}
+    return {**params.as_dict(), "model": order.model, **digests}

@@ -54,8 +54,9 @@ export function startForm() {
 
 /** What the models allow, from GET /v1/models. */
 export function limitForm({ images, chat }) {
-  learn(images.parameters);
-  buildControls(form, images.parameters);
+  const parameters = images.parameters.filter((each) => !each.is_for_edits);
+  learn(parameters);
+  buildControls(form, parameters);
   writeForm({ ...usualSettings(), ...draft() });
   const expand = form.elements.expand_prompt;
   expand.disabled = expand.closest("label").hidden = !chat;

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -88,9 +88,12 @@ class Denoiser:
         self._beat_s = self.loop.clock()
         self._thread.start()
 
-    def admit(self, newcomer: Flight) -> Flight:
-        """Promise an image, or raise Refused; `submit` it, or `forget` it. From one thread."""
-        promised = self.admission().admit(newcomer, self.loop.time)
+    def admit(self, newcomer: Flight, delay_s: float = 0.0) -> Flight:
+        """Promise an image, or raise Refused; `submit` it, or `forget` it. From one thread.
+        `delay_s`: what it needs before its first step beyond its prompt's encoding."""
+        admission = self.admission()
+        admission = replace(admission, delay_s=admission.delay_s + delay_s)
+        promised = admission.admit(newcomer, self.loop.time)
         self._coming[promised.id] = promised
         return promised
 
@@ -115,7 +118,7 @@ class Denoiser:
         """What whoever comes now will find."""
         known, now = self.loop.costs, self.loop.clock()
         # A copy: the loop learns new costs meanwhile.
-        costs = Costs(dict(known.ticks), known.encode_s, known.decode_s)
+        costs = Costs(dict(known.ticks), known.encode_s, known.image_s, known.decode_s)
         return Admission(self.here, self.loop.limits, costs, now, costs.encode_s)
 
     @property

@@ -111,6 +111,7 @@ class PictureWriter:
 
     def _picture(self, job: ImageJob, pixels: images.Pixels) -> Done:
         order = job.order
+        pixels = self._pasted(job, pixels)
         xmp = self.provenance.xmp
         file = images.encode(pixels, order.format, self._metadata(job), order.compression, xmp)
         file = self._sign(file, order.format)
@@ -118,7 +119,7 @@ class PictureWriter:
         took_s = job.timings["decode_s"] + job.timings["file_s"]
         self.costs.decode_s = smoothed(self.costs.decode_s, took_s)
         job.timings["total_s"] = job.stage_s - job.began_s
-        shallow = job.params.steps - job.deep_steps
+        shallow = job.params.taken_steps - job.deep_steps
         return Done(file, job.params, job.timings, job.deep_steps, shallow, job.prompt_tokens)
 
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
@@ -128,10 +129,17 @@ class PictureWriter:
         size = (job.params.width, job.params.height)
         small = Image.fromarray(images.preview(latents, self._preview_map))
         pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
+        pixels = self._pasted(job, pixels)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         xmp = self.provenance.xmp
         file = images.encode(pixels, job.order.format, self._metadata(job), quality, xmp)
         return Preview(file, step)
 
+    def _pasted(self, job: ImageJob, pixels: images.Pixels) -> images.Pixels:
+        source = job.order.source
+        return pixels if source is None else images.pasted(pixels, source)
+
     def _metadata(self, job: ImageJob) -> dict[str, Any]:
-        return {**job.params.as_dict(), "model": self.pipeline.origin}
+        source = job.order.source
+        digests = {} if source is None else source.digests
+        return {**job.params.as_dict(), "model": self.pipeline.origin, **digests}

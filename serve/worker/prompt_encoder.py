@@ -1,4 +1,4 @@
-"""Prompts of new orders, encoded beside the denoising loop and then handed to it.
+"""Prompts of new orders, and images of edits, encoded beside the loop and then handed to it.
 
 Orders that wait are encoded together, in the order of the queue. They were admitted before.
 """
@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
+from sdxl.editing import SourceLatents
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Priority
+from sdxl.source import SourceImage
 from sdxl.specs import CHUNK
 from serve.worker.denoiser import Denoiser
 from serve.worker.job import ImageJob
@@ -78,7 +80,9 @@ class PromptEncoder:
             for job in jobs:
                 job.failed(error)
             return
-        for job, conditioning in zip(jobs, conditionings, strict=True):
+        made = list(zip(jobs, conditionings, strict=True))
+        # Who has no image need not wait for those of others.
+        for job, conditioning in sorted(made, key=lambda each: each[0].order.source is not None):
             self._hand_over(job, conditioning)
 
     def _most_urgent(self) -> list[ImageJob]:
@@ -101,9 +105,22 @@ class PromptEncoder:
         costs.encode_s = smoothed(costs.encode_s, (self.pipeline.clock() - began) / len(jobs))
         return conditionings
 
+    def _encode_image(self, job: ImageJob, source: SourceImage) -> SourceLatents:
+        began = self.pipeline.clock()
+        with self.calls.watch(source.size):
+            latents = self._beside(partial(self.pipeline.encode_image, job.params, source))
+        costs = self.denoiser.loop.costs
+        size = source.size[0] * source.size[1] / self.pipeline.sizes.default**2
+        costs.image_s = smoothed(costs.image_s or None, (self.pipeline.clock() - began) / size)
+        return latents
+
     def _hand_over(self, job: ImageJob, conditioning: Conditioning) -> None:
+        if job.is_cancelled:
+            return
         try:
-            request = self.pipeline.request(job.params, conditioning)
+            source = job.order.source
+            latents = self._encode_image(job, source) if source is not None else None
+            request = self.pipeline.request(job.params, conditioning, latents)
         except Exception as error:
             job.failed(error)
             return

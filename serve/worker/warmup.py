@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from PIL import Image
+
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
 from sdxl.deepcache import most_rows, plan_of
@@ -20,6 +22,7 @@ from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Flight, Group, Limits
+from sdxl.source import SourceImage
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,17 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
         pixels = _decoded(pipeline, rooms, events)
         encode(pixels, "png", params.as_dict())
         costs.decode_s = pipeline.clock() - began
+        if pipeline.can_edit:
+            began = pipeline.clock()
+            rooms.encode(partial(pipeline.encode_image, params, blank(params)))
+            costs.image_s = pipeline.clock() - began
+
+
+def blank(params: GenerationParams) -> SourceImage:
+    """A picture of nothing, to be made anew."""
+    assert params.width and params.height
+    size = params.width, params.height
+    return SourceImage(Image.new("RGB", size), None, (0, 0, *size), size)
 
 
 def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) -> None:

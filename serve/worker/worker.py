@@ -128,7 +128,10 @@ class Worker:
     async def card(self) -> ModelCard:
         self._started()
         engines = dict(self.pipeline.engines.description)
-        return ModelCard(self.pipeline.model_id, self.pipeline.sizes, engines=engines)
+        pipeline = self.pipeline
+        return ModelCard(
+            pipeline.model_id, pipeline.sizes, engines=engines, can_edit=pipeline.can_edit
+        )
 
     async def ready(self) -> ModelCard:
         return await self.card()
@@ -231,14 +234,23 @@ class Worker:
         params = self.pipeline.resolve(order.params)
         # Before its text is looked at: who is refused under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
+        if order.source is not None:
+            self.pipeline.check_edit()
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params)
         assert rows[0] is not None
         chunks = len(rows[0][0].ids)
         check_length(chunks, self.max_prompt_tokens)
-        flight = threads.denoiser.admit(self._flight(order, params, threads, chunks))
+        delay_s = self._image_s(params, threads) if order.source is not None else 0.0
+        flight = threads.denoiser.admit(self._flight(order, params, threads, chunks), delay_s)
         painter, clock = threads.painter, self.pipeline.clock
         return ImageJob(order, params, rows, flight, clock, painter.finish, painter.preview)
+
+    def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
+        """How long its image will take to encode."""
+        assert params.height and params.width
+        size = params.height * params.width / self.pipeline.sizes.default**2
+        return threads.denoiser.loop.costs.image_s * size
 
     def _flight(
         self, order: ImageOrder, params: GenerationParams, threads: _Threads, chunks: int = 1
@@ -265,7 +277,7 @@ class Worker:
         if self.tracer is None or not job.order.trace:
             return
         clock = self.pipeline.clock
-        facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.steps}
+        facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.taken_steps}
         whole = Stretch("image", job.began_s, clock(), facts)
         order, parts = job.order, list(job.stretches)
         tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)

@@ -115,6 +115,8 @@ def _weights(spec: ModelSpec, arch: Architecture) -> Weights:
                 dims = (arch.context_width, width)
             case "vae_decoder":
                 dims = (arch.latent_channels, width, scale, scale)
+            case "vae_encoder":
+                dims = (width, arch.image_channels, scale, scale)
             case _:
                 dims = (width, arch.latent_channels, 1, 1)
         named[f"{spec.name}.{tensor.name}"] = drawn(*dims)
@@ -165,6 +167,10 @@ def _nodes(spec: ModelSpec, arch: Architecture) -> Iterable[onnx.NodeProto]:
         yield helper.make_node(
             "ConvTranspose", ["latents", weight], ["image"], strides=[arch.vae_scale] * 2
         )
+    elif spec.name == "vae_encoder":
+        for tensor in spec.outputs:
+            names = ["image", f"{spec.name}.{tensor.name}"]
+            yield helper.make_node("Conv", names, [tensor.name], strides=[arch.vae_scale] * 2)
     else:
         yield from _unet_nodes(spec)
 

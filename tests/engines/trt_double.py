@@ -20,7 +20,7 @@ from torch import Tensor
 from engines.folders.profiles import Profile
 from engines.folders.spec_json import spec_as_dict, spec_from_dict
 from sdxl.engine import torch_dtype
-from sdxl.specs import ModelSpec, image_axes
+from sdxl.specs import ModelSpec, image_axes, latent_axes
 from tests.fakes import ARCH, FakeEngine
 
 BYTES_PER_ELEMENT = 16
@@ -139,6 +139,8 @@ class IExecutionContext:
         axes = self._spec.axes(self._shapes)
         if "latent_h" in axes:
             axes |= image_axes(ARCH, axes["latent_h"], axes["latent_w"])
+        elif "image_h" in axes:
+            axes |= latent_axes(ARCH, axes["image_h"], axes["image_w"])
         return next(t.shape(axes) for t in self._spec.tensors if t.name == name)
 
     def update_device_memory_size_for_shapes(self) -> int:
@@ -188,6 +190,8 @@ class IExecutionContext:
         axes = self._spec.axes(self._shapes)
         if "latent_h" in axes:
             axes |= image_axes(ARCH, axes["latent_h"], axes["latent_w"])
+        elif "image_h" in axes:
+            axes |= latent_axes(ARCH, axes["image_h"], axes["image_w"])
 
         def launch() -> None:
             tensors = {}

@@ -14,6 +14,7 @@ from onnx_export.command import main
 from sdxl import cli
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import OutputError
+from sdxl.specs import VAE
 from tests.onnx_export.exports import export_tiny
 
 
@@ -61,7 +62,7 @@ def test_an_export_says_where_it_is(
     assert main(["--model", str(tiny.folder), "--out", str(out), "--unchecked"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "nodes" in line] == [
-        *("clip_l", "clip_g", "unet_prompt", "unet_deep", "unet_shallow", "vae_decoder")
+        *("clip_l", "clip_g", "unet_prompt", "unet_deep", "unet_shallow", *VAE)
     ]
     assert lines[-1] == f"{out}: fp32 of tiny, reference cut"
 

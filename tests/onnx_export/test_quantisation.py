@@ -37,6 +37,7 @@ from onnx_export.reference import fake_quantise
 from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import GenerationParams, InvalidParams
+from sdxl.specs import VAE
 from tests.onnx_export.exports import Exports, export_tiny
 
 PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
@@ -326,5 +327,5 @@ def test_prompts_are_lines(tiny: Checkpoint, tmp_path: Path) -> None:
 
 def test_only_the_unet_is_quantised(exports: Exports) -> None:
     half, *others = (exports(precision).graphs for precision in ("fp16", *NUMBERS))
-    for name in ("clip_l", "clip_g", "vae_decoder"):
+    for name in ("clip_l", "clip_g", *VAE):
         assert {graphs[name].sha256 for graphs in others} == {half[name].sha256}

@@ -19,6 +19,7 @@ NETWORKS = {
     "unet_deep": "unet",
     "unet_shallow": "unet",
     "vae_decoder": "vae",
+    "vae_encoder": "vae",
 }
 
 

@@ -80,21 +80,27 @@ def assert_close(found: torch.Tensor, needed: torch.Tensor, x: torch.Tensor, wha
     assert difference <= allowed, f"{what}: off by {difference:.2e}, allowed {allowed:.2e}"
 
 
-def compare(name: str, steps: int, values: Mapping[str, Any]) -> None:
-    """Feed both the same x at every step; what each makes of it must agree."""
+def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = None) -> None:
+    """Feed both the same x at every step; what each makes of it must agree. `at`: the step that
+    begins, with a picture's latents made noisy."""
     theirs = reference(name, values)
     theirs.set_timesteps(steps)
     if name != "ddim":  # else it starts one late where the first two timesteps are equal
-        theirs.set_begin_index(0)
-    made = table(name, steps, SchedulerConfig.from_dict(values))
-    assert made.rows.shape == (len(theirs.timesteps), len(COLUMNS))
-    np.testing.assert_array_equal(column(made, "timestep"), theirs.timesteps.numpy())
+        theirs.set_begin_index(at or 0)
+    made = table(name, steps, SchedulerConfig.from_dict(values)).begun(at or 0)
+    timesteps = theirs.timesteps[at or 0 :]
+    assert made.rows.shape == (len(timesteps), len(COLUMNS))
+    np.testing.assert_array_equal(column(made, "timestep"), timesteps.numpy())
     assert made.start == pytest.approx(float(theirs.init_noise_sigma), rel=1e-6)
     draw = torch.Generator().manual_seed(steps)
     noise, their_noise = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     x = torch.randn(SHAPE, generator=draw) * made.start
+    if at is not None:
+        latents, drawn = (torch.randn(SHAPE, generator=draw) for _ in range(2))
+        x = theirs.add_noise(latents, drawn, timesteps[:1])
+        assert_close(made.noised(latents, drawn), x, x, f"{name}, {steps} steps, from {at}")
     h = torch.full(SHAPE, float("nan"))
-    for index, timestep in enumerate(theirs.timesteps):
+    for index, timestep in enumerate(timesteps):
         row = coefficients(made, index)
         where = f"{name}, {steps} steps, step {index}"
         scaled = theirs.scale_model_input(x, timestep)
@@ -110,6 +116,19 @@ def compare(name: str, steps: int, values: Mapping[str, Any]) -> None:
             estimate = theirs.model_outputs[-1]
         assert_close(h, estimate, x, f"{where}: estimate")
         x = result.prev_sample
+        if at is not None and index + 1 < len(timesteps):
+            noisy = theirs.add_noise(latents, drawn, timesteps[index + 1 : index + 2])
+            assert_close(made.noised(latents, drawn, index + 1), noisy, noisy, f"{where}: level")
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_step_from_any_on_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
+    """An edit begins in the middle, with a picture as noisy as that step's."""
+    for steps, at in [(20, 0), (20, 1), (20, 10), (20, 19), (4, 2), (10, 2)]:
+        values = {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing}
+        compare(name, steps, values, at)
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)

@@ -10,7 +10,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
 from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
-from sdxl.networks.vae import VaeDecoder
+from sdxl.networks.vae import VaeDecoder, VaeEncoder
 from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
 from tests.sdxl.unets import SIZES, TOPOLOGY
 
@@ -41,6 +41,7 @@ def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
             "unet_deep": DeepUNet(unet, cut),
             "unet_shallow": ShallowUNet(unet, cut),
             "vae_decoder": VaeDecoder(vae),
+            "vae_encoder": VaeEncoder(vae),
         }
 
 

@@ -141,4 +141,6 @@ def test_it_waits_longer_than_any_deadline() -> None:
 def test_its_limit_is_the_service_s() -> None:
     from serve.settings import ServeSettings
 
-    assert f"gt {ServeSettings().max_body_bytes} " in CONFIG.read_text()
+    settings = ServeSettings()
+    for most in (settings.max_body_bytes, settings.max_edit_bytes):
+        assert f"gt {most} " in CONFIG.read_text()

@@ -165,3 +165,48 @@ def test_overload_is_only_200_and_429() -> None:
         statuses = asyncio.run(scenario(url))
     found = {status: statuses.count(status) for status in set(statuses)}
     assert set(found) == {200, 429}, found
+
+
+def picture_file(name: str, *, hole: bool = False) -> tuple[str, bytes]:
+    image = Image.new("RGBA", (128, 128), (200, 40, 40, 255))
+    if hole:
+        image.paste((0, 0, 0, 0), (32, 32, 96, 96))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return name, file.getvalue()
+
+
+def test_it_edits(client: openai.OpenAI) -> None:
+    extra = {"seed": 5, "steps": 4, "strength": 1.0, "deep_steps": "0,2"}
+    answer = client.images.edit(
+        image=picture_file("image.png"),
+        mask=picture_file("mask.png", hole=True),
+        prompt=PROMPT,
+        n=2,
+        size="128x128",
+        extra_body=extra,
+    )
+    assert answer.data is not None and answer.usage is not None
+    made = [image_of(data.b64_json).convert("RGB") for data in answer.data]
+    assert [image.size for image in made] == [(128, 128)] * 2
+    assert [image.getpixel((4, 4)) for image in made] == [(200, 40, 40)] * 2
+    assert [d.model_extra["seed"] for d in answer.data if d.model_extra] == [5, 6]
+
+
+def test_it_streams_partial_edits(client: openai.OpenAI) -> None:
+    stream = client.images.edit(
+        image=[picture_file("image.png")],
+        prompt=PROMPT,
+        stream=True,
+        partial_images=2,
+        extra_body={"steps": 12},
+    )
+    events = list(stream)
+    assert [e.type for e in events] == ["image_edit.partial_image"] * 2 + ["image_edit.completed"]
+    assert all(image_of(e.b64_json).size == (128, 128) for e in events)
+
+
+def test_errors_of_edits_are_the_sdk_s_own_classes(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.edit(image=("a.svg", b"<svg/>"), prompt=PROMPT)
+    assert isinstance(caught.value.body, dict) and caught.value.body["param"] == "image"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -116,6 +117,33 @@ def test_json_says_everything(pipeline: FakePipeline, capsys: pytest.CaptureFixt
         "deep_steps": 10,
         "shallow_steps": 10,
     }
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--image", "none.png"], "image: 'none.png' .*No such file"),
+        (["--image", "text.png"], "image: .*needed a PNG, JPEG or WEBP file"),
+        (["--mask", "text.png"], "mask: 'text.png' .*needed --image with it"),
+        (["--strength", "0.5"], "strength: 0.5 .*needed an image"),
+        (["--image", "red.png", "--strength", "0.01"], "strength: .*to take one"),
+        (["--image", "red.png", "--mask-blur", "4"], "mask_blur: 4 .*needed a mask"),
+    ],
+)
+def test_a_wrong_image_is_found_before_the_model_is_loaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(engines, "load")
+    monkeypatch.delenv(cli.TRACEBACK, raising=False)
+    (tmp_path / "text.png").write_text("not a picture")
+    Image.new("RGB", (64, 64), "red").save("red.png")
+    assert cli.main(["render", "a ring", *flags]) == 2
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_image_i_of_n_uses_seed_plus_i(

@@ -73,6 +73,41 @@ def test_a_picture_makes_itself_again(
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
 
 
+def test_an_image_is_made_anew_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where its mask is white, and from its own settings, if the image is given with them."""
+    monkeypatch.chdir(tmp_path)
+    picture = Image.effect_noise((128, 128), 60).convert("RGB")
+    mask = Image.new("L", picture.size, 0)
+    mask.paste(255, (32, 32, 96, 96))
+    picture.save("image.png")
+    mask.save("mask.png")
+    flags = ["--image", "image.png", "--mask", "mask.png"]
+    assert cli.main(["render", "a green star", *QUICK, *flags, "--out", "a.png", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["strength"], facts["width"], facts["height"]) == (1.0, 128, 128)
+    made, kept = pixels("a.png"), np.asarray(mask) == 0
+    assert np.array_equal(made[kept], np.asarray(picture)[kept])
+    assert not np.array_equal(made, np.asarray(picture))
+    assert cli.main(["render", "--from", "a.png", *flags, "--out", "b.png"]) == 0
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert cli.main(["render", "--from", "a.png", "--out", "c.png"]) == 2
+    assert "it was made from an image; needed --image (image_sha256" in capsys.readouterr().err
+
+
+def test_strength_says_how_many_steps_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (96, 160), "red").save("image.jpg")
+    flags = ["--image", "image.jpg", "--steps", "10", "--strength", "0.5", "--json"]
+    assert cli.main(["render", "a ring", *flags]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["deep_steps"], facts["shallow_steps"]) == (3, 2)
+    assert pixels(facts["file"]).shape == (160, 96, 3)
+
+
 def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
     argv = [*COMMAND, "a ring", "--n", "5000", "--steps", "2"]
     process = subprocess.Popen(

@@ -110,6 +110,7 @@ def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
         "unet_deep": {"denoiser"},
         "unet_shallow": {"denoiser"},
         "vae_decoder": {"decode"},
+        "vae_encoder": {"encode"},
     }
 
 
@@ -120,7 +121,7 @@ def note_thread(names: set[str]) -> None:
 def on_a_gpu(cuda: FakeCuda, *, captures: bool) -> tuple[Pipeline, CudaDevice]:
     pipeline = fake_pipeline()
     device = CudaDevice(torch.device("cuda", 1))
-    told = device.for_engines() | ({"repeat": Ticks(device)} if captures else {})
+    told = device.for_engines() | ({"run_recorded": Ticks(device)} if captures else {})
     return replace(pipeline, engines=replace(pipeline.engines, **told)), device
 
 
@@ -197,7 +198,8 @@ def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
         denoiser, pipeline = worker._started().denoiser, worker.pipeline
         params = pipeline.resolve(order(steps=500).params)
         rows = pipeline.tokenize(params)
-        request = pipeline.request(params, *pipeline.encode([params], [rows]))
+        (conditioning,) = pipeline.encode([params], [rows])
+        request = pipeline.request(params, conditioning)
         flight = denoiser.admit(replace(standard(pipeline), id=denoiser.loop.new_id()))
         clock = pipeline.clock
         gone = ImageJob(order(), params, rows, flight, clock, print, print, is_cancelled=True)

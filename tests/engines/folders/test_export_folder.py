@@ -47,6 +47,14 @@ def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:
     assert (tiny.folder / "export.json").read_bytes() == before
 
 
+def test_an_export_from_before_there_were_edits_is_whole(tiny: ExportFolder) -> None:
+    """It lacks the encoder of images, and serves text all the same."""
+    edit(tiny.folder, lambda v: v["graphs"].pop("vae_encoder"))
+    engines = load_onnxruntime(ExportFolder.open(tiny.folder, verify=True))
+    assert "vae_encoder" not in engines.by_name
+    assert "vae_decoder" in engines.by_name
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

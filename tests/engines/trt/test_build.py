@@ -24,7 +24,9 @@ from sdxl.files import OutputError
 from tests.engines.fake_builds import FakeWorker, order_of, proven
 from tests.engines.tiny_export import PARITY, sign, write_export
 
-NETWORKS = ["clip_g", "clip_l", "unet_deep", "unet_prompt", "unet_shallow", "vae_decoder"]
+NETWORKS = [
+    *("clip_g", "clip_l", "unet_deep", "unet_prompt", "unet_shallow", "vae_decoder", "vae_encoder")
+]
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_a_plan_damaged_while_the_build_was_stopped_is_built_again(
     worker.built.clear()
     worker.fails_at = None
     build(order_of(tiny, out))
-    assert sorted(worker.built) == ["unet_deep", "vae_decoder"]
+    assert sorted(worker.built) == ["unet_deep", "vae_decoder", "vae_encoder"]
 
 
 def test_a_damaged_published_plan_is_built_again(

@@ -1,0 +1,192 @@
+"""The picture that another one is made from, and the mask that says where: read, checked, brought
+to size; and what comes of it, pasted back.
+
+It knows neither networks nor HTTP, and loads no PyTorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from PIL import Image, ImageFilter, ImageOps
+
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.picture_files import FORMATS, BrokenPicture, opened
+
+MAX_PIXELS = 2**25
+"""of a picture that is given; they are counted before it is decoded"""
+SPREAD, REPEATS = (256, 64, 16, 4, 2), 4
+"""pixels that colours are spread over into a hole, the widest first; each is laid on so often"""
+DIGESTS = ("image_sha256", "mask_sha256")
+"""what a result's metadata says of the files that it was made from"""
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+"""8 bits a channel, and colours that are the screen's"""
+SHARP, EVEN = Image.Resampling.LANCZOS, Image.Resampling.BILINEAR
+"""The second is for masks: it does not ring."""
+Box = tuple[int, int, int, int]
+"""left, top, right, bottom"""
+
+
+@dataclass(frozen=True)
+class SourceImage:
+    """What an edit begins with. `mask` is white where it is to be made anew; none: everywhere."""
+
+    picture: Image.Image
+    """what the result is pasted into"""
+    mask: Image.Image | None
+    box: Box
+    """the part that is worked at"""
+    size: tuple[int, int]
+    """width and height that it is worked at in"""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """what a result says of where it came from"""
+
+    @property
+    def part(self) -> Image.Image:
+        return self.picture.resize(self.size, SHARP, self.box)
+
+    @property
+    def part_mask(self) -> Image.Image | None:
+        return self.mask and self.mask.resize(self.size, EVEN, self.box)
+
+    def pasted(self, made: Image.Image) -> Image.Image:
+        """What was made of the part, in its place; where the mask is black nothing has changed."""
+        if self.mask is None:
+            return made
+        left, top, right, bottom = self.box
+        whole = self.picture.copy()
+        whole.paste(made.resize((right - left, bottom - top), SHARP), (left, top))
+        return Image.composite(whole, self.picture, self.mask)
+
+
+@dataclass(frozen=True)
+class GivenImage:
+    """A picture and its mask as somebody gave them, decoded and upright."""
+
+    picture: Image.Image
+    """RGBA where its own transparency is the mask"""
+    mask: Image.Image | None
+    digests: Mapping[str, str]
+    """of the files, by the names that a result's metadata has for them"""
+
+    @classmethod
+    def read(cls, data: bytes, mask: bytes | None = None) -> GivenImage:
+        """Raises InvalidParams for what is no picture that can be worked at. Without a mask, a
+        picture's own transparency is one."""
+        picture = decode(data, "image")
+        white = transparent(picture) if mask is None else white_where_masked(decode(mask, "mask"))
+        if white is not None and white.size != picture.size:
+            needed = "needed the image's size, {}x{}".format(*picture.size)
+            raise InvalidParams("mask", "{}x{}".format(*white.size), needed)
+        if white is not None and white.getbbox() is None:
+            raise InvalidParams("mask", "all of it kept", "needed a transparent or a white part")
+        files = {DIGESTS[0]: data} | ({} if mask is None else {DIGESTS[1]: mask})
+        digests = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
+        has_hole = mask is None and white is not None
+        return cls(picture.convert("RGBA" if has_hole else "RGB"), white, digests)
+
+    def size(self, sizes: Sizes, *, is_part: bool) -> tuple[int, int]:
+        """What to work at where nobody says: the picture's own size, with no more pixels than the
+        model's own; a masked part is enlarged to that."""
+        if is_part:
+            return sizes.default, sizes.default
+        across, down = self.picture.size
+        scale = min(1.0, sizes.default / math.sqrt(across * down))
+        scale = max(scale, sizes.minimum / min(across, down))
+        return nearest(across * scale, sizes), nearest(down * scale, sizes)
+
+    def source(self, params: GenerationParams) -> SourceImage:
+        """For a request with its size filled."""
+        assert params.width and params.height
+        size = params.width, params.height
+        picture, mask = self.picture, self.mask
+        if params.mask_padding is None:
+            picture = picture if picture.size == size else picture.resize(size, SHARP)
+            mask = mask and (mask if mask.size == size else mask.resize(size, EVEN))
+        picture = filled(picture) if picture.mode == "RGBA" else picture
+        if mask is not None and params.mask_blur:
+            mask = mask.filter(ImageFilter.GaussianBlur(params.mask_blur))
+        box = (0, 0, *picture.size)
+        if mask is not None and params.mask_padding is not None:
+            box = around(mask, params.mask_padding, params.width / params.height)
+        return SourceImage(picture, mask, box, size, self.digests)
+
+
+def decode(data: bytes, field: str) -> Image.Image:
+    """The picture in a file that anybody may have made, upright. Its header is judged first."""
+    needed = f"needed a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+    try:
+        with opened(data) as image:
+            wrong = unfit(image)
+            if wrong is None:
+                image.load()
+                ImageOps.exif_transpose(image, in_place=True)
+                return image
+    except BrokenPicture as error:
+        raise InvalidParams(field, f"{len(data)} bytes", f"{needed} ({error})") from None
+    raise InvalidParams(field, *wrong)
+
+
+def unfit(image: Image.Image) -> tuple[str, str] | None:
+    """What a picture has that it may not have, and what it may, as far as its header says."""
+    if image.width * image.height > MAX_PIXELS:
+        return f"{image.width}x{image.height}", f"at most {MAX_PIXELS} pixels"
+    if getattr(image, "is_animated", False):
+        return "animated", "needed one picture, not several"
+    if image.mode not in MODES:
+        return f"of mode {image.mode}", "needed grey or RGB, 8 bits a channel"
+    return None
+
+
+def white_where_masked(mask: Image.Image) -> Image.Image:
+    """From a mask that is transparent there, as OpenAI's clients send it, or white."""
+    return transparent(mask) or mask.convert("L")
+
+
+def transparent(picture: Image.Image) -> Image.Image | None:
+    """White where it is; None for a picture that is nowhere."""
+    if not picture.has_transparency_data:
+        return None
+    alpha = picture.convert("RGBA").getchannel("A")
+    return None if alpha.getextrema() == (255, 255) else ImageOps.invert(alpha)
+
+
+def filled(picture: Image.Image) -> Image.Image:
+    """With the colours around a hole spread into it: from a hard edge the model would draw one."""
+    whole = Image.new("RGBA", picture.size)
+    for radius in SPREAD:
+        blurred = picture.convert("RGBa").filter(ImageFilter.GaussianBlur(radius)).convert("RGBA")
+        for _ in range(REPEATS):
+            whole.alpha_composite(blurred)
+    whole.alpha_composite(picture)
+    return whole.convert("RGB")
+
+
+def around(mask: Image.Image, padding: int, aspect: float) -> Box:
+    """The masked part with so much around it, grown to the aspect as far as there is room."""
+    found = mask.getbbox()
+    assert found is not None
+    left, right = stretch(found[0] - padding, found[2] + padding, 0, mask.width)
+    top, bottom = stretch(found[1] - padding, found[3] + padding, 0, mask.height)
+    across, down = right - left, bottom - top
+    left, right = stretch(left, right, max(round(down * aspect), across), mask.width)
+    top, bottom = stretch(top, bottom, max(round(across / aspect), down), mask.height)
+    return left, top, right, bottom
+
+
+def stretch(low: int, high: int, length: int, most: int) -> tuple[int, int]:
+    """An interval of at least this length about the same middle, moved and cut to 0 … most."""
+    missing = max(length - (high - low), 0)
+    low, high = low - missing // 2, high + missing - missing // 2
+    if length:
+        moved = max(-low, 0) - max(high - most, 0)
+        low, high = low + moved, high + moved
+    return max(low, 0), min(high, most)
+
+
+def nearest(side: float, sizes: Sizes) -> int:
+    rounded = round(side / sizes.multiple) * sizes.multiple
+    return min(max(rounded, sizes.minimum), sizes.maximum)

@@ -1,0 +1,57 @@
+"""The image that a command's pictures are made from, if it names one: read before the model is
+loaded, brought to size when it is known what the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.source import GivenImage
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Edit, Pipeline
+
+
+@dataclass(frozen=True)
+class ImageToEdit:
+    given: GivenImage
+
+    @classmethod
+    def read(cls, image: str | None, mask: str | None) -> ImageToEdit | None:
+        if image is None:
+            if mask is not None:
+                raise InvalidParams("mask", mask, "needed --image with it")
+            return None
+        return cls(
+            GivenImage.read(content(image, "image"), content(mask, "mask") if mask else None)
+        )
+
+    def filled(self, params: GenerationParams) -> GenerationParams:
+        return params.for_edit(has_mask=self.given.mask is not None)
+
+    def sized(self, params: GenerationParams, pipeline: Pipeline) -> GenerationParams:
+        is_part = params.mask_padding is not None
+        width, height = self.given.size(pipeline.sizes, is_part=is_part)
+        return replace(params, width=params.width or width, height=params.height or height)
+
+    def edits(self, requests: Sequence[GenerationParams]) -> Iterator[Edit]:
+        """All requests of a command have the same size and mask."""
+        from sdxl.pipeline import Edit
+
+        source = self.given.source(requests[0])
+        return (Edit(each, source) for each in requests)
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        return self.given.digests
+
+
+def content(name: str, field: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        needed = f"needed a file that can be read ({error.strerror})"
+        raise InvalidParams(field, name, needed) from error

@@ -1,0 +1,252 @@
+"""Pictures made from other pictures, against diffusers' own pipelines on the same folder."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from sdxl.checkpoint import find
+from sdxl.images import pasted, to_pixels
+from sdxl.params import SCHEDULERS, GenerationParams, InvalidParams
+from sdxl.pipeline import Edit, Pipeline
+from sdxl.source import GivenImage
+from tests.conftest import psnr
+from tests.sdxl.test_pipeline import CLASSES
+
+PROMPT = "a small yellow star above a green square on a white background"
+SIZES = [(128, 128), (96, 160), (136, 120)]
+STRENGTHS = (0.1, 0.5, 0.8, 1.0)
+HOLE = (16, 24, 72, 88)
+"""in whole latents, so that their averages are what diffusers' choice of pixels is"""
+
+
+def drawing(width: int, height: int) -> Image.Image:
+    picture = Image.new("RGB", (width, height), (30, 60, 200))
+    draw = ImageDraw.Draw(picture)
+    draw.ellipse((20, 20, 80, 80), (250, 220, 40))
+    draw.rectangle((60, 50, width - 10, height - 8), (20, 160, 60))
+    return picture
+
+
+def masking(width: int, height: int) -> Image.Image:
+    mask = Image.new("L", (width, height), 0)
+    mask.paste(255, HOLE)
+    return mask
+
+
+def png(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def edit(params: GenerationParams, *, is_masked: bool = False) -> Edit:
+    assert params.width and params.height
+    size = params.width, params.height
+    given = GivenImage.read(png(drawing(*size)), png(masking(*size)) if is_masked else None)
+    params = params.for_edit(has_mask=is_masked)
+    return Edit(params, given.source(params))
+
+
+@pytest.fixture(scope="module")
+def pipes(diffusers_mini: Any) -> Any:
+    """diffusers' image to image and inpainting, on the same parts."""
+    from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
+
+    made = [
+        kind(**diffusers_mini.components)
+        for kind in (StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline)
+    ]
+    for pipe in made:
+        pipe.set_progress_bar_config(disable=True)
+    return made
+
+
+@torch.inference_mode()
+def theirs(pipes: Any, asked: Edit) -> Tensor:
+    """Latents go in where we encode the mean: diffusers draws a sample of pixels."""
+    import diffusers
+
+    params, source = asked.params, asked.source
+    pipe = pipes[source.mask is not None]
+    name, is_karras, _ = params.scheduler.partition("_karras")
+    scheduler = getattr(diffusers, CLASSES[name]).from_pretrained(
+        str(find("mini").folder / "scheduler")
+    )
+    options = {"use_karras_sigmas": True} if is_karras else {}
+    pipe.scheduler = scheduler.from_config(scheduler.config, **options)
+    image: Any = source.picture
+    if params.encoding != "sample":
+        pixels = pipe.image_processor.preprocess(image)
+        image = pipe.vae.encode(pixels).latent_dist.mean * pipe.vae.config.scaling_factor
+    masked = {"mask_image": source.mask, "width": params.width, "height": params.height}
+    assert params.seed is not None
+    found: Tensor = pipe(
+        params.prompt,
+        image=image,
+        strength=params.strength,
+        num_inference_steps=params.steps,
+        guidance_scale=params.guidance,
+        generator=torch.Generator("cpu").manual_seed(params.seed),
+        output_type="pt",
+        **(masked if source.mask is not None else {}),
+    ).images[0]
+    return found * 2 - 1
+
+
+def compare(mini: Pipeline, pipes: Any, asked: list[Edit]) -> None:
+    for result, each in zip(mini.generate(asked), asked, strict=True):
+        assert result.error is None and result.image is not None
+        found = psnr(result.image.clamp(-1, 1), theirs(pipes, each))
+        assert found >= 60, f"{each.params}: {found:.1f} dB, needed 60"
+
+
+def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: Any) -> Any:
+    width, height = size
+    usual = {"steps": 10, "seed": 7, "cache_interval": 1} | rest
+    return GenerationParams(
+        PROMPT, width=width, height=height, strength=strength, scheduler=scheduler, **usual
+    )
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+@pytest.mark.parametrize("size", [pytest.param(s, marks=pytest.mark.long) for s in SIZES[1:]])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_edits_of_every_shape_equal_diffusers(
+    mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool
+) -> None:
+    """Every strength, in flight together, every second one without guidance."""
+    pairs = zip(STRENGTHS, itertools.cycle((5.0, 1.0)), strict=False)
+    asked = [
+        edit(params_of(scheduler, size, strength, guidance=guidance), is_masked=is_masked)
+        for strength, guidance in pairs
+    ]
+    compare(mini, pipes, asked)
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
+    compare(
+        mini,
+        pipes,
+        [
+            edit(params_of(scheduler, SIZES[0], strength, steps=5), is_masked=is_masked)
+            for strength in (0.2, 0.7, 1.0)
+        ],
+    )
+
+
+def test_a_sample_of_the_latents_is_drawn_as_diffusers_draws_it(mini: Pipeline, pipes: Any) -> None:
+    params = params_of("euler", SIZES[1], 0.6, steps=5, encoding="sample")
+    compare(mini, pipes, [edit(params), edit(params, is_masked=True)])
+
+
+def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> None:
+    """Under a mask, as in diffusers; without one the start shows it."""
+    plain = params_of("euler", SIZES[0], 1.0, steps=2)
+    (one, other) = (
+        Edit(plain, GivenImage.read(png(Image.new("RGB", SIZES[0], colour))).source(plain))
+        for colour in ("red", "blue")
+    )
+    first, second = (r.latents for r in mini.generate([one, other]))
+    assert first is not None and second is not None and not torch.equal(first, second)
+    everywhere = Image.new("L", SIZES[0], 255)
+    masked = [replace(each, source=replace(each.source, mask=everywhere)) for each in (one, other)]
+    first, second = (r.latents for r in mini.generate(masked))
+    assert first is not None and second is not None and torch.equal(first, second)
+
+
+def test_what_a_mask_keeps_is_the_source_to_the_byte(mini: Pipeline) -> None:
+    """Around a soft mask, and around one that is worked at enlarged."""
+    size = (200, 152)
+    for rest in ({"mask_blur": 4}, {"mask_padding": 16}, {}):
+        given = GivenImage.read(png(drawing(*size)), png(masking(*size)))
+        params = params_of("euler", (128, 128), 1.0, steps=2, **rest)
+        if "mask_padding" not in rest:
+            params = replace(params, width=size[0], height=size[1])
+        source = given.source(params)
+        (result,) = mini.generate([Edit(params, source)])
+        assert result.image is not None and source.mask is not None
+        made = pasted(to_pixels(result.image), source)
+        kept = np.asarray(source.mask) == 0
+        assert made.shape == (size[1], size[0], 3) and kept.mean() > 0.4
+        assert np.array_equal(made[kept], np.asarray(drawing(*size))[kept])
+        assert not np.array_equal(made, np.asarray(drawing(*size)))
+
+
+def test_the_first_step_of_an_edit_runs_the_whole_unet(mini: Pipeline) -> None:
+    asked = [edit(params_of("euler", SIZES[0], s, cache_interval=2)) for s in (0.1, 0.5, 0.8)]
+    results = mini.generate(asked)
+    counts = [(result.deep_steps, result.shallow_steps) for result in results]
+    assert counts == [(1, 0), (3, 2), (4, 4)]
+    assert all(result.error is None for result in results)
+
+
+def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
+    """Of one size they are alike to the loop: as many calls as the longest of them has steps, and
+    each picture is that of itself alone."""
+    from sdxl.inflight import InFlight
+
+    text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128)
+    usual = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
+    asked: list[GenerationParams | Edit] = [
+        text,
+        edit(params_of("ddim", SIZES[0], 0.5, **usual)),
+        edit(params_of("euler_a", SIZES[0], 0.7, **usual), is_masked=True),
+        replace(text, scheduler="dpmpp_2m", seed=4),
+    ]
+    sizes: list[int] = []
+    launch = InFlight._launch
+
+    def counted(self: InFlight, group: Any, events: Any) -> None:
+        sizes.append(len(group.ids))
+        launch(self, group, events)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InFlight, "_launch", counted)
+        together = mini.generate(asked)
+    assert sum(sizes) == 6 + 3 + 4 + 6 and max(sizes) == 4, sizes
+    for result, each in zip(together, asked, strict=True):
+        (alone,) = mini.generate([each])
+        assert alone.image is not None and result.image is not None
+        found = psnr(result.image, alone.image)
+        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+
+
+def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:
+    """A picture from text beside an inpainting is the same to the bit in one shape of calls."""
+    exact = replace(mini, is_deterministic=True)
+    text = GenerationParams(PROMPT, steps=4, seed=3, width=128, height=128)
+    masked = edit(params_of("euler", SIZES[0], 1.0, steps=4), is_masked=True)
+    (alone,), (beside, _) = exact.generate([text]), exact.generate([text, masked])
+    assert alone.latents is not None and beside.latents is not None
+    assert torch.equal(alone.latents, beside.latents)
+
+
+def test_engines_without_the_encoder_refuse_edits_alone(mini: Pipeline) -> None:
+    known = {n: e for n, e in mini.engines.by_name.items() if n != "vae_encoder"}
+    older = replace(mini, engines=replace(mini.engines, by_name=known))
+    assert mini.can_edit and not older.can_edit
+    older.check(GenerationParams(PROMPT))
+    with pytest.raises(InvalidParams, match="have no vae_encoder; needed: sdxl export"):
+        older.check(params_of("euler", SIZES[0], 0.5))
+
+
+def test_strength_without_an_image_is_refused(mini: Pipeline) -> None:
+    with pytest.raises(InvalidParams, match="strength: 0.5 .*needed an image"):
+        mini.generate([GenerationParams(PROMPT, strength=0.5)])
+
+
+@pytest.mark.parametrize(("steps", "strength"), [(20, 0.0), (20, 0.049), (3, 0.3)])
+def test_a_strength_that_takes_no_step_is_refused(steps: int, strength: float) -> None:
+    with pytest.raises(InvalidParams, match="strength: .* need at least .*, to take one"):
+        GenerationParams(PROMPT, steps=steps, strength=strength)

@@ -1,0 +1,172 @@
+"""Pictures that anybody may send to be made anew: read, or refused with one clear error."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.source import MAX_PIXELS, GivenImage, around
+
+SIZES = Sizes(default=128, minimum=64, maximum=512)
+
+
+def saved(picture: Image.Image, format: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
+
+
+def plain(width: int = 80, height: int = 60, colour: str = "red") -> Image.Image:
+    return Image.new("RGB", (width, height), colour)
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A few bytes that claim to be so large."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    body = zlib.compress(bytes(1000))
+    signature = b"\x89PNG\r\n\x1a\n"
+    return signature + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def animated(format: str) -> bytes:
+    return saved(plain(), format, save_all=True, append_images=[plain(colour="blue")])
+
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (lambda: b"", "needed a PNG, JPEG or WEBP file"),
+        (lambda: b"not a picture", "needed a PNG, JPEG or WEBP file"),
+        (lambda: SVG, "needed a PNG, JPEG or WEBP file"),
+        (lambda: saved(plain(), "TIFF"), "needed a PNG, JPEG or WEBP file"),
+        (lambda: saved(plain(), "GIF"), "needed a PNG, JPEG or WEBP file"),
+        (lambda: saved(plain(200, 200), "JPEG")[:500], "needed a PNG, JPEG or WEBP file"),
+        (lambda: saved(plain(200, 200))[:-80], "needed a PNG, JPEG or WEBP file"),
+        (lambda: bomb(60_000, 60_000), "at most|needed a PNG"),
+        (lambda: bomb(6_000, 6_000), f"at most {MAX_PIXELS} pixels"),
+        (lambda: animated("PNG"), "needed one picture, not several"),
+        (lambda: animated("WEBP"), "needed one picture, not several"),
+        (lambda: saved(plain().convert("CMYK"), "JPEG"), "of mode CMYK.*needed grey or RGB"),
+        (lambda: saved(Image.new("I;16", (80, 60))), "of mode I;16.*8 bits a channel"),
+    ],
+)
+@pytest.mark.parametrize("field", ["image", "mask"])
+def test_what_cannot_be_worked_at_is_refused(
+    field: str, data: Callable[[], bytes], said: str
+) -> None:
+    good = saved(plain())
+    files = (data(), None) if field == "image" else (good, data())
+    with pytest.raises(InvalidParams, match=f"{field}: .*({said})") as caught:
+        GivenImage.read(*files)
+    assert caught.value.field == field
+
+
+def test_a_picture_is_turned_as_its_camera_was() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    given = GivenImage.read(saved(plain(80, 60), "JPEG", exif=exif))
+    assert given.picture.size == (60, 80)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA"])
+def test_every_usual_kind_of_picture_is_read(mode: str) -> None:
+    given = GivenImage.read(saved(plain().convert(mode)))
+    assert (given.picture.mode, given.mask) == ("RGB", None)
+
+
+def test_a_mask_is_white_or_transparent_where_it_is_to_change() -> None:
+    white = Image.new("L", (80, 60), 0)
+    white.paste(255, (10, 10, 30, 30))
+    clear = Image.new("RGBA", (80, 60), (0, 0, 0, 255))
+    clear.paste((0, 0, 0, 0), (10, 10, 30, 30))
+    masks = [GivenImage.read(saved(plain()), saved(mask)).mask for mask in (white, clear)]
+    # An image's own transparency does without a mask.
+    masks.append(GivenImage.read(saved(clear)).mask)
+    for mask in masks:
+        assert mask is not None
+        assert np.array_equal(np.asarray(mask), np.asarray(white))
+
+
+def test_the_colours_around_a_hole_are_spread_into_it() -> None:
+    """And the rest stays as it was."""
+    canvas = Image.new("RGBA", (192, 128), (0, 0, 0, 0))
+    picture = plain(128, 128, "blue")
+    canvas.paste(picture, (0, 0))
+    params = GenerationParams("a", width=192, height=128, strength=1.0)
+    part = np.asarray(GivenImage.read(saved(canvas)).source(params).part)
+    assert np.array_equal(part[:, :128], np.asarray(picture))
+    assert (np.abs(part.astype(int) - (0, 0, 255)) <= 8).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (Image.new("L", (79, 60), 255), "79x60.*needed the image's size, 80x60"),
+        (Image.new("L", (80, 60), 0), "needed a transparent or a white part"),
+    ],
+)
+def test_a_mask_that_fits_nothing_is_refused(mask: Image.Image, said: str) -> None:
+    with pytest.raises(InvalidParams, match=f"mask: .*{said}"):
+        GivenImage.read(saved(plain()), saved(mask))
+
+
+@pytest.mark.parametrize(
+    ("picture", "size"),
+    [
+        ((128, 128), (128, 128)),
+        ((101, 91), (104, 88)),
+        ((96, 160), (96, 160)),
+        ((4000, 3000), (144, 112)),
+        ((20, 40), (64, 128)),
+        ((5000, 10), (512, 64)),
+    ],
+)
+def test_a_picture_keeps_its_shape_at_no_more_than_the_model_s_pixels(
+    picture: tuple[int, int], size: tuple[int, int]
+) -> None:
+    given = GivenImage.read(saved(plain(*picture)))
+    assert given.size(SIZES, is_part=False) == size
+
+
+def test_the_masked_part_is_cut_out_as_diffusers_cuts_it() -> None:
+    from diffusers.image_processor import VaeImageProcessor
+
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        width, height = (int(n) for n in generator.integers(60, 300, 2))
+        left, top = int(generator.integers(0, width - 8)), int(generator.integers(0, height - 8))
+        mask = Image.new("L", (width, height), 0)
+        mask.paste(255, (left, top, left + 8, top + 8))
+        padding = int(generator.integers(0, 40))
+        found = around(mask, padding, 1.0)
+        theirs = VaeImageProcessor.get_crop_region(mask, 128, 128, pad=padding)
+        assert np.abs(np.subtract(found, theirs)).max() <= 1, (found, theirs)
+
+
+def test_what_is_pasted_back_leaves_the_rest_alone() -> None:
+    picture = Image.effect_noise((90, 70), 60).convert("RGB")
+    mask = Image.new("L", picture.size, 0)
+    mask.paste(255, (20, 20, 50, 40))
+    params = GenerationParams("a", width=128, height=128, mask_padding=8, mask_blur=2, strength=1.0)
+    source = GivenImage.read(saved(picture), saved(mask)).source(params)
+    assert source.part.size == (128, 128) and source.mask is not None
+    made = source.pasted(Image.new("RGB", (128, 128), (0, 255, 0)))
+    before, after, white = map(np.asarray, (picture, made, source.mask))
+    assert np.array_equal(before[white == 0], after[white == 0])
+    assert (after[white == 255] == (0, 255, 0)).all() and (white == 255).any()

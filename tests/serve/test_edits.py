@@ -1,0 +1,293 @@
+"""Edits over REST, in process on fake engines: forms and JSON, what is refused, and that it harms
+nothing. The official client is in test_openai_client.py."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from sdxl.images import read_parameters
+from serve.worker.worker import Worker
+from tests.sdxl.test_source import SVG, animated, bomb, plain, saved
+from tests.serve.servers import client
+from tests.serve.workers import fake_pipeline, running
+
+EDIT = "/v1/images/edits"
+PROMPT = "a red circle on a blue background"
+QUICK = {"prompt": PROMPT, "steps": "4", "seed": "7"}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with running() as found:
+        yield found
+
+
+def hole(
+    width: int = 128, height: int = 128, box: tuple[int, int, int, int] | None = None
+) -> bytes:
+    """Transparent in the middle, as OpenAI's clients say what to edit."""
+    mask = Image.new("RGBA", (width, height), (0, 0, 0, 255))
+    mask.paste((0, 0, 0, 0), box or (32, 32, 96, 96))
+    return saved(mask)
+
+
+def png(width: int = 128, height: int = 128) -> bytes:
+    return saved(Image.effect_noise((width, height), 60).convert("RGB"))
+
+
+def send(
+    worker: Worker, files: Any, fields: dict[str, str] = QUICK, **settings: Any
+) -> httpx.Response:
+    async def scenario() -> httpx.Response:
+        async with client(worker, **settings) as http:
+            return await http.post(EDIT, data=fields, files=files)
+
+    return asyncio.run(scenario())
+
+
+def send_json(worker: Worker, body: dict[str, Any], **settings: Any) -> httpx.Response:
+    async def scenario() -> httpx.Response:
+        async with client(worker, **settings) as http:
+            return await http.post(EDIT, json=body)
+
+    return asyncio.run(scenario())
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    body = answer.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    found: dict[str, Any] = body["error"]
+    return found
+
+
+def picture_in(answer: httpx.Response, index: int = 0) -> bytes:
+    assert answer.status_code == 200, answer.text
+    return base64.b64decode(answer.json()["data"][index]["b64_json"])
+
+
+def pixels(data: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def test_an_image_and_a_prompt_are_enough(worker: Worker) -> None:
+    answer = send(worker, {"image": png(96, 160)}, {"prompt": PROMPT})
+    told = read_parameters(picture_in(answer))
+    assert (told["steps"], told["strength"], told["cache_interval"]) == (20, 0.8, 2)
+    assert answer.json()["size"] == "96x160"
+    (data,) = answer.json()["data"]
+    assert (data["deep_steps"], data["shallow_steps"]) == (8, 8)
+
+
+def test_what_the_mask_keeps_is_the_same_to_the_byte(worker: Worker) -> None:
+    image = png()
+    answer = send(worker, {"image": image, "mask": hole()})
+    made, before = pixels(picture_in(answer)), pixels(image)
+    changed = np.zeros((128, 128), bool)
+    changed[32:96, 32:96] = True
+    assert np.array_equal(made[~changed], before[~changed])
+    assert not np.array_equal(made[changed], before[changed])
+    assert read_parameters(picture_in(answer))["strength"] == 1.0
+
+
+def test_a_picture_says_what_it_was_made_from(worker: Worker) -> None:
+    import hashlib
+
+    image, mask = png(), hole()
+    told = read_parameters(picture_in(send(worker, {"image": image, "mask": mask})))
+    assert told["image_sha256"] == hashlib.sha256(image).hexdigest()
+    assert told["mask_sha256"] == hashlib.sha256(mask).hexdigest()
+
+
+def test_every_field_of_a_form_reaches_the_picture(worker: Worker) -> None:
+    fields = {
+        **QUICK,
+        "n": "2",
+        "size": "96x160",
+        "quality": "high",
+        "strength": "0.5",
+        "guidance_scale": "3.5",
+        "scheduler": "ddim",
+        "deep_steps": "0,1",
+        "mask_blur": "3",
+        "encoding": "sample",
+        "negative_prompt": "blue",
+        "output_format": "webp",
+        "input_fidelity": "high",
+        "user": "me",
+    }
+    answer = send(worker, {"image[]": png(), "mask": hole()}, fields)
+    told = read_parameters(picture_in(answer, 1))
+    found = {name: told[name] for name in ("seed", "steps", "strength", "guidance", "scheduler")}
+    wanted = {"seed": 8, "steps": 4, "strength": 0.5, "guidance": 3.5, "scheduler": "ddim"}
+    assert found == wanted
+    assert (told["deep_steps"], told["mask_blur"], told["encoding"]) == ([0, 1], 3, "sample")
+    assert Image.open(io.BytesIO(picture_in(answer))).size == (96, 160)
+
+
+def test_only_the_masked_part_is_worked_at_and_the_whole_comes_back(worker: Worker) -> None:
+    image = png(400, 300)
+    mask = hole(400, 300, (200, 100, 240, 140))
+    answer = send(worker, {"image": image, "mask": mask}, {**QUICK, "mask_padding": "16"})
+    made, before = pixels(picture_in(answer)), pixels(image)
+    assert made.shape == before.shape == (300, 400, 3)
+    differs = (made != before).any(axis=2)
+    assert differs[100:140, 200:240].any() and not differs[:100].any()
+    assert answer.json()["size"] == "128x128"
+
+
+def test_json_means_the_same_as_a_form(worker: Worker) -> None:
+    image, mask = png(), hole()
+    form = picture_in(send(worker, {"image": image, "mask": mask}))
+    body = {"prompt": PROMPT, "steps": 4, "seed": 7, "images": [{"image_url": data_url(image)}]}
+    body["mask"] = {"image_url": data_url(mask)}
+    assert picture_in(send_json(worker, body)) == form
+
+
+def test_it_streams_events_of_its_own_name(worker: Worker) -> None:
+    fields = {**QUICK, "steps": "12", "stream": "true", "partial_images": "2", "progress": "true"}
+    answer = send(worker, {"image": png()}, fields)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+    kinds = [event["type"] for event in events]
+    assert kinds.count("image_edit.partial_image") == 2 and kinds[-1] == "image_edit.completed"
+    steps = [event["steps"] for event in events if event["type"] == "image_edit.progress"]
+    assert set(steps) == {9}, "12 steps at a strength of 0.8 are 9"
+
+
+REFUSED: dict[str, tuple[Any, dict[str, str], str, str]] = {
+    "no image": ({"other": b""}, {}, "image", "needed a file"),
+    "text for an image": (None, {"image": "text"}, "image", "needed a file, not text"),
+    "two images": ([("image[]", png()), ("image[]", png())], {}, "image", "2 images"),
+    "17 images": ([("image[]", png(8, 8))] * 17, {}, "image", "17 images are not allowed"),
+    "a bomb": ({"image": bomb(60_000, 60_000)}, {}, "image", "image: "),
+    "an SVG": ({"image": SVG}, {}, "image", "needed a PNG, JPEG or WEBP"),
+    "cut off": ({"image": saved(plain(200, 200), "JPEG")[:500]}, {}, "image", "needed a PNG"),
+    "animated": ({"image": animated("PNG")}, {}, "image", "not several"),
+    "CMYK": ({"image": saved(plain().convert("CMYK"), "JPEG")}, {}, "image", "CMYK"),
+    "16 bit": ({"image": saved(Image.new("I;16", (80, 60)))}, {}, "image", "8 bits"),
+    "a mask of another size": ({"image": png(), "mask": hole(96, 96)}, {}, "mask", "128x128"),
+    "an empty mask": (
+        {"image": png(), "mask": saved(plain(128, 128, "black"))},
+        {},
+        "mask",
+        "white",
+    ),
+    "a field nobody knows": ({"image": png()}, {"colour": "red"}, "colour", "colour"),
+    "no number": ({"image": png()}, {"steps": "many"}, "steps", "steps"),
+    "strength 2": ({"image": png()}, {"strength": "2"}, "strength", "strength"),
+    "no step": ({"image": png()}, {"strength": "0.01"}, "strength", "to take one"),
+    "padding without mask": ({"image": png()}, {"mask_padding": "8"}, "mask_padding", "mask"),
+    "a size": ({"image": png()}, {"size": "100x100"}, "size", "multiple of 8"),
+    "too many steps": ({"image": png()}, {"steps": "500"}, "steps", "at most 100"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: str) -> None:
+    files, fields, param, said = REFUSED[case]
+    if files is None:
+        files = {"none": b""}
+    answer = send(worker, files, {**QUICK, **fields})
+    error = error_of(answer)
+    assert answer.status_code == 400, error
+    assert error["param"] == param and said in error["message"], error
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ({"image_url": "http://example.com/a.png"}, "is not fetched; needed a data URL"),
+        ({"image_url": "file:///etc/passwd"}, "is not fetched; needed a data URL"),
+        ({"file_id": "file-1"}, "needed image_url alone"),
+        ({"image_url": "data:image/png;base64,####"}, "broken base64"),
+        ({}, "needed image_url alone"),
+    ],
+)
+def test_nothing_is_fetched_for_a_client(
+    worker: Worker, reference: dict[str, str], said: str
+) -> None:
+    answer = send_json(worker, {"prompt": PROMPT, "images": [reference]})
+    assert answer.status_code == 400 and said in error_of(answer)["message"]
+
+
+def test_json_keeps_its_types(worker: Worker) -> None:
+    images = [{"image_url": data_url(png())}]
+    answer = send_json(worker, {"prompt": PROMPT, "images": images, "steps": "4"})
+    assert answer.status_code == 400 and error_of(answer)["param"] == "steps"
+    answer = send_json(worker, {"prompt": PROMPT, "images": images * 17})
+    assert answer.status_code == 400 and error_of(answer)["param"] == "images"
+
+
+def test_another_kind_of_body_is_refused(worker: Worker) -> None:
+    async def scenario() -> httpx.Response:
+        async with client(worker) as http:
+            return await http.post(EDIT, content=b"x", headers={"content-type": "text/plain"})
+
+    answer = asyncio.run(scenario())
+    assert answer.status_code == 415 and "multipart/form-data" in error_of(answer)["message"]
+
+
+def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
+    """Far above that of other requests, which stays."""
+    large = saved(Image.effect_noise((900, 900), 90).convert("RGB"))
+    assert len(large) > 256 * 1024
+    assert send(worker, {"image": large}).status_code == 200
+    answer = send(worker, {"image": large}, max_edit_bytes=len(large) // 2)
+    assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
+
+    async def generation() -> httpx.Response:
+        async with client(worker) as http:
+            body = {"prompt": "x" * 300_000}
+            return await http.post("/v1/images/generations", json=body)
+
+    assert asyncio.run(generation()).status_code == 413
+
+
+def test_text_to_image_refuses_what_is_of_edits(worker: Worker) -> None:
+    async def scenario() -> httpx.Response:
+        async with client(worker) as http:
+            body = {"prompt": PROMPT, "strength": 0.5}
+            return await http.post("/v1/images/generations", json=body)
+
+    answer = asyncio.run(scenario())
+    error = error_of(answer)
+    assert answer.status_code == 400 and error["param"] == "strength"
+    assert "needed an image with it; ask /v1/images/edits" in error["message"]
+
+
+def test_engines_from_before_edits_say_so() -> None:
+    from dataclasses import replace
+
+    pipeline = fake_pipeline()
+    known = {n: e for n, e in pipeline.engines.by_name.items() if n != "vae_encoder"}
+    older = replace(pipeline, engines=replace(pipeline.engines, by_name=known))
+    with running(older) as worker:
+        answer = send(worker, {"image": png()})
+    assert answer.status_code == 501 and error_of(answer)["code"] == "edits_unavailable"
+
+
+def test_the_schema_describes_both_kinds_of_body(worker: Worker) -> None:
+    async def scenario() -> Any:
+        async with client(worker) as http:
+            return (await http.get("/openapi.json")).json()
+
+    body = asyncio.run(scenario())["paths"][EDIT]["post"]["requestBody"]["content"]
+    assert set(body) == {"multipart/form-data", "application/json"}
+    form, plain_json = (body[kind]["schema"] for kind in body)
+    assert "strength" in form["properties"] and "strength" in plain_json["properties"]
+    assert form["properties"]["image"] == {"type": "string", "format": "binary"}
+    assert "$ref" not in json.dumps([form, plain_json])
