@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 MINI_NAME = "sdxl-mini"
+MINI_NAMES = ("mini", MINI_NAME)
 MINI = Path(__file__).parent / "mini" / "weights"
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -242,7 +243,7 @@ def check_files(model: str) -> None:
         check_is_sdxl(header)
         if not vae:
             check_has_vae(header)
-    elif base != "mini" and is_here(base):
+    elif base not in MINI_NAMES and is_here(base):
         _check_folder(base)
 
 
@@ -259,8 +260,8 @@ def split_vae(model: str) -> tuple[str, str]:
 
 
 def _find(model: str) -> Checkpoint:
-    if model == "mini":
-        return Checkpoint(MINI_NAME, MINI)
+    if model in MINI_NAMES:
+        return Checkpoint(MINI_NAME, MINI, MINI_NAME)
     if is_file(model):
         from sdxl.single_file.folder import folder_of
 
@@ -297,7 +298,7 @@ def _vae_file(name: str) -> Path:
 def is_here(model: str) -> bool:
     """Whether it is found without asking the hub. It need not be a model."""
     base, vae = split_vae(model)
-    files = [vae] if base == "mini" else [base, vae]
+    files = [vae] if base in MINI_NAMES else [base, vae]
     return all(os.path.exists(os.path.expanduser(file)) for file in files if file)
 
 

@@ -71,6 +71,10 @@ class ServeSettings:
     log_format: str = setting(TEXT, f"what the log is written in: {', '.join(FORMATS)}")
     log_prompts: bool = setting(False, "write prompts into the log")
     trace_to: str = setting("", "where traces go, by OTLP: http://HOST:4318/v1/traces")
+    aliases: str = setting("", "other names of models: gpt-image-1=sdxl-mini,dall-e-3=sdxl-mini")
+    nearest_size: bool = setting(
+        False, "of a size that the model lacks make the nearest, and say which; else refuse it"
+    )
     hosts: str = setting(
         "", "host names that clients may use beside localhost: a,b or * for any; unused with keys"
     )
@@ -109,7 +113,7 @@ class ServeSettings:
             raise InvalidParams("max_replicas", self.max_replicas, "needed at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
             raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
-        _ = self.marks
+        _ = self.marks, self.alias_table
         if self.log_format not in FORMATS:
             raise InvalidParams(
                 "log_format", self.log_format, f"needed one of {', '.join(FORMATS)}"
@@ -120,6 +124,15 @@ class ServeSettings:
             raise InvalidParams(
                 "host", self.host, "needed a loopback address, --keys FILE, or --insecure"
             )
+
+    @property
+    def alias_table(self) -> dict[str, str]:
+        """From a name to the model that it stands for."""
+        items = [item.strip() for item in self.aliases.split(",") if item.strip()]
+        pairs = [item.partition("=") for item in items]
+        if not all(name.strip() and target.strip() for name, _, target in pairs):
+            raise InvalidParams("aliases", self.aliases, "needed NAME=MODEL, with commas between")
+        return {name.strip(): target.strip() for name, _, target in pairs}
 
     @property
     def marks(self) -> Provenance:

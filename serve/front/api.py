@@ -26,6 +26,7 @@ from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.key_auth import KeyAuth
 from serve.front.keys import Keyring, RateLimiter
+from serve.front.model_names import names_of
 from serve.front.openai_images import (
     ErrorBody,
     ImageLimits,
@@ -156,7 +157,7 @@ def add_model_routes(
     @app.get("/v1/models/{model_id:path}", response_model_exclude_none=True)
     async def retrieve_model(model_id: str) -> Model:
         for model in await models():
-            if model.id == model_id:
+            if model_id in names_of(model.id, settings):
                 return model
         name = model_id[:100]
         raise Problem(404, f"The model {name!r} does not exist.", "model", "model_not_found")

@@ -26,6 +26,7 @@ def partial(request: ImageRequest, size: str, image: int, number: int, update: P
 def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes:
     return wire(
         _picture(COMPLETED, request, size, image)
+        | ({"safety_identifier": request.identifier} if request.identifier else {})
         | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
         | {
             "usage": Usage.of([done]).model_dump(),

@@ -104,6 +104,7 @@ class Generations:
             quality=asked.effective_quality,
             model=card.id,
             usage=Usage.of(done),
+            safety_identifier=asked.identifier,
         )
         text = reply.model_dump_json(exclude_none=True).encode()
         is_url = asked.response_format == "url"

@@ -19,23 +19,28 @@ from sdxl.params import (
     GenerationParams,
     InvalidParams,
     Parameter,
+    Sizes,
     of_rest,
 )
 from sdxl.policy import Priority
-from serve.errors import Problem, invalid, of_params
+from serve.errors import invalid, of_params
+from serve.front.model_names import check_model
 from serve.orders import Done, ImageOrder, ModelCard
 from serve.settings import MAX_N, ServeSettings
 
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
-Quality = Literal["auto", "low", "medium", "high", "standard", "hd"]
+Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
 QUALITIES: dict[str, tuple[int, int]] = {
     "low": (10, 1),
     "medium": (20, 2),
     "high": (30, 2),
+    "xhigh": (30, 1),
+    "max": (50, 1),
 }
-"""Steps and cache interval, all within MLPerf's gates by docs/quality.md; an explicit field of the
-request wins."""
+"""Steps and cache interval: three within MLPerf's gates by docs/quality.md, then the exact model. An
+explicit field of the request wins."""
+OF_OTHER_MEDIA = {"frame_count": "gif", "frame_duration_ms": "gif", "svg": "svg"}
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
@@ -82,7 +87,16 @@ class ImageRequest(PictureFields):
     style: Annotated[
         Literal["vivid", "natural"] | None, Field(description="accepted; has no effect")
     ] = None
-    user: Annotated[str | None, Field(description="accepted; not stored")] = None
+    user: Annotated[str | None, Field(description="as safety_identifier, by its old name")] = None
+    safety_identifier: Annotated[
+        str | None, Field(max_length=512, description="told again in the answer; not stored")
+    ] = None
+    complexity: Annotated[
+        Literal["low", "medium", "high"] | None, Field(description="refused; see quality")
+    ] = None
+    frame_count: Annotated[int | None, Field(description="refused; of gif")] = None
+    frame_duration_ms: Annotated[int | None, Field(description="refused; of gif")] = None
+    svg: Annotated[dict[str, Any] | None, Field(description="refused; of svg")] = None
     stream: bool | None = None
     partial_images: Annotated[
         int | None, Field(ge=0, le=3, description="previews while streaming")
@@ -107,6 +121,10 @@ class ImageRequest(PictureFields):
         return self.output_format or "png"
 
     @property
+    def identifier(self) -> str | None:
+        return self.safety_identifier or self.user or None
+
+    @property
     def effective_quality(self) -> str:
         asked = self.quality or "auto"
         return SAME_QUALITY.get(asked, asked)
@@ -126,12 +144,17 @@ class Usage(Reply):
     input_tokens: int
     output_tokens: int = 0
     input_tokens_details: TokensDetails
+    output_tokens_details: TokensDetails
 
     @classmethod
     def of(cls, pictures: Sequence[Done]) -> Usage:
         text = sum(done.prompt_tokens for done in pictures)
-        details = TokensDetails(text_tokens=text)
-        return cls(total_tokens=text, input_tokens=text, input_tokens_details=details)
+        return cls(
+            total_tokens=text,
+            input_tokens=text,
+            input_tokens_details=TokensDetails(text_tokens=text),
+            output_tokens_details=TokensDetails(text_tokens=0),
+        )
 
 
 class ImageData(Reply):
@@ -153,6 +176,7 @@ class ImagesResponse(Reply):
     quality: str
     model: str
     usage: Usage
+    safety_identifier: str | None = None
 
 
 class ErrorDetail(Reply):
@@ -288,10 +312,8 @@ def check_plain(request: ImageRequest) -> None:
 
 
 def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> None:
-    if request.model is not None and request.model != card.id:
-        name = request.model[:100]
-        message = f"The model {name!r} does not exist; here is {card.id!r}."
-        raise Problem(404, message, "model", "model_not_found")
+    check_model(request.model, card.id, settings)
+    check_other_media(request)
     if request.background == "transparent":
         raise invalid("background", "background: 'transparent' is not possible; needed 'opaque'")
     if request.stream and request.response_format == "url":
@@ -304,6 +326,18 @@ def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings
         length, most = len(getattr(request, field) or ""), settings.max_prompt_chars
         if length > most:
             raise invalid(field, f"{field}: {length} characters are not allowed; at most {most}")
+
+
+def check_other_media(request: ImageRequest) -> None:
+    """What OpenAI's newer models take besides, and no still picture can follow."""
+    for field, format in OF_OTHER_MEDIA.items():
+        if getattr(request, field) is not None:
+            allowed = "png, jpeg, webp"
+            raise invalid(
+                field, f"{field}: is for output_format {format}, here are {allowed}; leave it out"
+            )
+    if request.complexity is not None:
+        raise invalid("complexity", "complexity: nothing is planned here; needed `quality` instead")
 
 
 def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> GenerationParams:
@@ -327,6 +361,8 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
         return sizes.default, sizes.default
     most = longest_side(card, settings)
     width, height = (int(side) for side in asked.split("x"))
+    if settings.nearest_size:
+        return nearest_size(width, height, sizes, most)
     for side in (width, height):
         if not sizes.minimum <= side <= most or side % sizes.multiple:
             raise invalid(
@@ -335,6 +371,19 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
                 f"a multiple of {sizes.multiple} from {sizes.minimum} to {most}",
             )
     return width, height
+
+
+def nearest_size(width: int, height: int, sizes: Sizes, most: int) -> tuple[int, int]:
+    """Of the same shape as far as the model's limits allow; the answer's `size` says which."""
+    scale = min(1.0, most / max(width, height))
+    scale = max(scale, sizes.minimum / min(width, height))
+
+    def fitted(side: int) -> int:
+        multiple = round(side * scale / sizes.multiple) * sizes.multiple
+        largest = most // sizes.multiple * sizes.multiple
+        return min(max(multiple, sizes.minimum), largest)
+
+    return fitted(width), fitted(height)
 
 
 def longest_side(card: ModelCard, settings: ServeSettings) -> int:

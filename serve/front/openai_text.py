@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sdxl.params import MAX_SEED
-from serve.errors import Problem, invalid
+from serve.errors import invalid
+from serve.front.model_names import check_model
 from serve.front.openai_images import Reply, RequestModel
 from serve.llm.asks import Ask, Message, Sampling
 from serve.settings import ServeSettings
@@ -170,10 +171,7 @@ class CompletionRequest(TextRequest):
 
 def check(request: ChatRequest | CompletionRequest, model: str, settings: ServeSettings) -> None:
     """Raises Problem for what this server does not allow or cannot do."""
-    if request.model is not None and request.model != model:
-        name = request.model[:100]
-        message = f"The model {name!r} does not exist; here is {model!r}."
-        raise Problem(404, message, "model", "model_not_found")
+    check_model(request.model, model, settings)
     if request.n is not None and request.n > settings.max_n:
         raise invalid("n", f"n: {request.n} is not allowed; at most {settings.max_n}")
     if request.has_logprobs:

@@ -210,3 +210,89 @@ def test_errors_of_edits_are_the_sdk_s_own_classes(client: openai.OpenAI) -> Non
     with pytest.raises(openai.BadRequestError) as caught:
         client.images.edit(image=("a.svg", b"<svg/>"), prompt=PROMPT)
     assert isinstance(caught.value.body, dict) and caught.value.body["param"] == "image"
+
+
+def test_who_asks_is_told_again(client: openai.OpenAI) -> None:
+    answer = client.images.generate(
+        prompt=PROMPT, quality="low", user="old", extra_body={"safety_identifier": "hash of a name"}
+    )
+    assert answer.safety_identifier == "hash of a name"  # type: ignore[attr-defined,unused-ignore]
+    assert answer.to_dict()["usage"]["output_tokens_details"] == {  # type: ignore[index]
+        "text_tokens": 0,
+        "image_tokens": 0,
+    }
+    old = client.images.generate(prompt=PROMPT, quality="low", user="old").to_dict()
+    assert old["safety_identifier"] == "old"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("complexity", "low"),
+        ("frame_count", 4),
+        ("frame_duration_ms", 100),
+        ("svg", {"model": "x"}),
+        ("output_format", "gif"),
+        ("output_format", "svg"),
+        ("background", "transparent"),
+    ],
+)
+def test_what_no_picture_here_can_be_is_refused_by_name(
+    client: openai.OpenAI, field: str, value: object
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.images.generate(prompt=PROMPT, extra_body={field: value})
+    assert caught.value.param == field and field in caught.value.message
+
+
+@pytest.mark.parametrize(("quality", "steps"), [("xhigh", 30), ("max", 50)])
+def test_the_highest_qualities_run_the_exact_model(
+    client: openai.OpenAI, quality: Any, steps: int
+) -> None:
+    answer = client.images.generate(prompt=PROMPT, extra_body={"quality": quality})
+    told: Any = answer.to_dict()
+    (data,) = told["data"]
+    assert (data["deep_steps"], data["shallow_steps"]) == (steps, 0)
+    assert told["quality"] == quality
+
+
+def test_a_model_answers_to_its_aliases() -> None:
+    with listening(aliases="gpt-image-1=sdxl-mini, dall-e-3=mini") as (url, _), client_of(url) as c:
+        for name in ("gpt-image-1", "dall-e-3", "mini", "sdxl-mini"):
+            answer = c.images.generate(prompt=PROMPT, model=name, quality="low")
+            assert answer.to_dict()["model"] == "sdxl-mini"
+            assert c.models.retrieve(name).id == "sdxl-mini"
+        with pytest.raises(openai.NotFoundError, match="here is 'sdxl-mini'"):
+            c.images.generate(prompt=PROMPT, model="gpt-image-2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ("1024x1024", "512x512"),
+        ("1536x1024", "512x344"),
+        ("1024x1792", "296x512"),
+        ("100x100", "96x96"),
+        ("16x16", "64x64"),
+        ("128x96", "128x96"),
+        ("99999x10", "512x64"),
+    ],
+)
+def test_a_size_that_the_model_lacks_is_the_nearest_if_the_operator_wants(
+    asked: Any, made: str
+) -> None:
+    from sdxl.checkpoint import find
+    from serve.front.openai_images import size_of
+    from serve.orders import ModelCard
+    from serve.settings import ServeSettings
+
+    card = ModelCard("sdxl-mini", find("mini").sizes)
+    width, height = size_of(asked, card, ServeSettings(nearest_size=True))
+    assert f"{width}x{height}" == made
+
+
+def test_the_answer_says_which_size_it_became() -> None:
+    with listening(nearest_size=True) as (url, _), client_of(url) as c:
+        answer = c.images.generate(prompt=PROMPT, size="1024x1024", quality="low")
+        assert answer.size == "512x512" and answer.data
+        assert image_of(answer.data[0].b64_json).size == (512, 512)

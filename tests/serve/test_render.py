@@ -99,7 +99,7 @@ def test_json_says_everything(pipeline: FakePipeline, capsys: pytest.CaptureFixt
     assert facts == {
         "file": "out/a-ring-3.png",
         "index": 0,
-        "model": "mini",
+        "model": "sdxl-mini",
         "backend": "auto",
         "prompt": "a ring",
         "negative_prompt": "grey",

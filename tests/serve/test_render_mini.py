@@ -55,7 +55,7 @@ def test_a_fresh_process_renders(tmp_path: Path) -> None:
     (facts,) = map(json.loads, done.stdout.splitlines())
     assert files(tmp_path) == [facts["file"]]
     assert pixels(tmp_path / facts["file"]).shape == (128, 128, 3)
-    assert (facts["seed"], facts["steps"], facts["model"]) == (7, 4, "mini")
+    assert (facts["seed"], facts["steps"], facts["model"]) == (7, 4, "sdxl-mini")
     assert (facts["deep_steps"], facts["shallow_steps"]) == (2, 2)
     assert all(facts[name] > 0 for name in ("encode_s", "denoise_s", "decode_s"))
 
