@@ -38,8 +38,8 @@ QUALITIES: dict[str, tuple[int, int]] = {
     "xhigh": (30, 1),
     "max": (50, 1),
 }
-"""Steps and cache interval: three within MLPerf's gates by docs/quality.md, then the exact model. An
-explicit field of the request wins."""
+"""Steps and cache interval: three within MLPerf's gates by docs/quality.md, then the exact model.
+An explicit field of the request wins."""
 OF_OTHER_MEDIA = {"frame_count": "gif", "frame_duration_ms": "gif", "svg": "svg"}
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
