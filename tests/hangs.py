@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,8 @@ SLOW_FIXTURES_S = {
     "browser": 180.0,
 }
 """What a test may take that needs one of these, unless it says otherwise itself."""
+SHARING = ("tests/serve", "tests/onnx_export")
+"""One service on one Ray; one export of each model."""
 STDERR = pytest.StashKey[int]()
 
 
@@ -39,12 +42,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item.path.relative_to(config.rootpath))))
         names = getattr(item, "fixturenames", ())
         needed_s = max((SLOW_FIXTURES_S.get(name, 0.0) for name in names), default=0.0)
         if needed_s and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(needed_s))
+
+
+def group_of(file: Path) -> str:
+    """Tests that one process runs: those that share what is made once in a run, and else a file."""
+    return next((f"{place}/" for place in SHARING if file.is_relative_to(place)), str(file))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -8,10 +8,10 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
 from sdxl.source import SourceImage
@@ -19,9 +19,10 @@ from sdxl.work import standard_images
 from serve import errors
 from serve.errors import Problem
 from serve.front import events
+from serve.front.answering import deadline_of, event_stream, take_rate, taken_on, within
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
-from serve.front.keys import ApiKey, RateLimiter
+from serve.front.keys import RateLimiter
 from serve.front.openai_images import (
     ImageData,
     ImageRequest,
@@ -45,12 +46,6 @@ from serve.orders import (
 )
 from serve.settings import ServeSettings
 
-DEADLINE_HEADER = "x-deadline-s"
-GRACE_S = 5.0
-"""How long after a deadline the backend is believed to be about to say so itself."""
-SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-
-T = TypeVar("T")
 Stream = AsyncGenerator[tuple[int, Update]]
 
 
@@ -135,51 +130,15 @@ class Generations:
         return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
 
     async def _streamed(self, asked: ImageRequest, orders: Sequence[ImageOrder]) -> Response:
-        """A refusal is an answer of its own: the stream begins once every image is taken on."""
         updates = within(fan_out(self.backend, orders), orders[0].deadline_s)
-        early: list[tuple[int, Update]] = []
-        admitted: set[int] = set()
-        try:
-            while len(admitted) < len(orders):
-                index, update = await anext(updates)
-                if isinstance(update, Queued):
-                    admitted.add(index)
-                else:
-                    early.append((index, update))
-        except BaseException:
-            await updates.aclose()
-            raise
+        early = await taken_on(updates, len(orders), Queued)
         text = narrate(asked, orders, early, updates)
-        return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
+        return event_stream(text)
 
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:
     """No file is larger than its pixels by more than its metadata."""
     return sum(3 * (order.params.width or 0) * (order.params.height or 0) for order in orders)
-
-
-def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings) -> float:
-    """In the body, else in a header, else the service's own."""
-    seconds = asked_s
-    text = request.headers.get(DEADLINE_HEADER)
-    if seconds is None and text is not None:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not 0 < seconds < float("inf"):
-            raise errors.invalid(DEADLINE_HEADER, f"{DEADLINE_HEADER}: needed seconds above 0")
-    return min(seconds or settings.deadline_s, settings.max_deadline_s)
-
-
-def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
-    """Of pictures, or of answers; both count alike. `work` is in standard images."""
-    key: ApiKey | None = getattr(request.state, "key", None)
-    if key is None:
-        return
-    limit, wait_s = limiter.take(key, count, work)
-    if wait_s > 0:
-        raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
 
 
 def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
@@ -195,22 +154,6 @@ async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[D
             if isinstance(update, Done):
                 done[index] = update
     return [done[index] for index in sorted(done)]
-
-
-async def within(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
-    """The backend keeps deadlines; should it hang, they hold all the same."""
-    clock = asyncio.get_running_loop().time
-    until_s = clock() + deadline_s + GRACE_S
-    async with aclosing(updates):
-        while True:
-            try:
-                async with asyncio.timeout_at(until_s):
-                    news = await anext(updates)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise errors.late() from None
-            yield news
 
 
 async def narrate(

@@ -5,21 +5,21 @@ streamed.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
 from serve.errors import Problem
+from serve.front.answering import deadline_of, event_stream, take_rate, taken_on, within
 from serve.front.fan_out import fan_out, in_order
-from serve.front.generations import SSE_HEADERS, deadline_of, take_rate, within
 from serve.front.keys import RateLimiter
 from serve.front.openai_text import ChatRequest, CompletionRequest, check
 from serve.front.text_wire import DONE, Choice, Wire, failure, usage_of
-from serve.llm.asks import Ask, Delta, Ended, Taken, TextBackend, Update
+from serve.llm.asks import Delta, Ended, Taken, TextBackend, Update
 from serve.settings import ServeSettings
 
 Stream = AsyncGenerator[tuple[int, Update]]
@@ -45,7 +45,8 @@ class TextAnswers:
         updates = within(fan_out(self.backend, asks, Ended), deadline_s)
         prompts = len(asks) // (asked.n or 1)
         if asked.stream:
-            return await streamed(wire, updates, asks, prompts)
+            early = await taken_on(updates, len(asks), Taken)
+            return event_stream(narrate(wire, early, updates, prompts))
         choices = await collect(updates)
         reply = wire.whole(choices, usage_of([c.end for c in choices], prompts))
         return Response(reply.model_dump_json(), media_type="application/json")
@@ -64,22 +65,6 @@ async def collect(updates: Stream) -> list[Choice]:
                 case Taken():
                     pass
     return [Choice(texts.get(index, ""), ends[index]) for index in sorted(ends)]
-
-
-async def streamed(wire: Wire, updates: Stream, asks: Sequence[Ask], prompts: int) -> Response:
-    """A refusal is an answer of its own: the stream begins once every ask is taken on."""
-    early: list[tuple[int, Update]] = []
-    taken: set[int] = set()
-    try:
-        while len(taken) < len(asks):
-            index, update = await anext(updates)
-            taken |= {index} if isinstance(update, Taken) else set()
-            early.append((index, update))
-    except BaseException:
-        await updates.aclose()
-        raise
-    text = narrate(wire, early, updates, prompts)
-    return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
 
 
 async def narrate(

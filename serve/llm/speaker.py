@@ -33,7 +33,6 @@ class Speaker:
         self.id, self.prompts, self.engine, self.queue = id_, prompts, engine, queue
         self.meters = LlmMeters()
         self._open = 0
-        self._is_draining = False
 
     async def warm_up(self) -> None:
         """Returns when something was said."""
@@ -76,14 +75,6 @@ class Speaker:
     def is_idle(self) -> bool:
         return not self._open
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, and let what is here finish."""
-        self._is_draining = True
-        clock = asyncio.get_running_loop().time
-        until_s = clock() + timeout_s
-        while self._open and clock() < until_s:
-            await asyncio.sleep(0.02)
-
     # -- one ask ----------------------------------------------------------------------------
 
     async def _answer(self, ask: Ask, meter: AskMeter) -> AsyncGenerator[Update]:
@@ -106,8 +97,6 @@ class Speaker:
 
     async def _accept(self, ask: Ask) -> tuple[list[int], Sampling]:
         """Refuse before any work what cannot be served."""
-        if self._is_draining:
-            raise errors.draining()
         if (await self.engine.occupancy()).waiting > self.queue:
             raise Problem(429, "Too many wait for the language model.", None, "overloaded", 1.0)
         if ask.sampling.json_schema is not None and not self.engine.has_json:

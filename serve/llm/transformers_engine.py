@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -18,20 +16,19 @@ import torch
 from tokenizers.decoders import DecodeStream
 
 from sdxl.params import InvalidParams
+from serve import errors
 from serve.errors import Problem
 from serve.llm.asks import Sampling
 from serve.llm.decoding import Decoding, Generation, Made
 from serve.llm.engine import Occupancy, TextPiece
-from serve.worker.stalls import STALL_S, Calls, Unhealthy
+from serve.worker.loop_thread import LoopThread
+from serve.worker.stalls import STALL_S, Calls
 
 log = logging.getLogger(__name__)
 
 MAX_CONTEXT = 4096
 """Unless `max_seq_len` says otherwise: every row's memory is taken at once."""
 MAX_ROWS = 16
-BEAT_S = 0.5
-SICK_AFTER = 3
-"""steps in a row that failed, after which the model is given up"""
 FULL = "full_attention"
 
 
@@ -88,10 +85,8 @@ class TransformersEngine:
         self.decoding = Decoding(model, rows, context, ends_of(model))
         self._tokenizer = tokenizer.backend_tokenizer
         self._listeners: dict[Generation, Listener] = {}
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._occupancy = Occupancy(0, 0, 0.0)
-        self._failures, self._is_stopping = 0, False
-        self._thread = threading.Thread(target=self._run, name="decoding", daemon=True)
+        self._thread = LoopThread("decoder", self, time.monotonic)
         self._thread.start()
 
     # -- LlmEngine, from the event loop -----------------------------------------------------
@@ -99,46 +94,41 @@ class TransformersEngine:
     async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         assert sampling.max_tokens is not None
         listener = Listener(Generation(list(ids), sampling, sampling.max_tokens), self._tokenizer)
-        self._inbox.put(partial(self._begin, listener))
+        self._thread.send(partial(self._begin, listener))
         try:
             async for piece in listener.pieces():
                 yield piece
         finally:
-            self._inbox.put(partial(self._end, listener))
+            self._thread.send(partial(self._end, listener))
 
     async def occupancy(self) -> Occupancy:
         return self._occupancy
 
     def check_health(self) -> None:
         self._calls.check()
-        if not self._thread.is_alive():
-            raise Unhealthy("the language model's thread has ended")
-        if self._failures >= SICK_AFTER:
-            raise Unhealthy(f"the language model failed {self._failures} times in a row")
+        self._thread.check()
 
     def close(self) -> None:
-        self._is_stopping = True
-        self._inbox.put(lambda: None)
-        self._thread.join(5.0)
+        """What is still here ends with a Problem."""
+        self._thread.send(partial(self.died, errors.draining()))
+        self._thread.stop(timeout_s=5.0)
 
     # -- on the thread ----------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._is_stopping:
-            self._read_inbox()
-            if not self.decoding.is_idle:
-                self._step()
-            running, waiting = len(self.decoding.running), len(self.decoding.waiting)
-            self._occupancy = Occupancy(running, waiting, self.decoding.kv_share)
+    @property
+    def is_idle(self) -> bool:
+        return self.decoding.is_idle
 
-    def _read_inbox(self) -> None:
-        try:
-            message = self._inbox.get(self.decoding.is_idle, BEAT_S)
-            while True:
-                message()
-                message = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+    def advance(self) -> None:
+        if not self.is_idle:
+            self._step()
+        running, waiting = len(self.decoding.running), len(self.decoding.waiting)
+        self._occupancy = Occupancy(running, waiting, self.decoding.kv_share)
+
+    def died(self, cause: Exception) -> None:
+        for listener in list(self._listeners.values()):
+            listener.tell(cause)
+            self._end(listener)
 
     def _begin(self, listener: Listener) -> None:
         self._listeners[listener.generation] = listener
@@ -155,10 +145,10 @@ class TransformersEngine:
         try:
             with self._calls.watch(kind):
                 made = self.decoding.step()
-            self._failures = 0
+            self._thread.judge(has_failed=False)
         except Exception:
             log.exception("the language model failed")
-            self._failures += 1
+            self._thread.judge(has_failed=True)
             self._fail(victims)
             return
         for each in made:

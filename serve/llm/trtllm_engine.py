@@ -17,12 +17,12 @@ from serve.errors import Problem
 from serve.llm import trtllm_api
 from serve.llm.asks import Reason, Sampling
 from serve.llm.engine import Occupancy, TextPiece
+from serve.worker.loop_thread import SICK_AFTER
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 2048
 """TensorRT-LLM's own default of max_batch_size."""
-SICK_AFTER = 3
 STATS_TIMEOUT_S = 0.5
 HALF_CHARACTER = "\ufffd"
 REASONS: dict[str | None, Reason] = {"stop": "stop", "length": "length", None: "stop"}

@@ -6,10 +6,7 @@ knows no asyncio, no prompts and no files.
 
 from __future__ import annotations
 
-import logging
 import math
-import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -22,17 +19,13 @@ from sdxl.admission import Admission
 from sdxl.cost import CostKey, Costs
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Flight, Group, State, line
+from serve.worker.loop_thread import LoopThread
 from serve.worker.stalls import STALL_S, Unhealthy, patience_s
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-BEAT_S = 0.5
-"""An idle loop still passes this often, so that its health can be seen."""
 ETA_PERIOD_S = 0.1
 """How often completion times are computed anew for those who watch."""
-SICK_AFTER = 3
-"""Ticks in a row in which every engine call failed, after which the engines are given up."""
 
 
 class Watcher(Protocol):
@@ -71,21 +64,15 @@ class Denoiser:
         """as of the last pass; safe to read from any thread"""
         self._coming: dict[int, Flight] = {}
         """taken on, and not yet handed over"""
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._watched: dict[int, _Watched] = {}
         self._ids: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
         self._ready_from_s = -math.inf
-        self._failures = 0
-        self._beat_s = loop.clock()
-        self._is_stopping = False
-        self._death: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="denoiser", daemon=True)
+        self._thread = LoopThread("denoiser", self, loop.clock)
 
     # -- from any thread --------------------------------------------------------------------
 
     def start(self) -> None:
-        self._beat_s = self.loop.clock()
         self._thread.start()
 
     def admit(self, newcomer: Flight, delay_s: float = 0.0) -> Flight:
@@ -102,16 +89,16 @@ class Denoiser:
         self._coming.pop(promised.id, None)
 
     def submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
-        self._inbox.put(partial(self._take, request, promised, watcher))
+        self._thread.send(partial(self._take, request, promised, watcher))
 
     def cancel(self, watcher: Watcher) -> None:
         """Within one tick. One that was never submitted, or is done, is no error."""
-        self._inbox.put(partial(self._drop, watcher))
+        self._thread.send(partial(self._drop, watcher))
 
     def call(self, function: Callable[[], T]) -> T:
         """Run it on the loop's thread, between ticks, and wait until it is computed."""
         answer: Future[T] = Future()
-        self._inbox.put(partial(self._answer, function, answer))
+        self._thread.send(partial(self._answer, function, answer))
         return answer.result()
 
     def admission(self) -> Admission:
@@ -140,29 +127,23 @@ class Denoiser:
 
     def check(self) -> None:
         """Raise Unhealthy unless the loop has advanced lately and its engines work."""
-        if self._death is not None:
-            raise Unhealthy(f"the denoising loop died: {type(self._death).__name__}")
+        self._thread.check()
         still_s, allowed_s = self._still()
         if still_s > allowed_s:
             raise Unhealthy(f"the loop has not advanced for {still_s:.1f} s")
-        if self._failures >= SICK_AFTER:
-            raise Unhealthy(f"the engines failed {self._failures} times in a row")
 
     def _still(self) -> tuple[float, float]:
         """For how long nothing has come of what the loop does now, and how long it may take."""
         call = self.loop.call
         if call is None:
-            return self.loop.clock() - self._beat_s, patience_s(None, self.stall_s)
+            return self.loop.clock() - self._thread.beat_s, patience_s(None, self.stall_s)
         group, began_s = call
         usual_s = self.loop.costs.ticks.get(CostKey(group.call, group.bucket))
         return self.loop.clock() - began_s, patience_s(usual_s, self.stall_s)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Finish what was submitted, then end the thread."""
-        self._is_stopping = True
-        self._inbox.put(lambda: None)
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self._thread.stop(timeout_s)
 
     # -- on the loop's thread ---------------------------------------------------------------
 
@@ -173,29 +154,17 @@ class Denoiser:
             if id_ in self._watched:
                 self._watched[id_].watcher.ran(group, ended_s - seconds, ended_s)
 
-    def _run(self) -> None:
-        try:
-            while not (self._is_stopping and self._inbox.empty() and self.loop.is_idle):
-                self._read_inbox()
-                self._beat_s = self.loop.clock()
-                if not self.loop.is_idle:
-                    self._pass()
-        except Exception as death:
-            log.exception("the denoising loop died")
-            self._death = death
-            for watched in self._watched.values():
-                watched.watcher.failed(Unhealthy("the denoising loop died"))
+    @property
+    def is_idle(self) -> bool:
+        return self.loop.is_idle
 
-    def _read_inbox(self) -> None:
-        try:
-            message = self._inbox.get(self.loop.is_idle, BEAT_S)
-            while True:
-                message()
-                message = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
+    def died(self, cause: Exception) -> None:
+        for watched in self._watched.values():
+            watched.watcher.failed(cause)
 
-    def _pass(self) -> None:
+    def advance(self) -> None:
+        if self.is_idle:
+            return
         before, began_s = self.loop.steps_taken, self.loop.clock()
         events = self.loop.tick()
         self._judge(events, self.loop.steps_taken > before)
@@ -215,7 +184,7 @@ class Denoiser:
             answer.set_exception(error)
         else:
             # It may have taken longer than a loop may stand still.
-            self._beat_s = self.loop.clock()
+            self._thread.beat_s = self.loop.clock()
             answer.set_result(found)
 
     def _take(self, request: Request, promised: Flight, watcher: Watcher) -> None:
@@ -250,10 +219,9 @@ class Denoiser:
             watched.watcher.finished(event.latents)
 
     def _judge(self, events: list[Event], has_advanced: bool) -> None:
-        if has_advanced:
-            self._failures = 0
-        elif any(isinstance(e, Failed) and not _is_late(e) for e in events):
-            self._failures += 1
+        has_failed = any(isinstance(e, Failed) and not _is_late(e) for e in events)
+        if has_advanced or has_failed:
+            self._thread.judge(has_failed=not has_advanced)
 
     def _tell_starts(self, ids: list[int], at_s: float) -> None:
         for id_ in ids:

@@ -6,7 +6,6 @@ threads beside it. It knows no Ray and no HTTP. Whatever goes wrong is a Problem
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -97,7 +96,7 @@ class Worker:
         self.tracer, self.provenance = tracer, provenance
         self.meters = WorkerMetrics()
         self._jobs: set[ImageJob] = set()
-        self._is_draining = False
+        self._is_closed = False
         self._threads: _Threads | None = None
 
     def start(self) -> None:
@@ -203,16 +202,9 @@ class Worker:
         busy = min(running / loop.limits.rows, 1.0)
         return Outlook(ready_s, alone_s, each_s, queue_s, busy)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, and let what is here finish."""
-        self._is_draining = True
-        until_s = self.pipeline.clock() + timeout_s
-        while self._jobs and self.pipeline.clock() < until_s:
-            await asyncio.sleep(0.02)
-
     def close(self) -> None:
         """End the threads. What is still here ends with a Problem."""
-        self._is_draining = True
+        self._is_closed = True
         if self._threads is None:
             return
         for job in list(self._jobs):
@@ -229,7 +221,7 @@ class Worker:
 
     def _accept(self, order: ImageOrder, threads: _Threads) -> ImageJob:
         """Refuse before any work what cannot be served."""
-        if self._is_draining:
+        if self._is_closed:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
         # Before its text is looked at: who is refused under overload must cost next to nothing.

@@ -6,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 import engines
+from engines import onnxruntime_engine
 from engines.onnxruntime_engine import OnnxRuntimeEngine, OnnxRuntimeError, load_onnxruntime
 from sdxl.engine import Engines, allocate, call, torch_dtype
 from sdxl.params import SCHEDULERS, GenerationParams
@@ -156,6 +156,13 @@ def run_python(code: str, home: Path, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many this run may use: one alone computes no halves."""
+    monkeypatch.setattr(onnxruntime_engine, "threads", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_halves_of_a_call_are_the_call(tiny_engines: Engines) -> None:
     """Rows by themselves make what they make together, an odd one among them."""
     for name in ("unet_deep", "unet_shallow"):
@@ -169,16 +176,19 @@ def test_halves_of_a_call_are_the_call(tiny_engines: Engines) -> None:
                 torch.testing.assert_close(found[part], alone[output], atol=1e-5, rtol=1e-5)
 
 
-def test_a_failure_in_either_half_is_the_calls(tiny_engines: Engines) -> None:
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_failure_in_either_half_is_the_calls(tiny_engines: Engines, half: int) -> None:
+    """Whichever thread runs it."""
     deep = tiny_engines["unet_deep"]
     assert isinstance(deep, OnnxRuntimeEngine)
-    session = deep.session
+    session, calls = deep.session, itertools.count()
 
     class Session:
         io_binding = session.io_binding
 
         def run_with_iobinding(self, binding: Any) -> None:
-            if threading.current_thread() is not threading.main_thread():
+            if next(calls) == half:
                 raise RuntimeError("no memory")
             session.run_with_iobinding(binding)
 

@@ -364,22 +364,6 @@ def test_engines_that_keep_failing_make_it_unhealthy_until_one_works() -> None:
         worker.check_health()
 
 
-def test_draining_finishes_what_is_here_and_refuses_what_comes() -> None:
-    async def scenario(worker: Worker) -> None:
-        task = asyncio.create_task(picture_of(worker, order(steps=20)))
-        await asyncio.sleep(0.05)
-        drain = asyncio.create_task(worker.drain(10))
-        await asyncio.sleep(0)
-        with pytest.raises(Problem) as caught:
-            await picture_of(worker, order())
-        assert caught.value.status == 503
-        assert (await task).image
-        await drain
-
-    with running(fake_pipeline(tick_s=0.01)) as worker:
-        asyncio.run(scenario(worker))
-
-
 def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
     before = set(threading.enumerate())
 
@@ -391,6 +375,9 @@ def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
         await asyncio.to_thread(worker.close)
         with pytest.raises(Problem) as caught:
             await task
+        assert caught.value.status == 503
+        with pytest.raises(Problem) as caught:
+            await picture_of(worker, order())
         assert caught.value.status == 503
 
     asyncio.run(scenario())

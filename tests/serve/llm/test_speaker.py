@@ -94,21 +94,6 @@ def test_json_needs_a_backend_that_can() -> None:
     assert (problem.status, problem.param) == (400, "response_format")
 
 
-def test_draining_refuses_what_is_new_and_waits_for_the_rest() -> None:
-    speaker = fake_speaker(FakeLlm(token_s=0.02))
-
-    async def scenario() -> list[Any]:
-        first = asyncio.create_task(updates_of(speaker, CIRCLE))
-        await asyncio.sleep(0.03)
-        await speaker.drain(5)
-        assert speaker.is_idle
-        with pytest.raises(Problem):
-            await updates_of(speaker, CIRCLE)
-        return await first
-
-    assert text_of(asyncio.run(scenario())) == "".join(WORDS)
-
-
 def sample(speaker: Speaker, name: str, **labels: str) -> float:
     async def collect() -> Any:
         return await speaker.metrics()

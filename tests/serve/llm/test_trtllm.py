@@ -21,6 +21,7 @@ from serve.llm import options, trtllm_api, trtllm_engine
 from serve.llm.asks import Delta, Ended
 from serve.llm.names import MINI
 from serve.llm.speaker import Speaker
+from serve.worker.loop_thread import SICK_AFTER
 from tests.serve.llm.texts import CIRCLE, end_of, prompts, text_of, updates_of
 
 DOUBLE = Path(__file__).parent / "double"
@@ -125,7 +126,7 @@ def test_what_it_gives_up_is_a_503(reason: str) -> None:
 def test_failures_are_one_request_s_until_they_go_on() -> None:
     engine = engine_of()
     engine.llm.fault = RuntimeError("CUDA error: /secret")
-    for _ in range(trtllm_engine.SICK_AFTER):
+    for _ in range(SICK_AFTER):
         engine.check_health()
         with pytest.raises(Problem) as caught:
             run(engine)
@@ -140,7 +141,7 @@ def test_failures_are_one_request_s_until_they_go_on() -> None:
 def test_a_schema_that_it_cannot_take_makes_no_replica_sick() -> None:
     engine = engine_of(guided_decoding_backend="xgrammar")
     engine.llm.fault = ValueError("no grammar for this")
-    for _ in range(trtllm_engine.SICK_AFTER):
+    for _ in range(SICK_AFTER):
         with pytest.raises(Problem):
             run(engine, json_schema='{"type": "strange"}')
     engine.check_health()

@@ -1,0 +1,91 @@
+"""The one thread that owns a loop of engine calls, for pictures as for text.
+
+Others talk to it through an inbox: functions that it runs between two passes of its loop. It does
+not know what the loop computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from serve.worker.stalls import Unhealthy
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.5
+"""An idle loop still passes this often, so that its health can be seen."""
+SICK_AFTER = 3
+"""Passes in a row in which every engine call failed, after which the engines are given up."""
+
+
+class Loop(Protocol):
+    @property
+    def is_idle(self) -> bool: ...
+    def advance(self) -> None:
+        """One pass; nothing where it is idle."""
+        ...
+
+    def died(self, cause: Exception) -> None:
+        """Tell all who wait: `advance` or a message raised."""
+        ...
+
+
+class LoopThread:
+    def __init__(self, name: str, loop: Loop, clock: Callable[[], float]) -> None:
+        self.name, self._loop, self._clock = name, loop, clock
+        self.beat_s = clock()
+        """when it last began a pass"""
+        self._failures = 0
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._death: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.beat_s = self._clock()
+        self._thread.start()
+
+    def send(self, message: Callable[[], None]) -> None:
+        self._inbox.put(message)
+
+    def judge(self, *, has_failed: bool) -> None:
+        """How the engine calls of a pass went, once any ended."""
+        self._failures = self._failures + 1 if has_failed else 0
+
+    def check(self) -> None:
+        """Raises Unhealthy."""
+        if self._death is not None:
+            raise Unhealthy(f"the {self.name}'s loop died: {type(self._death).__name__}")
+        if self._failures >= SICK_AFTER:
+            raise Unhealthy(f"the {self.name}'s engines failed {self._failures} times in a row")
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Finish what was sent and what is under way, then end the thread."""
+        self._is_stopping = True
+        self._inbox.put(lambda: None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not (self._is_stopping and self._inbox.empty() and self._loop.is_idle):
+                self._read_inbox()
+                self.beat_s = self._clock()
+                self._loop.advance()
+        except Exception as death:
+            log.exception("the %s's loop died", self.name)
+            self._death = death
+            self._loop.died(Unhealthy(f"the {self.name}'s loop died"))
+
+    def _read_inbox(self) -> None:
+        try:
+            message = self._inbox.get(self._loop.is_idle, BEAT_S)
+            while True:
+                message()
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
