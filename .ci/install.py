@@ -25,6 +25,7 @@ FLAGS = {
     "trusted-host": "--allow-insecure-host",
 }
 CHOOSE_TORCH = ("--torch-backend", "auto")
+PROBE_S = 30.0
 
 
 def pip_settings(listed: str) -> dict[str, str]:
@@ -63,10 +64,19 @@ def find_uv() -> str | None:
     return own if does_run(*pip, "uv") and does_run(own, "--version") else None
 
 
-def does_run(*command: str) -> bool:
+def can_choose_torch(install: Sequence[str]) -> bool:
+    """Whether PyTorch's own index can be reached, asked once and briefly."""
+    command = (*install, *CHOOSE_TORCH, "--dry-run", "--no-deps", "torch")
+    return does_run(*command, UV_HTTP_RETRIES="0", UV_HTTP_TIMEOUT="5")
+
+
+def does_run(*command: str, **variables: str) -> bool:
     try:
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except OSError:
+        done = subprocess.run(
+            command, capture_output=True, env={**os.environ, **variables}, timeout=PROBE_S
+        )
+        return done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
         return False
 
 
@@ -86,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
     uv = find_uv()
     if uv is not None:
         command = [uv, "pip", "install", "--python", sys.executable, *uv_flags(settings)]
-        if does_run(*command, *CHOOSE_TORCH, "--dry-run", "--no-deps", "torch"):
+        if can_choose_torch(command):
             command += CHOOSE_TORCH
         if subprocess.run([*command, *arguments], env=environment(settings)).returncode == 0:
             return 0

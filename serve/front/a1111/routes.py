@@ -19,9 +19,10 @@ from sdxl.params import DRAWN_SEEDS
 from serve.errors import invalid
 from serve.front.a1111 import wire
 from serve.front.a1111.clients import Clients, ClientState, Run
+from serve.front.answering import deadline_of, take_rate, within
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out
-from serve.front.generations import deadline_of, take_rate, trace_of, within, work_of
+from serve.front.generations import trace_of, work_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest, orders_of
 from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
