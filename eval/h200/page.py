@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.speed.paper_time import table
+
+EXPECTED = Path(__file__).parents[2] / "docs" / "h200_expected.json"
 GOALS = (
     ("ours, full, images/s at 1024² with guidance", "≥ 2.43"),
     ("ours, DeepCache (10 + 10), images/s", "≥ 4.2"),
@@ -47,6 +50,7 @@ def page(report: Mapping[str, Any] | None) -> str:
     is_measured = report is not None and not report["is_dry"]
     lines = ["# On an H200", ""]
     lines += _measured(report) if is_measured and report is not None else _nothing()
+    lines += [*_expected(), ""]
     lines += ["## How to measure", "", HOW, "## What it is held against", "", RECORDS]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -57,6 +61,15 @@ def _nothing() -> Iterator[str]:
     yield from ("", "| to show | needed | measured |", "|---|---|---|")
     yield from (f"| {what} | {needed} | not yet |" for what, needed in GOALS)
     yield ""
+
+
+def _expected() -> Iterator[str]:
+    yield from ("## On paper", "")
+    yield "Not measured: what the code starts for a picture of 1024×1024, by rates that others"
+    yield "measured. To renew it:"
+    yield "`sdxl bench floor --gpu h200 --rows 2 8 16 32 --json > docs/h200_expected.json`."
+    yield ""
+    yield from table(json.loads(EXPECTED.read_text(encoding="utf-8")))
 
 
 def _measured(report: Mapping[str, Any]) -> Iterator[str]:

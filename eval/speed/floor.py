@@ -1,7 +1,9 @@
 """`sdxl bench floor`: the arithmetic and the bytes of each stage, the least time they take on this
 machine, and the share of that which each engine reaches.
 
-`--model sdxl-1.0` derives the real model's figures from its shape alone, and times nothing.
+`--model sdxl-1.0` derives the real model's figures from its shape alone, and times nothing. Nor
+does `--gpu`: it says how long a full-size call of the torch backend should take on a GPU that is
+not here.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if min(options.rows) < 1:
         raise InvalidParams("rows", min(options.rows), "needed at least 1")
+    if options.gpu:
+        print_expected(options)
+        return 0
     report = measure(options)
     print(json.dumps(report) if options.is_json else table(report))
     return 0
@@ -40,8 +45,16 @@ def build_parser() -> Parser:
     add("--precision", default="fp32", help="of weights and activations (default %(default)s)")
     add("--rows", type=whole, nargs="+", default=[2, 16], help="of a UNet's call; two an image")
     add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
+    add("--gpu", choices=("h200", "h100", "l40s"), help="expected milliseconds and images/s there")
     add("--json", action="store_true", dest="is_json")
     return parser
+
+
+def print_expected(options: argparse.Namespace) -> None:
+    from eval.speed.paper_time import report, table
+
+    found = report(options.gpu, options.rows)
+    print(json.dumps(found, indent=1) if options.is_json else "\n".join(table(found)))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

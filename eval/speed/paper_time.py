@@ -1,0 +1,226 @@
+"""`sdxl bench floor --gpu NAME`: how long a tick and a picture should take on a GPU that is not
+here, from the work that paper_work.py notes and from rates that others measured.
+
+    time of a kernel = the longer of  flops × (1 + fill / depth) / rate  and  bytes / bandwidth
+
+and a gap after each. `fill` is what a tile of a product costs before and after its sums, in terms
+of their depth. Nothing here was measured by this project; docs/h200.md has a column for what will
+be.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from typing import Any
+
+from eval.speed.paper_tick import PRECISIONS, UNETS, decoder, inputs_of, latents_of, unets
+from eval.speed.paper_work import KernelWork, Unit, work_of
+from sdxl.params import GenerationParams
+
+TERA = 1e12
+USUAL_ROWS = 16
+"""of the call whose groups are shown"""
+GAPS = "gaps"
+TILE = 128
+"""rows and columns of the tiles that a product is shared out in, for whether they fill the GPU"""
+
+
+@dataclass(frozen=True)
+class KernelRate:
+    """TFLOP/s of an H200 in sums of endless depth, and what a tile costs besides."""
+
+    teraflops: float
+    fill: float
+    source: str
+
+
+@dataclass(frozen=True)
+class PaperGpu:
+    """`share`: of an H200's arithmetic; `bandwidth`: bytes/s that a copy reads and writes."""
+
+    name: str
+    share: float
+    bandwidth: float
+    multiprocessors: int
+    source: str
+
+
+COPIED = 4.3e12
+GPUS = {
+    "h200": PaperGpu("H200", 1, COPIED, 132, "a copy by PyTorch 2.11 on an H200: 4.3 TB/s"),
+    "h100": PaperGpu(
+        "H100", 1, COPIED * 3.35 / 4.8, 132, "data sheets: 3.35 TB/s to the H200's 4.8"
+    ),
+    "l40s": PaperGpu(
+        "L40S", 366 / 989, COPIED * 0.864 / 4.8, 142, "data sheets: 366 TFLOP/s, 864 GB/s"
+    ),
+}
+GAP_S = 2e-6
+"""Between two kernels of a CUDA graph. NVIDIA ('Getting Started with CUDA Graphs', 2019) measured
+0.5 µs beyond the kernel's own time on a V100; kernels also need time to start and to run out."""
+OTHER_S = 0.010
+"""A picture's share of text encoding, joins and copies: assumed."""
+RATES: dict[tuple[Unit, bool, int], KernelRate] = {
+    ("product", False, 16): KernelRate(
+        826, 400, "PyTorch 2.11 on an H200, 8192³ of random bfloat16: 788 TFLOP/s"
+    ),
+    ("product", False, 8): KernelRate(
+        1600, 800, "below DeepGEMM's 1550 on an H800 (its README); here 1440 at the same depth"
+    ),
+    ("product", True, 8): KernelRate(
+        1000, 450, "below Triton's matmul tutorial in FP8 on an H100: 1280 at 3584³ (its PR 3546)"
+    ),
+    ("convolution", False, 16): KernelRate(520, 200, "assumed: two thirds of a product's"),
+    ("convolution", True, 8): KernelRate(650, 450, "assumed: two thirds of our product's"),
+}
+ATTENTION = {4096: 408.0, 1024: 373.0, 0: 300.0}
+"""TFLOP/s by the least number of tokens, in halves with heads of 64."""
+ATTENTION_SOURCE = (
+    "cuDNN's on an H100 with heads of 64, FlashAttention-3 (arXiv 2407.08608), figure 5"
+)
+WIDE_HEAD, WIDE_ATTENTION = 256, 100.0
+"""Beyond such a head no fused kernel of Hopper's own takes it; assumed."""
+
+
+def seconds_of(work: KernelWork, gpu: PaperGpu) -> float:
+    moving = work.bytes / gpu.bandwidth
+    if not work.flops:
+        return moving
+    return max(moving, work.flops / (flops_per_second(work, gpu) * gpu.share))
+
+
+def flops_per_second(work: KernelWork, gpu: PaperGpu) -> float:
+    if work.unit == "attention":
+        rates = (rate for least, rate in ATTENTION.items() if work.tokens >= least)
+        return TERA * (next(rates) if work.head <= WIDE_HEAD else WIDE_ATTENTION)
+    rate = RATES[work.unit, work.is_ours, work.bits]
+    rows, columns = work.results
+    tiles = ceil(rows / TILE) * ceil(columns / TILE)
+    filled = min(1.0, tiles / gpu.multiprocessors)
+    return TERA * rate.teraflops * filled / (1 + rate.fill / work.depth)
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """Of the kernels of one group."""
+
+    kernels: int
+    flops: float
+    bytes: float
+    seconds: float
+
+
+def costs(works: Iterable[KernelWork], gpu: PaperGpu) -> dict[str, GroupCost]:
+    """By group, what lies between kernels last."""
+    grouped: dict[str, list[KernelWork]] = defaultdict(list)
+    for work in works:
+        grouped[work.group].append(work)
+    found = {
+        group: GroupCost(
+            len(each),
+            sum(work.flops for work in each),
+            sum(work.bytes for work in each),
+            sum(seconds_of(work, gpu) for work in each),
+        )
+        for group, each in sorted(grouped.items())
+    }
+    kernels = sum(cost.kernels for cost in found.values())
+    return {**found, GAPS: GroupCost(kernels, 0, 0, kernels * GAP_S)}
+
+
+def total_s(found: Mapping[str, GroupCost]) -> float:
+    return sum(cost.seconds for cost in found.values())
+
+
+def rate_name(key: tuple[Unit, bool, int]) -> str:
+    unit, is_ours, bits = key
+    return f"{unit} in {bits} bits, {'ours' if is_ours else 'a library'}"
+
+
+@cache
+def works_of(network: str, precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
+    module, inputs = unets(precision)[network], inputs_of(network, rows, side)
+    return tuple(work_of(module, lambda: module(*inputs)))
+
+
+@cache
+def works_of_a_picture(side: int = 1024) -> tuple[KernelWork, ...]:
+    """Of decoding one."""
+    module, latents = decoder(), latents_of(1, side // 8)
+    return tuple(work_of(module, lambda: module(latents)))
+
+
+def images_per_second(gpu: PaperGpu, precision: str, rows: int, interval: int) -> float:
+    """Of the usual steps with guidance, when that many rows are always in flight."""
+    steps = GenerationParams().steps
+    deep = ceil(steps / interval)
+    calls = {UNETS[0]: deep, UNETS[1]: steps - deep}
+    ticks = sum(
+        count * total_s(costs(works_of(name, precision, rows), gpu))
+        for name, count in calls.items()
+        if count
+    )
+    decoding = total_s(costs(works_of_a_picture(), gpu))
+    return 1 / (ticks / (rows // 2) + decoding + OTHER_S)
+
+
+def report(
+    name: str, rows: Sequence[int], precisions: Sequence[str] = PRECISIONS
+) -> dict[str, Any]:
+    gpu = GPUS[name]
+    grouped = USUAL_ROWS if USUAL_ROWS in rows else max(rows)
+    return {
+        "gpu": gpu.name,
+        "rows": grouped,
+        "groups": {
+            f"{precision} {network}": milliseconds(works_of(network, precision, grouped), gpu)
+            for network in UNETS
+            for precision in precisions
+        }
+        | {"decoding": milliseconds(works_of_a_picture(), gpu)},
+        "assumed": [
+            gpu.source,
+            *(
+                f"{rate_name(key)}: {rate.teraflops} TFLOP/s, {rate.source}"
+                for key, rate in RATES.items()
+            ),
+            f"attention: {ATTENTION_SOURCE}",
+        ],
+        "images_per_second": {
+            f"{precision}, {'DeepCache' if interval > 1 else 'full'}": {
+                str(count): images_per_second(gpu, precision, count, interval) for count in rows
+            }
+            for precision in precisions
+            for interval in (1, 2)
+        },
+    }
+
+
+def milliseconds(works: Iterable[KernelWork], gpu: PaperGpu) -> dict[str, float]:
+    found = costs(works, gpu)
+    each = {group: 1000 * cost.seconds for group, cost in found.items()}
+    return {**each, "sum": 1000 * total_s(found)}
+
+
+def table(found: Mapping[str, Any]) -> Iterator[str]:
+    """As Markdown, with a column for what will be measured."""
+    columns = list(found["groups"])
+    names = dict.fromkeys(
+        group for each in found["groups"].values() for group in each if group != "sum"
+    )
+    yield f"| {found['gpu']}, {found['rows']} rows, ms a call | {' | '.join(columns)} |"
+    yield f"|{'---|' * (len(columns) + 1)}"
+    for name in (*names, "sum"):
+        cells = (f"{found['groups'][c].get(name, 0):.1f}" for c in columns)
+        yield f"| {name} | {' | '.join(cells)} |"
+    rates = found["images_per_second"]
+    counts = list(next(iter(rates.values())))
+    heads = [head for count in counts for head in (f"{count} rows", "measured")]
+    yield from ("", f"| images/s | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}")
+    for name, each in rates.items():
+        yield f"| {name} | {' | '.join(f'{each[count]:.2f} |' for count in counts)} |"
+    yield from ("", *(f"- {line}" for line in found["assumed"]))

@@ -1,0 +1,162 @@
+"""What one call of a network makes a GPU do: every kernel with its arithmetic and its bytes, noted
+on the meta device. PyTorch's operators and our own kernels alike.
+
+A tensor that a kernel reads or writes counts once: what is read again comes from the cache. It
+knows no rates; paper_time.py makes milliseconds of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from engines.pytorch.launches import Launch, noted
+
+Unit = Literal["product", "convolution", "attention", "memory"]
+GROUPS = {
+    "feed-forward": r"\.ff\.",
+    "query, key, value": r"\.to_[qkv]\.|\.joint\.",
+    "to_out": r"\.to_out\.",
+    "1×1 convolutions, proj": r"shortcut|\.proj_(in|out)\.|post_quant",
+    "3×3 convolutions": r"conv",
+}
+"""of layers, by the name of their weight; the first that fits"""
+ATTENTION, MEMORY = "attention", "passes over memory"
+ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
+ATTEND = torch.ops.aten.scaled_dot_product_attention.default
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """Of one kernel. `is_ours`: from our own source, not from a library; `bits`: of the factors;
+    `depth`: how many products each sum has; `results`: rows and columns of sums."""
+
+    group: str
+    unit: Unit
+    is_ours: bool
+    bits: int
+    flops: float
+    bytes: float
+    depth: int = 0
+    results: tuple[int, int] = (0, 0)
+    tokens: int = 0
+    """of one sequence that is attended to"""
+    head: int = 0
+    """channels of an attention's head"""
+
+
+@dataclass
+class Recorder(TorchDispatchMode):
+    """Notes PyTorch's operators while it is active."""
+
+    weights: dict[int, tuple[Tensor, str]]
+    found: list[KernelWork] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is not ATTEND and func._can_decompose():
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        out = attended(*args[:2]) if func is ATTEND else func(*args, **(kwargs or {}))
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if is_view(func):
+            for tensor in tensors:
+                if id(tensor) in self.weights and isinstance(out, Tensor):
+                    self.weights[id(out)] = out, self.weights[id(tensor)][1]
+        elif not str(func).startswith(ALLOCATING):
+            results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+            self.found.append(
+                work_of_operator(func, args, kwargs or {}, out, results, self.weights)
+            )
+        return out
+
+
+def attended(query: Tensor, key: Tensor) -> Tensor:
+    """As a GPU's kernels lay it out: the heads of a token side by side."""
+    return torch.empty_like(query.transpose(1, 2).contiguous()).transpose(1, 2)
+
+
+def is_view(func: Any) -> bool:
+    aliases = [each.alias_info for each in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def work_of_operator(
+    func: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    out: Any,
+    results: list[Tensor],
+    weights: Mapping[int, tuple[Tensor, str]],
+) -> KernelWork:
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    moved = moved_bytes([*tensors, *results])
+    if func is ATTEND:
+        query, key = args[:2]
+        flops = 4.0 * query.numel() * key.shape[-2]
+        bits = 8 * query.element_size()
+        heads = {"tokens": key.shape[-2], "head": key.shape[-1]}
+        return KernelWork(ATTENTION, "attention", False, bits, flops, moved, **heads)
+    count = flop_registry.get(func.overloadpacket)
+    if count is None:
+        return KernelWork(MEMORY, "memory", False, 16, 0, moved)
+    flops = float(count(*args, **kwargs, out_val=out))
+    bits = 8 * min(t.element_size() for t in tensors)
+    name = next((weights[id(t)][1] for t in tensors if id(t) in weights), "")
+    result, is_convolution = results[0], "conv" in str(func)
+    columns = result.shape[1 if is_convolution else -1]
+    depth = round(flops / 2 / result.numel())
+    shape = result.numel() // columns, columns
+    unit: Unit = "convolution" if is_convolution else "product"
+    return KernelWork(group_of(name), unit, False, bits, flops, moved, depth, shape)
+
+
+def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
+    tensors = [a for a in launch.arguments if isinstance(a, Tensor)]
+    moved = moved_bytes(tensors)
+    if launch.name != "_product":
+        return KernelWork(MEMORY, "memory", True, 16, 0, moved)
+    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    taps = int(launch.constants["TAPS"])
+    depth, shape = taps * given["channels"], (given["count"], given["out_channels"])
+    name = next(weights[id(t)][1] for t in tensors if id(t) in weights)
+    unit: Unit = "product" if taps == 1 else "convolution"
+    return KernelWork(group_of(name), unit, True, 8, 2.0 * depth * prod(shape), moved, depth, shape)
+
+
+def moved_bytes(tensors: list[Tensor]) -> float:
+    """Each once; what is only repeated along a dimension has the bytes that it has in memory."""
+    once = {id(t): t for t in tensors}
+    return float(sum(stored_bytes(t) for t in once.values()))
+
+
+def stored_bytes(x: Tensor) -> int:
+    sizes = [size for size, stride in zip(x.shape, x.stride(), strict=True) if stride]
+    return prod(sizes) * x.element_size()
+
+
+def group_of(name: str) -> str:
+    return next((group for group, names in GROUPS.items() if re.search(names, name)), MEMORY)
+
+
+def work_of(network: nn.Module, call: Callable[[], object]) -> Iterator[KernelWork]:
+    """`call` runs the network once."""
+    named = (*network.named_parameters(), *network.named_buffers())
+    weights = {id(t): (t, f".{name}") for name, t in named if name.endswith("weight")}
+    with torch.inference_mode(), noted() as launches, Recorder(weights) as recorder:
+        call()
+    yield from recorder.found
+    yield from (work_of_launch(each, weights) for each in launches)

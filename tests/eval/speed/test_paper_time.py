@@ -1,0 +1,116 @@
+"""A tick on paper: work is counted as it is, time follows from the stated rates, and the sums are
+those of an estimate that was made by hand, kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eval.h200.page import EXPECTED
+from eval.speed.paper_tick import PRECISIONS
+from eval.speed.paper_time import GAP_S, GPUS, RATES, costs, report, seconds_of, total_s, works_of
+from eval.speed.paper_work import KernelWork, work_of
+from sdxl.cli import main
+
+H200 = GPUS["h200"]
+BY_HAND = {
+    ("fp16", "feed-forward"): 69,
+    ("fp8", "feed-forward"): 43,
+    ("int8", "feed-forward"): 64,
+    ("fp16", "query, key, value"): 24,
+    ("fp8", "query, key, value"): 16,
+    ("int8", "query, key, value"): 21,
+    ("fp16", "to_out"): 14,
+    ("fp8", "to_out"): 14,
+    ("fp16", "3×3 convolutions"): 50,
+    ("fp8", "3×3 convolutions"): 44,
+    ("int8", "3×3 convolutions"): 44,
+    ("fp16", "attention"): 32,
+    ("fp16", "passes over memory"): 28,
+    ("fp8", "passes over memory"): 27,
+    ("int8", "passes over memory"): 27,
+    ("fp16", "sum"): 230,
+    ("fp8", "sum"): 186,
+    ("int8", "sum"): 213,
+}
+"""milliseconds of a deep call of 16 rows at 1024×1024 on an H200: what takes ten or more"""
+MOST_ERROR = 0.15
+WORK = KernelWork("x", "product", False, 16, 2e12, 1e9, depth=400, results=(65536, 1280))
+
+
+class Small(nn.Module):
+    """One of each that a GPU starts: a product, a convolution, attention, a pass over memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.conv = nn.Linear(64, 128), nn.Conv2d(8, 16, 3, padding=1)
+
+    def forward(self, tokens: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        query = self.to_q(tokens).unflatten(-1, (2, 64)).transpose(1, 2)
+        found = F.scaled_dot_product_attention(query, query, query)
+        return F.silu(found.transpose(1, 2).flatten(2)), self.conv(x)
+
+
+def test_work_is_counted_by_hand_alike() -> None:
+    with torch.device("meta"):
+        network = Small().half()
+        tokens, x = torch.empty(3, 10, 64).half(), torch.empty(3, 8, 5, 7).half()
+    product, attention, silu, convolution = work_of(network, lambda: network(tokens, x))
+    assert (product.group, product.flops, product.depth) == (
+        "query, key, value",
+        2 * 30 * 64 * 128,
+        64,
+    )
+    assert product.bytes == 2 * (30 * 64 + 64 * 128 + 128 + 30 * 128)
+    assert attention.flops == 4 * 3 * 10 * 10 * 128
+    assert (silu.group, silu.bytes) == ("passes over memory", 2 * 2 * 30 * 128)
+    assert (convolution.unit, convolution.flops) == ("convolution", 2 * 3 * 35 * 72 * 16)
+
+
+def test_a_kernel_takes_the_longer_of_arithmetic_and_memory() -> None:
+    rate = RATES["product", False, 16]
+    arithmetic = 2e12 * (1 + rate.fill / 400) / (rate.teraflops * 1e12)
+    assert seconds_of(WORK, H200) == pytest.approx(arithmetic)
+    assert seconds_of(replace(WORK, bytes=43e9), H200) == pytest.approx(0.01)
+    few_tiles = replace(WORK, results=(128, 128))
+    assert seconds_of(few_tiles, H200) == pytest.approx(arithmetic * H200.multiprocessors)
+    assert total_s(costs([WORK, WORK], H200)) == pytest.approx(2 * (arithmetic + GAP_S))
+
+
+def test_no_product_is_faster_than_was_measured() -> None:
+    """The same sums at the depth and on the GPUs that the sources name."""
+    for unit, is_ours, bits, depth, measured in (
+        ("product", False, 16, 8192, 788),
+        ("product", False, 8, 7168, 1550),
+        ("product", True, 8, 3584, 1280),
+    ):
+        rate = RATES[unit, is_ours, bits]  # type: ignore[index]
+        assumed = rate.teraflops / (1 + rate.fill / depth)
+        assert assumed <= measured * 1.001, f"{assumed:.0f} TFLOP/s, measured {measured}"
+
+
+@pytest.mark.long
+def test_a_deep_call_takes_what_was_estimated_by_hand() -> None:
+    wrong = []
+    for (precision, group), expected in BY_HAND.items():
+        found = costs(works_of("unet_deep", precision, 16), H200)
+        seconds = total_s(found) if group == "sum" else found[group].seconds
+        if abs(1000 * seconds / expected - 1) > MOST_ERROR:
+            wrong.append(f"{precision}, {group}: {1000 * seconds:.1f} ms, by hand {expected}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.long
+def test_the_page_has_what_the_code_makes_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "floor", "--gpu", "h200", "--rows", "2", "8", "16", "32", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(EXPECTED.read_text(encoding="utf-8")), "renew it as the page says"
+    slower = report("l40s", [16], PRECISIONS[:1])["images_per_second"]
+    for name, each in slower.items():
+        assert each["16"] < found["images_per_second"][name]["16"] / 2, name
