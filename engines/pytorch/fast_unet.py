@@ -1,8 +1,8 @@
 """diffusers' UNet rearranged for a GPU: the same weights and the same arithmetic in fewer passes.
 
 Everything stays channels-last from conv_in to conv_out. Group norm, SiLU and the rounding to 8 bits
-are one pass, the time embedding goes into the norm, query, key and value are one product, and
-attention names its kernel. It knows no sizes and no precision; what it does not know it leaves.
+are one pass, and so are a residual's sum, its layer norm and the rounding; the time embedding goes
+into the norm, query, key and value are one product, and attention names its kernel. It knows no sizes and no precision; what it does not know it leaves.
 """
 
 from __future__ import annotations
@@ -68,6 +68,29 @@ def apply(layer: nn.Module, value: Tensor, like: Tensor, residual: Tensor | None
     return out if residual is None else out + residual
 
 
+class AddNorm(nn.Module):
+    """A layer norm of tokens to which something is added first."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(
+        self, x: Tensor, added: Tensor | None, into: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm as `into` reads it."""
+        eight_bit = into if isinstance(into, EightBit) else None
+        if has_kernels(x):
+            rounding = eight_bit.rounding if eight_bit else {}
+            found: tuple[Tensor, Tensor] = kernels().add_norm(
+                x, added, self.weight, self.bias, self.eps, **rounding
+            )
+            return found
+        x = x if added is None else x + added
+        value = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return x, eight_bit.stored(value) if eight_bit else value
+
+
 class ResBlock(nn.Module):
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -104,16 +127,22 @@ class Attention(nn.Module):
         others = (backend for name, backend in ATTENTION.items() if name != kernel)
         self.order = None if kernel is None else [ATTENTION[kernel], *others]
 
-    def forward(self, x: Tensor, text: Text = ()) -> Tensor:
+    @property
+    def reads(self) -> nn.Module | None:
+        """The layer that its input is made for; None where several read it, each in its own way."""
+        return self.joint if self.layer is None else self.to_q
+
+    def forward(self, x: Tensor, like: Tensor, text: Text = ()) -> Tensor:
+        """`like` has the type of the result."""
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
-            found: Tensor = self.to_out(attend(*self._projected(x, text), self.heads))
+            found: Tensor = self.to_out(attend(*self._projected(x, like, text), self.heads))
         return found
 
-    def _projected(self, x: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:
-            return self.to_q(x), *ready(text, self.layer)
+            return apply(self.to_q, x, like), *ready(text, self.layer)
         if self.joint is not None:
-            return self.joint(x).chunk(3, dim=-1)
+            return apply(self.joint, x, like).chunk(3, dim=-1)
         return self.to_q(x), self.to_k(x), self.to_v(x)
 
 
@@ -124,30 +153,32 @@ class FeedForward(nn.Module):
         super().__init__()
         self.rise, self.fall = feed_forward.net[0].proj, feed_forward.net[2]
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.rise(x)
+    def forward(self, x: Tensor, like: Tensor) -> Tensor:
+        """`like` has the type of the result."""
+        hidden = apply(self.rise, x, like)
         into = self.fall if isinstance(self.fall, EightBit) else None
         if has_kernels(hidden):
             rounding = into.rounding if into else {}
-            return apply(self.fall, kernels().gated(hidden, **rounding), x)
+            return apply(self.fall, kernels().gated(hidden, **rounding), like)
         value, gate = hidden.chunk(2, dim=-1)
         product = value * F.gelu(gate)
-        return apply(self.fall, into.stored(product) if into else product, x)
+        return apply(self.fall, into.stored(product) if into else product, like)
 
 
 class Block(nn.Module):
     def __init__(self, block: Any, kernel: str | None, layer: int) -> None:
         super().__init__()
-        self.norm1, self.norm2, self.norm3 = block.norm1, block.norm2, block.norm3
+        self.norm1, self.norm2, self.norm3 = map(AddNorm, (block.norm1, block.norm2, block.norm3))
         self.attn1 = Attention(block.attn1, kernel)
         self.attn2 = Attention(block.attn2, kernel, layer)
         self.ff = FeedForward(block.ff)
 
-    def forward(self, x: Tensor, text: Text) -> Tensor:
-        x = x + self.attn1(self.norm1(x))
-        x = x + self.attn2(self.norm2(x), text)
-        found: Tensor = x + self.ff(self.norm3(x))
-        return found
+    def forward(self, x: Tensor, added: Tensor | None, text: Text) -> tuple[Tensor, Tensor]:
+        """`added` was not added to x yet, and the second result is to be added to the first."""
+        x, normed = self.norm1(x, added, self.attn1.reads)
+        x, normed = self.norm2(x, self.attn1(normed, x), self.attn2.reads)
+        x, normed = self.norm3(x, self.attn2(normed, x, text), self.ff.rise)
+        return x, self.ff(normed, x)
 
 
 class Transformer(nn.Module):
@@ -165,8 +196,10 @@ class Transformer(nn.Module):
         self, x: Tensor, encoder_hidden_states: Text, return_dict: bool = False
     ) -> tuple[Tensor]:
         tokens = self.proj_in(self.norm(x).permute(0, 2, 3, 1).flatten(1, 2))
+        added = None
         for block in self.transformer_blocks:
-            tokens = block(tokens, encoder_hidden_states)
+            tokens, added = block(tokens, added, encoder_hidden_states)
+        tokens = tokens if added is None else tokens + added
         out = self.proj_out(tokens).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
         return (out + x,)
 

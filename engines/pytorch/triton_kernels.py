@@ -162,6 +162,46 @@ def _gated(
         tl.store(place, value.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _add_norm(
+    x,
+    added,
+    weight,
+    bias,
+    steps,
+    flags,
+    total,
+    out,
+    tokens,
+    channels,
+    eps,
+    largest,
+    HAS_ADDED: tl.constexpr,
+    HAS_STEPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, CHANNELS)
+    mask = channel < channels
+    place = token * channels + channel
+    value = tl.load(x + place, mask=mask, other=0.0)
+    if HAS_ADDED:
+        # Rounded as it is stored: the norm is of what the next layer is added to.
+        value = value.to(tl.float32) + tl.load(added + place, mask=mask, other=0.0).to(tl.float32)
+        value = value.to(total.dtype.element_ty)
+        tl.store(total + place, value, mask=mask)
+    value = value.to(tl.float32)
+    value = tl.where(mask, value - tl.sum(value, 0) / channels, 0.0)
+    value = value * tl.rsqrt(tl.sum(value * value, 0) / channels + eps)
+    value = value * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
+    if HAS_STEPS:
+        value = value * tl.load(steps + channel, mask=mask, other=0.0)
+        _store_rounded(out + place, flags + token // tokens, value, mask, largest)
+    else:
+        tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
+
+
 def norm_act(
     x: Tensor,
     weight: Tensor,
@@ -239,6 +279,43 @@ def affine(
         CHANNELS=CHANNELS,
     )
     return out
+
+
+def add_norm(
+    x: Tensor,
+    added: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    *,
+    steps: Tensor | None = None,
+    number: torch.dtype | None = None,
+    flags: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Tokens [rows, tokens, channels] plus what is added to them, and the layer norm of that."""
+    channels = x.shape[-1]
+    total = x if added is None else torch.empty_like(x)
+    out = torch.empty_like(x, dtype=number or x.dtype)
+    launch(
+        _add_norm,
+        (x.numel() // channels,),
+        x,
+        x if added is None else added,
+        weight,
+        bias,
+        x if steps is None else steps,
+        _flags(x, number, flags),
+        total,
+        out,
+        x.shape[1],
+        channels,
+        eps,
+        LARGEST.get(out.dtype, 0.0),
+        HAS_ADDED=added is not None,
+        HAS_STEPS=steps is not None,
+        CHANNELS=triton.next_power_of_2(channels),
+    )
+    return total, out
 
 
 def gated(

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.pytorch.eight_bit import Flagged
-from engines.pytorch.triton_kernels import LARGEST, affine, gated, norm_act
+from engines.pytorch.triton_kernels import LARGEST, add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import product
 
 Check = Callable[[], Iterator[str]]
@@ -162,6 +162,31 @@ def gating() -> Iterator[str]:
             found = gated(wide, steps=steps, number=number, flags=flags)
             yield from differing(found, rounded(expected * steps, number), (width, number))
             yield from flags_wrong(flags, {1, 2}, number, width)
+
+
+@check
+def sums_and_their_layer_norms() -> Iterator[str]:
+    """A token that holds a NaN or an infinity is NaN as a whole, and no other is."""
+    cases = [(1100, None), *((CHANNELS, bad) for bad in (None, NAN, INFINITY, -INFINITY))]
+    for width, bad in cases:
+        x, added, steps = *torch.randn(2, ROWS, 3, width), torch.rand(width) * 20 + 1
+        (weight, bias), broken = torch.randn(2, width), set[int]()
+        if bad is not None:
+            added[1, 2, 3], broken = bad, {1}
+        for given in (added, None):
+            total = x.double() if given is None else x.double() + given.double()
+            expected = F.layer_norm(total, (width,), weight.double(), bias.double(), 1e-5)
+            what: Any = (width, bad, given is not None)
+            found, normed = add_norm(x, given, weight, bias, 1e-5)
+            yield from wrong_by(found, total, 1e-6, (*what, "sum"))
+            yield from wrong_by(normed, expected, 2e-6, what)
+            for number in NUMBERS:
+                flags = torch.zeros(ROWS)
+                settings: Any = {"steps": steps, "number": number, "flags": flags}
+                _, normed = add_norm(x, given, weight, bias, 1e-5, **settings)
+                yield from differing(normed, rounded(expected * steps, number), (*what, number))
+                is_there = broken if given is not None else set()
+                yield from flags_wrong(flags, is_there, number, what)
 
 
 @check
