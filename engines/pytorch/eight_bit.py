@@ -75,7 +75,11 @@ class EightBit(nn.Module):
     @property
     def rounding(self) -> dict[str, Any]:
         """What a kernel that rounds needs of the layer that reads its result."""
-        return {"steps": self.steps, "number": self.number, "flags": self.flags}
+        found: dict[str, Any] = {"steps": self.steps, "number": self.number, "flags": self.flags}
+        is_convolution = self.weight.dim() == 4
+        if is_convolution:
+            found["is_bordered"] = products().fits_tma(self.weight)
+        return found
 
     def rounded(self, steps: Tensor) -> Tensor:
         largest = LARGEST[self.number]

@@ -2,7 +2,8 @@
 
 Everything stays channels-last from conv_in to conv_out. Group norm, SiLU and the rounding to 8 bits
 are one pass, and so are a residual's sum, its layer norm and the rounding; the time embedding goes
-into the norm, query, key and value are one product, and attention names its kernel. It knows no sizes and no precision; what it does not know it leaves.
+into the norm, query, key and value are one product, and attention names its kernel. It knows no
+sizes and no precision; what it does not know it leaves.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class Attention(nn.Module):
         if self.layer is not None:
             return apply(self.to_q, x, like), *ready(text, self.layer)
         if self.joint is not None:
-            return apply(self.joint, x, like).chunk(3, dim=-1)
+            query, key, value = apply(self.joint, x, like).chunk(3, dim=-1)
+            return query, key, value
         return self.to_q(x), self.to_k(x), self.to_v(x)
 
 

@@ -32,6 +32,12 @@ class Launch:
     def name(self) -> str:
         return str(self.kernel.__name__)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of descriptors too."""
+        bases = (getattr(argument, "base", argument) for argument in self.arguments)
+        return [base for base in bases if isinstance(base, Tensor)]
+
 
 _notes: ContextVar[list[Launch] | None] = ContextVar("notes", default=None)
 

@@ -9,12 +9,15 @@ on a CPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
+from engines.pytorch.triton_tma_product import empty_bordered
 
 SPLITS = 32
 """programs that share a row's pixels while its channels are summed, at the most"""
@@ -107,22 +110,33 @@ def _affine(
     steps,
     flags,
     out,
+    width,
     pixels,
     channels,
     largest,
     HAS_AFFINE: tl.constexpr,
     HAS_SILU: tl.constexpr,
     HAS_STEPS: tl.constexpr,
+    IS_BORDERED: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    place = (row * pixels + pixel)[:, None] * channels + channel[None, :]
     here = channel < channels
-    mask = (pixel < pixels)[:, None] & here[None, :]
-    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    target, places = pixel, pixels
+    inside = pixel < pixels
+    if IS_BORDERED:
+        # A column behind each line and a line behind each picture, of zeros.
+        left, top = pixel % (width + 1), pixel // (width + 1)
+        inside = (left < width) & (top * width < pixels)
+        pixel = top * width + left
+        places = (pixels // width + 1) * (width + 1)
+    place = (row * places + target)[:, None] * channels + channel[None, :]
+    source = (row * pixels + pixel)[:, None] * channels + channel[None, :]
+    mask = (target < places)[:, None] & here[None, :]
+    value = tl.load(x + source, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
     if HAS_AFFINE:
         a = tl.load(factor + row * channels + channel, mask=here, other=0.0)
         b = tl.load(offset + row * channels + channel, mask=here, other=0.0)
@@ -131,6 +145,8 @@ def _affine(
         value = value * tl.sigmoid(value)
     if HAS_STEPS:
         value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
+        if IS_BORDERED:
+            value = tl.where(inside[:, None], value, 0.0)
         _store_rounded(out + place, flags + row, value, mask, largest)
     else:
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
@@ -214,6 +230,7 @@ def norm_act(
     steps: Tensor | None = None,
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
+    is_bordered: bool = False,
 ) -> Tensor:
     """x is [rows, channels, h, w], channels last; `shift` [rows, channels] is added to it first.
     `flags`, one for each row, tell of what int8 cannot say."""
@@ -241,7 +258,8 @@ def norm_act(
         SIZE=triton.next_power_of_2(per_group),
         HAS_SHIFT=shift is not None,
     )
-    return affine(x, factor, offset, has_silu=has_silu, steps=steps, number=number, flags=flags)
+    rounding: Any = {"steps": steps, "number": number, "flags": flags, "is_bordered": is_bordered}
+    return affine(x, factor, offset, has_silu=has_silu, **rounding)
 
 
 def affine(
@@ -253,28 +271,36 @@ def affine(
     steps: Tensor | None = None,
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
+    is_bordered: bool = False,
 ) -> Tensor:
     """x * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a unit;
-    channels are the last dimension in memory: a map in channels-last, or tokens."""
+    channels are the last dimension in memory: a map in channels-last, or tokens. `is_bordered`: as
+    triton_tma_product.py reads a map; only when rounding."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
-    pixels = x.numel() // (rows * channels)
-    out = torch.empty_like(x, dtype=number or x.dtype)
+    places = pixels = x.numel() // (rows * channels)
+    if is_bordered:
+        out = empty_bordered(x, number or x.dtype)
+        places = (x.shape[2] + 1) * (x.shape[3] + 1)
+    else:
+        out = torch.empty_like(x, dtype=number or x.dtype)
     launch(
         _affine,
-        (rows, triton.cdiv(pixels, PIXELS), triton.cdiv(channels, CHANNELS)),
+        (rows, triton.cdiv(places, PIXELS), triton.cdiv(channels, CHANNELS)),
         x,
         x if factor is None else factor,
         x if offset is None else offset,
         x if steps is None else steps,
         _flags(x, number, flags),
         out,
+        x.shape[-1],
         pixels,
         channels,
         LARGEST.get(out.dtype, 0.0),
         HAS_AFFINE=factor is not None,
         HAS_SILU=has_silu,
         HAS_STEPS=steps is not None,
+        IS_BORDERED=is_bordered,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
     )

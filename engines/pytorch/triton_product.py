@@ -19,6 +19,9 @@ from triton.runtime.errors import OutOfResources
 
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
+from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_product, takes_tma
+
+__all__ = ["fits_tma", "product", "tiles"]
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 TAPS = {2: 1, 4: 9}
@@ -94,9 +97,11 @@ def product(
     residual: Tensor | None = None,
 ) -> Tensor:
     """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
-    [rows, channels, h, w] with a weight [out, 3, 3, channels]."""
+    [rows, channels, h, w] with a weight [out, 3, 3, channels]; bordered, it comes by
+    descriptors."""
     out = _empty_product(x, weight.shape[0], dtype)
-    run = partial(_run_product, x, weight, scale, bias, residual, out)
+    start = run_tma_product if takes_tma(x, weight) else _run_product
+    run = partial(start, x, weight, scale, bias, residual, out)
     run(_tile(x, weight, residual is not None, run))
     return out
 
@@ -124,8 +129,9 @@ def _tile(x: Tensor, weight: Tensor, has_residual: bool, run: Callable[[Tile], N
 
 
 def tiles(device: torch.device) -> Tiles:
-    """Those of this GPU, this Triton and this version of the kernel."""
-    return tiles_of(device, f"{triton.__version__} {_product.cache_key}")
+    """Those of this GPU, this Triton and this version of the kernels."""
+    kernels = f"{_product.cache_key} {_tma_product.cache_key}"
+    return tiles_of(device, f"{triton.__version__} {kernels}")
 
 
 def _seconds(run: Callable[[], None]) -> float:

@@ -32,6 +32,7 @@ GROUPS = {
 """of layers, by the name of their weight; the first that fits"""
 ATTENTION, MEMORY = "attention", "passes over memory"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
+OUR_PRODUCTS = ("_product", "_tma_product")
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -125,14 +126,13 @@ def work_of_operator(
 
 
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
-    tensors = [a for a in launch.arguments if isinstance(a, Tensor)]
-    moved = moved_bytes(tensors)
-    if launch.name != "_product":
+    moved = moved_bytes(launch.tensors)
+    if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
     given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
     taps = int(launch.constants["TAPS"])
     depth, shape = taps * given["channels"], (given["count"], given["out_channels"])
-    name = next(weights[id(t)][1] for t in tensors if id(t) in weights)
+    name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
     return KernelWork(group_of(name), unit, True, 8, 2.0 * depth * prod(shape), moved, depth, shape)
 

@@ -13,17 +13,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch import eight_bit
+from engines.pytorch import eight_bit, triton_tma_product
 from engines.pytorch.launches import OPTIONS, Launch
 from engines.pytorch.tiles import KIB, TileProblem, fitting
 from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
@@ -39,7 +41,9 @@ TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
+FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
 ROWS = (2, 16, 32)
+PRODUCTS = ("_product", "_tma_product")
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Form:
 
     @property
     def number(self) -> str:
-        return dict(self.signature).get("out" if self.kernel != "_product" else "x", "*fp32")
+        given = dict(self.signature).get("x" if self.kernel in PRODUCTS else "out", "*fp32")
+        return "*" + given.removeprefix("tensordesc<").partition("[")[0].removeprefix("*")
 
 
 def form_of(launch: Launch) -> Form:
@@ -64,7 +69,10 @@ def form_of(launch: Launch) -> Form:
     aligned = []
     names = launch.kernel.arg_names
     for name, value in zip(names, launch.arguments, strict=False):
-        if isinstance(value, Tensor):
+        if isinstance(value, TensorDescriptor):
+            element = TYPES[value.base.dtype].removeprefix("*")
+            signature[name] = f"tensordesc<{element}{list(value.block_shape)}>".replace(" ", "")
+        elif isinstance(value, Tensor):
             signature[name] = TYPES[value.dtype]
             aligned.append(name)
         elif isinstance(value, float):
@@ -85,24 +93,21 @@ def form_of(launch: Launch) -> Form:
     )
 
 
-def launches() -> Iterator[Launch]:
-    for precision in PRECISIONS:
-        for rows in ROWS:
-            for name in UNETS:
-                yield from launches_of(name, precision, rows)
-    yield from launches_of_a_picture()
-    # Where PyTorch's own FP8 product is not there, ours takes its place.
-    has_scaled_mm = eight_bit.has_scaled_mm
-    eight_bit.has_scaled_mm = lambda *_: False  # type: ignore[assignment]
-    try:
-        yield from launches_of("unet_deep", "fp8", ROWS[1])
-    finally:
-        eight_bit.has_scaled_mm = has_scaled_mm
+def launches(has_tma: bool) -> Iterator[Launch]:
+    with patch.object(triton_tma_product, "has_tma", lambda _: has_tma):
+        for precision in PRECISIONS:
+            for rows in ROWS:
+                for name in UNETS:
+                    yield from launches_of(name, precision, rows)
+        yield from launches_of_a_picture()
+        # Where PyTorch's own FP8 product is not there, ours takes its place.
+        with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
+            yield from launches_of("unet_deep", "fp8", ROWS[1])
 
 
 def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
     """A product in every tile that may be chosen for it."""
-    if launch.name != "_product":
+    if launch.name not in PRODUCTS:
         yield launch
         return
     constants = dict(launch.constants)
@@ -110,14 +115,20 @@ def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
     for tile in fitting(TileProblem("", 1, 1, 1, 1, has_residual), shared_bytes):
         names = ("M", "N", "K", "num_warps", "num_stages")
         own = constants | dict(zip(names, astuple(tile), strict=True))
-        yield Launch(launch.kernel, launch.grid, launch.arguments, own)
+        blocks = iter(([tile.m, tile.k], [tile.n, tile.k]))
+        arguments = tuple(
+            replace(each, block_shape=next(blocks)) if isinstance(each, TensorDescriptor) else each
+            for each in launch.arguments
+        )
+        yield Launch(launch.kernel, launch.grid, arguments, own)
 
 
-def forms(shared_bytes: int) -> dict[Form, Any]:
+def forms(arch: int) -> dict[Form, Any]:
     """And the kernel of each."""
+    shared_bytes = SHARED_BYTES[arch]
     found: dict[Form, Any] = {}
     seen: set[Form] = set()
-    for launch in launches():
+    for launch in launches(has_tma=arch >= 90):
         if (form := form_of(launch)) not in seen:
             seen.add(form)
             found |= {form_of(each): each.kernel for each in cut(launch, shared_bytes)}
@@ -152,6 +163,8 @@ def inspect(cubin: bytes, ptx: str) -> dict[str, Any]:
         "registers": found["REG"],
         "spilled_bytes": found["STACK"] + found["LOCAL"],
         "tensor_cores": sorted(set(TENSOR_CORES.findall(code))),
+        "from_registers": len(FROM_REGISTERS.findall(code)),
+        "copies_tiles": "UTMALDG" in code,
         "keeps_nan": "max.NaN.f32" in ptx or "max.f32" not in ptx,
     }
 
@@ -177,12 +190,12 @@ def main(argv: list[str]) -> int:
 
 def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
     usual: set[tuple[Any, ...]] = set()
-    for form, kernel in forms(SHARED_BYTES[arch]).items():
+    for form, kernel in forms(arch).items():
         constants = dict(form.constants)
         kind = (form.number, constants.get("TAPS"), constants.get("HAS_RESIDUAL"))
         if not only_products:
             yield form, kernel
-        elif form.kernel == "_product" and kind not in usual:
+        elif form.kernel in PRODUCTS and kind not in usual:
             usual.add(kind)
             yield form, kernel
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
-from tests.engines.ahead_of_time import SHARED_BYTES
+from tests.engines.ahead_of_time import PRODUCTS, SHARED_BYTES
 
 ROOT = Path(__file__).parent.parent.parent
 PINNED, OF_TORCH_2_11 = "pinned", "3.6.0"
@@ -61,8 +61,13 @@ def wrong(form: dict[str, Any]) -> str:
     if not form["keeps_nan"]:
         return "a NaN is lost where values are limited"
     needed = INSTRUCTIONS.get((arch, number))
-    if form["kernel"] == "_product" and needed and form["tensor_cores"] != [needed]:
+    is_product = form["kernel"] in PRODUCTS
+    if is_product and needed and form["tensor_cores"] != [needed]:
         return f"instructions {form['tensor_cores']}, needed {needed}"
+    if form["kernel"] == "_tma_product" and not form["copies_tiles"]:
+        return "tiles do not come by the copy engine"
+    if form["kernel"] == "_tma_product" and form["from_registers"]:
+        return "a factor goes through registers on its way to the tensor cores"
     return ""
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from engines.pytorch.eight_bit import Flagged
 from engines.pytorch.triton_kernels import LARGEST, add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import product
+from engines.pytorch.triton_tma_product import is_bordered
 
 Check = Callable[[], Iterator[str]]
 NUMBERS = (torch.int8, torch.float8_e4m3fn)
@@ -216,6 +217,32 @@ def products() -> Iterator[str]:
             yield from wrong_by(
                 found, wanted, most, ("linear", number, dtype, residual is not None)
             )
+
+
+@check
+def products_by_descriptors() -> Iterator[str]:
+    """A convolution of a bordered map that a kernel made, with several pictures and odd sizes."""
+    inside, out, steps = 80, 41, torch.ones(80)
+    for number, residual in itertools.product(NUMBERS, (False, True)):
+        x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
+        settings: Any = {"steps": steps, "number": number, "flags": torch.zeros(ROWS)}
+        stored, plain = (affine(x, **settings, is_bordered=each) for each in (True, False))
+        what: Any = (number, residual)
+        if not is_bordered(stored) or is_bordered(plain):
+            yield f"{what}: strides {stored.stride()}"
+        yield from wrong_by(stored.float(), plain.float(), 0, (*what, "border"))
+        scale, bias = torch.rand(out) / 1000, torch.randn(out)
+        past = map_of(ROWS, out, HEIGHT, WIDTH) if residual else None
+        weight = whole(out, 3, 3, inside).to(number)
+        found = product(stored, weight, scale, bias, torch.float32, past)
+        filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
+        expected = F.conv2d(plain.double(), filters, bias.double(), padding=1)
+        expected = expected if past is None else expected + past.double()
+        yield from wrong_by(found, expected, 1e-5, what)
+    tokens, weight = whole(ROWS, 7, inside).to(number), whole(out, inside).to(number)
+    found = product(tokens, weight, scale, bias, torch.float32)
+    expected = F.linear(tokens.double(), weight.double() * scale.double()[:, None], bias.double())
+    yield from wrong_by(found, expected, 1e-5, "linear")
 
 
 def whole(*dims: int) -> Tensor:

@@ -1,0 +1,161 @@
+"""The 8-bit product for GPUs with a tensor memory accelerator, Hopper and later: both factors come
+by descriptors, so that nothing is masked or addressed in the loop and the next tiles are on their
+way while these are multiplied.
+
+A 3×3 convolution reads a bordered map: a column of zeros behind each line and a line of zeros
+behind each picture. Every tap is then the same rows of memory, moved; what lies outside is zero. It
+knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engines.pytorch.launches import launch
+from engines.pytorch.tiles import Tile
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+ALIGNED = 16
+"""bytes that lines of a descriptor's tensor are a multiple of"""
+GROUP = 8
+"""rows of tiles that are worked off together, so that they share weights in the cache"""
+
+
+@triton.jit
+def _tma_product(
+    scale,
+    bias,
+    x,
+    weight,
+    residual,
+    out,
+    count,
+    height,
+    width,
+    channels,
+    out_channels,
+    TAPS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    across = tl.cdiv(out_channels, N)
+    in_group = GROUP * across
+    first = (tl.program_id(0) // in_group) * GROUP
+    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
+    down = (first + (tl.program_id(0) % in_group) % tall) * M
+    right = ((tl.program_id(0) % in_group) // tall) * N
+    blocks = tl.cdiv(channels, K)
+    total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    for k in range(TAPS * blocks):
+        tap, channel = k // blocks, (k % blocks) * K
+        by = (tap // 3 - 1) * (width + 1) + tap % 3 - 1 if TAPS == 9 else 0
+        a = x.load([down + by, channel])
+        b = weight.load([right, tap * channels + channel])
+        total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
+    target = right + tl.arange(0, N)
+    is_there = target < out_channels
+    value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
+    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    pixel = down + tl.arange(0, M)
+    inside = pixel < count
+    if TAPS == 9:
+        # From places in the bordered map to those in a plain one.
+        left, line = pixel % (width + 1), pixel // (width + 1)
+        top = line % (height + 1)
+        inside = inside & (left < width) & (top < height)
+        pixel = (line // (height + 1) * height + top) * width + left
+    place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
+    mask = inside[:, None] & is_there[None, :]
+    if HAS_RESIDUAL:
+        value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
+
+
+@cache
+def has_tma(device: torch.device) -> bool:
+    """What is only noted counts as having it, and so does the interpreter."""
+    if device.type != "cuda":
+        return device.type == "meta" or IS_INTERPRETED
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def fits_tma(weight: Tensor) -> bool:
+    return has_tma(weight.device) and weight.shape[-1] % ALIGNED == 0
+
+
+def takes_tma(x: Tensor, weight: Tensor) -> bool:
+    """Of a product's factors."""
+    return fits_tma(weight) and (weight.dim() == 2 or is_bordered(x))
+
+
+def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Like a map, channels last, in a bordered place that it does not show."""
+    rows, channels, height, width = x.shape
+    place = x.new_empty((rows, height + 1, width + 1, channels), dtype=dtype)
+    return place[:, :height, :width].permute(0, 3, 1, 2)
+
+
+def is_bordered(x: Tensor) -> bool:
+    if x.dim() != 4:
+        return False
+    channels, height, width = x.shape[1:]
+    line = (width + 1) * channels
+    return x.stride() == ((height + 1) * line, 1, line, channels)
+
+
+def run_tma_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    tile: Tile,
+) -> None:
+    out_channels, channels = weight.shape[0], weight.shape[-1]
+    taps = prod(weight.shape[1:-1])
+    height, width = x.shape[-2:] if x.dim() == 4 else (1, 1)
+    count = x.numel() // channels
+    if taps == 9:
+        count = x.shape[0] * (height + 1) * (width + 1)
+    given: dict[str, Any] = {
+        "TAPS": taps,
+        "HAS_RESIDUAL": residual is not None,
+        "IS_WHOLE": x.dtype == torch.int8,
+        "M": tile.m,
+        "N": tile.n,
+        "K": tile.k,
+        "GROUP": GROUP,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    launch(
+        _tma_product,
+        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n),),
+        scale,
+        bias,
+        TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
+        TensorDescriptor(
+            weight, [out_channels, taps * channels], [taps * channels, 1], [tile.n, tile.k]
+        ),
+        out if residual is None else residual,
+        out,
+        count,
+        height,
+        width,
+        channels,
+        out_channels,
+        **given,
+    )
