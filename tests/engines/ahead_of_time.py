@@ -93,13 +93,17 @@ def form_of(launch: Launch) -> Form:
     )
 
 
-def launches(has_tma: bool) -> Iterator[Launch]:
+def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
+    """`only_products`: from as few calls as have all kinds of them."""
     with patch.object(triton_tma_product, "has_tma", lambda _: has_tma):
-        for precision in PRECISIONS:
+        if only_products:
+            yield from launches_of("unet_deep", "int8", ROWS[1])
+        for precision in () if only_products else PRECISIONS:
             for rows in ROWS:
                 for name in UNETS:
                     yield from launches_of(name, precision, rows)
-        yield from launches_of_a_picture()
+        if not only_products:
+            yield from launches_of_a_picture()
         # Where PyTorch's own FP8 product is not there, ours takes its place.
         with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
             yield from launches_of("unet_deep", "fp8", ROWS[1])
@@ -123,12 +127,12 @@ def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
         yield Launch(launch.kernel, launch.grid, arguments, own)
 
 
-def forms(arch: int) -> dict[Form, Any]:
+def forms(arch: int, only_products: bool) -> dict[Form, Any]:
     """And the kernel of each."""
     shared_bytes = SHARED_BYTES[arch]
     found: dict[Form, Any] = {}
     seen: set[Form] = set()
-    for launch in launches(has_tma=arch >= 90):
+    for launch in launches(arch >= 90, only_products):
         if (form := form_of(launch)) not in seen:
             seen.add(form)
             found |= {form_of(each): each.kernel for each in cut(launch, shared_bytes)}
@@ -190,7 +194,7 @@ def main(argv: list[str]) -> int:
 
 def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
     usual: set[tuple[Any, ...]] = set()
-    for form, kernel in forms(arch).items():
+    for form, kernel in forms(arch, only_products).items():
         constants = dict(form.constants)
         kind = (form.number, constants.get("TAPS"), constants.get("HAS_RESIDUAL"))
         if not only_products:
