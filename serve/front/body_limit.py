@@ -34,8 +34,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = await self._read(scope, receive)
-        if body is not None:
+        # In a list, so that it is let go once it was read: an answer may take long.
+        body = [await self._read(scope, receive)]
+        if body[0] is not None:
             await self._answer(scope, body, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
@@ -57,13 +58,14 @@ class BodyLimit:
             raise invalid(None, f"The body nests too deep; at most {most} levels.", "too_deep")
         return body
 
-    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    async def _answer(
+        self, scope: Scope, body: list[bytes | None], receive: Receive, send: Send
+    ) -> None:
         is_gone = asyncio.Event()
 
         async def replay() -> Message:
-            if parts:
-                return parts.pop()
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
             await is_gone.wait()
             return {"type": "http.disconnect"}
 

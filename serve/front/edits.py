@@ -29,11 +29,15 @@ class Edits:
         if not card.can_edit:
             message = "This model's engines have no encoder for images; export and build them anew."
             raise errors.Problem(501, message, None, "edits_unavailable")
+        asked, source = await self._read(request, card)
+        return await self.generations.answer(asked, request, source)
+
+    async def _read(self, request: Request, card: ModelCard) -> tuple[EditRequest, SourceImage]:
+        """The files are let go here: an answer may take long."""
         sent = await read_edit(request)
         check_limits(sent.request, card, self.generations.settings)
         async with self._turn:
-            asked, source = await asyncio.to_thread(self._prepared, sent, card)
-        return await self.generations.answer(asked, request, source)
+            return await asyncio.to_thread(self._prepared, sent, card)
 
     def _prepared(self, sent: EditAsked, card: ModelCard) -> tuple[EditRequest, SourceImage]:
         """The request with its size and strength filled, and its image at that size."""

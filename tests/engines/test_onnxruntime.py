@@ -70,7 +70,8 @@ def random_inputs(spec: ModelSpec, **axes: int) -> dict[str, Tensor]:
             return torch.randint(0, VOCABULARY, shape)
         return torch.randn(shape).to(dtype)
 
-    return {t.name: tensor(t.shape(AXES | axes), torch_dtype(t)) for t in spec.inputs}
+    found = AXES | image_axes(ARCH, AXES["latent_h"], AXES["latent_w"]) | axes
+    return {t.name: tensor(t.shape(found), torch_dtype(t)) for t in spec.inputs}
 
 
 def assert_same_images(found: list[Result], expected: list[Result]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from engines.folders.profiles import buckets, choose, latent_sides, profiles
 from engines.folders.targets import TARGETS
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
-from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, network_specs
+from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, image_axes, network_specs
 from tests.fakes import ARCH
 
 BATCHES = sorted({target.max_batch for target in TARGETS.values()})
@@ -16,7 +16,9 @@ SPECS = network_specs(SDXL_1_0, "float16")
 
 def shapes(spec: ModelSpec, **axes: int) -> dict[str, tuple[int, ...]]:
     usual = {"rows": 2, "tokens": 77, "latent_h": 128, "latent_w": 128, "chunks": 2, "batch": 1}
-    return {t.name: t.shape(usual | axes) for t in spec.inputs}
+    found = usual | axes
+    found |= image_axes(SDXL_1_0, found["latent_h"], found["latent_w"])
+    return {t.name: t.shape(found) for t in spec.inputs}
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, *BATCHES])
