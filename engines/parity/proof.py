@@ -22,7 +22,9 @@ from engines.parity.findings import CheckFailed, Finding, broken, psnr
 from engines.parity.pictures import Subject, paint
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines, call
+from sdxl.specs import VAE
 
+DECODER, ENCODER = VAE
 INTERVALS = (1, 2)
 WARM_CALLS, TIMED_CALLS = 2, 5
 Profiles = Mapping[str, Sequence[Profile]]
@@ -119,7 +121,13 @@ class PlanTrial:
         """Of each network the first one, while a picture of two steps is made."""
         heard, calls = listening(engines, *engines.by_name)
         paint(self.checkpoint, heard, replace(self.subject, steps=2, side=side), 1, interval=2)
-        return {each.network: each for each in reversed(calls)}
+        first = {each.network: each for each in reversed(calls)}
+        if ENCODER in engines.by_name:
+            # Painting from text encodes nothing: it is given the picture that was just decoded.
+            image = EngineCall(ENCODER, first[DECODER].outputs, {}).on(engines)
+            call(heard[ENCODER], engines.arch, image)
+            first[ENCODER] = calls[-1]
+        return first
 
 
 def _within(
@@ -142,7 +150,7 @@ def _within(
 
 
 def _low_side(profiles: Profiles, scale: int) -> int:
-    low, _, _ = profiles["vae_decoder"][-1].ranges["latents"]
+    low, _, _ = profiles[DECODER][-1].ranges["latents"]
     return low[-1] * scale
 
 

@@ -71,8 +71,8 @@ def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
 def decoder(model: str = FULL_SIZE) -> nn.Module:
     """In the torch backend's GPU form."""
     with torch.device("meta"):
-        (found,) = networks_of("vae", build_module("vae", configs_of(model)["vae"])).values()
-        found = found.to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        vae = networks_of("vae", build_module("vae", configs_of(model)["vae"]))
+        found = vae["vae_decoder"].to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         rearrange_decoder(found.decoder)
         return found
 
