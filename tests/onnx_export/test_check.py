@@ -34,7 +34,7 @@ def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) 
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
     """The fixture's own check raises where they are not; its findings are kept."""
     findings = exports(precision).parity["findings"]
-    assert len(findings) == 11 + (precision in ("int8", "fp8"))
+    assert len(findings) == 12 + (precision in ("int8", "fp8"))
     whats = [finding["what"] for finding in findings]
     for alone in (f"{precision} alone", "interval 2 alone", f"{precision} and interval 2"):
         assert f"{alone}, PSNR to the exact model" in whats
@@ -46,7 +46,7 @@ def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoin
     said: Said = []
     run(tiny_export, tiny, said)
     lines = [line for line in said if "measured" in line]
-    assert len(lines) == 11 and sum("required at" in line for line in lines) == 8, lines
+    assert len(lines) == 12 and sum("required at" in line for line in lines) == 9, lines
     assert [line for line in lines if "noise of 2 steps" in line]
 
 

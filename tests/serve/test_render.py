@@ -66,7 +66,7 @@ class FakePipeline:
 @pytest.fixture
 def pipeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakePipeline:
     fake = FakePipeline()
-    monkeypatch.setattr(engines, "load", lambda model, backend, folder: fake)
+    monkeypatch.setattr(engines, "load", lambda **_: fake)
     monkeypatch.delenv(cli.TRACEBACK, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake
@@ -300,7 +300,7 @@ def test_no_prompt_is_a_bad_request(
 def test_an_unwritable_place_is_refused_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engines, "load", lambda model, backend: pytest.fail("loaded"))
+    monkeypatch.setattr(engines, "load", lambda **_: pytest.fail("loaded"))
     (tmp_path / "file").write_text("")
     for flag, name in (("--out", "file/sub"), ("--out", "file/a.png"), ("--sheet", "file/s.png")):
         extra = ["--out", str(tmp_path)] if flag == "--sheet" else []
