@@ -31,7 +31,7 @@ demo: $(INSTALLED) ## render a contact sheet with the embedded model into out/
 	@echo "see out/contact_sheet.png"
 
 test: $(INSTALLED) ## every test that takes seconds
-	$(PYTHON_OF_VENV) -m pytest -n 2 --dist loadgroup -m "not long" $(PYTEST_FLAGS)
+	$(PYTHON_OF_VENV) -m pytest -n 2 -m "not long" $(PYTEST_FLAGS)
 
 test-long: $(INSTALLED) ## the tests that take minutes
 	$(PYTHON_OF_VENV) -m pytest -n 1 -m long --timeout 3600

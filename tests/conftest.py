@@ -18,6 +18,7 @@ from tests.hangs import (
     pytest_runtest_protocol,
     pytest_runtest_setup,
     pytest_runtest_teardown,
+    pytest_xdist_make_scheduler,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "pytest_runtest_protocol",
     "pytest_runtest_setup",
     "pytest_runtest_teardown",
+    "pytest_xdist_make_scheduler",
 ]
 
 

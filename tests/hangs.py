@@ -10,9 +10,11 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 GRACE_S = 5.0
 """for pytest-timeout, which comes first and does less harm"""
@@ -31,7 +33,7 @@ SLOW_FIXTURES_S = {
     "browser": 180.0,
 }
 """What a test may take that needs one of these, unless it says otherwise itself."""
-SHARING = ("tests/serve", "tests/onnx_export")
+SHARING = ("tests/serve/", "tests/onnx_export/")
 """One service on one Ray; one export of each model."""
 STDERR = pytest.StashKey[int]()
 
@@ -42,19 +44,36 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item.path.relative_to(config.rootpath))))
         names = getattr(item, "fixturenames", ())
         needed_s = max((SLOW_FIXTURES_S.get(name, 0.0) for name in names), default=0.0)
         if needed_s and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(needed_s))
 
 
-def group_of(file: Path) -> str:
-    """Tests that one process runs: those that share what is made once in a run, and else a file."""
-    return next((f"{place}/" for place in SHARING if file.is_relative_to(place)), str(file))
+class InGroups(LoadScopeScheduling):
+    """A process runs all tests that share what is made once in a run, or else all of a file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return next((place for place in SHARING if file.startswith(place)), file)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """The base class hands the test that ended its process out again, for ever."""
+        units = self.assigned_work[node]
+        pending = ((unit, test) for unit in units.values() for test in unit if not unit[test])
+        unit, crashed = next(pending, ({}, None))
+        if crashed is not None:
+            unit[crashed] = True
+        for scope in [scope for scope, unit in units.items() if all(unit.values())]:
+            del units[scope]
+        super().remove_node(node)
+        return crashed
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InGroups:
+    return InGroups(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

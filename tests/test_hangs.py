@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 2
+LIMIT_S = 4
 TESTS = """
 import ctypes, itertools, subprocess, sys, threading, time, pytest
 

@@ -128,7 +128,7 @@ def test_only_changed_weights_are_written_beside_the_graphs(
     lora = Lora(path, SCALE)
     folder = export_tiny(tiny, tmp_path / "export", loras=(lora,))
     assert folder.loras == (lora.as_dict(),)
-    asked = EngineRequest("tiny", tiny, folder=str(tmp_path / "export"))
+    asked = EngineRequest("tiny", tiny, folder=str(tmp_path / "export"), takes_unchecked=True)
     assert choose_engines(asked, "auto").description["loras"] == (lora.as_dict(),)
     assert folder.graphs["unet_deep"].data == ("unet.changed.safetensors", "unet.safetensors")
     from safetensors import safe_open
