@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline
 
 BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
-FOLDER = "a folder of sdxl export or sdxl build, not what is found"
+FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL_HOME"
 """what a flag that names `load`'s folder says of it"""
 
 

@@ -8,13 +8,9 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
-
-if TYPE_CHECKING:
-    pass
 
 ROUNDS = 200
 FEWEST = 2

@@ -79,8 +79,8 @@ def unchanged_places(parameters: Mapping[str, Tensor], path: Path, file: str) ->
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Stored]:
-    """A new file of them; the same tensors give the same bytes. Numbers that are equal share a
-    place, so that layers of one input with one scale can be told."""
+    """A new file of them; the same tensors give the same bytes. Equal scalars share
+    one offset, so that binding.py can see that two layers quantise the same input alike."""
     contiguous = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     try:
         save_file(contiguous, path)

@@ -1,1 +1,1 @@
-"""What a person or a client talks to: the command line's renderer now, the service later."""
+"""What a person or a client talks to: the service, the batch job, `sdxl render`."""

@@ -35,7 +35,7 @@ class ImageOrder:
     weight: float = 1.0
     """of this client's share"""
     trace: str = ""
-    """the span of its request, for the one who makes it to go on from; empty if nobody asks"""
+    """W3C traceparent of the HTTP request; empty when tracing is off"""
     source: SourceImage | None = None
     """what it is made from, of an edit"""
 

@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from engines import FOLDER
 from sdxl.arguments import MODEL, UNCHECKED, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
@@ -40,19 +41,19 @@ class ServeSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on", 1, 65_535)
     replicas: int = setting(0, "copies of the model; 0 for one per GPU, or one on a CPU", 0)
-    max_replicas: int = setting(0, "grow up to so many as the queue does; 0 for never", 0)
-    target_queue_s: float = setting(2.0, "how long images should wait at most before it grows", 0)
-    device: str = setting("auto", "gpu or cpu; auto for gpu where the cluster has one by now")
-    ingresses: int = setting(1, "HTTP front ends; with several, one may die unnoticed", 1)
+    max_replicas: int = setting(0, "upper bound for autoscaling; 0 turns it off", 0)
+    target_queue_s: float = setting(2.0, "how long images may wait before a copy is added", 0)
+    device: str = setting("auto", "gpu or cpu; auto takes gpu where the cluster has one at start")
+    ingresses: int = setting(1, "HTTP front ends; two or more survive the loss of one", 1)
     model: str = setting("mini", MODEL)
     vae: str = setting("", VAE)
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
-    engines: str = setting("", "a folder of sdxl export or sdxl build, not what is found")
+    engines: str = setting("", FOLDER)
     unchecked: bool = setting(False, UNCHECKED)
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
     deterministic: bool = setting(False, "the same bytes for the same request, whatever the load")
-    llm: str = setting("mini", "a language model as well: a folder or a hub id; none for none")
+    llm: str = setting("mini", "language model: a folder or a hub id; none starts none")
     llm_backend: str = setting("auto", "auto, transformers or tensorrt-llm")
     llm_replicas: int = setting(1, "copies of the language model", 1)
     llm_options: str = setting("", "TOML file of the backend's options, by TensorRT-LLM's names")

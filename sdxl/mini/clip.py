@@ -54,7 +54,7 @@ class MiniClip(nn.Module):
         return cls(vision, text).eval()
 
     def save(self, folder: Path) -> None:
-        """In halves."""
+        """Stored as float16."""
         for name in ("vision", "text"):
             network = getattr(self, name)
             network.half().save_pretrained(folder / name)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 SIDES = ((1, 0), (0, 1))
-"""which neighbour, before or behind, the first and the second of two doubled pixels look at"""
+"""padding (before, after) for the even and for the odd output pixel"""
 
 
 LEAST_LOG, MOST_LOG = -30.0, 20.0

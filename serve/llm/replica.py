@@ -91,8 +91,8 @@ class LlmReplica:
         return labelled(await self.speaker.metrics(), replica=replica_name())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Every router asks, and sends asks to who has loaded and is well. An answer under way
-        counts a second, whatever it takes: all of them do alike."""
+        """Routers prefer replicas that have loaded and are well. Every running answer counts as one
+        second: only the comparison matters."""
         left_s = LOADING_S
         if self.speaker is not None:
             self.speaker.engine.check_health()
