@@ -59,10 +59,13 @@ def run(arguments: list[str]) -> int:
         case ["--version", *_]:
             print(f"sdxl {sdxl.__version__}")
             return 0
+        case []:
+            print(usage(), file=sys.stderr)
+            return BAD_REQUEST
         case [name, *rest] if name in COMMANDS:
             return command(name)(rest)
         case _:
-            asked = arguments[0] if arguments else None
+            asked = arguments[0]
             allowed = f"needed one of {', '.join(COMMANDS)}, or --help"
             raise UnknownCommand(f"command: {asked!r} is not allowed; {allowed}")
 

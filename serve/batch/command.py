@@ -177,5 +177,6 @@ def verify(place: str) -> int:
     for problem in found.problems:
         print(f"sdxl batch: {problem}", file=sys.stderr)
     told = f"{found.rows} rows: {found.images} pictures, {found.dead_letters} dead letters"
-    print(f"{told}, {len(found.problems) or 'no'} problems")
+    count = len(found.problems)
+    print(f"{told}, {count or 'no'} problem{'' if count == 1 else 's'}")
     return HAS_PROBLEMS if found.problems else 0

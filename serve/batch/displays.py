@@ -17,12 +17,13 @@ from serve.batch.store import Store
 Show = Callable[[BatchProgress], None]
 STATUS, STATUS_PERIOD_S = "status.json", 5.0
 LOG_PERIOD_S = 5.0
+LOG_LINE_S = 30.0
 SHOWN_WORKERS = 8
 
 
 class Bar:
     """The live display: one line, done, rate, time left, how full each worker is, failures. Where
-    no terminal is, troubles alone are told."""
+    no terminal is, such a line now and then."""
 
     def __init__(self, rows: int) -> None:
         from tqdm import tqdm
@@ -31,10 +32,15 @@ class Bar:
         self._bar = tqdm(
             total=rows, file=sys.stderr, bar_format=form, dynamic_ncols=True, disable=None
         )
-        self._trouble = ""
+        self._trouble, self._last_s = "", time.monotonic()
 
     def __call__(self, progress: BatchProgress) -> None:
         from tqdm import tqdm
+
+        if self._bar.disable and progress.now_s - self._last_s >= LOG_LINE_S:
+            self._last_s = progress.now_s
+            told = f"{progress.done} of {progress.rows}, {tail(progress)}"
+            print(f"sdxl batch: {told}", file=sys.stderr, flush=True)
 
         if progress.trouble != self._trouble:
             self._trouble = progress.trouble

@@ -64,6 +64,16 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def tell_how_to_go_on(progress: BatchProgress, order: BatchSpec) -> None:
+    told = f"{progress.done} of {progress.rows} pictures are in {order.out}"
+    print(
+        f"sdxl batch: interrupted; {told}. The same command goes on there; "
+        f"sdxl batch --status {order.out} tells how far it is",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def describe(order: BatchSpec) -> BatchJob:
     """Everything about the job that can be known without a worker."""
     paths = reading.find_inputs(order.inputs)
@@ -207,6 +217,8 @@ class BatchRun:
             state = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
             self.progress.trouble = str(error) or self.progress.trouble
             self.status.end(self.progress, state)
+            if state == "interrupted":
+                tell_how_to_go_on(self.progress, self.order)
             raise
         return self._finish()
 

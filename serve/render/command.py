@@ -30,7 +30,7 @@ from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from sdxl.provenance import Provenance
 from sdxl.source import DIGESTS
-from serve.render.destination import SUFFIXES, Destination, format_of
+from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
 from serve.render.editing import ImageToEdit
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def build_parser() -> Parser:
     add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--unchecked", action="store_true", help=UNCHECKED)
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
-    add("--out", default="out", metavar="PATH", help="folder, or file (default %(default)s)")
+    add("--out", default="out", metavar="PATH", help="folder, file, or - (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
     add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
     add("--image", metavar="FILE", help="make this image anew, by --strength")
@@ -130,7 +130,12 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
         raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
-    prompts = read_prompts(options.prompts) or ([stored.get("prompt", "")] if stored else [])
+    given = read_prompts(options.prompts)
+    if any(not prompt.strip() for prompt in given):
+        raise InvalidParams("prompt", "", "needed text")
+    if options.is_json and options.out == STDOUT:
+        raise InvalidParams("out", STDOUT, "needed a file or a folder: --json writes there too")
+    prompts = given or ([stored.get("prompt", "")] if stored else [])
     if not prompts:
         raise InvalidParams("prompt", None, "needed at least one prompt, or --from IMAGE")
     if not 1 <= options.n <= MAX_IMAGES // len(prompts):
@@ -195,13 +200,40 @@ def stored_params(source: str) -> dict[str, Any]:
     from sdxl.images import NoParameters, read_parameters
 
     try:
-        stored = read_parameters(Path(source))
+        data = Path(source).read_bytes()
+    except OSError as error:
+        needed = f"needed a picture that says how it was made ({error.strerror})"
+        raise InvalidParams("from", source, needed) from error
+    try:
+        stored = read_parameters(data)
         if not isinstance(stored.get("model"), str | None):
             raise NoParameters("its model is not a name")
         return stored
-    except (OSError, NoParameters) as error:
-        cause = getattr(error, "strerror", None) or error
-        raise InvalidParams("from", source, f"needed a picture of sdxl render ({cause})") from error
+    except NoParameters as error:
+        if found := foreign_params(data, source):
+            return found
+        needed = f"needed a picture that says how it was made ({error})"
+        raise InvalidParams("from", source, needed) from error
+
+
+def foreign_params(data: bytes, source: str) -> dict[str, Any]:
+    """Of a picture of stable-diffusion-webui or ComfyUI what means something here; the rest is
+    told. The model is left out: names of files elsewhere find nothing."""
+    from sdxl.infotext import read_graph, read_text
+    from sdxl.picture_files import BrokenPicture, words_of
+
+    try:
+        words = words_of(data)
+        graph = json.loads(words.get("prompt", "{}"))
+    except (BrokenPicture, RecursionError, ValueError):
+        return {}
+    text = words.get("parameters", "")
+    found = read_graph(graph) if isinstance(graph, dict) and not text else read_text(text)
+    if not found.params.get("prompt"):
+        return {}
+    if found.unread:
+        print(f"sdxl render: {source}: left out: {'; '.join(found.unread)}", file=sys.stderr)
+    return found.params
 
 
 def model_of_picture(model: str | None, source: str) -> str | None:
@@ -250,10 +282,14 @@ def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
     pixels = to_pixels(result.image)
     if result.source is not None:
         pixels = pasted(pixels, result.source)
-    path = order.destination.path(result.params)
     metadata = _metadata(order, result.params)
+    path = order.destination.path(result.params, metadata)
     format, marks = order.destination.format, order.provenance
-    write_atomic(path, marks.sign(encode(pixels, format, metadata, xmp=marks.xmp), format))
+    file = marks.sign(encode(pixels, format, metadata, xmp=marks.xmp), format)
+    if order.destination.is_stdout:
+        sys.stdout.buffer.write(file)
+    else:
+        write_atomic(path, file)
     return pixels, path
 
 
@@ -267,7 +303,7 @@ def report(result: Result, path: Path, order: RenderSpec) -> None:
         else f"{path}  seed {result.params.seed}  {result.timings['denoise_s']:.2f} s"
     )
     # Steps aside for the progress bar, and writes to stdout all the same.
-    tqdm.write(line, file=sys.stdout)
+    tqdm.write(line, file=sys.stderr if order.destination.is_stdout else sys.stdout)
 
 
 def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:

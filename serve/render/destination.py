@@ -1,23 +1,34 @@
-"""Where pictures go: one named file, or names of their own in a folder. It draws nothing."""
+"""Where pictures go: one named file, names of their own in a folder, or standard output. It draws
+nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sdxl.files import prepare_folder
 from sdxl.params import GenerationParams, InvalidParams
 
 FORMATS_BY_SUFFIX = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
-MAX_NAME = 60
+FOREIGN = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".ico", ".pdf")
+"""Who names such a file wants no folder of that name."""
+STDOUT = "-"
+MAX_NAME, MAX_NAME_BYTES = 60, 180
+"""File systems take 255 bytes, of which the seed, a number and the suffix need some."""
 
 
 @dataclass
 class Destination:
-    """Proven writable when it is made; no two pictures of a run get the same name."""
+    """Proven writable when it is made; no two pictures get the same name, and none gets that of
+    another picture which is there already."""
 
     folder: Path
     file_name: str | None
@@ -26,7 +37,11 @@ class Destination:
 
     @classmethod
     def prepare(cls, out: str, format: str | None, images: int) -> Destination:
+        if out == STDOUT:
+            return cls._prepare_stdout(format, images)
         path = Path(out)
+        if path.suffix.lower() in FOREIGN and not path.is_dir():
+            raise InvalidParams("out", out, f"needed a folder, or {', '.join(FORMATS_BY_SUFFIX)}")
         implied = format_of(path)
         if implied is None or path.is_dir():
             destination = cls(path, None, format or "png")
@@ -39,16 +54,44 @@ class Destination:
         prepare_folder(destination.folder)
         return destination
 
-    def path(self, params: GenerationParams) -> Path:
+    @classmethod
+    def _prepare_stdout(cls, format: str | None, images: int) -> Destination:
+        if images > 1:
+            raise InvalidParams("out", STDOUT, f"needed a folder for {images} images")
+        if sys.stdout.isatty():
+            raise InvalidParams("out", STDOUT, "needed a file or a pipe, not a terminal")
+        return cls(Path(), STDOUT, format or "png")
+
+    @property
+    def is_stdout(self) -> bool:
+        return self.file_name == STDOUT
+
+    def path(self, params: GenerationParams, metadata: Mapping[str, Any] | None = None) -> Path:
+        """`metadata`: what the picture will say of itself; the same picture may be made again."""
         if self.file_name is not None:
             return self.folder / self.file_name
-        stem = f"{slug(params.prompt)}-{params.seed}"
-        name, copies = stem, 1
-        while name in self._taken:
+        stem, copies = f"{slug(params.prompt)}-{params.seed}", 1
+        path = self._named(stem)
+        while path.name in self._taken or is_another(path, metadata):
             copies += 1
-            name = f"{stem}-{copies}"
-        self._taken.add(name)
-        return self.folder / (name + SUFFIXES[self.format])
+            path = self._named(f"{stem}-{copies}")
+        self._taken.add(path.name)
+        return path
+
+    def _named(self, stem: str) -> Path:
+        return self.folder / (stem + SUFFIXES[self.format])
+
+
+def is_another(path: Path, metadata: Mapping[str, Any] | None) -> bool:
+    """Whether something is there that is not the picture with this metadata."""
+    if not path.exists():
+        return False
+    from sdxl.images import NoParameters, read_parameters, told
+
+    try:
+        return read_parameters(path) != json.loads(json.dumps(told(metadata or {})))
+    except (OSError, NoParameters):
+        return True
 
 
 def format_of(path: Path) -> str | None:
@@ -56,6 +99,24 @@ def format_of(path: Path) -> str | None:
 
 
 def slug(prompt: str) -> str:
-    """A prompt as part of a file name that any file system and terminal takes."""
-    plain = unicodedata.normalize("NFKD", prompt).encode("ascii", "ignore").decode().lower()
-    return re.sub(r"[^a-z0-9]+", "-", plain)[:MAX_NAME].strip("-") or "image"
+    """A prompt as part of a file name that any file system takes: letters and digits of any script,
+    whole words as far as they fit."""
+    plain = unicodedata.normalize("NFKC", prompt).casefold()
+    words = [word for word in re.split(r"[\W_]+", plain) if word]
+    name = ""
+    for word in words:
+        longer = f"{name}-{word}" if name else word
+        if not _fits(longer):
+            break
+        name = longer
+    return name or _cut(words[0] if words else "") or "image"
+
+
+def _fits(name: str) -> bool:
+    return len(name) <= MAX_NAME and len(name.encode()) <= MAX_NAME_BYTES
+
+
+def _cut(word: str) -> str:
+    while not _fits(word):
+        word = word[:-1]
+    return word

@@ -35,7 +35,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"sdxl {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["paint"], ["--speed"]])
+def test_no_command_shows_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("usage: sdxl COMMAND") and "render" in err
+
+
+@pytest.mark.parametrize("argv", [["paint"], ["--speed"]])
 def test_an_unknown_command_names_the_known_ones(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +109,22 @@ def test_comfyuis_graph_is_read_from_its_sampler_on() -> None:
         "scheduler": "euler",
     }
     assert found.unread == ["node LoraLoader"]
+
+
+def test_render_takes_the_parameters_of_other_programs_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image, PngImagePlugin
+
+    from serve.render.command import stored_params
+
+    for name, text in (("parameters", A1111), ("prompt", json.dumps(COMFY))):
+        chunks = PngImagePlugin.PngInfo()
+        chunks.add_text(name, text)
+        Image.new("RGB", (8, 8)).save(tmp_path / "other.png", pnginfo=chunks)
+        found = stored_params(str(tmp_path / "other.png"))
+        assert found["prompt"] and found["steps"] in (25, 30) and "model" not in found
+        assert "left out: " in capsys.readouterr().err
 
 
 def test_a_graph_in_a_circle_ends() -> None:

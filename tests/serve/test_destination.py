@@ -17,13 +17,14 @@ def named(out: Path, format: str | None, prompts: list[str]) -> list[str]:
 
 
 def test_names_come_from_prompt_and_seed(tmp_path: Path) -> None:
-    prompts = ["A Red circle!", "a red circle", "étoile", "円", "", "x" * 300]
+    prompts = ["A Red circle!", "a red circle", "étoile", "赤い円", "Красный круг", "", "x" * 300]
     assert named(tmp_path, None, prompts) == [
         "a-red-circle-7.png",
         "a-red-circle-7-2.png",
-        "etoile-7.png",
+        "étoile-7.png",
+        "赤い円-7.png",
+        "красный-круг-7.png",
         "image-7.png",
-        "image-7-2.png",
         "x" * 60 + "-7.png",
     ]
 
@@ -57,3 +58,41 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> No
     for out in ("file/sub", "file/a.png", "file"):
         with pytest.raises(OutputError, match="out: "):
             Destination.prepare(str(tmp_path / out), None, 1)
+
+
+def test_no_word_is_cut(tmp_path: Path) -> None:
+    prompt = "a large yellow star above a small green square on a white background of paper"
+    assert slug(prompt) == "a-large-yellow-star-above-a-small-green-square-on-a-white"
+    assert len(slug("円" * 300).encode()) <= 180
+
+
+def test_another_picture_that_is_there_keeps_its_name(tmp_path: Path) -> None:
+    import numpy as np
+
+    from sdxl.images import encode
+
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    made = []
+    for steps in (4, 8, 4):
+        params = GenerationParams("a ring", seed=7, steps=steps, width=8, height=8)
+        metadata = {**params.as_dict(), "model": "sdxl-mini"}
+        path = Destination.prepare(str(tmp_path), None, 1).path(params, metadata)
+        path.write_bytes(encode(pixels, "png", metadata))
+        made.append(path.name)
+    assert made == ["a-ring-7.png", "a-ring-7-2.png", "a-ring-7.png"]
+    (tmp_path / "a-ring-9.png").write_text("somebody's notes")
+    other = GenerationParams("a ring", seed=9)
+    assert Destination.prepare(str(tmp_path), None, 1).path(other, {}).name == "a-ring-9-2.png"
+
+
+@pytest.mark.parametrize("name", ["x.gif", "x.BMP", "x.tiff", "x.svg"])
+def test_a_format_that_is_not_written_becomes_no_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidParams, match="out: .*needed a folder, or .png"):
+        Destination.prepare(str(tmp_path / name), None, 1)
+    assert not (tmp_path / name).exists()
+
+
+def test_standard_output_takes_one_picture() -> None:
+    assert Destination.prepare("-", "webp", 1).is_stdout
+    with pytest.raises(InvalidParams, match="out: '-'.*needed a folder for 2 images"):
+        Destination.prepare("-", None, 2)

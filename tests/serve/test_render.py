@@ -180,7 +180,7 @@ def test_a_picture_can_be_made_again_from_itself(
 ) -> None:
     render_json(capsys, "étoile", "--format", format, "--deep-steps", "0,3", "--steps", "9")
     first = pipeline.asked[0]
-    (facts,) = render_json(capsys, "--from", f"out/etoile-{first.seed}.{suffix}", "--out", "again")
+    (facts,) = render_json(capsys, "--from", f"out/étoile-{first.seed}.{suffix}", "--out", "again")
     assert pipeline.asked == [first]
     assert facts["deep_plan"] == [0, 3] and facts["file"].startswith("again/")
 
