@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -76,9 +76,17 @@ def choose_engines(wish: EngineRequest, backend: str) -> Engines:
             passed_over[name] = str(error)
             log.info("%s is passed over: %s", name, error)
             continue
+        _warn_of_fallback(wish, name, passed_over)
         return replace(engines, description={**engines.description, "passed_over": passed_over})
     said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
     raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
+
+
+def _warn_of_fallback(wish: EngineRequest, taken: str, passed_over: Mapping[str, str]) -> None:
+    """On a GPU that its own engines could use, whatever runs instead is said aloud."""
+    if passed_over and taken not in FLAVOURS and not wish.is_for_cpu and local_target() is not None:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
+        log.warning("%s runs on %s, not on TensorRT: %s", wish.model, taken, reasons)
 
 
 def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:

@@ -13,11 +13,17 @@ from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
 
 ROUNDS = 200
+FETCH = "fetch"
+"""`sdxl eval fetch`, which evaluates nothing"""
 FEWEST = 2
 """pictures that a covariance needs"""
 
 
 def main(argv: Sequence[str]) -> int:
+    if argv and argv[0] == FETCH:
+        from eval.quality.fetch import main as fetch
+
+        return fetch(argv[1:])
     options = build_parser().parse_args(argv)
     check(options)
     if options.is_sweep:

@@ -89,6 +89,8 @@ class ModelCard:
     engines: dict[str, Any] = field(default_factory=dict)
     can_edit: bool = False
     """make a picture from another one"""
+    at_once: int = 0
+    """images that are best under way at once; 0: not known"""
 
 
 class ImageBackend(Protocol):

@@ -1,4 +1,4 @@
-"""What a GPU has used since its driver started, in joules, where NVML is there to say so."""
+"""What the GPUs have used since their driver started, in joules, where NVML is there to say so."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from typing import Any
 
 
 def meter() -> Callable[[], float] | None:
-    """Reads the first GPU's counter; None where there is none that counts."""
+    """Reads the counters of all GPUs of this machine; None where one of them does not count, as a
+    part of the energy would be taken for all of it."""
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        handle: Any = pynvml.nvmlDeviceGetHandleByIndex(0)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        found = range(pynvml.nvmlDeviceGetCount())
+        handles: list[Any] = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in found]
+        for handle in handles:
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except pynvml.NVMLError:
         return None
-    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+    if not handles:
+        return None
+    return lambda: sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1000

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from eval.quality.sources import ask
+from eval.quality.sources import ask, at_once
 from eval.service import api_key
 from sdxl.images import to_pixels
 from sdxl.inflight import Event, Failed, InFlight
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 Complete = Callable[[int, bytes], None]
 Sample = tuple[int, int]
 """response id, index of the caption"""
-CONNECTIONS = 64
-"""requests under way at a service: enough to keep eight replicas full"""
 TIMEOUT_S = 600.0
 
 
@@ -124,16 +122,17 @@ class OverHttp:
     def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
         import httpx
 
-        limits = httpx.Limits(max_connections=CONNECTIONS)
-        self.http = httpx.Client(
-            base_url=url, timeout=TIMEOUT_S, limits=limits, headers=api_key.headers()
-        )
+        headers = api_key.headers()
+        with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
+            self.connections = at_once(http)
+        limits = httpx.Limits(max_connections=self.connections)
+        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers)
         self.requests, self.complete = requests, complete
         self.error: Exception | None = None
         # No executor: an interrupt inside of one would leave a lock held that its threads need.
         self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(CONNECTIONS):
+        for _ in range(self.connections):
             start_new_thread(self._serve, ())
 
     def issue(self, samples: Sequence[Sample]) -> None:
@@ -148,9 +147,9 @@ class OverHttp:
         with suppress(queue.Empty):
             while True:
                 self._arrived.get_nowait()
-        for _ in range(CONNECTIONS):
+        for _ in range(self.connections):
             self._arrived.put(None)
-        for _ in range(CONNECTIONS):
+        for _ in range(self.connections):
             self._ended.get()
         self.http.close()
         if self.error is not None:

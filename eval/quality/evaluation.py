@@ -7,7 +7,9 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,10 @@ from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
 CHUNK = 32
-"""pictures; several full batches of any engine, so that chunks cost no speed"""
+"""pictures at least; several full batches of any engine, so that chunks cost no speed"""
+CHUNK_OF_COMPANIES = 4
+"""A chunk ends with fewer and fewer under way: it is several times what is under way at once."""
+FACTS = "evaluation.json"
 ALIKE = ("psnr", "ssim", "distance")
 """how near each picture is to the exact model's"""
 
@@ -76,22 +81,31 @@ class Evaluation:
         self._open()
         judges = self.task.load()
         count = len(self.task.captions)
-        for start in range(0, count, CHUNK):
-            indices = range(start, min(start + CHUNK, count))
+        for start in range(0, count, self.chunk):
+            indices = range(start, min(start + self.chunk, count))
             if not self._file(start).exists():
                 self._score(indices, judges)
             on_pictures(len(indices))
         return self._summary(judges, rounds)
+
+    @cached_property
+    def chunk(self) -> int:
+        """As many pictures as the source makes at once, several times; that of an evaluation which
+        is gone on with, however many there are now."""
+        with suppress(OSError, ValueError, KeyError):
+            stored = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
+            return max(1, int(stored["chunk"]))
+        return max(CHUNK, CHUNK_OF_COMPANIES * getattr(self.source, "at_once", 0))
 
     def _open(self) -> None:
         """Go on with what is there, where it is of the same evaluation."""
         prepare_folder(self.folder)
         if self.save is not None:
             prepare_folder(self.save)
-        facts = self.task.as_dict() | {"source": self.source.describe(), "chunk": CHUNK}
+        facts = self.task.as_dict() | {"source": self.source.describe(), "chunk": self.chunk}
         facts |= {"exact": self.exact.describe() if self.exact else None}
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-        path = self.folder / "evaluation.json"
+        path = self.folder / FACTS
         if not path.exists():
             write_atomic(path, text.encode())
         elif path.read_text(encoding="utf-8") != text:
@@ -135,7 +149,7 @@ class Evaluation:
         found = self._findings()
         features, count = found["features"], len(found["clip"])
         quick = QuickFrechet(judges.reference)
-        fid = frechet_distance(features.split(CHUNK), judges.reference)
+        fid = frechet_distance(features.split(self.chunk), judges.reference)
         figures = {
             "FID": Figure(
                 fid,
@@ -153,7 +167,7 @@ class Evaluation:
 
     def _findings(self) -> Findings:
         chunks = []
-        for start in range(0, len(self.task.captions), CHUNK):
+        for start in range(0, len(self.task.captions), self.chunk):
             with np.load(self._file(start)) as stored:
                 chunks.append({name: torch.from_numpy(stored[name]) for name in stored.files})
         return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}

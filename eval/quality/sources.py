@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 AT_ONCE = 16
-"""requests under way at a service"""
+"""requests under way at a service that does not say how many it takes"""
 TIMEOUT_S = 600.0
 
 
@@ -115,8 +116,26 @@ class Service:
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         import httpx
 
+        limits = httpx.Limits(max_connections=self.at_once)
+        with httpx.Client(
+            base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers(), limits=limits
+        ) as http:
+            return list(in_threads(lambda i: ask(http, self.requests[i]), indices, self.at_once))
+
+    @cached_property
+    def at_once(self) -> int:
+        import httpx
+
         with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http:
-            return list(in_threads(lambda i: ask(http, self.requests[i]), indices, AT_ONCE))
+            return at_once(http)
+
+
+def at_once(http: Any) -> int:
+    """Pictures that the service says are best under way."""
+    answer = http.get("/v1/models")
+    models = answer.json().get("data", []) if answer.status_code == 200 else []
+    limits: dict[str, Any] = next((model["images"] for model in models if model.get("images")), {})
+    return int(limits.get("at_once") or AT_ONCE)
 
 
 def ask(http: Any, request: GenerationParams) -> Pixels:

@@ -40,6 +40,12 @@ class Liveness:
             now = self._clock()
             self._heard_s = {name: self._heard_s.get(name, now) for name in names}
 
+    @property
+    def count(self) -> int:
+        """Replicas that are known."""
+        with self._lock:
+            return len(self._heard_s)
+
     def is_silent(self, name: str) -> bool:
         return self.silent_s(name) > SILENCE_S
 

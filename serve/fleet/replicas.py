@@ -100,10 +100,14 @@ class Replicas:
         self._card: Known[ModelCard] = Known(partial(ask_any, handle.card))
 
     async def card(self) -> ModelCard:
-        return await self._card.lately()
+        return self._of_all(await self._card.lately())
 
     async def ready(self) -> ModelCard:
-        return await self._card.now()
+        return self._of_all(await self._card.now())
+
+    def _of_all(self, card: ModelCard) -> ModelCard:
+        """One replica's, with what all of them take at once."""
+        return replace(card, at_once=card.at_once * max(1, self._liveness.count))
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:

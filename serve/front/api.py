@@ -34,6 +34,7 @@ from serve.front.openai_images import (
     ImagesResponse,
     Model,
     ModelList,
+    RunningEngines,
 )
 from serve.front.page import add_pages
 from serve.front.probes import add_probe_routes
@@ -198,7 +199,9 @@ def add_state_routes(
         """A real picture was made, and more can be. The language model has started, or failed."""
         card = await backend.ready()
         llm = {"llm": await readiness.state()} if readiness else {}
-        return {"status": "ready", "model": card.id, **llm}
+        running = RunningEngines.of(card)
+        engines = {"backend": running.backend, "precision": running.precision}
+        return {"status": "ready", "model": card.id, **engines, **llm}
 
     @app.get(
         "/metrics",
@@ -214,7 +217,8 @@ def add_state_routes(
 
 def model_of(card: ModelCard, settings: ServeSettings) -> Model:
     limits = ImageLimits.of(card, settings)
-    return Model(id=card.id, created=card.created, images=limits)
+    running = RunningEngines.of(card)
+    return Model(id=card.id, created=card.created, images=limits, engines=running)
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:

@@ -228,6 +228,23 @@ class Control(Reply):
         )
 
 
+class RunningEngines(Reply):
+    """What computes the pictures, and why nothing faster does."""
+
+    backend: str
+    precision: str
+    passed_over: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, card: ModelCard) -> RunningEngines:
+        said = card.engines
+        return cls(
+            backend=str(said.get("backend", "")),
+            precision=str(said.get("precision", "")),
+            passed_over={k: str(v) for k, v in dict(said.get("passed_over") or {}).items()},
+        )
+
+
 class ImageLimits(Reply):
     """What a request for pictures may ask, for whoever builds a form."""
 
@@ -238,6 +255,8 @@ class ImageLimits(Reply):
     max_n: int
     max_steps: int
     max_prompt_chars: int
+    at_once: int
+    """pictures that are best under way at once, over all replicas; 0: not known"""
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     parameters: tuple[Control, ...] = tuple(map(Control.of, PARAMETERS.values()))
 
@@ -251,6 +270,7 @@ class ImageLimits(Reply):
             max_n=settings.max_n,
             max_steps=settings.max_steps,
             max_prompt_chars=settings.max_prompt_chars,
+            at_once=card.at_once,
         )
 
 
@@ -261,6 +281,7 @@ class Model(Reply):
     owned_by: str = "sdxl-deepcache"
     images: ImageLimits | None = None
     """of a model that makes pictures"""
+    engines: RunningEngines | None = None
 
 
 class ModelList(Reply):

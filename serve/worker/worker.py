@@ -129,7 +129,12 @@ class Worker:
         engines = dict(self.pipeline.engines.description)
         pipeline = self.pipeline
         return ModelCard(
-            pipeline.model_id, pipeline.sizes, engines=engines, can_edit=pipeline.can_edit
+            pipeline.model_id,
+            pipeline.sizes,
+            engines=engines,
+            can_edit=pipeline.can_edit,
+            # Twice what one call takes: while those are denoised, others are encoded and decoded.
+            at_once=pipeline.engines.buckets[-1],
         )
 
     async def ready(self) -> ModelCard:

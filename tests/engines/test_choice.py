@@ -243,6 +243,21 @@ def test_on_a_gpu_pytorch_comes_before_onnxruntime(
     assert list(reasons) == ["tensorrt", "tensorrt-rtx"]
 
 
+def test_on_a_gpu_what_takes_tensorrts_place_is_said_aloud(
+    wish: EngineRequest,
+    loaded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        choose_engines(wish, "auto")
+        assert not caplog.messages, "without a GPU nothing is amiss"
+        with_gpu(monkeypatch, L40S)
+        choose_engines(wish, "auto")
+    (said,) = caplog.messages
+    assert said.startswith("some/model runs on torch, not on TensorRT: tensorrt: ")
+
+
 def test_plans_that_fit_come_first(
     wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

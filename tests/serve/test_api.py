@@ -356,7 +356,13 @@ def test_models_docs_metrics_and_health(worker: Worker) -> None:
             models = (await http.get("/v1/models")).json()
             assert models["object"] == "list" and models["data"][0]["id"] == "sdxl-mini"
             assert (await http.get("/v1/models/sdxl-mini")).json()["object"] == "model"
-            assert (await http.get("/readyz")).json()["status"] == "ready"
+            ready, engines = (await http.get("/readyz")).json(), models["data"][0]["engines"]
+            assert ready["status"] == "ready"
+            running = worker.pipeline.engines.description
+            for found in (ready, engines):
+                assert found["backend"] == running.get("backend", "")
+                assert found["precision"] == running.get("precision", "")
+            assert models["data"][0]["images"]["at_once"] == worker.pipeline.engines.buckets[-1]
             assert "swagger" in (await http.get("/docs")).text
             await http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
             page = (await http.get("/metrics")).text

@@ -17,6 +17,7 @@ import yaml
 from ray.scripts.scripts import start
 from ray.serve.schema import ServeDeploySchema
 
+from engines.folders.export_folder import PRECISIONS
 from serve import app, cli
 from serve.front.key_auth import OPEN_PATHS
 from serve.settings import ServeSettings, is_loopback
@@ -27,7 +28,7 @@ from tests.tools import tool
 DEPLOY = ROOT / "serve" / "deploy"
 START_NODE = DEPLOY / "start_node.sh"
 KUBERNETES = "1.34"
-SERVE_CONFIGS = ("sdxl.yaml", "one_host.yaml", "several_nodes.yaml")
+SERVE_CONFIGS = ("sdxl.yaml", "one_host.yaml", "one_host_llm.yaml", "several_nodes.yaml")
 
 
 def kuberay() -> list[dict[str, Any]]:
@@ -67,6 +68,23 @@ def test_its_arguments_are_settings_and_beyond_loopback_there_are_keys(name: str
     assert application["import_path"] == "serve.app:build"
     settings = ServeSettings(**application["args"])
     assert settings.keys or is_loopback(config["http_options"]["host"])
+
+
+@pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
+def test_a_service_on_gpus_names_its_backend_and_precision(name: str) -> None:
+    """Or engines that are missing would be replaced by slower ones, of another precision."""
+    settings = ServeSettings(**serve_configs()[name]["applications"][0]["args"])
+    if settings.device == "gpu":
+        assert settings.backend == "tensorrt" and settings.precision in PRECISIONS
+
+
+def test_one_host_has_a_gpu_for_the_language_model() -> None:
+    with_llm, without = (
+        ServeSettings(**serve_configs()[name]["applications"][0]["args"])
+        for name in ("one_host_llm.yaml", "one_host.yaml")
+    )
+    assert with_llm.replicas + with_llm.llm_replicas == without.replicas == 8
+    assert with_llm.llm not in ("none", "mini") and with_llm.llm_backend == "tensorrt-llm"
 
 
 @pytest.mark.parametrize("name", ["several_nodes.yaml", "kuberay.yaml"])

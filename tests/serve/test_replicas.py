@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,12 @@ def test_what_a_lost_replica_was_making_is_made_elsewhere_with_the_same_seed(
     assert [type(u) for u in updates] == [Queued, ImageProgress, ImageProgress, Done]
     assert {order.params for order in handle.asked} == {ORDER.params}
     assert handle.asked[1].deadline_s <= handle.asked[0].deadline_s <= 60
+
+
+def test_the_card_says_what_all_replicas_take_at_once() -> None:
+    handle = Handle([replace(CARD, at_once=16)])
+    liveness.of_deployment(handle.deployment_name).keep(("one", "two", "three"))
+    assert asyncio.run(Replicas(handle).card()).at_once == 48
 
 
 def test_it_gives_up_after_a_few() -> None:

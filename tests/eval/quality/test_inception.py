@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from eval.quality.inception import Inception, average, load_inception
 from sdxl.params import InvalidParams
@@ -13,6 +19,9 @@ from sdxl.params import InvalidParams
 # torchvision documents 27,161,264 parameters, of which 3,326,696 are the auxiliary head's, for 1000
 # classes; the weights of 2015 have 1008, and no auxiliary head.
 PARAMETERS = 27_161_264 - 3_326_696 + 8 * 2049
+
+
+INDEPENDENT = Path(sys.prefix) / "independent" / "torch_fidelity"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +40,52 @@ def test_a_picture_of_any_side_becomes_2048_features(network: Inception) -> None
         found = network(pictures)
     assert found.shape == (2, 2048) and torch.isfinite(found).all()
     assert (found >= 0).all(), "features are means of ReLU's outputs"
+
+
+def test_its_features_are_an_independent_implementations(
+    network: Inception, tmp_path: Path
+) -> None:
+    """torch-fidelity's network of the same weights. Its input is set to what the benchmark's
+    reference gives the network: torch-fidelity resizes and scales as TensorFlow 1 did."""
+    if not INDEPENDENT.exists():
+        assert not os.environ.get("CI_REQUIRES_TOOLS"), f"no torch-fidelity in {INDEPENDENT}"
+        pytest.skip("torch-fidelity is not there; .ci/run says how to get it")
+    theirs = independent(with_statistics(network), tmp_path / "weights.pth")
+    pictures = torch.randint(0, 256, (3, 3, 96, 128), dtype=torch.uint8)
+    resized = F.interpolate(
+        pictures.float() / 255, (299, 299), mode="bilinear", align_corners=False
+    )
+    theirs.Conv2d_1a_3x3.register_forward_pre_hook(lambda *_: (resized * 2 - 1,))
+    with torch.no_grad():
+        (expected,), found = theirs(pictures), network(pictures)
+    worst = float((found - expected).abs().max() / expected.abs().max())
+    assert expected.std() > 1e-3, "features that say something"
+    assert worst <= 1e-4, f"{worst:.2e} of the largest feature, at most 1e-4"
+
+
+def with_statistics(network: Inception) -> Inception:
+    """Of its own activations, as training leaves them: without, features vanish layer by layer."""
+    for module in network.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = None
+    network.train()
+    with torch.no_grad():
+        network(torch.randint(0, 256, (4, 3, 128, 128), dtype=torch.uint8))
+    return network.eval()
+
+
+def independent(network: Inception, path: Path) -> Any:
+    """Without its package's own imports, which want torchvision."""
+    torch.save(network.state_dict(), path)
+    package = ModuleType("torch_fidelity")
+    package.__path__ = [str(INDEPENDENT)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch_fidelity", package)
+        module = import_module("torch_fidelity.feature_extractor_inceptionv3")
+        extractor = module.FeatureExtractorInceptionV3(
+            "inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path)
+        )
+    return extractor.eval()
 
 
 def test_average_pools_do_not_count_their_padding() -> None:

@@ -1,0 +1,48 @@
+"""All GPUs count, or none of them is told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import pytest
+
+from eval.measuring.energy import meter
+
+
+class Refused(Exception):
+    pass
+
+
+def nvml(millijoules: Sequence[int | None]) -> ModuleType:
+    """A driver with a GPU for each figure; None: one that does not count."""
+    module = ModuleType("pynvml")
+
+    def read(index: int) -> int:
+        value = millijoules[index]
+        if value is None:
+            raise Refused
+        return value
+
+    found = {
+        "NVMLError": Refused,
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(millijoules),
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetTotalEnergyConsumption": read,
+    }
+    vars(module).update(found)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("millijoules", "joules"),
+    [([2000], 2.0), ([1000, 2500, 500], 4.0), ([1000, None], None), ([], None)],
+)
+def test_the_energy_of_all_gpus_is_added(
+    millijoules: list[int | None], joules: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(millijoules))
+    read = meter()
+    assert (read() if read else None) == joules

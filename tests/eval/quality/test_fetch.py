@@ -1,0 +1,123 @@
+"""Files of the benchmark are held to their sha256; a server on loopback is all addresses."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from eval.quality.fetch import OWN, RECORD, FetchFailed, main, read_sources
+from sdxl.params import InvalidParams
+
+CONTENT = {"captions.tsv": b"id\tcaption\n1\ta cat\n", "clip.bin": bytes(range(256)) * 9}
+DIGESTS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    for name, content in CONTENT.items():
+        (tmp_path / "site").mkdir(exist_ok=True)
+        (tmp_path / "site" / name).write_bytes(content)
+    handler = partial(Quiet, directory=str(tmp_path / "site"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def sources(folder: Path, url: str, **digests: str) -> str:
+    path = folder / "mine.toml"
+    tables = (
+        f'[[file]]\npath = "in/{name}"\nurl = "{url}/{name}"\nsha256 = "{digest}"\n'
+        for name, digest in zip(CONTENT, digests.values(), strict=True)
+    )
+    path.write_text("\n".join(tables))
+    return str(path)
+
+
+def fetch(folder: Path, listed: str, *flags: str) -> Path:
+    out = folder / "out"
+    assert main(["--out", str(out), "--sources", listed, *flags]) == 0
+    return out
+
+
+def test_files_of_the_right_digest_are_fetched_once(url: str, tmp_path: Path) -> None:
+    captions, clip = DIGESTS.values()
+    listed = sources(tmp_path, url, captions=captions, clip=clip[:8])
+    out = fetch(tmp_path, listed)
+    assert {p.name: p.read_bytes() for p in (out / "in").iterdir()} == CONTENT
+    for name in CONTENT:
+        (tmp_path / "site" / name).unlink()
+    assert fetch(tmp_path, listed) == out, "what is there and right is not asked for again"
+
+
+def test_another_file_is_refused_and_not_kept(url: str, tmp_path: Path) -> None:
+    listed = sources(tmp_path, url, captions="0" * 64, clip=DIGESTS["clip.bin"])
+    with pytest.raises(FetchFailed, match=f"has sha256 {DIGESTS['captions.tsv']}, needed 0000"):
+        fetch(tmp_path, listed)
+    assert not list((tmp_path / "out").rglob("*.*"))
+
+
+def test_a_file_that_was_changed_here_is_refused(url: str, tmp_path: Path) -> None:
+    listed = sources(tmp_path, url, captions=DIGESTS["captions.tsv"], clip=DIGESTS["clip.bin"])
+    (fetch(tmp_path, listed) / "in" / "clip.bin").write_bytes(b"other")
+    with pytest.raises(FetchFailed, match="clip.bin: has sha256"):
+        fetch(tmp_path, listed)
+
+
+def test_digests_that_nobody_published_are_recorded_and_held_to(url: str, tmp_path: Path) -> None:
+    listed = sources(tmp_path, url, captions="", clip=DIGESTS["clip.bin"])
+    with pytest.raises(
+        InvalidParams, match="has no sha256 of in/captions.tsv: .*needed .*--record"
+    ):
+        fetch(tmp_path, listed)
+    assert not (tmp_path / "out").exists()
+    recorded = fetch(tmp_path, listed, "--record") / RECORD
+    assert [file.sha256 for file in read_sources(recorded)] == list(DIGESTS.values())
+    (tmp_path / "out" / "in" / "captions.tsv").unlink()
+    (tmp_path / "site" / "captions.tsv").write_bytes(b"id\tcaption\n1\ta dog\n")
+    with pytest.raises(FetchFailed, match="captions.tsv: has sha256"):
+        fetch(tmp_path, str(recorded))
+
+
+def test_what_is_not_there_is_one_line(url: str, tmp_path: Path) -> None:
+    listed = sources(tmp_path, url + "/gone", captions="1" * 64, clip="2" * 64)
+    with pytest.raises(FetchFailed, match="could not be fetched .*404"):
+        fetch(tmp_path, listed)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('path = "../x"\nurl = "https://a/b"', "path: '../x' is not allowed"),
+        ('path = "x"\nurl = "http://a/b"', "url: 'http://a/b' is not allowed; needed https"),
+        ('path = "x"\nurl = "https://a/b"\nsha256 = "12"', "sha256: '12' is not allowed"),
+        ('path = "x"', "needed TOML with"),
+        ("path = 3", "needed TOML with"),
+    ],
+)
+def test_sources_that_are_wrong_are_named(table: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"[[file]]\n{table}\n")
+    with pytest.raises(InvalidParams, match=message):
+        read_sources(path)
+
+
+def test_our_own_sources_have_no_digest_that_nobody_published() -> None:
+    files = {file.path: file for file in read_sources(OWN)}
+    known = [path for path, file in files.items() if file.sha256]
+    assert known == ["pt_inception-2015-12-05-6726825d.pth"]
+    assert f"-{files[known[0]].sha256}.pth" in known[0], "the digest is in the name"
