@@ -1,9 +1,10 @@
 """`sdxl bench h200`: everything there is to measure on one H200, in one command of ten minutes.
 
 The sections run in the order of their worth, each in what time is left; what each has found is
-written after every figure, so that a kill loses nothing. One that fails says so in the report and
-leaves the others alone. On a machine without a GPU only --dry-run goes: the embedded model, tiny
-sizes, every path that a CPU can take, and no figure worth keeping.
+written after every figure, so that a kill loses nothing, and the same command goes on with what is
+missing or failed. A section that fails says so in the report and leaves the others alone. On a
+machine without a GPU only --dry-run goes: the embedded model, tiny sizes, every path that a CPU can
+take, and no figure worth keeping.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 FILE = "h200.json"
 BUDGET_S = 560.0
+SHOWN = 400
+"""characters of a figure on the terminal"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
     bench = Bench(options.out, time.perf_counter() + options.time_budget, options.is_dry)
     report = run(bench, options)
     failed = [name for name, found in report["sections"].items() if "error" in found]
-    print(f"{options.out / FILE}: {len(report['sections'])} sections, failed: {failed or 'none'}")
+    print(f"{place_of(options)}: {len(report['sections'])} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
@@ -88,6 +91,7 @@ def build_parser() -> Parser:
     usual = [name for name, section in SECTIONS.items() if section.is_usual]
     add = parser.add_argument
     add("--out", type=Path, default=Path("out/h200"), metavar="DIR", help="(default %(default)s)")
+    add("--report", type=Path, metavar="FILE", help="apart from the model (default: DIR/h200.json)")
     add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
     add("--sections", nargs="+", default=usual, help=f"of {', '.join(SECTIONS)}")
     add("--dry-run", action="store_true", dest="is_dry", help="the embedded model, tiny sizes")
@@ -101,9 +105,12 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         "system": describe_system(),
         "is_dry": bench.is_dry,
         "budget_s": options.time_budget,
-        "sections": {},
+        "sections": finished(place_of(options), bench.is_dry),
     }
     for name in options.sections:
+        if name in report["sections"]:
+            print(f"{name}: kept from an earlier run", flush=True)
+            continue
         found: dict[str, Any] = {}
         report["sections"][name] = found
         section = SECTIONS[name]
@@ -114,16 +121,44 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         try:
             for key, value in section.begin(bench):
                 found[key] = value
-                save(report, bench.out)
+                print(f"{name}, {key}: {shown(value)}", flush=True)
+                save(report, place_of(options))
         except Exception as error:
             # Recorded and reported at the end: minutes on such a machine are too dear to stop.
             found["error"] = f"{type(error).__name__}: {error}"
             found["traceback"] = traceback.format_exc()
         found["seconds"] = time.perf_counter() - began_s
-        save(report, bench.out)
+        save(report, place_of(options))
         print(f"{name}: {found['seconds']:.0f} s {found.get('error', '')}", flush=True)
     return report
 
 
-def save(report: dict[str, Any], folder: Path) -> None:
-    write_atomic(folder / FILE, json.dumps(report, default=asdict, indent=1).encode())
+def place_of(options: argparse.Namespace) -> Path:
+    place: Path = options.report or options.out / FILE
+    return place
+
+
+def finished(report: Path, is_dry: bool) -> dict[str, Any]:
+    """The sections of an earlier run that came to their end."""
+    if not report.exists():
+        return {}
+    earlier = json.loads(report.read_text(encoding="utf-8"))
+    if earlier["is_dry"] != is_dry:
+        needed = "needed a place of its own: it holds a run of the other kind, dry or not"
+        raise InvalidParams("report", str(report), needed)
+    sections: dict[str, Any] = earlier["sections"]
+    return {
+        name: found
+        for name, found in sections.items()
+        if "seconds" in found and "error" not in found
+    }
+
+
+def shown(value: object) -> str:
+    """In a line."""
+    text = json.dumps(value, default=asdict)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def save(report: dict[str, Any], place: Path) -> None:
+    write_atomic(place, json.dumps(report, default=asdict, indent=1).encode())

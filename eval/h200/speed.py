@@ -78,7 +78,13 @@ def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequen
     """The first run of each is kept too: a kill before the rounds end loses only the spread."""
     batch = 1 if bench.is_dry else batch
     ours = [f"torch:{precision}" for precision in precisions]
-    paints = {name: bench.peer(name) for name in names}
+    paints = {}
+    for name in names:
+        try:
+            paints[name] = bench.peer(name)
+        except ImportError as error:
+            # A peer that is not installed costs its own figures alone.
+            yield f"passed over, {name}", str(error)
     for each, precision in zip(ours, precisions, strict=True):
         pipeline = bench.pipeline(precision)
         for interval in INTERVALS:

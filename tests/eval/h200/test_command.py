@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from eval.h200 import command as h200
+from eval.h200.bench import Bench
 from eval.h200.command import FILE, SECTIONS, Section
 from eval.h200.page import page
+from eval.h200.speed import peers_1
 from sdxl.params import InvalidParams
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +77,41 @@ def test_a_section_that_fails_costs_no_other(
     found = json.loads((tmp_path / FILE).read_text())["sections"]
     assert found["broken"]["before"] == 1 and "the GPU has gone" in found["broken"]["error"]
     assert found["whole"]["found"] == 2
+
+
+def test_the_same_command_goes_on_where_the_last_one_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed is tried again, what was found is kept; the report may lie elsewhere."""
+    began: list[str] = []
+
+    def noting(self: Section, bench: object) -> Iterator[tuple[str, Any]]:
+        began.append(self.function)
+        return (broken if began.count("broken") == 1 and self.function == "broken" else whole)(
+            bench
+        )
+
+    monkeypatch.setattr(h200, "SECTIONS", {n: Section("", n, 0) for n in ("broken", "whole")})
+    monkeypatch.setattr(Section, "begin", noting)
+    report = tmp_path / "small" / "report.json"
+    command = ["--dry-run", "--out", str(tmp_path / "out"), "--report", str(report)]
+    command += ["--sections", "broken", "whole"]
+    assert h200.main(command) == 1
+    assert h200.main(command) == 0
+    assert began == ["broken", "whole", "broken"]
+    sections = json.loads(report.read_text())["sections"]
+    assert sections["broken"]["found"] == sections["whole"]["found"] == 2
+    assert not (tmp_path / "out" / FILE).exists()
+
+
+def test_a_peer_that_is_not_installed_costs_its_own_figures_alone(tmp_path: Path) -> None:
+    class WithoutPeers(Bench):
+        def peer(self, name: str) -> Any:
+            raise ModuleNotFoundError("No module named 'DeepCache'")
+
+    found = dict(peers_1(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
+    assert sum(key.startswith("passed over") for key in found) == 2
+    assert found["figures"]["images/s"] and all("torch:" in n for n in found["figures"]["seconds"])
 
 
 def test_every_figure_is_on_the_disk_before_the_next(
