@@ -61,13 +61,13 @@ class InGroups(LoadScopeScheduling):
 
     def remove_node(self, node: WorkerController) -> str | None:
         """The base class hands the test that ended its process out again, for ever."""
-        units = self.assigned_work[node]
-        pending = ((unit, test) for unit in units.values() for test in unit if not unit[test])
-        unit, crashed = next(pending, ({}, None))
+        units: dict[str, dict[str, bool]] = self.assigned_work[node]
+        pending = ((scope, test) for scope, tests in units.items() for test in tests)
+        scope, crashed = next(((s, t) for s, t in pending if not units[s][t]), ("", None))
         if crashed is not None:
-            unit[crashed] = True
-        for scope in [scope for scope, unit in units.items() if all(unit.values())]:
-            del units[scope]
+            units[scope][crashed] = True
+        for finished in [scope for scope, tests in units.items() if all(tests.values())]:
+            del units[finished]
         super().remove_node(node)
         return crashed
 
