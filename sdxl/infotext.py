@@ -22,12 +22,6 @@ FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
 KARRAS, AUTOMATIC = " karras", ("", "automatic")
-COMFY_SAMPLERS = {
-    "euler": "Euler",
-    "euler_ancestral": "Euler a",
-    "ddim": "DDIM",
-    "dpmpp_2m": "DPM++ 2M",
-}
 COMFY_PLAIN = ("normal", "simple", "karras")
 PLAIN_NODES = (
     *("CLIPTextEncode", "EmptyLatentImage", "VAEDecode", "SaveImage", "PreviewImage"),
@@ -178,7 +172,7 @@ def _read_comfy_sampler(given: Mapping[str, Any], found: FoundParameters) -> Non
     sampler, schedule = str(given.get("sampler_name", "")), str(given.get("scheduler", ""))
     if not sampler:
         return
-    label = COMFY_SAMPLERS.get(sampler)
+    label = next((each.label for each in SCHEDULERS.values() if each.comfy == sampler), None)
     name = scheduler_of(label, schedule) if label and schedule in COMFY_PLAIN else None
     if name:
         found.params["scheduler"] = name

@@ -35,17 +35,19 @@ class Scheduler(NamedTuple):
     solver: str
     label: str
     """what other programs call it"""
+    comfy: str
+    """what ComfyUI calls it"""
     is_karras: bool = False
 
 
 SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
     {
-        "euler": Scheduler("euler", "Euler"),
-        "euler_karras": Scheduler("euler", "Euler", is_karras=True),
-        "euler_a": Scheduler("euler_a", "Euler a"),
-        "ddim": Scheduler("ddim", "DDIM"),
-        "dpmpp_2m": Scheduler("dpmpp_2m", "DPM++ 2M"),
-        "dpmpp_2m_karras": Scheduler("dpmpp_2m", "DPM++ 2M", is_karras=True),
+        "euler": Scheduler("euler", "Euler", "euler"),
+        "euler_karras": Scheduler("euler", "Euler", "euler", is_karras=True),
+        "euler_a": Scheduler("euler_a", "Euler a", "euler_ancestral"),
+        "ddim": Scheduler("ddim", "DDIM", "ddim"),
+        "dpmpp_2m": Scheduler("dpmpp_2m", "DPM++ 2M", "dpmpp_2m"),
+        "dpmpp_2m_karras": Scheduler("dpmpp_2m", "DPM++ 2M", "dpmpp_2m", is_karras=True),
     }
 )
 

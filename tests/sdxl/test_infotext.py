@@ -111,6 +111,14 @@ def test_comfyuis_graph_is_read_from_its_sampler_on() -> None:
     assert found.unread == ["node LoraLoader"]
 
 
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_is_known_by_comfyuis_name(name: str) -> None:
+    graph, each = json.loads(json.dumps(COMFY)), SCHEDULERS[name]
+    schedule = "karras" if each.is_karras else "normal"
+    graph["3"]["inputs"] |= {"sampler_name": each.comfy, "scheduler": schedule}
+    assert read_graph(graph).params["scheduler"] == name
+
+
 def test_render_takes_the_parameters_of_other_programs_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
