@@ -37,6 +37,8 @@ RAY_ENVIRONMENT = {
     # A killed proxy is replaced in 4 s instead of 30.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    # On a busy machine one needs more than 5 s to start.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # One that hangs has no more to say; the controller waits for it meanwhile.
     "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
     # A replica that does not answer is not asked to leave: the next one may need its GPU.

@@ -18,8 +18,9 @@ VITAL = ("gcs_server", "raylet")
 """Without one of them nothing that dies is replaced."""
 CONTROLLER = "ServeController"
 ROUND_S = 0.5
-SILENT_S, PING_S, PINGS = 12.0, 2.0, 2
-"""After which time Ray, or its controller, is taken to hang."""
+SILENT_S, PING_S, PINGS, STARTING_PINGS = 12.0, 2.0, 2, 20
+"""After which time Ray, or its controller, is taken to hang. A controller that has not answered yet
+may still be starting, and a busy machine takes long for that."""
 
 
 class ClusterWatch:
@@ -31,6 +32,10 @@ class ClusterWatch:
         self._rounds = 0
         """of the second thread since Ray last answered the first; no clock, which goes on while
         this process is stopped"""
+        self._missed = 0
+        """answers of the controller, in a row"""
+        self._answered: set[int] = set()
+        """controllers that have answered"""
         self._is_over = threading.Event()
 
     def start(self) -> None:
@@ -55,7 +60,6 @@ class ClusterWatch:
     def _ask(self) -> None:
         import ray
 
-        missed = 0
         while not self._is_over.wait(2 * ROUND_S):
             try:
                 is_alive = any(node["Alive"] for node in ray.nodes())
@@ -65,18 +69,19 @@ class ClusterWatch:
             if not is_alive:
                 self._end("Ray has given up this machine")
             self._rounds = 0
-            missed = 0 if controller_answers() else missed + 1
-            if missed >= PINGS:
-                self._replace_controller()
-                missed = 0
+            self._judge(controller_answers())
 
-    def _replace_controller(self) -> None:
-        """Ray starts another one as soon as this one is gone."""
-        for pid in descendants():
-            if CONTROLLER in command_of(pid):
+    def _judge(self, answers: bool | None) -> None:
+        """Ray starts another controller as soon as one is gone."""
+        if answers:
+            self._answered = set(controllers())
+        self._missed = self._missed + 1 if answers is False else 0
+        for pid in controllers():
+            if self._missed >= (PINGS if pid in self._answered else STARTING_PINGS):
                 self._say("Ray Serve's controller does not answer; it is replaced")
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+                self._missed = 0
 
     def _end(self, why: str) -> None:
         if not self._is_over.is_set():
@@ -100,14 +105,21 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def controller_answers() -> bool:
+def controllers() -> list[int]:
+    return [pid for pid in descendants() if CONTROLLER in command_of(pid)]
+
+
+def controller_answers() -> bool | None:
+    """None: there is none, and Ray knows it."""
     import ray
+    from ray.exceptions import GetTimeoutError, RayError
 
     try:
         controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-    except ValueError:
-        # It does not run yet.
-        return True
-    # An error is an answer, too: one that has died is replaced without our help.
-    ready, _ = ray.wait([controller.check_alive.remote()], timeout=PING_S)
-    return bool(ready)
+        ray.get(controller.check_alive.remote(), timeout=PING_S)
+    except GetTimeoutError:
+        return False
+    except (ValueError, RayError):
+        # It does not run yet, or has died and is replaced without our help.
+        return None
+    return True

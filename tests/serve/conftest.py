@@ -32,3 +32,30 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def http(running: Service) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=running.url, timeout=60) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    import s3fs
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"b{abs(hash(request.node.name)) % 10**9}"
+    s3fs.S3FileSystem().mkdir(name)
+    yield f"s3://{name}/job"
+    s3fs.S3FileSystem.clear_instance_cache()

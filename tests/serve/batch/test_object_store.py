@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,31 +17,6 @@ from serve.batch.store import FolderStore, Store
 from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
 
 SMALL = ("--shard-size", "8")
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, request: Any) -> Iterator[str]:
-    import s3fs
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    s3fs.S3FileSystem.clear_instance_cache()
-    name = f"b{abs(hash(request.node.name)) % 10**9}"
-    s3fs.S3FileSystem().mkdir(name)
-    yield f"s3://{name}/job"
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def objects(url: str) -> dict[str, bytes]:

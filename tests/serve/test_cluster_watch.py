@@ -1,0 +1,57 @@
+"""A controller that hangs is replaced, one that is still starting is let alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from serve import cluster
+from serve.cluster import PINGS, STARTING_PINGS, ClusterWatch
+
+OLD, NEW = 41, 42
+
+
+class Watched:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running = [OLD]
+        self.killed: list[int] = []
+        self.watch = ClusterWatch(lambda text: None)
+        monkeypatch.setattr(cluster, "controllers", lambda: list(self.running))
+        monkeypatch.setattr(os, "kill", self._kill)
+
+    def _kill(self, pid: int, number: int) -> None:
+        assert number == signal.SIGKILL
+        self.running.remove(pid)
+        self.killed.append(pid)
+
+    def told(self, *answers: bool | None) -> list[int]:
+        for answer in answers:
+            self.watch._judge(answer)
+        return self.killed
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def test_a_controller_that_stops_answering_is_replaced(watched: Watched) -> None:
+    assert watched.told(True, *[False] * PINGS) == [OLD]
+
+
+def test_an_answer_in_between_keeps_it(watched: Watched) -> None:
+    assert watched.told(True, *[False] * (PINGS - 1), True, *[False] * (PINGS - 1)) == []
+
+
+def test_one_that_starts_has_its_time(watched: Watched) -> None:
+    assert watched.told(None, *[False] * (STARTING_PINGS - 1)) == []
+    assert watched.told(False) == [OLD]
+
+
+def test_the_next_one_starts_in_its_own_time(watched: Watched) -> None:
+    watched.told(True, *[False] * PINGS)
+    watched.running.append(NEW)
+    assert watched.told(*[False] * (STARTING_PINGS - 1)) == [OLD]
+    assert watched.told(True, *[False] * PINGS) == [OLD, NEW]

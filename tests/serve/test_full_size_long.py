@@ -1,0 +1,132 @@
+"""Jobs and benchmarks at SDXL's own size, thousands of pictures at a time: the double's engines,
+everything else as it is."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eval.quality.sources import Service as ServiceSource
+from eval.quality.task import QualityTask, embedded_task
+from eval.service import double
+from sdxl import cli
+from sdxl.params import GenerationParams
+from serve.batch import command
+from tests.serve.services import ROOT, Service
+from tests.serve.test_full_size import PROMPT, SIDE, batch, check, rows
+
+MANY, IN_BUCKET = 2000, 200
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture
+def model(full_size: Service) -> tuple[str, ...]:
+    folder = full_size.log.parent / "sdxl-double"
+    return ("--model", str(folder), "--backend", double.BACKEND)
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    path = tmp_path / "captions.tsv"
+    lines = [f"{i}\t{i}\ta lighthouse, number {i}" for i in range(64)]
+    path.write_text("\n".join(["id\timage_id\tcaption", *lines]) + "\n")
+    return path
+
+
+def test_a_job_of_thousands_is_killed_and_ends_whole(
+    model: tuple[str, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    flags = [*model, "--workers", "2", "--steps", "4"]
+    argv = [sys.executable, "-m", "sdxl.cli", "batch", str(rows(tmp_path, MANY))]
+    job = subprocess.Popen([*argv, "--out", str(out), "--quiet", *flags], cwd=ROOT)
+    try:
+        until_s = time.monotonic() + 900
+        while sum(1 for _ in out.glob("images/*/*.png")) < 100:
+            assert job.poll() is None and time.monotonic() < until_s
+            time.sleep(0.5)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    batch(tmp_path / "prompts.txt", str(out), *flags, timeout_s=2400)
+    files = sorted(out.glob("images/*/*.png"))
+    assert len(files) == MANY
+    for file in files[:: MANY // 50]:
+        check(file.read_bytes())
+
+
+@pytest.mark.parametrize("form", [(), ("--tar",)])
+def test_a_job_fills_an_object_store(
+    full_size: Service, bucket: str, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    flags = ("--through", full_size.url, "--steps", "4", "--shard-size", "64", *form)
+    batch(rows(tmp_path, IN_BUCKET), bucket, *flags, timeout_s=1500)
+
+
+@pytest.mark.parametrize("scenario", ["Offline", "Server", "SingleStream"])
+def test_loadgen_calls_the_service_valid(
+    full_size: Service, captions: Path, tmp_path: Path, scenario: str
+) -> None:
+    flags = ["--scenario", scenario, "--url", full_size.url, "--short", "--captions", str(captions)]
+    out = tmp_path / "out"
+    code = cli.main(
+        ["bench", "mlperf", *flags, "--model", "sdxl", "--steps", "4", "--out", str(out)]
+    )
+    result = json.loads((out / scenario / "performance" / "result.json").read_text())
+    assert code == 0 and result["valid"] is True, result
+
+
+def test_an_accuracy_run_logs_pictures_that_are_read_again(
+    full_size: Service, captions: Path, tmp_path: Path
+) -> None:
+    """64 pictures are 400 MB of hex; the benchmark's 5000 are 31 GB, in the same form."""
+    from eval.quality.accuracy_log import FILE, AccuracyLog
+
+    flags = ["--url", full_size.url, "--short", "--captions", str(captions), "--accuracy"]
+    code = cli.main(
+        ["bench", "mlperf", *flags, "--model", "sdxl", "--steps", "2", "--out", str(tmp_path)]
+    )
+    assert code == 0
+    log = tmp_path / "Offline" / "accuracy" / FILE
+    assert log.stat().st_size > 64 * 2 * 3 * SIDE**2
+    found = AccuracyLog(log, task_of(64)).pictures([0, 63])
+    assert [picture.shape for picture in found] == [(SIDE, SIDE, 3)] * 2
+    assert (found[0] != found[1]).any()
+
+
+def task_of(count: int) -> QualityTask:
+    from dataclasses import replace
+
+    task = embedded_task({}, count)
+    requests = tuple(GenerationParams(PROMPT, seed=i, steps=4) for i in range(count))
+    return replace(task, requests=requests, side=SIDE)
+
+
+def test_an_evaluation_asks_a_service_and_resumes(full_size: Service, tmp_path: Path) -> None:
+    from eval.quality.evaluation import Evaluation
+
+    task = task_of(60)
+    source = ServiceSource(full_size.url, task.requests)
+    first = Evaluation(task, source, tmp_path, None, None).run(20, lambda _: None)
+    again = Evaluation(task, source, tmp_path, None, None).run(20, lambda _: None)
+    assert first.pictures == again.pictures == 60
+    assert {n: f.value for n, f in first.figures.items()} == {
+        n: f.value for n, f in again.figures.items()
+    }
+
+
+def test_verify_of_a_job_reads_every_picture(full_size: Service, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    batch(rows(tmp_path, 16), str(out), "--through", full_size.url, "--steps", "2")
+    victim = sorted(out.glob("images/*/*.png"))[7]
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    assert command.main(["--verify", str(out)]) == 1
