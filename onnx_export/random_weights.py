@@ -35,19 +35,25 @@ def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "c
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:
-        making.mkdir(parents=True)
-        for name in SHARED_WITH_MINI:
-            shutil.copytree(MINI / name, making / name)
-        shutil.copyfile(MINI / "model_index.json", making / "model_index.json")
-        for part, config in configs.items():
-            (making / part).mkdir()
-            whole = {**config, **_end_tokens(part)}
-            (making / part / "config.json").write_text(json.dumps(whole, indent=1))
+        whole = {part: {**config, **_end_tokens(part)} for part, config in configs.items()}
+        write_configs(making, whole)
+        for part, config in whole.items():
             path = making / part / f"{WEIGHT_NAMES[part]}.safetensors"
-            _write_weights(_empty_module(part, whole), path, device)
+            _write_weights(_empty_module(part, config), path, device)
         making.rename(folder)
     except OSError as error:
         raise OutputError(folder, error) from error
+
+
+def write_configs(folder: Path, configs: Configs) -> None:
+    """A checkpoint's folder, all but its weights."""
+    folder.mkdir(parents=True)
+    for name in SHARED_WITH_MINI:
+        shutil.copytree(MINI / name, folder / name)
+    shutil.copyfile(MINI / "model_index.json", folder / "model_index.json")
+    for part, config in configs.items():
+        (folder / part).mkdir()
+        (folder / part / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def _end_tokens(part: str) -> dict[str, Any]:

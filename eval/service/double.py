@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor
 
 from engines.choice import EngineRequest
-from onnx_export.random_weights import SDXL_1_0, SHARED_WITH_MINI
-from sdxl.checkpoint import MINI, WEIGHT_NAMES
+from onnx_export.random_weights import SDXL_1_0, write_configs
+from sdxl.checkpoint import WEIGHT_NAMES
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.params import InvalidParams
 from sdxl.specs import SDXL_1_0 as ARCHITECTURE
@@ -177,13 +176,8 @@ def write(folder: Path, settings: Settings | None = None) -> Path:
     """The folder: SDXL's configurations, the embedded model's tokenizers, no weights."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
-    for name in SHARED_WITH_MINI:
-        shutil.copytree(MINI / name, folder / name)
-    shutil.copyfile(MINI / "model_index.json", folder / "model_index.json")
-    for part, config in SDXL_1_0.items():
-        (folder / part).mkdir()
-        (folder / part / "config.json").write_text(json.dumps(config, indent=1))
+    write_configs(folder, SDXL_1_0)
+    for part in SDXL_1_0:
         # Something to take a digest of.
         save_file({"none": torch.zeros(1)}, folder / part / f"{WEIGHT_NAMES[part]}.safetensors")
     (folder / FILE).write_text(json.dumps(asdict(settings or Settings())))

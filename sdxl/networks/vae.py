@@ -62,9 +62,7 @@ class VaeDecoder(nn.Module):
             (upsampler,) = block.upsamplers
             if not isinstance(upsampler, Doubled):
                 block.upsamplers = nn.ModuleList([Doubled(upsampler.conv)])
-        scale, shift = _affine(vae.config)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
+        _register_affine(self, vae.config)
 
     def forward(self, latents: Tensor) -> tuple[Tensor]:
         latents = latents * self.scale + self.shift
@@ -83,9 +81,7 @@ class VaeEncoder(nn.Module):
         super().__init__()
         self.encoder = vae.encoder
         self.quant_conv = vae.quant_conv
-        scale, shift = _affine(vae.config)
-        self.register_buffer("scale", scale, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
+        _register_affine(self, vae.config)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         moments = self.encoder(image)
@@ -96,10 +92,11 @@ class VaeEncoder(nn.Module):
         return (mean - self.shift) / self.scale, deviation / self.scale
 
 
-def _affine(config: Any) -> tuple[Tensor, Tensor]:
+def _register_affine(module: nn.Module, config: Any) -> None:
     """A per-channel scale and shift; most checkpoints state one factor, some mean and deviation."""
     channels = config.latent_channels
     mean = getattr(config, "latents_mean", None) or [0.0] * channels
     std = getattr(config, "latents_std", None) or [1.0] * channels
     scale = torch.tensor(std).view(1, -1, 1, 1) / config.scaling_factor
-    return scale, torch.tensor(mean).view(1, -1, 1, 1)
+    module.register_buffer("scale", scale, persistent=False)
+    module.register_buffer("shift", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)

@@ -21,7 +21,8 @@ from serve.batch.editing import IMAGE, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
 from serve.errors import Problem
-from serve.front.openai_images import ImageRequest, check_limits, params_of
+from serve.front.image_orders import check_limits, params_of
+from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 

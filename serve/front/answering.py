@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from serve import errors
+from serve.deadlines import within
 from serve.errors import Problem
 from serve.front.keys import ApiKey, RateLimiter
 from serve.settings import ServeSettings
@@ -48,20 +47,9 @@ def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 
         raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
 
 
-async def within(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
+def in_time(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
     """The backend keeps deadlines; should it hang, they hold all the same."""
-    clock = asyncio.get_running_loop().time
-    until_s = clock() + deadline_s + GRACE_S
-    async with aclosing(updates):
-        while True:
-            try:
-                async with asyncio.timeout_at(until_s):
-                    news = await anext(updates)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise errors.late() from None
-            yield news
+    return within(updates, deadline_s + GRACE_S)
 
 
 async def taken_on(

@@ -13,8 +13,8 @@ from sdxl.params import InvalidParams
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.front.generations import Generations
+from serve.front.image_orders import check_limits, params_of
 from serve.front.openai_edits import EditAsked, EditRequest, read_edit
-from serve.front.openai_images import check_limits, params_of
 from serve.orders import ModelCard
 
 

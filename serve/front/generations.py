@@ -19,18 +19,12 @@ from sdxl.work import standard_images
 from serve import errors
 from serve.errors import Problem
 from serve.front import events
-from serve.front.answering import deadline_of, event_stream, take_rate, taken_on, within
+from serve.front.answering import deadline_of, event_stream, in_time, take_rate, taken_on
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
+from serve.front.image_orders import check_plain, orders_of
 from serve.front.keys import RateLimiter
-from serve.front.openai_images import (
-    ImageData,
-    ImageRequest,
-    ImagesResponse,
-    Usage,
-    check_plain,
-    orders_of,
-)
+from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
 from serve.llm.expansion import Expander
@@ -68,16 +62,8 @@ class Generations:
         seed = secrets.randbelow(DRAWN_SEEDS)
 
         def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
-            client, weight = client_of(request, self.settings.client_header)
-            marks: dict[str, Any] = {
-                "request_id": request.state.request_id,
-                "trace": trace_of(request),
-                "client": client,
-                "weight": weight,
-                "source": source,
-            }
             orders = orders_of(asked, card, self.settings, seed, left_s)
-            return [replace(order, **marks) for order in orders]
+            return marked(orders, request, self.settings, source=source)
 
         orders = orders_from(asked, deadline_s)
         if asked.response_format == "url":
@@ -130,10 +116,24 @@ class Generations:
         return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
 
     async def _streamed(self, asked: ImageRequest, orders: Sequence[ImageOrder]) -> Response:
-        updates = within(fan_out(self.backend, orders), orders[0].deadline_s)
+        updates = in_time(fan_out(self.backend, orders), orders[0].deadline_s)
         early = await taken_on(updates, len(orders), Queued)
         text = narrate(asked, orders, early, updates)
         return event_stream(text)
+
+
+def marked(
+    orders: Sequence[ImageOrder], request: Request, settings: ServeSettings, **more: Any
+) -> list[ImageOrder]:
+    """As asked for by this HTTP request and its client."""
+    client, weight = client_of(request, settings.client_header)
+    marks: dict[str, Any] = {
+        "request_id": request.state.request_id,
+        "trace": trace_of(request),
+        "client": client,
+        "weight": weight,
+    }
+    return [replace(order, **marks, **more) for order in orders]
 
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:
@@ -148,7 +148,7 @@ def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
 async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[Done]:
     """The pictures, in the order asked for."""
     done: dict[int, Done] = {}
-    updates = within(fan_out(backend, orders), orders[0].deadline_s)
+    updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
     async with aclosing(updates):
         async for index, update in updates:
             if isinstance(update, Done):

@@ -1,46 +1,23 @@
-"""OpenAI's Images API as data: what a client may ask, what it means here, and what it hears.
+"""OpenAI's Images API as data: what a client may ask, and what it hears.
 
-Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends them. It knows no
-HTTP server and makes nothing.
+Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from sdxl.params import (
-    PARAMETERS,
-    SCHEDULERS,
-    GenerationParams,
-    InvalidParams,
-    Parameter,
-    Sizes,
-    of_rest,
-)
-from sdxl.policy import Priority
-from serve.errors import invalid, of_params
-from serve.front.model_names import check_model
-from serve.orders import Done, ImageOrder, ModelCard
+from sdxl.params import PARAMETERS, SCHEDULERS, Parameter, of_rest
+from serve.orders import Done, ModelCard
 from serve.settings import MAX_N, ServeSettings
 
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
-QUALITIES: dict[str, tuple[int, int]] = {
-    "low": (10, 1),
-    "medium": (20, 2),
-    "high": (30, 2),
-    "xhigh": (30, 1),
-    "max": (50, 1),
-}
-"""Steps and cache interval: three within MLPerf's gates by docs/quality.md, then the exact model.
-An explicit field of the request wins."""
-OF_OTHER_MEDIA = {"frame_count": "gif", "frame_duration_ms": "gif", "svg": "svg"}
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
@@ -128,6 +105,10 @@ class ImageRequest(PictureFields):
     def effective_quality(self) -> str:
         asked = self.quality or "auto"
         return SAME_QUALITY.get(asked, asked)
+
+
+def longest_side(card: ModelCard, settings: ServeSettings) -> int:
+    return min(card.sizes.maximum, settings.max_side or card.sizes.maximum)
 
 
 class Reply(BaseModel):
@@ -287,131 +268,3 @@ class Model(Reply):
 class ModelList(Reply):
     object: Literal["list"] = "list"
     data: list[Model]
-
-
-def orders_of(
-    request: ImageRequest,
-    card: ModelCard,
-    settings: ServeSettings,
-    first_seed: int,
-    deadline_s: float,
-) -> list[ImageOrder]:
-    """One order an image. Raises Problem for what this server or its model does not allow."""
-    check_limits(request, card, settings)
-    seed = first_seed if request.seed is None else request.seed
-    count = request.n or 1
-    is_streamed = bool(request.stream)
-    try:
-        params = params_of(request, card, settings)
-        each = [replace(params, seed=seed + i) for i in range(count)]
-    except InvalidParams as error:
-        raise of_params(error) from None
-    previews = preview_steps(params.taken_steps, request.partial_images or 0) if is_streamed else ()
-    if request.priority == "batch" and request.deadline_s is None:
-        # It waits for ticks that nobody else needs, however long: the usual deadline is not its.
-        deadline_s = math.inf
-    return [
-        ImageOrder(
-            one,
-            request.format,
-            request.output_compression,
-            deadline_s,
-            previews,
-            is_streamed and bool(request.progress),
-            Priority.BATCH if request.priority == "batch" else Priority.INTERACTIVE,
-        )
-        for one in each
-    ]
-
-
-def check_plain(request: ImageRequest) -> None:
-    """That it says nothing of an image to begin with, which it cannot have."""
-    for each in PARAMETERS.values():
-        if each.is_for_edits and getattr(request, each.client_name) is not None:
-            name = each.client_name
-            raise invalid(name, f"{name}: needed an image with it; ask /v1/images/edits")
-
-
-def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> None:
-    check_model(request.model, card.id, settings)
-    check_other_media(request)
-    if request.background == "transparent":
-        raise invalid("background", "background: 'transparent' is not possible; needed 'opaque'")
-    if request.stream and request.response_format == "url":
-        raise invalid("response_format", "response_format: a stream carries b64_json alone")
-    for field, most in (("n", settings.max_n), ("steps", settings.max_steps)):
-        value = getattr(request, field)
-        if value is not None and value > most:
-            raise invalid(field, f"{field}: {value} is not allowed; at most {most}")
-    for field in ("prompt", "negative_prompt"):
-        length, most = len(getattr(request, field) or ""), settings.max_prompt_chars
-        if length > most:
-            raise invalid(field, f"{field}: {length} characters are not allowed; at most {most}")
-
-
-def check_other_media(request: ImageRequest) -> None:
-    """What OpenAI's newer models take besides, and no still picture can follow."""
-    for field, format in OF_OTHER_MEDIA.items():
-        if getattr(request, field) is not None:
-            allowed = "png, jpeg, webp"
-            raise invalid(
-                field, f"{field}: is for output_format {format}, here are {allowed}; leave it out"
-            )
-    if request.complexity is not None:
-        raise invalid("complexity", "complexity: nothing is planned here; needed `quality` instead")
-
-
-def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> GenerationParams:
-    width, height = size_of(request.size, card, settings)
-    steps, interval = QUALITIES[request.effective_quality]
-    asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
-    return GenerationParams.from_dict(
-        {
-            "width": width,
-            "height": height,
-            "steps": min(steps, settings.max_steps),
-            "cache_interval": interval,
-            **{name: value for name, value in asked.items() if value is not None},
-        }
-    )
-
-
-def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tuple[int, int]:
-    sizes = card.sizes
-    if asked is None or asked == "auto":
-        return sizes.default, sizes.default
-    most = longest_side(card, settings)
-    width, height = (int(side) for side in asked.split("x"))
-    if settings.nearest_size:
-        return nearest_size(width, height, sizes, most)
-    for side in (width, height):
-        if not sizes.minimum <= side <= most or side % sizes.multiple:
-            raise invalid(
-                "size",
-                f"size: {asked!r} is not allowed; needed 'auto', or WIDTHxHEIGHT with each side "
-                f"a multiple of {sizes.multiple} from {sizes.minimum} to {most}",
-            )
-    return width, height
-
-
-def nearest_size(width: int, height: int, sizes: Sizes, most: int) -> tuple[int, int]:
-    """Of the same shape as far as the model's limits allow; the answer's `size` says which."""
-    scale = min(1.0, most / max(width, height))
-    scale = max(scale, sizes.minimum / min(width, height))
-
-    def fitted(side: int) -> int:
-        multiple = round(side * scale / sizes.multiple) * sizes.multiple
-        largest = most // sizes.multiple * sizes.multiple
-        return min(max(multiple, sizes.minimum), largest)
-
-    return fitted(width), fitted(height)
-
-
-def longest_side(card: ModelCard, settings: ServeSettings) -> int:
-    return min(card.sizes.maximum, settings.max_side or card.sizes.maximum)
-
-
-def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """Evenly between the first step and the last; fewer where there are few steps."""
-    wanted = {round(steps * (i + 1) / (count + 1)) for i in range(count)}
-    return tuple(sorted(step for step in wanted if 0 < step < steps))

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
 from serve.errors import Problem
-from serve.front.answering import deadline_of, event_stream, take_rate, taken_on, within
+from serve.front.answering import deadline_of, event_stream, in_time, take_rate, taken_on
 from serve.front.fan_out import fan_out, in_order
 from serve.front.keys import RateLimiter
 from serve.front.openai_text import ChatRequest, CompletionRequest, check
@@ -42,7 +42,7 @@ class TextAnswers:
             raise Problem(400, message, "prompt", "invalid_value")
         take_rate(self.limiter, request, len(asks))
         wire = Wire(self.model, isinstance(asked, ChatRequest), asked.has_usage)
-        updates = within(fan_out(self.backend, asks, Ended), deadline_s)
+        updates = in_time(fan_out(self.backend, asks, Ended), deadline_s)
         prompts = len(asks) // (asked.n or 1)
         if asked.stream:
             early = await taken_on(updates, len(asks), Taken)

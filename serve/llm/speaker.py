@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from serve import errors
+from serve.deadlines import within
 from serve.errors import Problem
 from serve.llm.asks import Ask, Delta, Ended, LlmCard, Message, Reason, Sampling, Taken, Update
-from serve.llm.engine import LlmEngine, TextPiece
+from serve.llm.engine import LlmEngine
 from serve.llm.meters import AskMeter, LlmMeters
 from serve.llm.prompts import Prompts, room
 from serve.llm.stops import Stops
@@ -82,7 +83,8 @@ class Speaker:
         yield Taken(len(ids))
         stops, made = Stops(sampling.stop), 0
         reason: Reason = "stop"
-        async with aclosing(self._pieces(ids, sampling, ask.deadline_s)) as pieces:
+        generated = self.engine.generate(ids, sampling)
+        async with aclosing(within(generated, ask.deadline_s)) as pieces:
             async for piece in pieces:
                 made = piece.tokens
                 meter.heard(made)
@@ -110,18 +112,3 @@ class Speaker:
         if temperature is None:
             temperature = self.prompts.temperature
         return ids, replace(ask.sampling, max_tokens=most, temperature=temperature)
-
-    async def _pieces(
-        self, ids: list[int], sampling: Sampling, deadline_s: float
-    ) -> AsyncGenerator[TextPiece]:
-        until_s = asyncio.get_running_loop().time() + deadline_s
-        async with aclosing(self.engine.generate(ids, sampling)) as pieces:
-            while True:
-                try:
-                    async with asyncio.timeout_at(until_s):
-                        piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise errors.late() from None
-                yield piece

@@ -282,7 +282,7 @@ def test_a_size_that_the_model_lacks_is_the_nearest_if_the_operator_wants(
     asked: Any, made: str
 ) -> None:
     from sdxl.checkpoint import find
-    from serve.front.openai_images import size_of
+    from serve.front.image_orders import size_of
     from serve.orders import ModelCard
     from serve.settings import ServeSettings
 

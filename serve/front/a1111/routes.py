@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,12 +19,13 @@ from sdxl.params import DRAWN_SEEDS
 from serve.errors import invalid
 from serve.front.a1111 import wire
 from serve.front.a1111.clients import Clients, ClientState, Run
-from serve.front.answering import deadline_of, take_rate, within
+from serve.front.answering import deadline_of, in_time, take_rate
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out
-from serve.front.generations import trace_of, work_of
+from serve.front.generations import marked, work_of
+from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
-from serve.front.openai_images import ImageRequest, orders_of
+from serve.front.openai_images import ImageRequest
 from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
 from serve.settings import ServeSettings
 
@@ -61,18 +62,10 @@ class WebuiApi:
         return wire.answer_of(asked, done, texts, card)
 
     def _orders(self, wanted: ImageRequest, card: ModelCard, request: Request) -> list[ImageOrder]:
-        client, weight = client_of(request, self.settings.client_header)
         deadline_s = deadline_of(None, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
-        marks: dict[str, Any] = {
-            "request_id": request.state.request_id,
-            "trace": trace_of(request),
-            "client": client,
-            "weight": weight,
-            "wants_progress": True,
-        }
         orders = orders_of(wanted, card, self.settings, seed, deadline_s)
-        return [replace(order, **marks) for order in orders]
+        return marked(orders, request, self.settings, wants_progress=True)
 
     async def _run(self, orders: Sequence[ImageOrder], run: Run) -> list[Done]:
         """The pictures; of an interrupted request those that were done."""
@@ -89,7 +82,7 @@ class WebuiApi:
         return [run.done[index] for index in sorted(run.done)]
 
     async def _follow(self, orders: Sequence[ImageOrder], run: Run) -> None:
-        updates = within(fan_out(self.backend, orders), orders[0].deadline_s)
+        updates = in_time(fan_out(self.backend, orders), orders[0].deadline_s)
         async with aclosing(updates):
             async for index, update in updates:
                 match update:
