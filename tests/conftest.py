@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import engines
+from sdxl import cli
 from sdxl.checkpoint import find
 from sdxl.pipeline import Pipeline
 from tests.hangs import (
@@ -46,6 +48,19 @@ def diffusers_mini() -> Any:
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with this code and one line, and gives the line."""
+
+    def run(*argv: str, code: int = cli.BAD_REQUEST) -> str:
+        assert cli.main(argv) == code
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 1, err
+        return err
+
+    return run
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -15,6 +15,7 @@ from onnx_export.random_weights import Configs, write_checkpoint
 from onnx_export.tracing import trace
 from sdxl.checkpoint import Checkpoint
 from sdxl.specs import ModelSpec
+from tests.sdxl.unets import TOPOLOGY, sizes_of
 
 _TEXT = {
     "vocab_size": 646,
@@ -32,21 +33,9 @@ TINY: Configs = {
         "hidden_act": "gelu",
     },
     "unet": {
-        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
-        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
-        "in_channels": 4,
-        "out_channels": 4,
-        "block_out_channels": [16, 32, 32],
+        **TOPOLOGY,
+        **sizes_of((16, 32, 32), (1, 1, 1), (1, 2, 2), 64, 32, 8, 16, groups=8),
         "layers_per_block": 1,
-        "transformer_layers_per_block": [1, 1, 1],
-        "attention_head_dim": [1, 2, 2],
-        "cross_attention_dim": 64,
-        "norm_num_groups": 8,
-        "use_linear_projection": True,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 8,
-        "projection_class_embeddings_input_dim": 32 + 6 * 8,
-        "sample_size": 16,
     },
     "vae": {
         "down_block_types": ["DownEncoderBlock2D"] * 2,

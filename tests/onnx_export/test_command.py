@@ -39,12 +39,10 @@ def test_a_bad_request_is_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", *flags]) == cli.BAD_REQUEST
-    out, err = capsys.readouterr()
-    assert not out and message in err and err.count("\n") == 1, err
+    assert message in refused("export", *flags)
     assert not list(tmp_path.iterdir())
 
 
@@ -120,16 +118,14 @@ def test_a_broken_export_is_one_line_that_names_it(
     tiny_export: ExportFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
     folder = tmp_path / "export"
     shutil.copytree(tiny_export.folder, folder)
     breakage, message = BREAKAGES[case]
     breakage(folder)
     command = ["export", "--model", str(tiny.folder), "--check", str(folder)]
-    assert cli.main(command) == cli.FAILED
-    out, err = capsys.readouterr()
-    assert not out and message in err and err.count("\n") == 1, err
+    assert message in refused(*command, code=cli.FAILED)
 
 
 def test_an_export_is_checked_against_its_own_model(

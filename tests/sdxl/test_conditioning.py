@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,10 @@ from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.prompt import Tokenizer
-from sdxl.specs import CHUNK, Architecture, ModelSpec, network_specs
+from sdxl.specs import CHUNK, ModelSpec, network_specs
+from tests import fakes
 
-ARCH = Architecture(
-    latent_channels=4,
-    image_channels=3,
-    vae_scale=8,
-    stem_channels=8,
-    cache_channels=8,
-    stem_layers=2,
-    embedding_width=8,
-    attention_widths=(8,),
-    clip_l_width=16,
-    clip_g_width=24,
-    pooled_width=20,
-    sample_size=16,
-)
+ARCH = replace(fakes.ARCH, clip_l_width=16, clip_g_width=24, pooled_width=20, sample_size=16)
 TOLERANCE = 1e-5
 LONG = "the red cat on the dog, " * 20
 

@@ -13,13 +13,12 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from sdxl.checkpoint import find
 from sdxl.images import pasted, to_pixels
 from sdxl.params import SCHEDULERS, GenerationParams, InvalidParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from tests.conftest import psnr
-from tests.sdxl.test_pipeline import CLASSES
+from tests.sdxl.test_pipeline import set_scheduler
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
@@ -73,16 +72,9 @@ def pipes(diffusers_mini: Any) -> Any:
 @torch.inference_mode()
 def theirs(pipes: Any, asked: Edit) -> Tensor:
     """Latents go in where we encode the mean: diffusers draws a sample of pixels."""
-    import diffusers
-
     params, source = asked.params, asked.source
     pipe = pipes[source.mask is not None]
-    name, is_karras, _ = params.scheduler.partition("_karras")
-    scheduler = getattr(diffusers, CLASSES[name]).from_pretrained(
-        str(find("mini").folder / "scheduler")
-    )
-    options = {"use_karras_sigmas": True} if is_karras else {}
-    pipe.scheduler = scheduler.from_config(scheduler.config, **options)
+    set_scheduler(pipe, params.scheduler)
     image: Any = source.picture
     if params.encoding != "sample":
         pixels = pipe.image_processor.preprocess(image)

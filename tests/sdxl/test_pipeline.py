@@ -26,14 +26,19 @@ CLASSES = {
 SIZES = [(128, 128), (96, 160), (136, 120)]
 
 
-def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
+def set_scheduler(pipe: Any, scheduler_name: str) -> None:
+    """diffusers' own of that name."""
     import diffusers
 
-    name, is_karras, _ = params.scheduler.partition("_karras")
+    name, is_karras, _ = scheduler_name.partition("_karras")
     config = find("mini").folder / "scheduler"
     scheduler = getattr(diffusers, CLASSES[name]).from_pretrained(str(config))
     options = {"use_karras_sigmas": True} if is_karras else {}
     pipe.scheduler = scheduler.from_config(scheduler.config, **options)
+
+
+def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
+    set_scheduler(pipe, params.scheduler)
     assert params.seed is not None
     image: Tensor = pipe(
         params.prompt,

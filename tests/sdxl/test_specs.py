@@ -11,29 +11,16 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
 from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
 from sdxl.networks.vae import VaeDecoder, VaeEncoder
+from sdxl.single_file import configs
 from sdxl.specs import CUTS, SDXL_1_0, Cut, image_axes, network_specs
-from tests.sdxl.unets import SIZES, TOPOLOGY
 
 
 def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
     with torch.device("meta"):
-        unet = UNet2DConditionModel(**TOPOLOGY, **SIZES["full"])
-        clip_l = CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12)
-        clip_g = CLIPTextConfig(
-            hidden_size=1280,
-            intermediate_size=5120,
-            num_hidden_layers=32,
-            num_attention_heads=20,
-            projection_dim=1280,
-            hidden_act="gelu",
-        )
-        vae = AutoencoderKL(
-            block_out_channels=(128, 256, 512, 512),
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            layers_per_block=2,
-            scaling_factor=0.13025,
-        )
+        unet = UNet2DConditionModel(**configs.SDXL_1_0["unet"])
+        clip_l = CLIPTextConfig(**configs.SDXL_1_0["text_encoder"])
+        clip_g = CLIPTextConfig(**configs.SDXL_1_0["text_encoder_2"])
+        vae = AutoencoderKL(**configs.SDXL_1_0["vae"])
         return {
             "clip_l": TextEncoder(CLIPTextModel(clip_l)),
             "clip_g": ProjectingTextEncoder(CLIPTextModelWithProjection(clip_g)),

@@ -19,36 +19,34 @@ TOPOLOGY: dict[str, Any] = {
     "in_channels": 4,
     "out_channels": 4,
 }
-SIZES: dict[str, dict[str, Any]] = {
-    "mini": {
-        "block_out_channels": (32, 64, 96),
-        "transformer_layers_per_block": (1, 1, 2),
-        "attention_head_dim": (2, 4, 6),
-        "cross_attention_dim": 128,
-        "addition_time_embed_dim": 32,
-        "projection_class_embeddings_input_dim": 64 + 6 * 32,
-        "norm_num_groups": 16,
-        "sample_size": 16,
-    },
-    "mid": {
-        "block_out_channels": (64, 128, 256),
-        "transformer_layers_per_block": (1, 2, 4),
-        "attention_head_dim": (2, 4, 8),
-        "cross_attention_dim": 256,
-        "addition_time_embed_dim": 64,
-        "projection_class_embeddings_input_dim": 128 + 6 * 64,
-        "norm_num_groups": 32,
-        "sample_size": 32,
-    },
-    "full": {
-        "block_out_channels": (320, 640, 1280),
-        "transformer_layers_per_block": (1, 2, 10),
-        "attention_head_dim": (5, 10, 20),
-        "cross_attention_dim": 2048,
-        "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 1280 + 6 * 256,
-        "sample_size": 128,
-    },
+
+
+def sizes_of(
+    widths: tuple[int, int, int],
+    depths: tuple[int, int, int],
+    heads: tuple[int, int, int],
+    context: int,
+    pooled: int,
+    time: int,
+    side: int,
+    groups: int = 32,
+) -> dict[str, Any]:
+    return {
+        "block_out_channels": widths,
+        "transformer_layers_per_block": depths,
+        "attention_head_dim": heads,
+        "cross_attention_dim": context,
+        "addition_time_embed_dim": time,
+        "projection_class_embeddings_input_dim": pooled + 6 * time,
+        "norm_num_groups": groups,
+        "sample_size": side,
+    }
+
+
+SIZES = {
+    "mini": sizes_of((32, 64, 96), (1, 1, 2), (2, 4, 6), 128, 64, 32, 16, groups=16),
+    "mid": sizes_of((64, 128, 256), (1, 2, 4), (2, 4, 8), 256, 128, 64, 32),
+    "full": sizes_of((320, 640, 1280), (1, 2, 10), (5, 10, 20), 2048, 1280, 256, 128),
 }
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from playwright.sync_api import Browser
 
 from eval.service import double
+from tests.serve.browsers import EITHER_WIDTH, View, chromium
 from tests.serve.services import Service, service
 
 
@@ -26,6 +28,18 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     flags = ("--model", str(model), "--backend", double.BACKEND, "--llm", "none")
     with service(folder, *flags, "--results-dir", str(folder / "results")) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def view(request: pytest.FixtureRequest) -> View:
+    found: View = request.param
+    return found
 
 
 @pytest.fixture

@@ -26,8 +26,13 @@ GENERATE = "/v1/images/generations"
 async def client(
     worker: Worker, key: str | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(create_app(worker, ServeSettings(**settings)), key) as found:
+        yield found
+
+
+@asynccontextmanager
+async def client_of(app: FastAPI, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
     """In process: no socket."""
-    app = create_app(worker, ServeSettings(**settings))
     headers = {"authorization": f"Bearer {key}"} if key else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(

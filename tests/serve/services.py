@@ -18,6 +18,16 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).parents[2]
+RAY_TRUSTS = {
+    "x-request-timeout-seconds": "inf",
+    "x-request-disconnect-disabled": "?1",
+    "serve_multiplexed_model_id": "a",
+    "serve-multiplexed-model-id": "a",
+    "x-session-id": "a",
+    "x-serve-router-a": "a",
+    "x-request-id": "a",
+}
+"""headers that would steer Ray Serve, had they come from a client"""
 READY = re.compile(r"ready: (http://\S+)")
 START_S = 240.0
 PR_SET_PDEATHSIG = 1

@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serve.services import ROOT, free_port
+from tests.serve.probe_runs import told_by
+from tests.serve.services import free_port
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "RAY_SERVE_WORKER_PROXY_HTTP_PORT": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-}
 
 
 def probe(nodes: int, gpus: int) -> dict[str, Any]:
     return told_by("tests.serve.cluster_probe", str(nodes), str(gpus), str(free_port()))
-
-
-def told_by(program: str, *arguments: str) -> dict[str, Any]:
-    argv = [sys.executable, "-m", program, *arguments]
-    environment = {**os.environ, **ENVIRONMENT}
-    done = subprocess.run(
-        argv,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    # Ray's own lines are among them.
-    (line,) = (text for text in done.stdout.splitlines() if text.startswith('{"'))
-    told: dict[str, Any] = json.loads(line)
-    return told
 
 
 def test_eight_replicas_see_a_gpu_each() -> None:

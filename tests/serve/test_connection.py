@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from serve.front import connection
+from tests.serve.services import RAY_TRUSTS
 
 MIB = 1 << 20
 CLOSED_S = 20.0
@@ -128,15 +129,7 @@ def test_an_ordinary_request_passes(port: int) -> None:
 
 
 def test_headers_that_ray_trusts_do_not_pass(port: int) -> None:
-    trusted = {
-        "x-request-timeout-seconds": "inf",
-        "x-request-disconnect-disabled": "?1",
-        "serve_multiplexed_model_id": "a",
-        "serve-multiplexed-model-id": "a",
-        "x-session-id": "a",
-        "x-serve-router-a": "a",
-        "x-request-id": "<b>",
-    }
+    trusted = RAY_TRUSTS | {"x-request-id": "<b>"}
     url = f"http://127.0.0.1:{port}"
     seen = httpx.get(url, headers={**trusted, "authorization": "Bearer k"}).json()
     assert not set(trusted) & set(seen) and seen["authorization"] == "Bearer k"

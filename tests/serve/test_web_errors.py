@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, expect
 
 from serve.front.keys import sha256
-from tests.serve.browsers import EITHER_WIDTH, View, Visit, chromium, visit
+from tests.serve.browsers import View, Visit, visit
 from tests.serve.servers import listening
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def view(request: pytest.FixtureRequest) -> View:
-    found: View = request.param
-    return found
 
 
 def alert(web: Visit) -> str:

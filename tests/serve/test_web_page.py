@@ -23,7 +23,6 @@ from tests.serve.browsers import (
     VIEWS,
     View,
     Visit,
-    chromium,
     pixels,
     visit,
 )
@@ -42,12 +41,6 @@ SHOWN = (
     ("a green square on a white background", "8"),
     ("three orange circles on a blue background", "1"),
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(params=EITHER_WIDTH, ids=str)

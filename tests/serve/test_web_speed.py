@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.serve.browsers import VIEWS, chromium, visit
+from tests.serve.browsers import VIEWS, visit
 from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"
@@ -49,12 +48,6 @@ FIRST_PAINT = """() => new Promise((resolve) => {
 })"""
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 def test_the_first_paint_comes_within_200_ms(browser: Browser, running: Service) -> None:

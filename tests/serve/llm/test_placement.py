@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +12,23 @@ from sdxl.params import InvalidParams
 from serve.llm import deployment
 from serve.settings import ServeSettings
 from tests.serve.llm.placement_probe import DOUBLE
+from tests.serve.probe_runs import told_by
 from tests.serve.services import ROOT, free_port
 
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-    # Replicas find the double, as they would find TensorRT-LLM in an interpreter of its own.
-    "PYTHONPATH": f"{ROOT}:{DOUBLE}",
-}
+PATHS = f"{ROOT}:{DOUBLE}"
+"""Replicas find the double, as they would find TensorRT-LLM in an interpreter of its own."""
 
 
 def probe(tmp_path: Path, gpus: int, *rest: str) -> dict[str, Any]:
-    (tmp_path / "options.toml").write_text("tensor_parallel_size = 2\nmax_seq_len = 256\n")
-    module = ("-m", "tests.serve.llm.placement_probe")
-    done = subprocess.run(
-        [
-            sys.executable,
-            *module,
-            str(gpus),
-            str(tmp_path / "options.toml"),
-            str(free_port()),
-            *rest,
-        ],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=900,
+    options = tmp_path / "options.toml"
+    options.write_text("tensor_parallel_size = 2\nmax_seq_len = 256\n")
+    return told_by(
+        "tests.serve.llm.placement_probe",
+        *(str(gpus), str(options), str(free_port()), *rest),
+        begins='{"images"',
+        timeout_s=900,
+        PYTHONPATH=PATHS,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (text for text in done.stdout.splitlines() if text.startswith('{"images"'))
-    told: dict[str, Any] = json.loads(line)
-    return told
 
 
 @pytest.mark.long

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from playwright.sync_api import Browser, expect
 
 from sdxl.images import read_parameters
-from tests.serve.browsers import EITHER_WIDTH, View, Visit, chromium, visit
+from tests.serve.browsers import View, Visit, visit
 from tests.serve.llm.texts import WORDS, FakeLlm, fake_speaker, listening
 from tests.serve.servers import listening as without_chat
 
 SAID = "".join(WORDS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def view(request: pytest.FixtureRequest) -> View:
-    found: View = request.param
-    return found
 
 
 def say(web: Visit, text: str) -> None:

@@ -19,7 +19,7 @@ from serve.llm.prompts import Prompts
 from serve.llm.speaker import Speaker
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.serve.servers import listening_to
+from tests.serve.servers import client_of, listening_to
 from tests.serve.workers import running
 
 CHAT = "/v1/chat/completions"
@@ -102,13 +102,7 @@ def end_of(updates: Sequence[Update]) -> Ended:
 async def client(
     worker: Worker, speaker: Any, key: str | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """In process: no socket."""
-    app = create_app(worker, ServeSettings(**settings), text=speaker)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://localhost", headers=headers, timeout=60
-    ) as found:
+    async with client_of(create_app(worker, ServeSettings(**settings), text=speaker), key) as found:
         yield found
 
 
