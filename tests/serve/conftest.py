@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from eval.service import double
+from serve.worker.worker import Worker
+from tests.serve import workers
 from tests.serve.browsers import EITHER_WIDTH, View, chromium
 from tests.serve.services import Service, service
 
@@ -27,6 +29,13 @@ def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     model = double.write(folder / "sdxl-double", double.Settings(speed=50.0))
     flags = ("--model", str(model), "--backend", double.BACKEND, "--llm", "none")
     with service(folder, *flags, "--results-dir", str(folder / "results")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """On fake engines."""
+    with workers.running() as found:
         yield found
 
 

@@ -49,6 +49,15 @@ def post(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
     return asyncio.run(call())
 
 
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The envelope, whole."""
+    body = answer.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["x-request-id"]
+    found: dict[str, Any] = body["error"]
+    return found
+
+
 @contextmanager
 def listening(
     pipeline: Pipeline | None = None, queue: int = 64, tracer: Any = None, **settings: Any

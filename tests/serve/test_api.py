@@ -1,4 +1,4 @@
-"""The REST application in process, on a worker with fake engines: answers, limits and errors."""
+"""The REST application in process, on a worker with fake engines: answers, streams, keys."""
 
 from __future__ import annotations
 
@@ -6,42 +6,24 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from PIL import Image
 
 from sdxl.images import read_parameters
-from serve.errors import Problem
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client, post
+from tests.serve.servers import GENERATE, client, error_of, post
 from tests.serve.workers import fake, fake_pipeline, running
 
 PROMPT = "a red circle on a blue background"
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with running() as found:
-        yield found
-
-
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     return {"results_dir": str(tmp_path / "results")}
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The envelope, whole."""
-    body = answer.json()
-    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-    assert answer.headers["x-request-id"]
-    found: dict[str, Any] = body["error"]
-    return found
 
 
 def picture(data: dict[str, Any]) -> bytes:
@@ -176,180 +158,6 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(worker: Worker) -> None:
     assert "secret" not in answer.text
 
 
-BAD: dict[str, tuple[Any, str | None]] = {
-    "no prompt": ({}, "prompt"),
-    "empty prompt": ({"prompt": ""}, "prompt"),
-    "prompt of another kind": ({"prompt": ["a"]}, "prompt"),
-    "null prompt": ({"prompt": None}, "prompt"),
-    "surrogate": ({"prompt": "\ud800"}, "prompt"),
-    "long prompt": ({"prompt": "a" * 4001}, "prompt"),
-    "many tokens": ({"prompt": "ring " * 300}, "prompt"),
-    "unknown field": ({"prompt": "a", "stepz": 3}, "stepz"),
-    "n 0": ({"prompt": "a", "n": 0}, "n"),
-    "n 11": ({"prompt": "a", "n": 11}, "n"),
-    "n text": ({"prompt": "a", "n": "2"}, "n"),
-    "n true": ({"prompt": "a", "n": True}, "n"),
-    "size words": ({"prompt": "a", "size": "big"}, "size"),
-    "size odd": ({"prompt": "a", "size": "100x100"}, "size"),
-    "size large": ({"prompt": "a", "size": "1024x1024"}, "size"),
-    "size small": ({"prompt": "a", "size": "16x16"}, "size"),
-    "quality": ({"prompt": "a", "quality": "best"}, "quality"),
-    "format": ({"prompt": "a", "output_format": "gif"}, "output_format"),
-    "transparent": ({"prompt": "a", "background": "transparent"}, "background"),
-    "response_format": ({"prompt": "a", "response_format": "file"}, "response_format"),
-    "steps": ({"prompt": "a", "steps": 101}, "steps"),
-    "steps 0": ({"prompt": "a", "steps": 0}, "steps"),
-    "guidance": ({"prompt": "a", "guidance_scale": 101}, "guidance_scale"),
-    "guidance nan": ('{"prompt": "a", "guidance_scale": NaN}', "guidance_scale"),
-    "seed": ({"prompt": "a", "seed": -1}, "seed"),
-    "seed too far": ({"prompt": "a", "seed": 2**63 - 1, "n": 2}, "seed"),
-    "scheduler": ({"prompt": "a", "scheduler": "magic"}, "scheduler"),
-    "deadline": ({"prompt": "a", "deadline_s": 0}, "deadline_s"),
-    "partial_images": ({"prompt": "a", "stream": True, "partial_images": 4}, "partial_images"),
-    "stream of urls": (
-        {"prompt": "a", "stream": True, "response_format": "url"},
-        "response_format",
-    ),
-    "weights": ({"prompt": "(a:1.2.3)"}, "prompt"),
-    "jpeg prompt": ({"prompt": "円" * 4000, "output_format": "jpeg"}, "prompt"),
-    "not json": ("{", None),
-    "a list": ([1], None),
-    "not utf-8": (b'{"prompt": "\xff"}', None),
-    "a huge number": ('{"prompt": "a", "n": ' + "9" * 5000 + "}", None),
-    "nested": ("[" * 9000, None),
-    "empty": ("", None),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_request_is_a_400_that_names_the_field(worker: Worker, case: str) -> None:
-    body, param = BAD[case]
-
-    async def call() -> httpx.Response:
-        raw = body if isinstance(body, str | bytes) else json.dumps(body)
-        async with client(worker) as http:
-            headers = {"content-type": "application/json"}
-            return await http.post(GENERATE, content=raw, headers=headers)
-
-    answer = asyncio.run(call())
-    error = error_of(answer)
-    assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), answer.text
-    assert error["param"] == param, error
-    assert "Traceback" not in answer.text and "/work" not in answer.text
-
-
-def test_an_unknown_model_is_a_404(worker: Worker) -> None:
-    answer = post(worker, {"prompt": "a", "model": "dall-e-3"})
-    assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nowhere", 404),
-        ("GET", "/v1/images/generations/", 404),
-        ("GET", GENERATE, 405),
-        ("DELETE", "/v1/models", 405),
-        ("GET", "/v1/models/other", 404),
-    ],
-)
-def test_what_is_not_there_has_the_envelope_too(
-    worker: Worker, method: str, path: str, status: int
-) -> None:
-    async def call() -> httpx.Response:
-        async with client(worker) as http:
-            return await http.request(method, path)
-
-    answer = asyncio.run(call())
-    assert answer.status_code == status and error_of(answer)["type"] == "invalid_request_error"
-    assert ("allow" in answer.headers) == (status == 405)
-
-
-def test_a_body_is_bounded_whether_it_says_its_length_or_not(worker: Worker) -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        for _ in range(100):
-            yield b" " * 1024
-
-    async def scenario() -> None:
-        async with client(worker, max_body_bytes=4096) as http:
-            for content in (b" " * 5000, chunks()):
-                answer = await http.post(GENERATE, content=content)
-                assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
-
-    asyncio.run(scenario())
-
-
-def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
-    async def slow() -> AsyncIterator[bytes]:
-        yield b"{"
-        await asyncio.sleep(5)
-
-    async def scenario() -> httpx.Response:
-        async with client(worker, body_timeout_s=0.1) as http:
-            return await http.post(GENERATE, content=slow())
-
-    answer = asyncio.run(scenario())
-    assert answer.status_code == 408 and error_of(answer)["code"] == "body_timeout"
-
-
-def test_what_cannot_make_its_deadline_is_a_429_with_retry_after() -> None:
-    async def scenario(worker: Worker) -> None:
-        body = {"prompt": PROMPT, "steps": 100}
-        async with client(worker) as http:
-            by_field = await http.post(GENERATE, json={**body, "deadline_s": 0.2})
-            by_header = await http.post(GENERATE, json=body, headers={"x-deadline-s": "0.2"})
-            bad = await http.post(GENERATE, json=body, headers={"x-deadline-s": "soon"})
-            stream = await http.post(GENERATE, json={**body, "deadline_s": 0.2, "stream": True})
-        for answer in (by_field, by_header, stream):
-            assert answer.status_code == 429 and error_of(answer)["code"] == "overloaded"
-            assert 1 <= int(answer.headers["retry-after"]) <= 30
-        assert bad.status_code == 400
-
-    with running(fake_pipeline(tick_s=0.02)) as worker:
-        asyncio.run(scenario(worker))
-
-
-def test_a_deadline_is_capped_by_the_server() -> None:
-    with running(fake_pipeline(tick_s=0.02)) as worker:
-        body = {"prompt": PROMPT, "steps": 100, "deadline_s": 1000}
-        answer = post(worker, body, max_deadline_s=0.2, deadline_s=0.1)
-    assert answer.status_code == 429
-
-
-def test_an_engine_failure_is_a_500_that_keeps_its_secrets(worker: Worker) -> None:
-    fake(worker.pipeline, "unet_deep").fault = RuntimeError("/secret/path")
-    answer = post(worker, {"prompt": PROMPT, "steps": 2})
-    assert answer.status_code == 500 and error_of(answer)["type"] == "server_error"
-    assert "secret" not in answer.text
-
-
-def test_what_nobody_foresaw_is_a_500_that_keeps_its_secrets(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(order: object) -> None:
-        raise KeyError("/secret/path")
-
-    monkeypatch.setattr(worker, "generate", fail)
-    answer = post(worker, {"prompt": PROMPT})
-    assert answer.status_code == 500 and error_of(answer)["code"] == "internal_error"
-    assert "secret" not in answer.text
-
-
-def test_until_it_is_ready_it_says_503() -> None:
-    async def scenario() -> None:
-        async with client(Worker(fake_pipeline())) as http:
-            assert (await http.get("/healthz")).status_code == 200
-            for answer in (
-                await http.get("/readyz"),
-                await http.get("/v1/models"),
-                await http.post(GENERATE, json={"prompt": PROMPT}),
-            ):
-                assert answer.status_code == 503 and error_of(answer)["code"] == "starting"
-                assert int(answer.headers["retry-after"]) >= 1
-
-    asyncio.run(scenario())
-
-
 def test_models_docs_metrics_and_health(worker: Worker) -> None:
     async def scenario() -> None:
         async with client(worker) as http:
@@ -427,11 +235,3 @@ def test_a_key_s_rate_is_a_429_that_says_when(worker: Worker, tmp_path: Path) ->
             assert error_of(answer)["type"] == "rate_limit_error"
 
     asyncio.run(scenario())
-
-
-def test_a_problem_survives_pickling() -> None:
-    import pickle
-
-    problem = Problem(429, "m", "p", "c", 1.5)
-    again = pickle.loads(pickle.dumps(problem))
-    assert again.body() == problem.body() and again.retry_after_s == 1.5

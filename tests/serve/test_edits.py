@@ -18,7 +18,7 @@ from PIL import Image
 from sdxl.images import read_parameters
 from serve.worker.worker import Worker
 from tests.sdxl.test_source import SVG, animated, bomb, plain, saved
-from tests.serve.servers import client
+from tests.serve.servers import client, error_of
 from tests.serve.workers import fake_pipeline, running
 
 EDIT = "/v1/images/edits"
@@ -65,13 +65,6 @@ def send_json(worker: Worker, body: dict[str, Any], **settings: Any) -> httpx.Re
 
 def data_url(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def error_of(answer: httpx.Response) -> dict[str, Any]:
-    body = answer.json()
-    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-    found: dict[str, Any] = body["error"]
-    return found
 
 
 def picture_in(answer: httpx.Response, index: int = 0) -> bytes:

@@ -12,8 +12,7 @@ import pytest
 
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client
-from tests.serve.test_api import error_of
+from tests.serve.servers import GENERATE, client, error_of
 from tests.serve.workers import running
 
 ASKED = {"prompt": "a", "steps": 2}

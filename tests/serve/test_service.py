@@ -19,9 +19,9 @@ from sdxl.images import read_parameters
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from tests.serve.monitoring import unanswered
-from tests.serve.servers import GENERATE
+from tests.serve.servers import GENERATE, error_of
 from tests.serve.services import ROOT, Service, free_port, is_alive, service
-from tests.serve.test_api import error_of, events_of, picture
+from tests.serve.test_api import events_of, picture
 from tests.serve.test_connection import told
 
 PROMPT = "a red circle on a blue background"

@@ -5,29 +5,20 @@ from __future__ import annotations
 import asyncio
 import io
 import math
-import threading
 import time
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from engines.cuda.device import CudaDevice
-from engines.cuda.recordings import Ticks
 from sdxl.images import read_parameters, to_pixels
-from sdxl.pipeline import Pipeline
 from sdxl.policy import Priority
 from serve.errors import Problem
 from serve.orders import Done, ImageProgress, Preview
 from serve.worker.job import ImageJob
-from serve.worker.stalls import Unhealthy
-from serve.worker.warmup import NotReady, standard
+from serve.worker.warmup import standard
 from serve.worker.worker import Worker
-from tests.engines.cuda_double import BEGIN, FakeCuda
 from tests.serve.workers import (
     begun,
     fake,
@@ -90,96 +81,6 @@ def test_many_share_calls_and_each_gets_its_own_picture() -> None:
     assert [d.params.seed for d in done] == list(range(12))
     assert len({d.image for d in done}) == 12
     assert 4 in sizes, f"calls of {sizes} rows, needed some of 4"
-
-
-def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
-    """cuDNN and attention keep what they have found out by thread."""
-    pipeline = fake_pipeline()
-    seen: dict[str, set[str]] = {}
-    for name in pipeline.engines.by_name:
-        threads = seen.setdefault(name, set())
-        fake(pipeline, name).on_call = partial(note_thread, threads)
-    with running(pipeline) as worker:
-        assert all(seen.values()), f"not warmed up: {seen}"
-        asyncio.run(picture_of(worker, order()))
-    found = {name: {t.partition("_")[0] for t in threads} for name, threads in seen.items()}
-    assert found == {
-        "clip_l": {"encode"},
-        "clip_g": {"encode"},
-        "unet_prompt": {"denoiser"},
-        "unet_deep": {"denoiser"},
-        "unet_shallow": {"denoiser"},
-        "vae_decoder": {"decode"},
-        "vae_encoder": {"encode"},
-    }
-
-
-def note_thread(names: set[str]) -> None:
-    names.add(threading.current_thread().name)
-
-
-def on_a_gpu(cuda: FakeCuda, *, captures: bool) -> tuple[Pipeline, CudaDevice]:
-    pipeline = fake_pipeline()
-    device = CudaDevice(torch.device("cuda", 1))
-    told = device.for_engines() | ({"run_recorded": Ticks(device)} if captures else {})
-    return replace(pipeline, engines=replace(pipeline.engines, **told)), device
-
-
-def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT would wait there at every call, and the rooms would wait for each other."""
-    cuda = FakeCuda().install(monkeypatch)
-    pipeline, device = on_a_gpu(cuda, captures=False)
-    seen: dict[str, set[int]] = {}
-    for name in pipeline.engines.by_name:
-        streams = seen.setdefault(name, set())
-        fake(pipeline, name).on_call = lambda streams=streams: streams.add(device.stream())  # type: ignore[misc]
-    with running(pipeline) as worker:
-        asyncio.run(picture_of(worker, order()))
-    default = cuda.default_stream(torch.device("cuda", 1)).cuda_stream
-    loop = {device.loop_stream.cuda_stream}
-    assert seen["unet_prompt"] == seen["unet_deep"] == seen["unet_shallow"] == loop
-    assert seen["clip_l"] == seen["clip_g"] != seen["vae_decoder"]
-    for name in ("clip_l", "vae_decoder"):
-        assert len(seen[name]) == 1 and not seen[name] & (loop | {default}), seen
-
-
-def test_a_picture_is_decoded_after_the_loops_stream_has_made_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = FakeCuda().install(monkeypatch)
-    pipeline, device = on_a_gpu(cuda, captures=False)
-    with running(pipeline) as worker:
-        asyncio.run(picture_of(worker, order()))
-        decoder: Any = worker._started().painter._stream._stream
-    assert [event.stream for event in decoder.waits_for] == [device.loop_stream]
-
-
-def test_a_service_whose_graphs_are_refused_serves_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cuda = FakeCuda(fails=[BEGIN] * 1000).install(monkeypatch)
-    pipeline, device = on_a_gpu(cuda, captures=True)
-    asked = order("a red ring", seed=5, steps=8)
-    with running(pipeline) as worker:
-        done = asyncio.run(picture_of(worker, asked))
-        found = {s.name: s.value for m in asyncio.run(worker.metrics()) for s in m.samples}
-    with running() as worker:
-        expected = asyncio.run(picture_of(worker, asked))
-    assert done.image == expected.image
-    assert found["sdxl_failed_captures_total"] == device.failed_captures > 0
-    said = [r for r in caplog.records if "CUDA graph was not captured" in r.message]
-    assert sum(r.levelname == "WARNING" for r in said) == 1
-
-
-def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(threading.enumerate())
-    pipeline = fake_pipeline()
-    fake(pipeline, "vae_decoder").fault = RuntimeError("no memory")
-    with pytest.raises(NotReady, match="no picture: no memory"), running(pipeline):
-        pass
-    for thread in set(threading.enumerate()) - before:
-        thread.join(5)
-        assert not thread.is_alive(), thread.name
 
 
 def test_cancelling_frees_the_slot_within_a_tick() -> None:
@@ -322,67 +223,6 @@ def test_what_the_model_cannot_do_is_a_400_that_names_the_field(
     with running() as worker, pytest.raises(Problem) as caught:
         asyncio.run(picture_of(worker, order(**given)))  # type: ignore[arg-type]
     assert (caught.value.status, caught.value.param) == (400, param)
-
-
-def test_health_is_that_the_loop_advances() -> None:
-    pipeline, stuck = fake_pipeline(), threading.Event()
-
-    async def scenario(worker: Worker) -> None:
-        task = asyncio.create_task(picture_of(worker, order()))
-        await asyncio.sleep(0.4)
-        with pytest.raises(Unhealthy, match="not advanced for"):
-            worker.check_health()
-        stuck.set()
-        await task
-        worker.check_health()
-
-    with running(pipeline, stall_s=0.3) as worker:
-        worker.check_health()
-        fake(pipeline, "unet_deep").on_call = lambda: (stuck.wait(), None)[1]
-        asyncio.run(scenario(worker))
-
-
-def test_an_idle_worker_stays_healthy() -> None:
-    with running(stall_s=1.0) as worker:
-        time.sleep(1.3)
-        worker.check_health()
-
-
-def test_engines_that_keep_failing_make_it_unhealthy_until_one_works() -> None:
-    async def fails(worker: Worker) -> None:
-        fake(worker.pipeline, "unet_deep").fault = RuntimeError("broken")
-        with pytest.raises(Problem):
-            await picture_of(worker, order())
-
-    with running() as worker:
-        for _ in range(3):
-            worker.check_health()
-            asyncio.run(fails(worker))
-        with pytest.raises(Unhealthy, match="3 times in a row"):
-            worker.check_health()
-        asyncio.run(picture_of(worker, order()))
-        worker.check_health()
-
-
-def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
-    before = set(threading.enumerate())
-
-    async def scenario() -> None:
-        worker = Worker(fake_pipeline(tick_s=0.01))
-        worker.start()
-        task = asyncio.create_task(picture_of(worker, order(steps=1000)))
-        await asyncio.sleep(0.1)
-        await asyncio.to_thread(worker.close)
-        with pytest.raises(Problem) as caught:
-            await task
-        assert caught.value.status == 503
-        with pytest.raises(Problem) as caught:
-            await picture_of(worker, order())
-        assert caught.value.status == 503
-
-    asyncio.run(scenario())
-    left = set(threading.enumerate()) - before
-    assert not left, f"still running: {sorted(thread.name for thread in left)}"
 
 
 def test_before_it_is_started_it_says_so() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,19 +12,20 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from serve.errors import Problem
-from serve.front.keys import sha256
 from serve.llm.mini.grammar import parse
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
-from tests.serve.llm.texts import CHAT, WORDS, FakeLlm, client, fake_speaker, listening
-from tests.serve.servers import GENERATE
-from tests.serve.test_api import error_of
-from tests.serve.workers import running
+from tests.serve.llm.texts import (
+    CHAT,
+    FakeLlm,
+    asked_of,
+    fake_speaker,
+    listening,
+)
+from tests.serve.servers import error_of
 
 MODEL = "mini-llm"
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
-SAID = "".join(WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,6 @@ def url(speaker: Speaker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def ai(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with running() as found:
         yield found
 
 
@@ -283,128 +276,7 @@ def test_the_openai_client_can_break_off_a_stream() -> None:
     assert engine.open == 0 and engine.cancelled == 1
 
 
-def asked_of(
-    worker: Worker, speaker: Any, path: str, body: Any, key: str | None = None, **settings: Any
-) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with client(worker, speaker, key, **settings) as http:
-            return await http.post(path, json=body)
-
-    return asyncio.run(call())
-
-
-def test_keys_and_their_rates_are_the_same_as_for_images(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "keys.txt").write_text(f"{sha256('k')} me 2\n")
-    settings = {"keys": str(tmp_path / "keys.txt")}
-
-    async def scenario() -> list[int]:
-        async with client(worker, fake_speaker(), "k", **settings) as http:
-            asked = [(CHAT, {"messages": CIRCLE}), (GENERATE, {"prompt": "a", "steps": 2})] * 2
-            return [(await http.post(path, json=body)).status_code for path, body in asked]
-
-    assert asyncio.run(scenario()) == [200, 200, 429, 429]
-    assert asked_of(worker, fake_speaker(), CHAT, {}, "x", **settings).status_code == 401
-
-
 def test_a_deadline_is_a_408(worker: Worker) -> None:
     body = {"messages": CIRCLE, "deadline_s": 0.2}
     answer = asked_of(worker, fake_speaker(FakeLlm(token_s=0.3)), CHAT, body)
     assert answer.status_code == 408 and error_of(answer)["param"] == "deadline_s"
-
-
-def test_without_a_language_model_there_is_none(worker: Worker) -> None:
-    assert asked_of(worker, None, CHAT, {"messages": CIRCLE}).status_code == 404
-    expanded = asked_of(worker, None, GENERATE, {"prompt": "a", "expand_prompt": True})
-    assert expanded.status_code == 400 and error_of(expanded)["param"] == "expand_prompt"
-
-
-class Broken:
-    """A TextBackend whose replica is gone, or does not load."""
-
-    def __init__(self, code: str) -> None:
-        self.problem = Problem(503, "gone", None, code, 1.0)
-
-    async def card(self) -> Any:
-        raise self.problem
-
-    async def generate(self, ask: Any) -> Any:
-        if self.problem:
-            raise self.problem
-        yield
-
-    async def metrics(self) -> list[Any]:
-        return []
-
-
-@pytest.mark.parametrize(("code", "ready"), [("llm_failed", 200), ("starting", 503)])
-def test_pictures_do_not_wait_for_a_language_model_that_fails(
-    worker: Worker, code: str, ready: int
-) -> None:
-    async def scenario() -> list[int]:
-        async with client(worker, Broken(code)) as http:
-            picture = {"prompt": "a", "steps": 2}
-            answers = [
-                await http.post(GENERATE, json=picture),
-                await http.post(GENERATE, json={**picture, "expand_prompt": True}),
-                await http.post(CHAT, json={"messages": CIRCLE}),
-                await http.get("/v1/models"),
-                await http.get("/metrics"),
-                await http.get("/readyz"),
-            ]
-            return [answer.status_code for answer in answers]
-
-    assert asyncio.run(scenario()) == [200, 200, 503, 200, 200, ready]
-
-
-def test_one_that_was_ready_once_is_not_waited_for_again(worker: Worker) -> None:
-    backend: Any = fake_speaker()
-
-    async def scenario() -> list[Any]:
-        async with client(worker, backend) as http:
-            first = (await http.get("/readyz")).json()["llm"]
-            backend.card = Broken("starting").card
-            return [first, (await http.get("/readyz")).json()["llm"]]
-
-    assert asyncio.run(scenario()) == ["ready", "unavailable"]
-
-
-# -- expand_prompt ----------------------------------------------------------------------------
-
-
-def test_a_picture_is_made_of_the_expanded_prompt(worker: Worker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "n": 2, "seed": 4}
-    answer = asked_of(worker, fake_speaker(), GENERATE, body).json()
-    assert [data["revised_prompt"] for data in answer["data"]] == [SAID] * 2
-
-
-def test_a_stream_tells_the_expanded_prompt(worker: Worker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "stream": True}
-    assert SAID in asked_of(worker, fake_speaker(), GENERATE, body).text
-
-
-def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Speaker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "seed": 4}
-    first, second = (
-        asked_of(worker, speaker, GENERATE, body).json()["data"][0]["revised_prompt"]
-        for _ in range(2)
-    )
-    scene = parse(first)
-    assert first == second and scene is not None and scene.things[0].shape == "circle"
-
-
-def test_what_is_too_slow_leaves_the_prompt_as_it_was(
-    worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
-    engine = FakeLlm(token_s=1.0)
-    answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
-    assert answer["data"][0]["revised_prompt"] == "circle" and engine.open == 0
-    # The exception of a timeout has no words of its own.
-    assert "a prompt was not expanded: TimeoutError" in caplog.text
-
-
-def test_what_did_not_end_leaves_the_prompt_as_it_was(worker: Worker) -> None:
-    body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
-    engine = FakeLlm(WORDS * 30)
-    answer = asked_of(worker, fake_speaker(engine), GENERATE, body).json()
-    assert answer["data"][0]["revised_prompt"] == "circle"

@@ -6,10 +6,8 @@ from playwright.sync_api import Browser, expect
 
 from sdxl.images import read_parameters
 from tests.serve.browsers import View, Visit, visit
-from tests.serve.llm.texts import WORDS, FakeLlm, fake_speaker, listening
+from tests.serve.llm.texts import SAID, FakeLlm, fake_speaker, listening
 from tests.serve.servers import listening as without_chat
-
-SAID = "".join(WORDS)
 
 
 def say(web: Visit, text: str) -> None:

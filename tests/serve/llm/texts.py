@@ -24,6 +24,7 @@ from tests.serve.workers import running
 
 CHAT = "/v1/chat/completions"
 WORDS = ("a", " red", " circle", " on", " a", " blue", " background")
+SAID = "".join(WORDS)
 CIRCLE = Ask((Message("user", "circle"),), Sampling(max_tokens=40, temperature=0.0))
 
 
@@ -104,6 +105,16 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(create_app(worker, ServeSettings(**settings), text=speaker), key) as found:
         yield found
+
+
+def asked_of(
+    worker: Worker, speaker: Any, path: str, body: Any, key: str | None = None, **settings: Any
+) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with client(worker, speaker, key, **settings) as http:
+            return await http.post(path, json=body)
+
+    return asyncio.run(call())
 
 
 @contextmanager

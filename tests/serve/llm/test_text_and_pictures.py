@@ -1,0 +1,135 @@
+"""Pictures and the language model in one service: keys, readiness, longer prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve.errors import Problem
+from serve.front.keys import sha256
+from serve.llm.mini.grammar import parse
+from serve.llm.speaker import Speaker
+from serve.worker.worker import Worker
+from tests.serve.llm.texts import (
+    CHAT,
+    SAID,
+    WORDS,
+    FakeLlm,
+    asked_of,
+    client,
+    fake_speaker,
+)
+from tests.serve.servers import GENERATE, error_of
+
+CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
+
+
+def test_keys_and_their_rates_are_the_same_as_for_images(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "keys.txt").write_text(f"{sha256('k')} me 2\n")
+    settings = {"keys": str(tmp_path / "keys.txt")}
+
+    async def scenario() -> list[int]:
+        async with client(worker, fake_speaker(), "k", **settings) as http:
+            asked = [(CHAT, {"messages": CIRCLE}), (GENERATE, {"prompt": "a", "steps": 2})] * 2
+            return [(await http.post(path, json=body)).status_code for path, body in asked]
+
+    assert asyncio.run(scenario()) == [200, 200, 429, 429]
+    assert asked_of(worker, fake_speaker(), CHAT, {}, "x", **settings).status_code == 401
+
+
+def test_without_a_language_model_there_is_none(worker: Worker) -> None:
+    assert asked_of(worker, None, CHAT, {"messages": CIRCLE}).status_code == 404
+    expanded = asked_of(worker, None, GENERATE, {"prompt": "a", "expand_prompt": True})
+    assert expanded.status_code == 400 and error_of(expanded)["param"] == "expand_prompt"
+
+
+class Broken:
+    """A TextBackend whose replica is gone, or does not load."""
+
+    def __init__(self, code: str) -> None:
+        self.problem = Problem(503, "gone", None, code, 1.0)
+
+    async def card(self) -> Any:
+        raise self.problem
+
+    async def generate(self, ask: Any) -> Any:
+        if self.problem:
+            raise self.problem
+        yield
+
+    async def metrics(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(("code", "ready"), [("llm_failed", 200), ("starting", 503)])
+def test_pictures_do_not_wait_for_a_language_model_that_fails(
+    worker: Worker, code: str, ready: int
+) -> None:
+    async def scenario() -> list[int]:
+        async with client(worker, Broken(code)) as http:
+            picture = {"prompt": "a", "steps": 2}
+            answers = [
+                await http.post(GENERATE, json=picture),
+                await http.post(GENERATE, json={**picture, "expand_prompt": True}),
+                await http.post(CHAT, json={"messages": CIRCLE}),
+                await http.get("/v1/models"),
+                await http.get("/metrics"),
+                await http.get("/readyz"),
+            ]
+            return [answer.status_code for answer in answers]
+
+    assert asyncio.run(scenario()) == [200, 200, 503, 200, 200, ready]
+
+
+def test_one_that_was_ready_once_is_not_waited_for_again(worker: Worker) -> None:
+    backend: Any = fake_speaker()
+
+    async def scenario() -> list[Any]:
+        async with client(worker, backend) as http:
+            first = (await http.get("/readyz")).json()["llm"]
+            backend.card = Broken("starting").card
+            return [first, (await http.get("/readyz")).json()["llm"]]
+
+    assert asyncio.run(scenario()) == ["ready", "unavailable"]
+
+
+def test_a_picture_is_made_of_the_expanded_prompt(worker: Worker) -> None:
+    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "n": 2, "seed": 4}
+    answer = asked_of(worker, fake_speaker(), GENERATE, body).json()
+    assert [data["revised_prompt"] for data in answer["data"]] == [SAID] * 2
+
+
+def test_a_stream_tells_the_expanded_prompt(worker: Worker) -> None:
+    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "stream": True}
+    assert SAID in asked_of(worker, fake_speaker(), GENERATE, body).text
+
+
+def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Speaker) -> None:
+    body = {"prompt": "circle", "expand_prompt": True, "steps": 2, "seed": 4}
+    first, second = (
+        asked_of(worker, speaker, GENERATE, body).json()["data"][0]["revised_prompt"]
+        for _ in range(2)
+    )
+    scene = parse(first)
+    assert first == second and scene is not None and scene.things[0].shape == "circle"
+
+
+def test_what_is_too_slow_leaves_the_prompt_as_it_was(
+    worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
+    engine = FakeLlm(token_s=1.0)
+    answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
+    assert answer["data"][0]["revised_prompt"] == "circle" and engine.open == 0
+    # The exception of a timeout has no words of its own.
+    assert "a prompt was not expanded: TimeoutError" in caplog.text
+
+
+def test_what_did_not_end_leaves_the_prompt_as_it_was(worker: Worker) -> None:
+    body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
+    engine = FakeLlm(WORDS * 30)
+    answer = asked_of(worker, fake_speaker(engine), GENERATE, body).json()
+    assert answer["data"][0]["revised_prompt"] == "circle"
