@@ -1,1 +1,1 @@
-"""Networks and their specs to ONNX files, quantised and checked. It knows no backend."""
+"""Networks and their specs to ONNX files, quantised and checked."""

@@ -1,4 +1,4 @@
-"""The prompts that a calibration runs: 500 of our own, or a file's. It knows no model.
+"""The prompts that a calibration runs: 500 of our own, or a file's.
 
 A file has a prompt a line, or tab-separated columns of which one is `caption`, as MLPerf's tools
 write them, or ids of COCO's captions, MLPerf's own list, beside the annotations with their text.

@@ -1,7 +1,7 @@
 """What an export is held against: the same networks in torch, in float32.
 
-Where a graph is quantised, so is its reference, by the numbers that are stored for the graph and
-by code of its own: a graph that computes something else shows. It knows neither ONNX nor bounds.
+Where a graph is quantised, so is its reference, by the numbers that are stored for the graph and by
+code of its own: a graph that computes something else shows. It knows no ONNX.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a calibration paints: guidance, negative prompt, cache plan, size. Data; it knows no library.
+"""How a calibration paints: guidance, negative prompt, cache plan, size. Data.
 
 The guidance and the negative prompt are those of MLPerf Inference's task (text to image), which the
 service's own pictures come near to.

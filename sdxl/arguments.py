@@ -1,6 +1,6 @@
 """Command lines: a parser whose errors are one line, and the flags that fill GenerationParams.
 
-Names, types, defaults and help come from sdxl/params.py. It knows no command.
+Names, types, defaults and help come from sdxl/params.py.
 """
 
 from __future__ import annotations

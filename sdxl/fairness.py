@@ -3,7 +3,7 @@
 Weighted fair queueing (Demers, Keshav, Shenker, "Analysis and Simulation of a Fair Queueing
 Algorithm", SIGCOMM 1989). A client's images follow each other in virtual time by the work that each
 asks for; a client that comes anew begins at the present and brings no credit from being idle. The
-policy runs the images with the smallest virtual times. Pure: it knows no clock but this.
+policy runs the images with the smallest virtual times. Pure: it knows no clock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The one denoising loop: images join, run, pause and leave at any tick, and share UNet calls.
 
 `tick` asks the policy what to run, makes one engine call per group, and takes one scheduler step
-for every image in it. It serves a single picture, a batch, a server and the offline job alike.
-It has no thread and no clock of its own, and knows nothing of prompts, pictures or HTTP; it
-yields latents.
+for every image in it. It serves a single picture, a batch, a server and the offline job alike. It
+has no thread and no clock of its own, and knows no pictures and no HTTP; it yields latents.
 """
 
 from __future__ import annotations

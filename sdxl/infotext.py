@@ -1,7 +1,7 @@
 """The `parameters` text that stable-diffusion-webui began and every program reads: written, and
 read as far as it says something that is known here. So is ComfyUI's graph.
 
-It knows no files and no tensors.
+It knows no tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The picture that another one is made from, and the mask that says where: read, checked, brought
 to size; and what comes of it, pasted back.
 
-It knows neither networks nor HTTP, and loads no PyTorch.
+It knows no networks, no HTTP and no torch.
 """
 
 from __future__ import annotations

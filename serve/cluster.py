@@ -1,5 +1,5 @@
 """Whether the Ray cluster of `sdxl serve` still works. What Ray cannot mend by itself ends this
-process, for whoever supervises it to start the service anew; it knows no requests.
+process, for whoever supervises it to start the service anew.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A picture's stages are noted as they pass and become spans once it is over, so that no thread of a
 worker ever waits for a collector. Off unless a collector's address is given; nothing of
-OpenTelemetry is loaded until then. It knows no engines, and no prompt ever enters a span.
+OpenTelemetry is loaded until then. No prompt ever enters a span.
 """
 
 from __future__ import annotations

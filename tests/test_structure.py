@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,32 @@ ROOMS = {
     "eval": ("h200", "mlperf", "robustness", "speed", "quality", "service", "measuring"),
 }
 """Each imports only those after it."""
+UNKNOWN = {
+    "asyncio": ("asyncio",),
+    "clock": ("time",),
+    "engines": ("engines", "sdxl.engine"),
+    "exports": ("onnx_export.exporter",),
+    "files": ("os", "pathlib", "shutil", "sdxl.files"),
+    "HTTP": ("fastapi", "http", "httpx", "starlette", "uvicorn"),
+    "HTTP server": ("fastapi", "uvicorn"),
+    "modules": ("torch.nn",),
+    "networks": ("sdxl.networks",),
+    "ONNX": ("onnx", "onnx_ir", "onnxruntime"),
+    "pictures": ("PIL", "sdxl.images"),
+    "policy": ("sdxl.policy",),
+    "prompts": ("sdxl.conditioning", "sdxl.prompt"),
+    "quantisation": ("onnx_export.quantisation",),
+    "Ray": ("ray",),
+    "routes": ("fastapi",),
+    "runtime": ("onnxruntime", "tensorrt"),
+    "schedulers": ("sdxl.schedulers",),
+    "settings": ("serve.settings",),
+    "TensorRT": ("engines.trt", "tensorrt"),
+    "tensors": ("numpy", "torch"),
+    "torch": ("torch",),
+}
+"""What a module that says it knows no such thing does not import."""
+NOT_KNOWN = re.compile(r"knows (?:no|neither|nothing of) ([^.:;]+)")
 FRONT_DOOR = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
 SHADOWING_NAMES = {"torch", "tensorrt", "onnx", "onnxruntime", "ray", "diffusers"}
@@ -117,6 +144,24 @@ def test_every_module_says_its_job() -> None:
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not silent, f"needed a first docstring: {silent}"
+
+
+def test_a_module_imports_nothing_that_it_says_it_does_not_know() -> None:
+    wrong = []
+    for path in MODULES:
+        said = " ".join(
+            (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split()
+        )
+        for match in NOT_KNOWN.finditer(said):
+            for thing in re.split(r",? (?:and|or|nor) (?:no )?|, (?:no )?", match[1]):
+                if thing not in UNKNOWN:
+                    wrong.append(f"{path.relative_to(ROOT)}: {thing!r} is nothing that is tested")
+                wrong += [
+                    f"{path.relative_to(ROOT)}:{line} says it knows no {thing}, imports {name}"
+                    for line, name in imports(path)
+                    if any(f"{name}.".startswith(f"{each}.") for each in UNKNOWN.get(thing, ()))
+                ]
+    assert not wrong, "\n".join(wrong)
 
 
 def fastest(command: list[str], runs: int = 7) -> float:

@@ -2,7 +2,7 @@
 
 `export.json` is stated here and nowhere else. Opening a folder proves that it is whole: every name
 stays inside it, every file is there with the digest that was written, and the graphs' tensors are
-those of specs.py. It knows neither ONNX nor any runtime.
+those of specs.py. It knows no ONNX and no runtime.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs what was built beside the model in PyTorch: every network in every profile, whole pictures,
 and what calls and memory cost. Both are never in memory at once.
 
-It knows neither TensorRT nor folders.
+It knows no TensorRT.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Everything stays channels-last from conv_in to conv_out. Group norm, SiLU and the rounding to 8 bits
 are one pass, and so are a residual's sum, its layer norm and the rounding; the time embedding goes
-into the norm, query, key and value are one product, and attention names its kernel. It knows no
-sizes and no precision; what it does not know it leaves.
+into the norm, query, key and value are one product, and attention names its kernel. What it does
+not know it leaves.
 """
 
 from __future__ import annotations

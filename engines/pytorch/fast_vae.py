@@ -2,7 +2,7 @@
 in one pass. PyTorch's own group norm on a GPU wants each channel by itself, and each of thirty
 would turn the map around twice.
 
-The same weights and the same arithmetic. It knows no sizes and no precision.
+The same weights and the same arithmetic.
 """
 
 from __future__ import annotations

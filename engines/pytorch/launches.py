@@ -1,7 +1,7 @@
 """The one way our kernels are started: on their tensor's GPU, or only written down.
 
 Whoever wants to know what a network would start (how much it computes, which variants must compile)
-runs it on the meta device within `noted`. It knows no kernel.
+runs it on the meta device within `noted`.
 """
 
 from __future__ import annotations

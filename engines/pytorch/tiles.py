@@ -2,7 +2,7 @@
 
 Tiles are measured while a service warms up, and never after: what was not measured takes the one
 that usually wins. Results stay on disk, apart for each GPU, driver, PyTorch, Triton and version of
-the kernels. It knows no kernel and does not measure by itself.
+the kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From an export folder to a folder of TensorRT plans.
 
 Each plan is built by a worker process into a folder beside the target; when all are there, the
-folder takes its name. A build that was killed goes on where it was, and a plan whose recipe did
-not change is not built again. It knows no command line.
+folder takes its name. A build that was killed goes on where it was, and a plan whose recipe did not
+change is not built again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A process each, because Polygraphy chooses between the two TensorRTs when it is imported, and
 because what a build allocates is gone with it. It reads a job, writes the plan, and says on stdout,
-as JSON lines, how far it is. It knows no store and no manifest.
+as JSON lines, how far it is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A call binds the tensors it is handed by address; nothing is copied and nothing waits. Where the
 same tensors come again, as the loop's buffers do, the call becomes a CUDA graph. A captured graph
 holds on to the state of the context that it was captured from, so each has a context of its own;
-their working memory is one block that they take turns in. It knows no manifest and no digest.
+their working memory is one block that they take turns in.
 """
 
 from __future__ import annotations

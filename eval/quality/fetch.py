@@ -1,7 +1,6 @@
 """`sdxl eval fetch`: the files that MLPerf's task is judged by, each held to its sha256.
 
-Where they are and what they must hash to is data, in sources.toml or a file of the user's. It knows
-no file's meaning.
+Where they are and what they must hash to is data, in sources.toml or a file of the user's.
 """
 
 from __future__ import annotations

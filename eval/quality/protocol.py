@@ -1,7 +1,7 @@
 """MLPerf Inference's text-to-image task with Stable Diffusion XL, as data.
 
 From the benchmark's rules and its reference implementation (mlcommons/inference, text_to_image,
-v4.0 to v5.1). It knows no model and no file.
+v4.0 to v5.1).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the processes below this one hold while something runs: memory, file descriptors, threads.
 
-It knows no service: a process is told by words of its command line.
+A process is told by words of its command line.
 """
 
 from __future__ import annotations

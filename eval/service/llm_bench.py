@@ -1,8 +1,7 @@
 """`sdxl bench llm`: a language model behind the REST API under Poisson load.
 
 Time to first token and per output token against the benchmark's limits, tokens a second against
-plain `generate` called request by request, and what a token costs. It talks HTTP, and knows nothing
-of the service.
+plain `generate` called request by request, and what a token costs. It talks HTTP.
 """
 
 from __future__ import annotations

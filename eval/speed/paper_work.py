@@ -1,8 +1,8 @@
 """What one call of a network makes a GPU do: every kernel with its arithmetic and its bytes, noted
 on the meta device. PyTorch's operators and our own kernels alike.
 
-A tensor that a kernel reads or writes counts once: what is read again comes from the cache. It
-knows no rates; paper_time.py makes milliseconds of it.
+A tensor that a kernel reads or writes counts once: what is read again comes from the cache.
+paper_time.py makes milliseconds of it.
 """
 
 from __future__ import annotations

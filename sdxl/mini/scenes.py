@@ -1,8 +1,8 @@
 """Draws captioned scenes: the whole data set of the embedded model, made of arithmetic.
 
-A `Scene` holds exactly what its caption says. What it leaves open (`None`) is chosen by the
-seed when it is drawn, so a caption never promises more, or less, than its picture shows.
-It knows nothing of any network.
+A `Scene` holds exactly what its caption says. What it leaves open (`None`) is chosen by the seed
+when it is drawn, so a caption never promises more, or less, than its picture shows. It knows no
+networks.
 """
 
 from __future__ import annotations

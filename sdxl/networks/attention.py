@@ -1,7 +1,7 @@
 """Attention inside the UNet: keys and values of a prompt come ready, those of a picture do not.
 
-A processor for diffusers' Attention modules, whose weights it leaves as they are. It knows no
-graph format but the one operator that exporters have for all of attention.
+A processor for diffusers' Attention modules, whose weights it leaves as they are. Of graph formats
+it has the one operator that exporters have for all of attention.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SDXL's UNet cut into stem, core and tail, and the Prompt, Deep and Shallow networks made of it.
 
-The modules are those of diffusers' UNet2DConditionModel, with its weights unchanged; only the
-order of calls is written here, so that it exports without Python branching on sizes: an upsampled
-tensor always takes the size of the skip it meets. It knows nothing of steps or caches in time.
+The modules are those of diffusers' UNet2DConditionModel, with its weights unchanged; only the order
+of calls is written here, so that it exports without Python branching on sizes: an upsampled tensor
+always takes the size of the skip it meets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tensors from the names of the original layout to those of diffusers, by diffusers' converters.
 
-Every network gets exactly its tensors, of its shapes, or the file is refused. It knows no folders.
+Every network gets exactly its tensors, of its shapes, or the file is refused.
 """
 
 from __future__ import annotations

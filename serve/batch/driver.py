@@ -1,8 +1,8 @@
 """The job's one loop: hands pieces to workers, hears how it goes, replaces what dies or hangs.
 
 The ledgers are the truth; what is kept here may be lost at any moment. It makes no pictures and
-knows neither Ray nor terminals. It runs on a thread where no interrupt strikes, as workers' futures
-would not survive one; what it hears comes through one queue.
+knows no Ray. It runs on a thread where no interrupt strikes, as workers' futures would not survive
+one; what it hears comes through one queue.
 """
 
 from __future__ import annotations

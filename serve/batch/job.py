@@ -1,6 +1,6 @@
 """What makes a job this job and no other, as `job.json` beside its pictures.
 
-A start with anything else is refused, and hears what differs. It knows no workers.
+A start with anything else is refused, and hears what differs.
 """
 
 from __future__ import annotations

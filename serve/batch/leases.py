@@ -2,7 +2,7 @@
 
 A lease lives by progress, not by mere signs of life. Trouble that nothing was gained in counts
 against a piece: from the second time on it is leased by itself; at the third its rows are split,
-until the bad one stands alone and is given up. Pure: it knows no workers, files or clocks.
+until the bad one stands alone and is given up. Pure: it knows no files and no clock.
 """
 
 from __future__ import annotations

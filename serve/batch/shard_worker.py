@@ -2,7 +2,7 @@
 
 It keeps its renderer full across the borders of shards. What the ledger holds already, with a file
 that still has its digest, is not made again: a first start, a resumed one and a shard taken over
-from a dead worker are all the same to it. It knows neither Ray nor who else works.
+from a dead worker are all the same to it. It knows no Ray.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """How many replicas there should be: as many as are busy, and as many more as would work off what
-waits within a given time. Ray Serve asks; its own delays and bounds then hold. It knows no nodes.
+waits within a given time. Ray Serve asks; its own delays and bounds then hold.
 """
 
 from __future__ import annotations

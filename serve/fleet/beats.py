@@ -1,7 +1,7 @@
 """Signs of life in a stream of updates: a replica that has nothing new to say says so.
 
 Whoever listens can then tell one that works from one that hangs, whatever the reason: a stopped
-process, a blocked event loop, a connection that swallows everything. It knows no orders.
+process, a blocked event loop, a connection that swallows everything.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Who answered lately. Every process that sends work to replicas asks them all itself, so that what
-it knows depends neither on one that hangs nor on Ray's controller. It knows no orders and no Ray.
+it knows depends neither on one that hangs nor on Ray's controller. It knows no Ray.
 """
 
 from __future__ import annotations

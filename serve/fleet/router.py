@@ -2,8 +2,7 @@
 finish it first.
 
 Every replica tells when one more would be ready. A router asks them all twice a second, and adds
-what it has itself sent since, so that a burst spreads; one that no longer answers comes last. It
-knows neither pictures nor texts.
+what it has itself sent since, so that a burst spreads; one that no longer answers comes last.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The REST application over any ImageBackend: routes, and the layers around them.
 
-It knows neither Ray nor how a picture is made.
+It knows no Ray.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenAI's edits of images as data: a form of files and fields, or JSON with data URLs.
 
-It reads what a client sent, and knows neither how an image is decoded nor how one is made.
+It reads what a client sent, and decodes no image.
 """
 
 from __future__ import annotations

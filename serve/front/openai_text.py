@@ -1,6 +1,6 @@
 """OpenAI's chat and completions APIs as data: what a client may ask, and what it means here.
 
-It knows no HTTP server and writes nothing.
+It knows no HTTP server.
 """
 
 from __future__ import annotations

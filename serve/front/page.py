@@ -1,7 +1,6 @@
 """What a browser is shown: the web page at `/` and the API's documentation at `/docs`, as files.
 
-Everything comes from this origin, and the headers hold the browser to it. It knows nothing of what
-the page then asks for.
+Everything comes from this origin, and the headers hold the browser to it.
 """
 
 from __future__ import annotations

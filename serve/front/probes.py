@@ -1,7 +1,5 @@
 """What operators' tools ask of a service by the names that other inference services gave it: is it
 alive, is it ready, what is it, which licence has it.
-
-It knows no pictures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The language model's part of the REST application. It knows no engine."""
+"""The language model's part of the REST application."""
 
 from __future__ import annotations
 

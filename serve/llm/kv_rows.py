@@ -1,7 +1,7 @@
 """The keys and values of many generations in one block of memory, a row each, as a cache that
 transformers' models write to and read from.
 
-The rows in use are the first ones; a row that is left is filled by the last. It knows no tokens.
+The rows in use are the first ones; a row that is left is filled by the last.
 """
 
 from __future__ import annotations

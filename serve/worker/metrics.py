@@ -1,4 +1,4 @@
-"""What a worker counts, for Prometheus. It knows nothing of who scrapes."""
+"""What a worker counts, for Prometheus."""
 
 from __future__ import annotations
 

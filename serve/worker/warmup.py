@@ -1,7 +1,7 @@
 """What one device costs, measured before the first request: every bucket's deep and shallow step,
 and one whole picture. After it, promises of completion times are honest from the first one on.
 
-It knows no clients, and decides nothing but how many rows may be in flight.
+It decides nothing but how many rows may be in flight.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """stable-diffusion-webui's requests and answers as data, and what they mean in our own.
 
 What a client asks and this service does not do is refused by name, never left out in silence. It
-knows no HTTP server and makes nothing.
+knows no HTTP server.
 """
 
 from __future__ import annotations
