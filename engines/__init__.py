@@ -38,8 +38,8 @@ def load(
     if backend not in BACKENDS and ":" not in backend:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
     checkpoint = find(model)
-    wish = EngineRequest(
+    asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked
     )
-    engines = choose_engines(wish, backend)
+    engines = choose_engines(asked, backend)
     return Pipeline(checkpoint, engines, is_deterministic=is_deterministic)

@@ -37,7 +37,7 @@ UNAVAILABLE = (
     InvalidParams,
     OutputError,
 )
-"""What a backend says that cannot serve a wish."""
+"""What a backend says that cannot serve a request."""
 
 
 @dataclass(frozen=True)
@@ -60,38 +60,43 @@ class EngineRequest:
         return self.device is not None and self.device.startswith("cpu")
 
 
-def choose_engines(wish: EngineRequest, backend: str) -> Engines:
-    if wish.folder and not any((Path(wish.folder) / mark).exists() for mark in (MANIFEST, FILE)):
+def choose_engines(asked: EngineRequest, backend: str) -> Engines:
+    if asked.folder and not any((Path(asked.folder) / mark).exists() for mark in (MANIFEST, FILE)):
         needed = "needed a folder of `sdxl export` or `sdxl build`"
-        raise InvalidParams("engines", wish.folder, needed)
+        raise InvalidParams("engines", asked.folder, needed)
     if ":" in backend:
-        return plugged_in(backend)(wish)
+        return plugged_in(backend)(asked)
     if backend != "auto":
-        return dict(_loaders())[backend](wish)
+        return dict(_loaders())[backend](asked)
     passed_over: dict[str, str] = {}
-    for name, load in _by_speed(wish):
+    for name, load in _by_speed(asked):
         try:
-            engines = load(wish)
+            engines = load(asked)
         except UNAVAILABLE as error:
             passed_over[name] = str(error)
             log.info("%s is passed over: %s", name, error)
             continue
-        _warn_of_fallback(wish, name, passed_over)
+        _warn_of_fallback(asked, name, passed_over)
         return replace(engines, description={**engines.description, "passed_over": passed_over})
     said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-    raise BackendMissing(f"no backend here serves {wish.model} as asked: {said}")
+    raise BackendMissing(f"no backend here serves {asked.model} as asked: {said}")
 
 
-def _warn_of_fallback(wish: EngineRequest, taken: str, passed_over: Mapping[str, str]) -> None:
+def _warn_of_fallback(asked: EngineRequest, taken: str, passed_over: Mapping[str, str]) -> None:
     """On a GPU that its own engines could use, whatever runs instead is said aloud."""
-    if passed_over and taken not in FLAVOURS and not wish.is_for_cpu and local_target() is not None:
+    if (
+        passed_over
+        and taken not in FLAVOURS
+        and not asked.is_for_cpu
+        and local_target() is not None
+    ):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-        log.warning("%s runs on %s, not on TensorRT: %s", wish.model, taken, reasons)
+        log.warning("%s runs on %s, not on TensorRT: %s", asked.model, taken, reasons)
 
 
 def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:
     """`package.module:function`, for backends that are not of this package; `auto` never takes one.
-    The function gives the engines that a wish asks for."""
+    The function gives the engines that a request asks for."""
     module, _, function = name.partition(":")
     try:
         found: Callable[[EngineRequest], Engines] = getattr(
@@ -111,108 +116,108 @@ def _loaders() -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
     yield "torch", _torch
 
 
-def _by_speed(wish: EngineRequest) -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
+def _by_speed(asked: EngineRequest) -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
     """As above, but PyTorch on a GPU is faster than ONNX Runtime on a CPU."""
     loaders = list(_loaders())
-    has_gpu = not wish.is_for_cpu and local_target() is not None
+    has_gpu = not asked.is_for_cpu and local_target() is not None
     return iter(loaders if not has_gpu else [*loaders[:-2], loaders[-1], loaders[-2]])
 
 
-def _tensorrt(wish: EngineRequest, flavour: Flavour) -> Engines:
+def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
     from engines.trt.tensorrt_loading import load_tensorrt
 
-    if wish.device not in (None, "cpu", "cuda", "cuda:0"):
+    if asked.device not in (None, "cpu", "cuda", "cuda:0"):
         needed = f"{flavour.name} runs on the first GPU it sees: set CUDA_VISIBLE_DEVICES"
-        raise InvalidParams("device", wish.device, needed)
-    target = None if wish.is_for_cpu else local_target()
+        raise InvalidParams("device", asked.device, needed)
+    target = None if asked.is_for_cpu else local_target()
     if target is None:
         raise BackendMissing(f"{flavour.name} needs an NVIDIA GPU, found none here")
-    digest = model_digest(wish.checkpoint)
-    root = Path(wish.folder) if wish.folder else plans_root()
+    digest = model_digest(asked.checkpoint)
+    root = Path(asked.folder) if asked.folder else plans_root()
     found = best_for(
         root,
         flavour,
         target,
         digest,
-        wish.precision,
-        takes_loras=bool(wish.folder),
-        takes_unchecked=wish.takes_unchecked,
+        asked.precision,
+        takes_loras=bool(asked.folder),
+        takes_unchecked=asked.takes_unchecked,
     )
     if isinstance(found, str):
-        precision = wish.precision or target.precision
+        precision = asked.precision or target.precision
         raise BackendMissing(
             f"{flavour.name} has no engines to run: {found}; needed: sdxl export --model "
-            f"{wish.model} --precision {precision}, then sdxl build --backend {flavour.name}"
+            f"{asked.model} --precision {precision}, then sdxl build --backend {flavour.name}"
         )
     return load_tensorrt(found, flavour)
 
 
-def _onnxruntime(wish: EngineRequest) -> Engines:
+def _onnxruntime(asked: EngineRequest) -> Engines:
     from engines.onnxruntime_engine import load_onnxruntime
 
-    if wish.device is not None and not wish.is_for_cpu:
-        raise InvalidParams("device", wish.device, "onnxruntime runs on the CPU; needed cpu")
-    return load_onnxruntime(find_export(wish))
+    if asked.device is not None and not asked.is_for_cpu:
+        raise InvalidParams("device", asked.device, "onnxruntime runs on the CPU; needed cpu")
+    return load_onnxruntime(find_export(asked))
 
 
-def find_export(wish: EngineRequest) -> ExportFolder:
+def find_export(asked: EngineRequest) -> ExportFolder:
     """The model's graphs, in the folder that is named or in their usual place; the embedded model
     brings its own."""
     from engines.folders.shipped import open_mini
 
-    checkpoint, precision = wish.checkpoint, wish.precision or CPU_PRECISION
+    checkpoint, precision = asked.checkpoint, asked.precision or CPU_PRECISION
     digest = model_digest(checkpoint)
-    if wish.folder:
-        return _checked(_named_export(wish, digest), wish)
+    if asked.folder:
+        return _checked(_named_export(asked, digest), asked)
     if checkpoint.folder == MINI and precision == CPU_PRECISION:
         return open_mini(digest)
     place = export_place(checkpoint.name, digest, precision)
     if not (place / FILE).exists():
         raise ExportError(
-            f"no {precision} export of {wish.model} in {place}; needed: "
-            f"sdxl export --model {wish.model} --precision {precision}"
+            f"no {precision} export of {asked.model} in {place}; needed: "
+            f"sdxl export --model {asked.model} --precision {precision}"
         )
-    return _checked(ExportFolder.open(place), wish)
+    return _checked(ExportFolder.open(place), asked)
 
 
-def _checked(export: ExportFolder, wish: EngineRequest) -> ExportFolder:
-    if not (export.is_checked or wish.takes_unchecked):
+def _checked(export: ExportFolder, asked: EngineRequest) -> ExportFolder:
+    if not (export.is_checked or asked.takes_unchecked):
         raise ExportError(
-            f"{export.folder}: published without a check; needed: sdxl export --model {wish.model} "
-            f"--check {export.folder}, or --unchecked here"
+            f"{export.folder}: published without a check; needed: sdxl export "
+            f"--model {asked.model} --check {export.folder}, or --unchecked here"
         )
     return export
 
 
-def _named_export(wish: EngineRequest, digest: str) -> ExportFolder:
-    export = ExportFolder.open(Path(wish.folder))
+def _named_export(asked: EngineRequest, digest: str) -> ExportFolder:
+    export = ExportFolder.open(Path(asked.folder))
     if export.model_digest != digest:
         raise ExportError(
             f"{export.folder}: of the weights {export.model_digest[:12]} ({export.model}), "
             f"needed {digest[:12]}"
         )
-    if wish.precision not in (None, export.precision):
-        raise ExportError(f"{export.folder}: is {export.precision}, needed {wish.precision}")
+    if asked.precision not in (None, export.precision):
+        raise ExportError(f"{export.folder}: is {export.precision}, needed {asked.precision}")
     return export
 
 
-def _torch(wish: EngineRequest) -> Engines:
+def _torch(asked: EngineRequest) -> Engines:
     from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 
-    if wish.folder:
+    if asked.folder:
         # It computes from the checkpoint's own weights.
-        raise InvalidParams("engines", wish.folder, "torch runs no engines of a folder")
+        raise InvalidParams("engines", asked.folder, "torch runs no engines of a folder")
 
     def load(numbers: Path | None = None) -> Engines:
         return load_torch(
-            wish.checkpoint,
-            device=wish.device,
-            precision=wish.precision,
-            options=TorchOptions.parse(wish.torch_options) if wish.torch_options else None,
+            asked.checkpoint,
+            device=asked.device,
+            precision=asked.precision,
+            options=TorchOptions.parse(asked.torch_options) if asked.torch_options else None,
             numbers=numbers,
         )
 
-    if wish.precision not in EIGHT_BIT:
+    if asked.precision not in EIGHT_BIT:
         return load()
-    export = find_export(wish)
+    export = find_export(asked)
     return export.load_checked(lambda: load(export.numbers))

@@ -33,7 +33,7 @@ NEEDED = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises where argparse would print its usage and exit: the front door reports errors."""
+    """Raises where argparse would print its usage and exit: sdxl/cli.py reports errors."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)

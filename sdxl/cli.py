@@ -1,5 +1,5 @@
-"""The front door: a table from command to function, and the one place where errors become exit
-codes. It imports no command that was not asked for; nothing imports it.
+"""The command line's entry: a table from command to function, and the one place where errors become
+exit codes. It imports no command that was not asked for; nothing imports it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`sdxl serve`: the whole service on this machine, from nothing to a printed URL and back.
 
-It starts Ray, waits until a picture came through the front door, and on Ctrl-C or SIGTERM lets what
+It starts Ray, waits until a picture came over HTTP, and on Ctrl-C or SIGTERM lets what
 is in flight finish; supervision.py sees to it that it ends. On a cluster, `serve deploy` takes its
 place.
 """
@@ -55,7 +55,7 @@ QUIET = {"log_level": "WARNING", "enable_access_log": False}
 APPLICATION, FRONT = "default", "ImageIngress"
 WATCH_S = 1.0
 READY_TIMEOUT_S = 60.0
-"""From loaded replicas to an answer through the front door."""
+"""From loaded replicas to an answer over HTTP."""
 FLUSH_S = 0.3
 """After the last answer has left a front, the proxy still passes it on."""
 FLUSH_TIMEOUT_S = 5.0

@@ -52,7 +52,7 @@ UNKNOWN = {
 }
 """What a module that says it knows no such thing does not import."""
 NOT_KNOWN = re.compile(r"knows (?:no|neither|nothing of) ([^.:;]+)")
-FRONT_DOOR = ROOT / "sdxl" / "cli.py"
+ENTRY = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
 SHADOWING_NAMES = {"torch", "tensorrt", "onnx", "onnxruntime", "ray", "diffusers"}
 MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
@@ -104,7 +104,7 @@ def test_rooms_import_only_what_is_below_them(package: str) -> None:
     assert not wrong, " → ".join(rooms) + ":\n" + "\n".join(wrong)
 
 
-def test_nothing_imports_the_front_door() -> None:
+def test_nothing_imports_the_entry() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in MODULES
@@ -114,8 +114,8 @@ def test_nothing_imports_the_front_door() -> None:
     assert not wrong, f"sdxl/cli.py is only ever run: {wrong}"
 
 
-def test_the_front_door_imports_only_what_errors_need() -> None:
-    names = {name for _, name in imports(FRONT_DOOR) if name.startswith("sdxl")}
+def test_the_entry_imports_only_what_errors_need() -> None:
+    names = {name for _, name in imports(ENTRY) if name.startswith("sdxl")}
     assert names <= {"sdxl", "sdxl.params.InvalidParams"}
 
 

@@ -94,9 +94,9 @@ def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequen
     for turn in ("first", "second"):
         for name, run in runs.items():
             yield f"{turn} run, {name}", _seconds(run)
-    wish = argparse.Namespace(rounds=ROUNDS, price_per_hour=None, ours=ours)
+    options = argparse.Namespace(rounds=ROUNDS, price_per_hour=None, ours=ours)
     part_s = time.perf_counter() + bench.left_s / 4
-    yield "figures", figures(runs, batch, wish, part_s, warmup=0)
+    yield "figures", figures(runs, batch, options, part_s, warmup=0)
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -165,9 +165,6 @@ def kernels_timed(bench: Bench) -> Found:
             x = torch.randn(rows, 320, 128, 128, device=bench.device, dtype=dtype)
         x = x.to(memory_format=torch.channels_last)
         yield "group norm and SiLU", {n: fastest(r, bench.device) for n, r in _norms(x).items()}
-
-
-kernels_section = kernels_timed
 
 
 def _products(x: Tensor, out: int, is_conv: bool) -> dict[str, Callable[[], object]]:

@@ -67,7 +67,7 @@ def build_parser() -> Parser:
     add("--accuracy", action="store_true", dest="is_accuracy", help="write what `sdxl eval` reads")
     add("--audit", metavar="TEST", help=f"a compliance test: {', '.join(AUDITS)}")
     add("--short", action="store_true", dest="is_short", help="as little as LoadGen calls VALID")
-    add("--deterministic", action="store_true", help="the same bytes whatever the company")
+    add("--deterministic", action="store_true", help="the same bytes whatever is made beside it")
     add("--out", default="out/mlperf", metavar="DIR", help="default %(default)s")
     add("--json", action="store_true", dest="is_json")
     add_generation_flags(parser)
@@ -198,7 +198,7 @@ def service_of(options: argparse.Namespace) -> Iterator[str]:
 
 
 def probe(pipeline: Pipeline, requests: list[GenerationParams]) -> tuple[float, float]:
-    """Seconds of a picture alone, and pictures a second in company; also warms up."""
+    """Seconds of a picture alone, and pictures a second at full load; also warms up."""
     pipeline.generate(requests[:1])
     began = time.perf_counter()
     pipeline.generate(requests[:1])

@@ -15,7 +15,7 @@ from eval.quality.accuracy_log import FILE, logged
 
 SPEED_TOLERANCE = 0.10
 LEAST_DB = 40.0
-"""PSNR of the same picture made in other company: rounding, and no other picture"""
+"""PSNR of the same picture made beside others: rounding, and no other picture"""
 
 
 @dataclass(frozen=True)

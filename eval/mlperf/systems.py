@@ -45,7 +45,7 @@ class InProcess:
             self._arrived.put(sample)
 
     def flush(self) -> None:
-        """Nothing waits for company here."""
+        """Nothing waits for others here."""
 
     def close(self) -> None:
         self._arrived.put(None)
@@ -140,7 +140,7 @@ class OverHttp:
             self._arrived.put(sample)
 
     def flush(self) -> None:
-        """Nothing waits for company here."""
+        """Nothing waits for others here."""
 
     def close(self) -> None:
         """What still waits after an interrupt is not asked any more."""

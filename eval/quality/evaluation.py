@@ -30,7 +30,7 @@ from sdxl.params import InvalidParams
 
 CHUNK = 32
 """pictures at least; several full batches of any engine, so that chunks cost no speed"""
-CHUNK_OF_COMPANIES = 4
+CALLS_A_CHUNK = 4
 """A chunk ends with fewer and fewer under way: it is several times what is under way at once."""
 FACTS = "evaluation.json"
 ALIKE = ("psnr", "ssim", "distance")
@@ -95,7 +95,7 @@ class Evaluation:
         with suppress(OSError, ValueError, KeyError):
             stored = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
             return max(1, int(stored["chunk"]))
-        return max(CHUNK, CHUNK_OF_COMPANIES * getattr(self.source, "at_once", 0))
+        return max(CHUNK, CALLS_A_CHUNK * getattr(self.source, "at_once", 0))
 
     def _open(self) -> None:
         """Go on with what is there, where it is of the same evaluation."""

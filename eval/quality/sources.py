@@ -41,8 +41,8 @@ class Source(Protocol):
 
 
 class Painted:
-    """By engines in this process. A chunk is always painted whole and in the same order, so it has
-    the same company, and the same rounding, after a resume."""
+    """By engines in this process. A chunk is always painted whole and in the same order, so
+    each has the same ones beside it, and the same rounding, after a resume."""
 
     def __init__(self, pipeline: Pipeline, requests: Sequence[GenerationParams]) -> None:
         self.pipeline, self.requests = pipeline, requests

@@ -141,9 +141,9 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
     return values.view(-1, *[1] * (output.dim() - 1)).expand(output.shape)
 
 
-def load(wish: EngineRequest) -> Engines:
+def load(asked: EngineRequest) -> Engines:
     """As `--backend eval.service.double:load` names it."""
-    settings = read(wish.checkpoint.folder)
+    settings = read(asked.checkpoint.folder)
     # SDXL's VAE overflows in halves.
     types = dict.fromkeys(COSTS, "float16") | dict.fromkeys(VAE, "bfloat16")
     device = threading.Lock()

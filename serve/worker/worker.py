@@ -57,25 +57,25 @@ class Outlook:
 class _Threads:
     denoiser: Denoiser
     encoder: PromptEncoder
-    painter: PictureWriter
+    writer: PictureWriter
 
     def expect(self, pipeline: Pipeline, costs: Costs) -> None:
         """Calls of the usual kind take what was measured; a batch of prompts of one chunk each, no
         longer than one after the other."""
         side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
         self.encoder.calls.expect(False, ENCODE_BATCH * costs.encode_s)
-        self.painter.calls.expect((side, side), costs.decode_s)
+        self.writer.calls.expect((side, side), costs.decode_s)
 
     def check(self) -> None:
         """Raises Unhealthy."""
         self.denoiser.check()
         self.encoder.calls.check()
-        self.painter.calls.check()
+        self.writer.calls.check()
 
     def close(self) -> None:
         self.encoder.close()
         self.denoiser.stop(timeout_s=5.0)
-        self.painter.close()
+        self.writer.close()
 
 
 class Worker:
@@ -109,7 +109,7 @@ class Worker:
         threads = _Threads(denoiser, encoder, writer)
         denoiser.start()
         try:
-            rooms = warmup.Rooms(encoder.call, denoiser.call, threads.painter.call)
+            rooms = warmup.Rooms(encoder.call, denoiser.call, threads.writer.call)
             warmup.measure(self.pipeline, rooms, costs)
         except BaseException:
             threads.close()
@@ -240,8 +240,8 @@ class Worker:
         check_length(chunks, self.max_prompt_tokens)
         delay_s = self._image_s(params, threads) if order.source is not None else 0.0
         flight = threads.denoiser.admit(self._flight(order, params, threads, chunks), delay_s)
-        painter, clock = threads.painter, self.pipeline.clock
-        return ImageJob(order, params, rows, flight, clock, painter.finish, painter.preview)
+        writer, clock = threads.writer, self.pipeline.clock
+        return ImageJob(order, params, rows, flight, clock, writer.finish, writer.preview)
 
     def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
         """How long its image will take to encode."""

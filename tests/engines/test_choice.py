@@ -31,7 +31,7 @@ DIGEST = "d" * 64
 
 
 @pytest.fixture
-def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
     monkeypatch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
     return EngineRequest("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
 
@@ -83,10 +83,10 @@ def passed_over(engines: Engines) -> dict[str, str]:
 
 
 def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
-    wish: EngineRequest, loaded: list[str], caplog: pytest.LogCaptureFixture
+    usual: EngineRequest, loaded: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        engines = choose_engines(wish, "auto")
+        engines = choose_engines(usual, "auto")
     assert loaded == ["torch"]
     reasons = passed_over(engines)
     assert list(reasons) == ["tensorrt", "tensorrt-rtx", "onnxruntime"]
@@ -95,8 +95,10 @@ def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
     assert len(caplog.messages) == 3
 
 
-def test_pytorch_in_8_bits_needs_an_exports_numbers(wish: EngineRequest, loaded: list[str]) -> None:
-    asked = EngineRequest(wish.model, wish.checkpoint, precision="fp8")
+def test_pytorch_in_8_bits_needs_an_exports_numbers(
+    usual: EngineRequest, loaded: list[str]
+) -> None:
+    asked = EngineRequest(usual.model, usual.checkpoint, precision="fp8")
     with pytest.raises(ExportError, match="needed: sdxl export --model some/model --precision fp8"):
         choose_engines(asked, "torch")
     place = export_place("tiny", DIGEST, "fp8")
@@ -106,22 +108,22 @@ def test_pytorch_in_8_bits_needs_an_exports_numbers(wish: EngineRequest, loaded:
     assert not loaded
 
 
-def test_with_an_export_it_is_onnxruntime(wish: EngineRequest, loaded: list[str]) -> None:
+def test_with_an_export_it_is_onnxruntime(usual: EngineRequest, loaded: list[str]) -> None:
     write_export(export_place("tiny", DIGEST, "fp32"))
-    engines = choose_engines(wish, "auto")
+    engines = choose_engines(usual, "auto")
     assert engines.description["backend"] == "onnxruntime" and not loaded
     assert list(passed_over(engines)) == ["tensorrt", "tensorrt-rtx"]
 
 
 def test_a_graph_that_onnxruntime_cannot_load_leaves_pytorch(
-    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: object) -> Engines:
         raise OnnxRuntimeError("unet_deep.onnx: no such operator")
 
     write_export(export_place("tiny", DIGEST, "fp32"))
     monkeypatch.setattr("engines.onnxruntime_engine.load_onnxruntime", fails)
-    engines = choose_engines(wish, "auto")
+    engines = choose_engines(usual, "auto")
     assert loaded == ["torch"] and "no such operator" in passed_over(engines)["onnxruntime"]
 
 
@@ -135,20 +137,20 @@ def test_a_library_that_does_not_load_is_missing(
         broken.load()
 
 
-def of_folder(wish: EngineRequest, folder: Path) -> EngineRequest:
-    return replace(wish, folder=str(folder))
+def of_folder(usual: EngineRequest, folder: Path) -> EngineRequest:
+    return replace(usual, folder=str(folder))
 
 
 def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
-    wish: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usual: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_plans(monkeypatch, tmp_path)
     with_gpu(monkeypatch, TARGETS["l40s"])
     write_export(tmp_path / "mine")
-    engines = choose_engines(of_folder(wish, tmp_path / "mine"), "auto")
+    engines = choose_engines(of_folder(usual, tmp_path / "mine"), "auto")
     assert engines.description["backend"] == "onnxruntime" and not loaded
     choose_engines(
-        of_folder(wish, plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"), "auto"
+        of_folder(usual, plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"), "auto"
     )
     assert loaded == ["tensorrt"]
 
@@ -163,35 +165,35 @@ def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
     ],
 )
 def test_a_folder_that_does_not_fit_the_wish_is_refused(
-    wish: EngineRequest, tmp_path: Path, backend: str, precision: str | None, reason: str
+    usual: EngineRequest, tmp_path: Path, backend: str, precision: str | None, reason: str
 ) -> None:
     write_export(tmp_path / "mine")
-    asked = replace(of_folder(wish, tmp_path / "mine"), precision=precision)
+    asked = replace(of_folder(usual, tmp_path / "mine"), precision=precision)
     with pytest.raises((InvalidParams, ExportError, BackendMissing), match=reason):
         choose_engines(asked, backend)
 
 
 def test_a_folder_of_other_weights_or_of_nothing_is_refused(
-    wish: EngineRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usual: EngineRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_export(tmp_path / "other", digest="e" * 64)
     with pytest.raises(ExportError, match="of the weights eeeeeeeeeeee .*needed dddddddddddd"):
-        choose_engines(of_folder(wish, tmp_path / "other"), "onnxruntime")
+        choose_engines(of_folder(usual, tmp_path / "other"), "onnxruntime")
     with pytest.raises(InvalidParams, match="needed a folder of `sdxl export` or `sdxl build`"):
-        choose_engines(of_folder(wish, tmp_path), "auto")
+        choose_engines(of_folder(usual, tmp_path), "auto")
     with_plans(monkeypatch, tmp_path)
     with_gpu(monkeypatch, TARGETS["h100"])
     plans = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
     with pytest.raises(BackendMissing, match="built for a L40S, found a H100 here"):
-        choose_engines(of_folder(wish, plans), "tensorrt-rtx")
+        choose_engines(of_folder(usual, plans), "tensorrt-rtx")
 
 
 def test_an_export_that_was_never_checked_is_refused_unless_asked_for(
-    wish: EngineRequest, loaded: list[str], tmp_path: Path
+    usual: EngineRequest, loaded: list[str], tmp_path: Path
 ) -> None:
     for folder in (tmp_path / "mine", export_place("tiny", DIGEST, "fp32")):
         replace(write_export(folder), parity={"findings": [], "note": "no check"}).write()
-        asked = of_folder(wish, folder) if folder.name == "mine" else wish
+        asked = of_folder(usual, folder) if folder.name == "mine" else usual
         with pytest.raises(ExportError, match="published without a check; needed: .*--unchecked"):
             choose_engines(asked, "onnxruntime")
         engines = choose_engines(replace(asked, takes_unchecked=True), "onnxruntime")
@@ -200,7 +202,7 @@ def test_an_export_that_was_never_checked_is_refused_unless_asked_for(
 
 @pytest.mark.parametrize("is_exported_unchecked", [False, True])
 def test_plans_that_nobody_ran_are_refused_unless_asked_for(
-    wish: EngineRequest,
+    usual: EngineRequest,
     loaded: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -214,61 +216,61 @@ def test_plans_that_nobody_ran_are_refused_unless_asked_for(
     replace(EngineFolder.read(place), **unchecked).write()
     reason = "its export was published without" if is_exported_unchecked else "not run: there is no"
     with pytest.raises(BackendMissing, match=f"{reason} .*; needed: .*or --unchecked"):
-        choose_engines(wish, "tensorrt-rtx")
-    assert reason in passed_over(choose_engines(wish, "auto"))["tensorrt-rtx"]
-    choose_engines(replace(wish, takes_unchecked=True), "tensorrt-rtx")
+        choose_engines(usual, "tensorrt-rtx")
+    assert reason in passed_over(choose_engines(usual, "auto"))["tensorrt-rtx"]
+    choose_engines(replace(usual, takes_unchecked=True), "tensorrt-rtx")
     assert loaded == ["torch", "tensorrt"]
 
 
 def test_a_folder_with_a_lora_is_taken_when_it_is_named(
-    wish: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    usual: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_plans(monkeypatch, tmp_path)
     with_gpu(monkeypatch, TARGETS["l40s"])
     place = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
     replace(EngineFolder.read(place), loras=({"scale": 1.0},)).write()
-    choose_engines(of_folder(wish, place), "tensorrt-rtx")
+    choose_engines(of_folder(usual, place), "tensorrt-rtx")
     assert loaded == ["tensorrt"]
     with pytest.raises(BackendMissing, match="none were built for this model"):
-        choose_engines(wish, "tensorrt-rtx")
+        choose_engines(usual, "tensorrt-rtx")
 
 
 def test_on_a_gpu_pytorch_comes_before_onnxruntime(
-    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_export(export_place("tiny", DIGEST, "fp32"))
     with_gpu(monkeypatch, L40S)
-    reasons = passed_over(choose_engines(wish, "auto"))
+    reasons = passed_over(choose_engines(usual, "auto"))
     assert loaded == ["torch"]
     assert list(reasons) == ["tensorrt", "tensorrt-rtx"]
 
 
 def test_on_a_gpu_what_takes_tensorrts_place_is_said_aloud(
-    wish: EngineRequest,
+    usual: EngineRequest,
     loaded: list[str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        choose_engines(wish, "auto")
+        choose_engines(usual, "auto")
         assert not caplog.messages, "without a GPU nothing is amiss"
         with_gpu(monkeypatch, L40S)
-        choose_engines(wish, "auto")
+        choose_engines(usual, "auto")
     (said,) = caplog.messages
     assert said.startswith("some/model runs on torch, not on TensorRT: tensorrt: ")
 
 
 def test_plans_that_fit_come_first(
-    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_gpu(monkeypatch, L40S)
     with_plans(monkeypatch, tmp_path)
-    assert list(passed_over(choose_engines(wish, "auto"))) == ["tensorrt"]
+    assert list(passed_over(choose_engines(usual, "auto"))) == ["tensorrt"]
     assert loaded == ["tensorrt"]
 
 
 def test_of_several_the_gpus_own_precision_is_taken(
-    wish: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    usual: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from engines.folders.engine_folder import EngineFolder
     from engines.folders.places import plans_root
@@ -291,7 +293,7 @@ def test_of_several_the_gpus_own_precision_is_taken(
     ],
 )
 def test_plans_for_something_else_are_passed_over_with_the_reason(
-    wish: EngineRequest,
+    usual: EngineRequest,
     loaded: list[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -302,7 +304,7 @@ def test_plans_for_something_else_are_passed_over_with_the_reason(
 ) -> None:
     with_gpu(monkeypatch, TARGETS[gpu])
     with_plans(monkeypatch, tmp_path, digest=digest)
-    asked = EngineRequest(wish.model, wish.checkpoint, precision=precision)
+    asked = EngineRequest(usual.model, usual.checkpoint, precision=precision)
     with pytest.raises(BackendMissing, match=reason):
         choose_engines(asked, "tensorrt-rtx")
     assert reason in passed_over(choose_engines(asked, "auto"))["tensorrt-rtx"]
@@ -310,7 +312,7 @@ def test_plans_for_something_else_are_passed_over_with_the_reason(
 
 
 def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
-    wish: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    usual: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from dataclasses import replace
 
@@ -320,32 +322,32 @@ def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
     out = plans_place("tiny", DIGEST, "fp32") / "l40s-tensorrt-rtx"
     build(order_of(export, out), prove=proven)
     with pytest.raises(BackendMissing, match="none were built for this model"):
-        choose_engines(wish, "tensorrt-rtx")
+        choose_engines(usual, "tensorrt-rtx")
 
 
 def test_a_cpu_asked_for_is_a_cpu(
-    wish: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_gpu(monkeypatch, L40S)
     with_plans(monkeypatch, tmp_path)
     write_export(export_place("tiny", DIGEST, "fp32"))
-    engines = choose_engines(EngineRequest(wish.model, wish.checkpoint, device="cpu"), "auto")
+    engines = choose_engines(EngineRequest(usual.model, usual.checkpoint, device="cpu"), "auto")
     assert engines.description["backend"] == "onnxruntime" and not loaded
 
 
-def test_another_than_the_first_gpu_is_refused_by_name(wish: EngineRequest) -> None:
-    asked = EngineRequest(wish.model, wish.checkpoint, device="cuda:1")
+def test_another_than_the_first_gpu_is_refused_by_name(usual: EngineRequest) -> None:
+    asked = EngineRequest(usual.model, usual.checkpoint, device="cuda:1")
     with pytest.raises(InvalidParams, match="device: 'cuda:1' is not allowed; .*CUDA_VISIBLE"):
         choose_engines(asked, "tensorrt")
 
 
-def test_a_backend_asked_for_is_not_replaced(wish: EngineRequest, loaded: list[str]) -> None:
+def test_a_backend_asked_for_is_not_replaced(usual: EngineRequest, loaded: list[str]) -> None:
     with pytest.raises(BackendMissing, match="tensorrt needs an NVIDIA GPU, found none here"):
-        choose_engines(wish, "tensorrt")
+        choose_engines(usual, "tensorrt")
     with pytest.raises(
         ExportError, match="no fp32 export of some/model in .*; needed: sdxl export"
     ):
-        choose_engines(wish, "onnxruntime")
+        choose_engines(usual, "onnxruntime")
     assert not loaded
 
 

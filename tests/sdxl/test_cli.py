@@ -1,4 +1,4 @@
-"""The front door: what is listed exists, and every error is one line and an exit code."""
+"""The command line's entry: what is listed exists, and every error is one line and an exit code."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_picture_is_decoded_after_the_loops_stream_has_made_it(
     pipeline, device = on_a_gpu(cuda, captures=False)
     with running(pipeline) as worker:
         asyncio.run(picture_of(worker, order()))
-        decoder: Any = worker._started().painter._stream._stream
+        decoder: Any = worker._started().writer._stream._stream
     assert [event.stream for event in decoder.waits_for] == [device.loop_stream]
 
 
