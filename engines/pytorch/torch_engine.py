@@ -90,6 +90,8 @@ def load_torch(
     # A GPU is given calls of the size that compiled engines have on it.
     target = local_target(chosen) if is_cuda else None
     said = {"backend": "torch", "precision": precision, "device": str(chosen)}
+    if target:
+        said["gpu"] = target.name
     if options != PLAIN:
         said["options"] = str(options)
     return Engines(

@@ -38,6 +38,9 @@ class BatchSpec:
     is_quiet: bool
     metrics_port: int | None
     retries_dead: bool
+    reads_back: bool
+    is_mixed: bool
+    """GPUs of several kinds may work on it"""
     stall_s: float
 
     @property

@@ -79,6 +79,7 @@ def build_parser() -> Parser:
     add("--tar", action="store_true", help="a tar in WebDataset's form a shard, not single files")
     add("--shard-size", type=whole, default=DEFAULT_SHARD, metavar="N", help="rows (%(default)s)")
     add("--retry-dead", action="store_true", help="try the dead letters of an earlier run again")
+    add("--read-back", action="store_true", help="read every finished picture, not a sample")
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
     add("--model", default="mini", help=f"{MODEL} (%(default)s)")
@@ -88,6 +89,7 @@ def build_parser() -> Parser:
     add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--unchecked", action="store_true", help=UNCHECKED)
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
+    add("--mixed-gpus", action="store_true", help="workers with GPUs of several kinds")
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
     add("--through", metavar="URL", help=f"a service that runs, at low priority; key in {API_KEY}")
     add(
@@ -150,6 +152,8 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         is_quiet=options.quiet,
         metrics_port=options.metrics_port,
         retries_dead=options.retry_dead,
+        reads_back=options.read_back,
+        is_mixed=options.mixed_gpus,
         stall_s=options.stall_s,
     )
 
@@ -179,4 +183,6 @@ def verify(place: str) -> int:
     told = f"{found.rows} rows: {found.images} pictures, {found.dead_letters} dead letters"
     count = len(found.problems)
     print(f"{told}, {count or 'no'} problem{'' if count == 1 else 's'}")
+    if found.problems:
+        say("the job's own command with --read-back makes again what is missing or damaged")
     return HAS_PROBLEMS if found.problems else 0

@@ -32,6 +32,9 @@ LOADS = 3
 """Workers in a row that died before they were ready, after which the job stops."""
 
 
+DAMAGED = "finished pictures were missing or damaged; --read-back reads all"
+
+
 class Stopped(RuntimeError):
     """The driver was told to stop."""
 
@@ -146,6 +149,9 @@ class Driver:
         handle.tallies = report.held
         for key, tally in report.ended.items():
             self._settle(tally)
+            if tally.damaged:
+                shard = shard_name(leases.held[key].piece.shard)
+                self.progress.trouble = f"shard {shard}: {tally.damaged} {DAMAGED}"
             rows = [row for row in leases.held[key].piece.rows if row.ordinal in tally.failed]
             error = next(iter(tally.failed.values()), "")
             self.progress.trouble = error or self.progress.trouble

@@ -34,6 +34,8 @@ OF_THE_SERVICE = ("expand_prompt", "output_compression", "stream", "partial_imag
 IGNORED = ("response_format", "user", "moderation", "style")
 """Fields of OpenAI's that do not change a picture here."""
 DUPLICATES_CACHE_KB = 16_000
+RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int]
+"""The id it gives, what it says, the parameters that follow, and how many pictures."""
 ANY_STEPS = ServeSettings(max_steps=1000, max_prompt_chars=10_000)
 
 
@@ -49,8 +51,11 @@ class Intake:
     format: str
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
-        """Numbered; of two rows with one id, the second is an error."""
-        return unique(self._numbered(records))
+        """Numbered; of two rows that give one id, the second is an error."""
+        ordinals = itertools.count()
+        with closing(UsedIds()) as used:
+            for record in records:
+                yield from self._of(record, ordinals, used)
 
     def shards(self, records: Iterable[Record], size: int) -> Iterator[ShardPiece]:
         rows = self.rows(records)
@@ -60,35 +65,44 @@ class Intake:
                 return
             yield ShardPiece(shard, taken)
 
-    def _numbered(self, records: Iterable[Record]) -> Iterator[BatchRow]:
-        ordinals = itertools.count()
-        return (row for record in records for row in self._of(record, ordinals))
-
-    def _of(self, record: Record, ordinals: Iterator[int]) -> Iterable[BatchRow]:
+    def _of(self, record: Record, ordinals: Iterator[int], used: UsedIds) -> Iterator[BatchRow]:
+        ordinal = next(ordinals)
         try:
-            if record.error is not None:
-                raise Unreadable(record.error)
-            if "custom_id" in record.values or "body" in record.values:
-                id_, values, n = self._of_batch_line(record.values)
-            else:
-                id_, values, n = self._of_columns(record.values)
-            pictures = places(record.values, record.folder)
-            images = [self._image(id_, values, n, i) for i in range(n)]
-            for _, params in images:
-                # Whether there is a mask is known when the image is read.
-                params.for_edit(has_mask=True) if pictures else params.check_plain()
+            images, pictures = self._images(record, ordinal, used)
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             shown = given if isinstance(given, str) and given else record.line
-            return [BatchRow(next(ordinals), record.line, shown, error=str(error))]
-        return [
-            BatchRow(next(ordinals), record.line, id_, params, **pictures) for id_, params in images
-        ]
+            yield BatchRow(ordinal, record.line, shown, error=str(error))
+            return
+        numbers = itertools.chain([ordinal], ordinals)
+        for id_, params in images:
+            row = BatchRow(next(numbers), record.line, id_, params, **pictures)
+            yield used.first_or_error(row)
+
+    def _images(
+        self, record: Record, ordinal: int, used: UsedIds
+    ) -> tuple[list[tuple[str, GenerationParams]], dict[str, str]]:
+        """The ids and parameters of a record's pictures, and what they are made from."""
+        if record.error is not None:
+            raise Unreadable(record.error)
+        is_line = "custom_id" in record.values or "body" in record.values
+        read = self._of_batch_line if is_line else self._of_columns
+        given, said, values, n = read(record.values)
+        pictures = places(record.values, record.folder)
+        id_ = content_id(said) if given is None else id_of(given)
+        if given is None and used.line_of(picture_id(id_, 0, n)) is not None:
+            # An earlier row says the same: the number of this one tells them apart.
+            id_ = f"{id_}-row{ordinal}"
+        images = [self._image(id_, values, n, i) for i in range(n)]
+        for _, params in images:
+            # Whether there is a mask is known when the image is read.
+            params.for_edit(has_mask=True) if pictures else params.check_plain()
+        return images, pictures
 
     def _image(
         self, id_: str, values: Mapping[str, Any], n: int, index: int
     ) -> tuple[str, GenerationParams]:
-        id_ = id_ if n == 1 else f"{id_}-{index}"
+        id_ = picture_id(id_, index, n)
         stem_of(id_)
         seed = values.get("seed")
         if seed is not None and index:
@@ -97,7 +111,7 @@ class Intake:
         seed = seed_of(id_) if seed is None else seed
         return id_, GenerationParams.from_dict({**values, "seed": seed})
 
-    def _of_columns(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
+    def _of_columns(self, values: Mapping[str, Any]) -> RecordParts:
         for name in values:
             if name not in COLUMNS:
                 raise InvalidParams(name, values[name], f"needed one of {', '.join(COLUMNS)}")
@@ -105,9 +119,9 @@ class Intake:
         whole = {**self.defaults, **given}
         # An edit's size is its image's, unless it says another one.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
-        return id_of(values.get(ID), values), filled, self.n
+        return values.get(ID), values, filled, self.n
 
-    def _of_batch_line(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any], int]:
+    def _of_batch_line(self, values: Mapping[str, Any]) -> RecordParts:
         """A line of OpenAI's Batch API means what the service would make of its body."""
         for name in values:
             if name not in BATCH_LINE:
@@ -129,7 +143,7 @@ class Intake:
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}
         body = {k: v for k, v in values["body"].items() if k not in IGNORED}
-        return id_of(values.get("custom_id"), body), self._sized(params), request.n or self.n
+        return values.get("custom_id"), body, self._sized(params), request.n or self.n
 
     def _sized(self, values: dict[str, Any]) -> dict[str, Any]:
         """With its size filled, where that is known here."""
@@ -151,12 +165,14 @@ class Unreadable(ValueError):
     """A line that holds no record."""
 
 
-def id_of(given: object, values: Mapping[str, Any]) -> str:
-    if given is None:
-        return content_id(values)
+def id_of(given: object) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise InvalidParams("id", given, "needed text")
     return str(given)
+
+
+def picture_id(id_: str, index: int, n: int) -> str:
+    return id_ if n == 1 else f"{id_}-{index}"
 
 
 def request_of(body: object) -> ImageRequest:
@@ -168,26 +184,37 @@ def request_of(body: object) -> ImageRequest:
         raise InvalidParams(field, first["input"], first["msg"]) from error
 
 
-def unique(rows: Iterable[BatchRow]) -> Iterator[BatchRow]:
-    """Ids that came before are kept in a database on disk that nobody else sees: their number is
-    not bounded by memory."""
-    # A job that stops leaves its rows to the collector, which may run in any thread.
-    connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-    with closing(connection) as seen:
-        seen.execute(f"PRAGMA cache_size = -{DUPLICATES_CACHE_KB}")
-        seen.execute("PRAGMA synchronous = OFF")
-        seen.execute("PRAGMA journal_mode = OFF")
-        seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID")
+class UsedIds:
+    """Ids that came before, in a database on disk that nobody else sees: their number is not
+    bounded by memory."""
+
+    def __init__(self) -> None:
+        # A job that stops leaves its rows to the collector, which may run in any thread.
+        self._seen = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._seen.execute(f"PRAGMA cache_size = -{DUPLICATES_CACHE_KB}")
+        self._seen.execute("PRAGMA synchronous = OFF")
+        self._seen.execute("PRAGMA journal_mode = OFF")
+        self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID")
         # One transaction that never ends: nothing need be kept.
-        seen.execute("BEGIN")
-        for row in rows:
-            yield row if row.error is not None else first_or_error(row, seen)
+        self._seen.execute("BEGIN")
+
+    def close(self) -> None:
+        self._seen.close()
+
+    def line_of(self, id_: str) -> str | None:
+        """Where it came before, if it did."""
+        found = self._seen.execute("SELECT line FROM ids WHERE id = ?", (digest_of(id_),))
+        (line,) = found.fetchone() or (None,)
+        return line
+
+    def first_or_error(self, row: BatchRow) -> BatchRow:
+        digest = digest_of(row.id)
+        new = self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, row.line))
+        if new.rowcount:
+            return row
+        error = f"id: {row.id!r} is not allowed; {self.line_of(row.id)} has it already"
+        return BatchRow(row.ordinal, row.line, row.id, error=error)
 
 
-def first_or_error(row: BatchRow, seen: sqlite3.Connection) -> BatchRow:
-    digest = hashlib.sha256(row.id.encode()).digest()[:16]
-    if seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, row.line)).rowcount:
-        return row
-    (line,) = seen.execute("SELECT line FROM ids WHERE id = ?", (digest,)).fetchone()
-    error = f"id: {row.id!r} is not allowed; {line} has it already (to make several, --n)"
-    return BatchRow(row.ordinal, row.line, row.id, error=error)
+def digest_of(id_: str) -> bytes:
+    return hashlib.sha256(id_.encode()).digest()[:16]

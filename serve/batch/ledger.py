@@ -40,6 +40,8 @@ class Entry:
     """digests of what it was made from, of an edit"""
     timings: dict[str, float] = field(default_factory=dict)
     worker: str = ""
+    engine: str = ""
+    """what computed it; empty where all workers of a job had the same"""
     error: str | None = None
 
     def as_line(self) -> bytes:
@@ -74,8 +76,8 @@ def _entry(line: bytes) -> Entry | None:
 
 def _is_sound(entry: Entry) -> bool:
     """Everything has the type that it was written with, and the file lies among the pictures."""
-    texts = [entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.file]
-    texts += [*entry.origin, *entry.origin.values()]
+    texts = [entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.engine]
+    texts += [entry.file, *entry.origin, *entry.origin.values()]
     numbers = [entry.ordinal, entry.size, entry.seed]
     sides = [entry.params.get(side) for side in ("width", "height")]
     numbers += [side for side in sides if side is not None]

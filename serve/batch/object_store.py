@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from sdxl.files import OutputError
@@ -43,6 +44,13 @@ class ObjectStore:
         except Exception as error:
             raise self._error(name, error) from error
 
+    def put_file(self, name: str, path: Path) -> None:
+        files, root = self._open()
+        try:
+            files.put_file(str(path), f"{root}/{name}")
+        except Exception as error:
+            raise self._error(name, error) from error
+
     def get(self, name: str) -> bytes:
         files, root = self._open()
         found: bytes = files.cat_file(f"{root}/{name}")
@@ -59,6 +67,15 @@ class ObjectStore:
         except FileNotFoundError:
             return []
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
+    def sizes(self, place: str) -> dict[str, int]:
+        files, root = self._open()
+        try:
+            found = files.ls(f"{root}/{place}", detail=True, refresh=True)
+        except FileNotFoundError:
+            return {}
+        start = len(root) + 1
+        return {each["name"][start:]: each["size"] for each in found if each["type"] == "file"}
 
     def ledger(self, shard: str) -> bytes:
         parts = self.names(f"ledger/{shard}")

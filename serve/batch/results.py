@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,13 @@ from serve.render.contact_sheet import Pixels, contact_sheet
 
 MANIFEST, DEAD_LETTERS, SUMMARY = "manifest.parquet", "dead_letter.jsonl", "summary.json"
 LEDGER_COLUMNS: dict[str, type] = {
-    **dict.fromkeys(("id", "file", "sha256"), str),
+    **dict.fromkeys(("id", "file", "sha256", "engine"), str),
     **dict.fromkeys(("ordinal", "size"), int),
     "seconds": float,
 }
 """What the manifest has besides a picture's parameters."""
+GROUP_ROWS = 8192
+"""A Parquet file's own index has an entry a group: with one a shard it would outgrow the rows."""
 SHEET, SHEET_PICTURES = "contact_sheet.png", 24
 
 
@@ -40,16 +43,17 @@ def all_entries(store: Store) -> Iterator[Entry]:
 
 
 def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
-    counted = write_lists(store)
-    summary = {**facts, **counted, "run": progress.as_dict()}
+    counted, engines = write_lists(store)
+    summary = {**facts, **counted, "images_by_engine": engines, "run": progress.as_dict()}
     store.put(SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
     write_sheet(store, counted["images"])
     return counted
 
 
-def write_lists(store: Store) -> dict[str, int]:
-    """The manifest and the dead letters, a shard in memory at a time."""
-    images = dead = 0
+def write_lists(store: Store) -> tuple[dict[str, int], Counter[str]]:
+    """The manifest and the dead letters, a few thousand rows in memory at a time. Counts of both,
+    and of pictures by the engine that computed them."""
+    dead, engines = 0, Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         manifest, letters = Path(folder, MANIFEST), Path(folder, DEAD_LETTERS)
         with ManifestWriter(manifest) as table, letters.open("wb") as file:
@@ -57,14 +61,14 @@ def write_lists(store: Store) -> dict[str, int]:
                 entries = ledger.in_order(ledger.entries(store.ledger(shard)).values())
                 pictures = [entry for entry in entries if entry.error is None]
                 table.write(pictures)
-                images += len(pictures)
+                engines.update(entry.engine for entry in pictures)
                 for entry in entries:
                     if entry.error is not None:
                         dead += 1
                         file.write(letter(entry))
-        store.put(MANIFEST, manifest.read_bytes())
-        store.put(DEAD_LETTERS, letters.read_bytes())
-    return {"images": images, "dead_letters": dead}
+        store.put_file(MANIFEST, manifest)
+        store.put_file(DEAD_LETTERS, letters)
+    return {"images": engines.total(), "dead_letters": dead}, engines
 
 
 def letter(entry: Entry) -> bytes:
@@ -89,18 +93,25 @@ class ManifestWriter:
         }
         self._schema = arrow.schema([(n, types[kind]) for n, kind in manifest_columns().items()])
         self._table = arrow.Table
+        self._rows: list[dict[str, Any]] = []
         self._writer = parquet.ParquetWriter(path, self._schema)
 
     def __enter__(self) -> ManifestWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._flush()
         self._writer.close()
 
     def write(self, entries: list[Entry]) -> None:
-        if entries:
-            rows = [self._row(entry) for entry in entries]
-            self._writer.write_table(self._table.from_pylist(rows, schema=self._schema))
+        self._rows += [self._row(entry) for entry in entries]
+        if len(self._rows) >= GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(self._table.from_pylist(self._rows, schema=self._schema))
+        self._rows = []
 
     def _row(self, entry: Entry) -> dict[str, Any]:
         found = {**entry.params, **vars(entry), "seconds": entry.timings.get("total_s")}

@@ -25,6 +25,7 @@ from serve.batch import displays, reading, results, tars
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec
 from serve.batch.driver import BatchFailed, Driver
 from serve.batch.job import FILE, BatchJob, load_job
+from serve.batch.kinds import engine_of, refusal
 from serve.batch.places import open_store
 from serve.batch.progress import BatchProgress
 from serve.batch.renderers import HttpRenderer, load_local, service_model
@@ -55,7 +56,9 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
             job.check_same(stored)
             job = replace(job, threads=stored.threads, engine=stored.engine)
         store.prepare("images", "ledger", *([tars.LOOSE] if order.is_tarred else []))
-        task = BatchTask(store, run_id, order.format, order.is_tarred, order.retries_dead)
+        task = BatchTask(
+            store, run_id, order.format, order.is_tarred, order.retries_dead, order.reads_back
+        )
         start_worker, workers = stack.enter_context(pool(order, job, task))
         return BatchRun(order, store, task, job, stack).make(start_worker, workers)
 
@@ -223,16 +226,13 @@ class BatchRun:
         return self._finish()
 
     def _meet(self, card: ModelCard) -> None:
-        """The first worker says what computes; another must be the same."""
-        engine = {k: v for k, v in card.engines.items() if k != "passed_over"}
+        """The first worker says what computes; another must be like it."""
+        engine = engine_of(card)
         if not self.job.engine:
             self.job = replace(self.job, engine=engine)
             self.store.put(FILE, self.job.as_json())
-        elif self.job.engine != engine:
-            raise BatchFailed(
-                f"engine: {engine} is not allowed; the job began with {self.job.engine}, and its "
-                "pictures would differ"
-            )
+        elif why := refusal(engine, self.job.engine, self.order.is_mixed):
+            raise BatchFailed(why)
 
     def _show(self, progress: BatchProgress) -> None:
         for show in self._shows:

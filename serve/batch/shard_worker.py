@@ -20,11 +20,13 @@ from typing import Any
 from sdxl.files import OutputError
 from serve.batch import ledger
 from serve.batch.editing import order_of
+from serve.batch.finished import FinishedPictures
+from serve.batch.kinds import engine_label, engine_of
 from serve.batch.ledger import Entry
 from serve.batch.renderers import Renderer, RendererLost
 from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
 from serve.batch.store import Appender, Store
-from serve.batch.tars import LOOSE, reader
+from serve.batch.tars import LOOSE
 from serve.errors import Problem
 from serve.orders import Done, ImageOrder, ModelCard
 from serve.render.destination import SUFFIXES
@@ -46,6 +48,8 @@ class BatchTask:
     format: str
     is_tarred: bool = False
     retries_dead: bool = False
+    reads_back: bool = False
+    """every finished picture, not a sample"""
 
 
 @dataclass
@@ -54,6 +58,8 @@ class Tally:
 
     made: int = 0
     found: int = 0
+    damaged: int = 0
+    """finished before, and not any more what the ledger says"""
     dead: dict[str, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -76,7 +82,8 @@ class TurnReport:
 class ShardWorker:
     def __init__(self, renderer: Renderer, task: BatchTask, name: str) -> None:
         self.renderer, self.task, self.name = renderer, task, name
-        self._read = reader(task.store)
+        self._finished = FinishedPictures(task.store, task.reads_back, f"{task.run} {name}")
+        self._engine = ""
         self._window = asyncio.Semaphore(renderer.window)
         self._threads = ThreadPoolExecutor(FILE_THREADS, "files")
         self._held: dict[int, Tally] = {}
@@ -88,7 +95,9 @@ class ShardWorker:
         self._broken: str | None = None
 
     async def card(self) -> ModelCard:
-        return await self.renderer.card()
+        card = await self.renderer.card()
+        self._engine = engine_label(engine_of(card))
+        return card
 
     async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
         """Take on more, and say how it goes when there is something to say."""
@@ -137,12 +146,7 @@ class ShardWorker:
     async def _work(self, key: int, piece: ShardPiece) -> None:
         tally = self._held[key]
         try:
-            known = await self._in_thread(self._read_ledger, piece.shard)
-            checks = [
-                self._in_thread(self._is_done, row, known.get(row.ordinal)) for row in piece.rows
-            ]
-            are_done = await asyncio.gather(*checks)
-            left = [row for row, done in zip(piece.rows, are_done, strict=True) if not done]
+            left = await self._left(piece, tally)
             tally.found = len(piece.rows) - len(left)
             self._begun(tally.found)
             await self._make_all(piece.shard, left, tally)
@@ -171,17 +175,36 @@ class ShardWorker:
     def _read_ledger(self, shard: int) -> dict[int, Entry]:
         return ledger.entries(self.task.store.ledger(shard_name(shard)))
 
-    def _is_done(self, row: BatchRow, entry: Entry | None) -> bool:
-        """Whether the ledger holds this row, and its file is what the ledger says."""
+    async def _left(self, piece: ShardPiece, tally: Tally) -> list[BatchRow]:
+        """The rows that are still to be made."""
+        known = await self._in_thread(self._read_ledger, piece.shard)
+        noted = {row.ordinal: known.get(row.ordinal) for row in piece.rows}
+        entries = [e for row in piece.rows if (e := noted[row.ordinal]) and e.id == row.id]
+        pictures = [entry for entry in entries if entry.error is None]
+        sound = await self._sound(pictures)
+        tally.damaged = len(pictures) - len(sound)
+        done = {entry.ordinal for entry in sound}
+        done |= {e.ordinal for e in entries if e.error is not None and self._is_buried(e)}
+        return [row for row in piece.rows if row.ordinal not in done]
+
+    async def _sound(self, pictures: Sequence[Entry]) -> list[Entry]:
+        """Those whose files are what the ledger says, as far as is looked."""
+        there = await self._in_thread(self._finished.there, pictures)
         self._touched += 1
-        if entry is None or entry.id != row.id:
-            return False
-        if entry.error is not None:
-            return not self.task.retries_dead or entry.run == self.task.run
-        try:
-            return hashlib.sha256(self._read(entry.file)).hexdigest() == entry.sha256
-        except FileNotFoundError:
-            return False
+        sample = self._finished.sample(there)
+        are_sound = await asyncio.gather(*(self._in_thread(self._check, e) for e in sample))
+        bad = {e.ordinal for e, sound in zip(sample, are_sound, strict=True) if not sound}
+        if bad and not self._finished.reads_all:
+            self._finished.reads_all = True
+            return await self._sound(pictures)
+        return [entry for entry in there if entry.ordinal not in bad]
+
+    def _check(self, entry: Entry) -> bool:
+        self._touched += 1
+        return self._finished.is_sound(entry)
+
+    def _is_buried(self, entry: Entry) -> bool:
+        return not self.task.retries_dead or entry.run == self.task.run
 
     # -- a row ------------------------------------------------------------------------------
 
@@ -247,6 +270,7 @@ class ShardWorker:
                 origin=origin,
                 timings={name: round(seconds, 6) for name, seconds in timings.items()},
                 worker=self.name,
+                engine=self._engine,
             )
         )
         self._touched += 1

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -41,10 +43,18 @@ class Store(Protocol):
         ...
 
     def put(self, name: str, data: bytes) -> None: ...
+    def put_file(self, name: str, path: Path) -> None:
+        """What lies in a file here, of any length."""
+        ...
+
     def get(self, name: str) -> bytes: ...
     def remove(self, name: str) -> None: ...
     def names(self, folder: str) -> list[str]:
         """Of the files and folders in it; none where it isn't there."""
+        ...
+
+    def sizes(self, place: str) -> dict[str, int]:
+        """In bytes: of the files in a folder, or of the one file that it is; by whole name."""
         ...
 
     def ledger(self, shard: str) -> bytes:
@@ -82,6 +92,14 @@ class FolderStore:
             raise OutputError(path, error) from error
         write_atomic(path, data, self.scratch)
 
+    def put_file(self, name: str, path: Path) -> None:
+        unfinished = self.scratch / path.name
+        try:
+            shutil.copyfile(path, unfinished)
+            os.replace(unfinished, self.root / name)
+        except OSError as error:
+            raise OutputError(self.root / name, error) from error
+
     def get(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
 
@@ -93,6 +111,14 @@ class FolderStore:
             return sorted(os.listdir(self.root / folder))
         except FileNotFoundError:
             return []
+
+    def sizes(self, place: str) -> dict[str, int]:
+        path = self.root / place
+        try:
+            files = [path] if path.is_file() else list(path.iterdir())
+        except OSError:
+            return {}
+        return {str(file.relative_to(self.root)): size for file, size in file_sizes(files)}
 
     def ledger(self, shard: str) -> bytes:
         try:
@@ -134,6 +160,14 @@ class FileAppender:
     def close(self) -> None:
         with suppress(OSError):
             os.close(self._file)
+
+
+def file_sizes(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    for file in files:
+        # It may go meanwhile, or never have been a file.
+        with suppress(OSError):
+            if stat.S_ISREG((found := file.stat()).st_mode):
+                yield file, found.st_size
 
 
 def token() -> str:

@@ -19,6 +19,8 @@ from serve.batch.rows import shard_name
 from serve.batch.store import Store
 
 LOOSE = "loose"
+TAR = ".tar/"
+"""Between a tar's name and its member's, in the ledger."""
 
 
 def reader(store: Store) -> Callable[[str], bytes]:
@@ -29,7 +31,7 @@ def reader(store: Store) -> Callable[[str], bytes]:
         return unpack(store.get(tar))
 
     def read(file: str) -> bytes:
-        tar, is_inside, member = file.partition(".tar/")
+        tar, is_inside, member = file.partition(TAR)
         if not is_inside:
             return store.get(file)
         try:

@@ -42,7 +42,7 @@ def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
     assert command.main(["--verify", bucket]) == 0
     assert "30 pictures, 0 dead letters, no problems" in capsys.readouterr().out
     victim = f"{bucket.removeprefix('s3://')}/images/{sorted(images)[9]}"
-    s3fs.S3FileSystem().pipe_file(victim, b"damaged")
+    s3fs.S3FileSystem().pipe_file(victim, b"damaged")  # and shorter, which a listing tells
     assert make(source, bucket, *SMALL, load=partial(Drawer, str(log))) == 0
     assert len(noted(log)) == 1 and command.main(["--verify", bucket]) == 0
     assert command.main(["--status", bucket]) == 0
@@ -115,6 +115,12 @@ def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
         store.put("images/000000/b.png", b"y")
         store.put("images/000000/a.png", b"z")
         assert store.get("images/000000/a.png") == b"z"
+        assert store.sizes("images/000000") == {f"images/000000/{n}.png": 1 for n in "ab"}
+        assert store.sizes("images/000000/a.png") == {"images/000000/a.png": 1}
+        assert store.sizes("images") == store.sizes("nowhere") == {}
+        (tmp_path / "list").write_bytes(b"of a file")
+        store.put_file("list", tmp_path / "list")
+        assert store.get("list") == b"of a file"
         assert store.names("images/000000") == ["a.png", "b.png"] and store.names("images") == [
             "000000"
         ]

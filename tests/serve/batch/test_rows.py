@@ -144,12 +144,23 @@ def test_a_line_that_is_no_json_is_one_bad_row(text: str, tmp_path: Path) -> Non
     assert bad.error and good.params and good.line == "x.jsonl, line 3"
 
 
-@pytest.mark.parametrize(
-    "contents", [[{"prompt": "a"}] * 2, [{"prompt": c, "id": "i"} for c in "ab"]]
-)
-def test_the_second_of_two_rows_with_one_id_is_an_error_that_names_the_first(
-    contents: list[Any], tmp_path: Path
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_that_say_the_same_are_pictures_of_their_own(n: int, tmp_path: Path) -> None:
+    contents = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}, {"prompt": "a"}]
+    rows = rows_of(jsonl(tmp_path, contents), n=n)
+    assert [row.error for row in rows] == [None] * 4 * n
+    assert [row.ordinal for row in rows] == list(range(4 * n))
+    assert len({stem_of(row.id) for row in rows}) == 4 * n
+    assert len({row.params.seed for row in rows if row.params}) == 4 * n
+    first = content_id({"prompt": "a"})
+    assert rows[0].id == (first if n == 1 else f"{first}-0"), "the first keeps its name"
+    assert rows[-1].id.startswith(f"{first}-row{3 * n}")
+
+
+def test_the_second_of_two_rows_that_give_one_id_is_an_error_that_names_the_first(
+    tmp_path: Path,
 ) -> None:
+    contents = [{"prompt": c, "id": "i"} for c in "ab"]
     first, second = rows_of(jsonl(tmp_path, contents))
     assert first.error is None and second.error and "rows.jsonl, line 1 has it" in second.error
 
