@@ -77,6 +77,12 @@ def build_parser() -> Parser:
     files.add_argument("--statistics", metavar="NPZ", help="val2014.npz")
     sweep = parser.add_argument_group("quality against speed")
     sweep.add_argument("--sweep", action="store_true", dest="is_sweep", help="many settings")
+    sweep.add_argument(
+        "--store-presets",
+        action="store_true",
+        dest="stores_presets",
+        help="write low, medium and high of what was measured beside the model",
+    )
     sweep.add_argument("--grid", metavar="FILE", help="JSON: the settings; see docs/evaluation.md")
     add_generation_flags(parser)
     return parser
@@ -98,3 +104,5 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("source", shown, "needed one source of pictures")
     if options.grid and not options.is_sweep:
         raise InvalidParams("grid", options.grid, "it is for --sweep")
+    if options.stores_presets and not options.is_sweep:
+        raise InvalidParams("store_presets", True, "it is for --sweep")

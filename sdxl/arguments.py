@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from sdxl.params import PARAMETERS, Parameter
+from sdxl.presets import QUALITIES
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 
 T = TypeVar("T")
@@ -19,6 +20,7 @@ VAE = "a .safetensors file whose VAE takes the place of the model's"
 """what flags that name a model say of it"""
 UNCHECKED = "take engines that were never held against the model, too"
 """what `--unchecked` says"""
+QUALITY = f"steps and cache interval by the model's own presets: {', '.join(QUALITIES)}"
 VAE_MARK = ",vae="
 """between a model's name and that of the VAE it gets"""
 POSITIONAL = ("prompt",)
@@ -63,6 +65,11 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
                 help=each.help if each.default is None else f"{each.help} (default {each.default})",
                 default=argparse.SUPPRESS,
             )
+
+
+def add_quality_flag(parser: argparse.ArgumentParser) -> None:
+    """Not one of a picture's parameters: it stands for two of them."""
+    parser.add_argument("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
 
 
 def add_provenance_flags(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.hub_files import TOP, needed_files
 from sdxl.params import Sizes
+from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.schedulers import SchedulerConfig
 from sdxl.single_file.recognition import PICKLES, SAFETENSORS
@@ -88,6 +89,13 @@ class Checkpoint:
     def scheduler(self) -> SchedulerConfig:
         path = self.folder / "scheduler" / "scheduler_config.json"
         return SchedulerConfig.from_dict(_read_json(path))
+
+    @cached_property
+    def presets(self) -> Presets:
+        try:
+            return load_presets(self.folder)
+        except BrokenPresets as error:
+            raise CheckpointError(str(error)) from error
 
     @cached_property
     def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:

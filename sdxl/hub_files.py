@@ -11,7 +11,7 @@ VARIANTS = ("", ".fp16")
 """of weights, the first that is there: float32, else halves"""
 TEXTS = (".json", ".txt")
 CONFIG_FOLDERS = ("scheduler", "tokenizer", "tokenizer_2")
-TOP = ("model_index.json", "preview.json")
+TOP = ("model_index.json", "preview.json", "presets.json")
 INDEX = ".safetensors.index"
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from sdxl.params import GenerationParams, Sizes
 from sdxl.policy import Priority
+from sdxl.presets import UNMEASURED, Presets
 from sdxl.source import SourceImage
 
 
@@ -91,6 +92,8 @@ class ModelCard:
     """make a picture from another one"""
     at_once: int = 0
     """images that are best under way at once; 0: not known"""
+    presets: Presets = field(default_factory=lambda: UNMEASURED)
+    """what the names of `quality` stand for"""
 
 
 class ImageBackend(Protocol):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from eval.measuring.timing import cpu_s, wall_s
+from eval.quality.chosen_presets import choose_presets
 from eval.quality.evaluation import Evaluation
 from eval.quality.inputs import read_task
 from eval.quality.pareto import QualitySetting, Tried, table
@@ -27,6 +28,7 @@ from eval.quality.plot import plot_pareto
 from eval.quality.report import watched
 from eval.quality.sources import Folder, Painted
 from eval.quality.task import QualityTask
+from sdxl import presets
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import prepare_folder, write_atomic
@@ -38,7 +40,7 @@ Grid = Mapping[str, Sequence[Any]]
 EXACT = QualitySetting()
 STEM = "quality"
 USUAL: tuple[Grid, ...] = (
-    {"steps": [10, 20, 30], "cache_interval": [1, 2, 3]},
+    {"steps": [10, 20, 30, 50], "cache_interval": [1, 2, 3]},
     {"scheduler": ["dpmpp_2m"], "steps": [10, 20], "cache_interval": [1, 2]},
     {"precision": ["fp16", "int8", "fp8"], "cache_interval": [1, 2]},
     {"cut": ["fresh_skips"], "cache_interval": [2, 3]},
@@ -61,6 +63,7 @@ def run_sweep(options: argparse.Namespace) -> int:
         # Every time: a sweep that is cut short shows what it has.
         keep(tried, task, root)
     print(table(tried))
+    keep_presets(tried, task, root, checkpoint.folder if options.stores_presets else None)
     return 0
 
 
@@ -151,6 +154,15 @@ def keep(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     write_atomic(root / f"{STEM}.json", (json.dumps(report, indent=1) + "\n").encode())
     write_atomic(root / f"{STEM}.md", page(tried, task).encode())
     plot_pareto(tried, root / STEM)
+
+
+def keep_presets(tried: Sequence[Tried], task: QualityTask, root: Path, model: Path | None) -> None:
+    """Among the findings, and where asked beside the model, which has them from there on."""
+    chosen = choose_presets(tried)
+    measured = {"task": task.name, "pictures": len(task.captions)}
+    for folder in (root, *([model] if model else [])):
+        write_atomic(folder / presets.FILE, presets.as_file(chosen, measured))
+        print(f"{folder / presets.FILE}: {', '.join(presets.told(chosen))}")
 
 
 def page(tried: Sequence[Tried], task: QualityTask) -> str:

@@ -37,7 +37,7 @@ FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model
 SHARD = "1GB"
 """of weights in memory at a time"""
 INDEX, SCHEDULER = "model_index.json", "scheduler/scheduler_config.json"
-MINI_FILES = (INDEX, "preview.json", SCHEDULER)
+MINI_FILES = (INDEX, "preview.json", "presets.json", SCHEDULER)
 TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
 """and what pads"""
 

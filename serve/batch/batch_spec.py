@@ -21,6 +21,8 @@ class BatchSpec:
     inputs: tuple[str, ...]
     out: str
     parameters: dict[str, Any]
+    quality: str | None
+    """a preset's name, which fills steps and cache interval where no flag does"""
     n: int
     format: str
     is_tarred: bool

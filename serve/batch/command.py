@@ -20,6 +20,7 @@ from sdxl.arguments import (
     Parser,
     add_generation_flags,
     add_provenance_flags,
+    add_quality_flag,
     given_params,
     given_provenance,
     model_with,
@@ -106,6 +107,7 @@ def build_parser() -> Parser:
     add("--metrics-port", type=whole, metavar="PORT", help="for Prometheus, on loopback")
     add("--status", metavar="DIR", help="how far a job is, and no more")
     add("--verify", metavar="DIR", help="audit a job's output, and no more")
+    add_quality_flag(parser)
     add_generation_flags(parser)
     return parser
 
@@ -135,6 +137,7 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         inputs=tuple(options.inputs),
         out=options.out,
         parameters=parameters,
+        quality=options.quality,
         n=options.n,
         format=options.format,
         is_tarred=options.tar,

@@ -11,12 +11,13 @@ import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
+from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
@@ -49,6 +50,8 @@ class Intake:
     model: str
     sizes: Sizes | None
     format: str
+    presets: Presets = field(default_factory=lambda: UNMEASURED)
+    """what `quality` means in a line of OpenAI's Batch API"""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         """Numbered; of two rows that give one id, the second is an error."""
@@ -137,7 +140,7 @@ class Intake:
             raise InvalidParams("output_format", request.format, f"the job makes {self.format}")
         # Where the service alone knows its sizes, it is the one to refuse.
         sizes = self.sizes or Sizes(1024, 64, 4096)
-        card = ModelCard(self.model, sizes)
+        card = ModelCard(self.model, sizes, presets=self.presets)
         check_limits(request, card, ANY_STEPS)
         params = params_of(request, card, ANY_STEPS).as_dict()
         if self.sizes is None and request.size in (None, "auto"):

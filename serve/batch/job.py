@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
 from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.presets import EXACT, QUALITIES, Preset
 from sdxl.provenance import OFF, PROVENANCES
 from serve.batch.batch_spec import RANGES
 from serve.batch.intake import Intake
@@ -22,9 +23,16 @@ from serve.batch.rows import ShardPiece
 from serve.batch.store import Store
 
 FILE = "job.json"
-NOT_IDENTITY = ("inputs", "rows", "threads", "origin")
+NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets")
 """Where the input lies may change, and what a revision is called; the others follow from what may
-not."""
+not, and a job keeps the presets that it began with."""
+FORMERLY = {
+    "low": Preset(10, 1),
+    "medium": Preset(20, 2),
+    "high": Preset(30, 2),
+    **EXACT,
+}
+"""Of a job that began when every model had the same."""
 
 
 class NoJob(RuntimeError):
@@ -58,10 +66,12 @@ class BatchJob:
     """what its pictures say of their origin; a service says what it is set to"""
     origin: str = ""
     """of a model of the hub: `org/name@commit`"""
+    presets: dict[str, Preset] = field(default_factory=lambda: dict(FORMERLY))
+    """what `quality` means in its input"""
 
     def intake(self) -> Intake:
         sizes = Sizes(**self.sizes) if self.sizes else None
-        return Intake(self.parameters, self.n, self.model, sizes, self.format)
+        return Intake(self.parameters, self.n, self.model, sizes, self.format, self.presets)
 
     def shards(self) -> Iterator[ShardPiece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
@@ -77,6 +87,8 @@ class BatchJob:
             raise InvalidParams("provenance", self.provenance, needed)
         if self.sizes:
             Sizes(**self.sizes)
+        if set(self.presets) != set(QUALITIES):
+            raise InvalidParams("presets", [*self.presets], f"needed {', '.join(QUALITIES)}")
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise InvalidParams(name, getattr(self, name), f"needed {low} to {high}")

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
+from sdxl.presets import UNMEASURED, Presets, presets_of
 from sdxl.provenance import OFF, Provenance
 from serve.errors import Problem
 from serve.orders import Done, ImageOrder, ModelCard, Update
@@ -144,8 +145,9 @@ class HttpRenderer:
         self._asked = 0
 
     async def card(self) -> ModelCard:
-        self._model = await asyncio.to_thread(service_model, self.url, self._key)
-        return ModelCard(self._model, Sizes(0, 0, 0), engines={"service": self._model})
+        model, presets = await asyncio.to_thread(service_model, self.url, self._key)
+        self._model = model
+        return ModelCard(model, Sizes(0, 0, 0), engines={"service": model}, presets=presets)
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         import httpx
@@ -190,8 +192,8 @@ def headers_of(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def service_model(url: str, key: str | None) -> str:
-    """The id of its image model."""
+def service_model(url: str, key: str | None) -> tuple[str, Presets]:
+    """The id of its image model, and what `quality` means there."""
     import httpx
 
     try:
@@ -200,7 +202,13 @@ def service_model(url: str, key: str | None) -> str:
         raise InvalidParams("through", url, f"needed a service that runs ({error})") from error
     if answer.status_code != 200:
         raise InvalidParams("through", url, problem_of(answer).message)
-    return str(answer.json()["data"][0]["id"])
+    model = answer.json()["data"][0]
+    try:
+        presets: Presets = presets_of(model["images"]["presets"])
+    except (KeyError, TypeError, ValueError):
+        # Of an older version, or of another make.
+        presets = UNMEASURED
+    return str(model["id"]), presets
 
 
 def body_of(order: ImageOrder, model: str | None) -> dict[str, Any]:

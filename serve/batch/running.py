@@ -21,6 +21,7 @@ from typing import IO, Any
 from sdxl.files import OutputError
 from sdxl.handover import apart
 from sdxl.params import InvalidParams
+from sdxl.presets import Presets, preset_named
 from serve.batch import displays, reading, results, tars
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec
 from serve.batch.driver import BatchFailed, Driver
@@ -54,7 +55,7 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
         job, stored = describe(order), load_job(store)
         if stored is not None:
             job.check_same(stored)
-            job = replace(job, threads=stored.threads, engine=stored.engine)
+            job = replace(job, threads=stored.threads, engine=stored.engine, presets=stored.presets)
         store.prepare("images", "ledger", *([tars.LOOSE] if order.is_tarred else []))
         task = BatchTask(
             store, run_id, order.format, order.is_tarred, order.retries_dead, order.reads_back
@@ -81,13 +82,14 @@ def describe(order: BatchSpec) -> BatchJob:
     """Everything about the job that can be known without a worker."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
-        model = service_model(order.through, order.key)
+        model, presets = service_model(order.through, order.key)
         facts: dict[str, Any] = {"model": model, "model_sha256": "", "sizes": None}
     else:
         from engines.folders.digests import model_digest
         from sdxl.checkpoint import find
 
         checkpoint = find(order.model)
+        presets = checkpoint.presets
         facts = {
             "model": checkpoint.name,
             "origin": checkpoint.origin,
@@ -98,7 +100,8 @@ def describe(order: BatchSpec) -> BatchJob:
         inputs=tuple(str(path.absolute()) for path in paths),
         input_sha256=reading.input_digest(paths),
         rows=reading.count(paths) * order.n,
-        parameters=order.parameters,
+        parameters=with_quality(order, presets),
+        presets=dict(presets),
         n=order.n,
         format=order.format,
         is_tarred=order.is_tarred,
@@ -109,6 +112,12 @@ def describe(order: BatchSpec) -> BatchJob:
         threads=threads_for(max(order.workers, 1)),
         **facts,
     )
+
+
+def with_quality(order: BatchSpec, presets: Presets) -> dict[str, Any]:
+    """Flags of their own go before what the quality stands for."""
+    named = preset_named(presets, order.quality) if order.quality else {}
+    return {**named, **order.parameters}
 
 
 @contextmanager

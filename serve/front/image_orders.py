@@ -13,15 +13,6 @@ from serve.front.openai_images import ImageRequest, longest_side
 from serve.orders import ImageOrder, ModelCard
 from serve.settings import ServeSettings
 
-QUALITIES: dict[str, tuple[int, int]] = {
-    "low": (10, 1),
-    "medium": (20, 2),
-    "high": (30, 2),
-    "xhigh": (30, 1),
-    "max": (50, 1),
-}
-"""Steps and cache interval: three within MLPerf's gates by docs/quality.md, then the exact model.
-An explicit field of the request wins."""
 OF_OTHER_MEDIA = {"frame_count": "gif", "frame_duration_ms": "gif", "svg": "svg"}
 
 
@@ -99,14 +90,15 @@ def check_other_media(request: ImageRequest) -> None:
 
 def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> GenerationParams:
     width, height = size_of(request.size, card, settings)
-    steps, interval = QUALITIES[request.effective_quality]
+    # An explicit field of the request wins.
+    preset = card.presets[request.effective_quality]
     asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
     return GenerationParams.from_dict(
         {
             "width": width,
             "height": height,
-            "steps": min(steps, settings.max_steps),
-            "cache_interval": interval,
+            "steps": min(preset.steps, settings.max_steps),
+            "cache_interval": preset.cache_interval,
             **{name: value for name, value in asked.items() if value is not None},
         }
     )

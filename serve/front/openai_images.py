@@ -6,7 +6,8 @@ Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -238,8 +239,10 @@ class ImageLimits(Reply):
     max_prompt_chars: int
     at_once: int
     """pictures that are best under way at once, over all replicas; 0: not known"""
+    presets: dict[str, dict[str, int]]
+    """the steps and the cache interval that each `quality` stands for; auto is medium"""
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
-    parameters: tuple[Control, ...] = tuple(map(Control.of, PARAMETERS.values()))
+    parameters: tuple[Control, ...]
 
     @classmethod
     def of(cls, card: ModelCard, settings: ServeSettings) -> ImageLimits:
@@ -252,7 +255,17 @@ class ImageLimits(Reply):
             max_steps=settings.max_steps,
             max_prompt_chars=settings.max_prompt_chars,
             at_once=card.at_once,
+            presets={name: asdict(preset) for name, preset in card.presets.items()},
+            parameters=tuple(controls_of(card)),
         )
+
+
+def controls_of(card: ModelCard) -> Iterator[Control]:
+    """With the defaults of a request that names neither steps nor quality."""
+    usual: dict[str, Any] = asdict(card.presets[SAME_QUALITY["auto"]])
+    for name, each in PARAMETERS.items():
+        control = Control.of(each)
+        yield control.model_copy(update={"default": usual.get(name, control.default)})
 
 
 class Model(Reply):

@@ -21,6 +21,7 @@ from sdxl.arguments import (
     Parser,
     add_generation_flags,
     add_provenance_flags,
+    add_quality_flag,
     given_params,
     given_provenance,
     model_with,
@@ -28,6 +29,7 @@ from sdxl.arguments import (
 )
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
+from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
 from sdxl.source import DIGESTS
 from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
@@ -119,6 +121,7 @@ def build_parser() -> Parser:
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
     add_provenance_flags(parser)
+    add_quality_flag(parser)
     add_generation_flags(parser)
     return parser
 
@@ -141,17 +144,14 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     if not 1 <= options.n <= MAX_IMAGES // len(prompts):
         most = f"needed 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
-    values = {**stored, **given_params(options)}
+    values = {**stored, **preset_values(options, stored_model), **given_params(options)}
     requests = [
         each
         for prompt in prompts
         for each in numbered(params_for({**values, "prompt": prompt}, image), options.n)
     ]
     return RenderSpec(
-        model=model_with(
-            options.model or model_of_picture(stored_model, options.source) or DEFAULT_MODEL,
-            options.vae,
-        ),
+        model=named_model(options, stored_model),
         backend=options.backend,
         engines=options.engines,
         takes_unchecked=options.unchecked,
@@ -162,6 +162,20 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         is_json=options.is_json,
         image=image,
     )
+
+
+def preset_values(options: argparse.Namespace, stored_model: str) -> dict[str, Any]:
+    if not options.quality:
+        return {}
+    # Here and not above: it reads the model's folder, which a plain picture need not yet.
+    from sdxl.checkpoint import find
+
+    return dict(preset_named(find(named_model(options, stored_model)).presets, options.quality))
+
+
+def named_model(options: argparse.Namespace, stored_model: str) -> str:
+    stored = model_of_picture(stored_model, options.source)
+    return model_with(options.model or stored or DEFAULT_MODEL, options.vae)
 
 
 def check_image(source: str | None, digests: Sequence[object], image: ImageToEdit | None) -> None:

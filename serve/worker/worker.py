@@ -135,6 +135,7 @@ class Worker:
             can_edit=pipeline.can_edit,
             # Twice what one call takes: while those are denoised, others are encoded and decoded.
             at_once=pipeline.engines.buckets[-1],
+            presets=pipeline.checkpoint.presets,
         )
 
     async def ready(self) -> ModelCard:

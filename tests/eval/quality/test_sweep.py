@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from eval.measuring.bootstrap import Interval
 from eval.measuring.timing import Spread
+from eval.quality.chosen_presets import choose_presets
 from eval.quality.evaluation import Figure
 from eval.quality.pareto import QualitySetting, Tried, change, front, table
 from eval.quality.plot import plot_pareto
 from eval.quality.sweep import EXACT, settings_of
+from sdxl.checkpoint import find
 from sdxl.params import InvalidParams
+from sdxl.presets import Preset
 
 
 def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tried:
@@ -74,3 +78,49 @@ def test_the_table_and_the_plot_are_made(tmp_path: Path) -> None:
     first = (tmp_path / "pareto.svg").read_bytes()
     plot_pareto(EXAMPLES, tmp_path / "pareto")
     assert (tmp_path / "pareto.svg").read_bytes() == first, "the same figures, the same bytes"
+
+
+# -- presets --------------------------------------------------------------------------------
+
+ROW = re.compile(
+    r"fp32, interval (?P<interval>\d), euler (?P<steps>\d+) \| (?P<speed>[\d.]+) .*?\| "
+    r"(?P<fid>[\d.]+) \|.*?\| (?P<clip>[\d.]+) \|"
+)
+
+
+def plain(steps: int, interval: int, speed: float, fid: float, clip: float = 30.0) -> Tried:
+    return tried(QualitySetting(steps=steps, cache_interval=interval), speed, fid, clip)
+
+
+def published() -> list[Tried]:
+    """The plain settings of docs/quality.md, the exact model first."""
+    page = Path(__file__).parents[3] / "docs" / "quality.md"
+    return [
+        plain(
+            int(row["steps"]), int(row["interval"]), *map(float, row.group("speed", "fid", "clip"))
+        )
+        for row in ROW.finditer(page.read_text())
+    ]
+
+
+def test_the_embedded_models_presets_are_what_its_published_sweep_chooses() -> None:
+    sweep = published()
+    assert sweep[0].setting == EXACT and len(sweep) == 9
+    assert choose_presets(sweep) == find("mini").presets
+
+
+def chosen(*sweep: Tried) -> list[Preset]:
+    found = choose_presets([EXAMPLES[0], *sweep])
+    return [found[name] for name in ("low", "medium", "high")]
+
+
+def test_steps_at_which_nothing_is_within_the_gates_are_no_preset() -> None:
+    found = chosen(plain(10, 1, 9, 12), plain(30, 2, 2, 10), plain(50, 1, 0.5, 10))
+    assert found == [Preset(20, 1), Preset(30, 2), Preset(50, 1)]
+    assert chosen() == [Preset(20, 1)] * 3, "the last there is stands for all"
+
+
+def test_a_better_name_never_loses_more() -> None:
+    twenty = plain(20, 3, 8, 10.15), plain(20, 2, 7, 10.05)
+    found = chosen(plain(10, 1, 9, 10.1), *twenty, plain(30, 3, 6, 10.02))
+    assert found == [Preset(10, 1), Preset(20, 2), Preset(30, 3)]

@@ -151,3 +151,19 @@ def test_another_precision_is_refused_among_several_kinds_too(tmp_path: Path) ->
     assert make(source, out, load=kinds(H100)) == 0
     with pytest.raises(BatchFailed, match="needed the same precision"):
         make(source, out, "--mixed-gpus", load=kinds({**L40S, "precision": "fp16"}))
+
+
+# -- presets --------------------------------------------------------------------------------
+
+
+def test_a_jobs_quality_is_its_models_and_stays_what_it_began_with(tmp_path: Path) -> None:
+    source, out = prompts(tmp_path, 2), tmp_path / "out"
+    assert make(source, out, "--quality", "low") == 0
+    stored = json.loads((out / "job.json").read_text())
+    assert stored["parameters"] == {"steps": 10, "cache_interval": 1}
+    del stored["presets"]
+    (out / "job.json").write_text(json.dumps(stored))
+    assert make(source, out, "--quality", "low") == 0, "a job from before there were any goes on"
+    assert make(source, tmp_path / "other", "--quality", "low", "--steps", "7") == 0
+    other = json.loads((tmp_path / "other/job.json").read_text())
+    assert other["parameters"] == {"steps": 7, "cache_interval": 1}
