@@ -12,6 +12,8 @@ PACKAGE := -e '.[dev]'
 LOCKED :=
 LOCKS := $(patsubst %,-r locks/%.txt,$(shell echo '$(LOCKED)' | tr ',' ' '))
 BACKENDS := tensorrt tensorrt-rtx
+# What the image can besides: the extras that its locks have.
+IMAGE_EXTRAS := serve export eval c2pa s3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx lock full-size full-size-drill clean
@@ -66,13 +68,18 @@ mini-onnx: $(INSTALLED) ## export the embedded model's graphs again, after its w
 # is not written into the locks.
 lock: ## hashes of all that the image installs, into locks/; needs uv
 	index=$$(python3 -m pip config get global.index-url 2> /dev/null); \
-	for backend in $(BACKENDS); do \
-	  uv pip compile pyproject.toml --extra serve --extra export --extra $$backend \
+	lock() { \
+	  name=$$1; shift; \
+	  uv pip compile "$$@" \
 	    -c constraints.txt --generate-hashes --no-emit-index-url --no-annotate \
 	    --python-version 3.12 --python-platform x86_64-manylinux_2_39 --no-python-downloads \
 	    --custom-compile-command "make lock" $${index:+--default-index "$$index"} \
-	    --quiet --upgrade --output-file locks/$$backend.txt || exit 1; \
-	done
+	    --quiet --upgrade --output-file locks/$$name.txt; \
+	}; \
+	for backend in $(BACKENDS); do \
+	  lock $$backend pyproject.toml $(IMAGE_EXTRAS:%=--extra %) --extra $$backend || exit 1; \
+	done; \
+	echo 'ray[serve]' | lock llm -
 
 full-size-drill: $(INSTALLED) ## random-weight SDXL 1.0 through render, serve, batch, export; hours, 24 GiB
 	$(PYTHON_OF_VENV) -m eval.robustness.drill

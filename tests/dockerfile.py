@@ -31,7 +31,8 @@ def stage(name: str) -> list[tuple[str, str]]:
 
 
 def environment() -> dict[str, str]:
-    (text,) = arguments("ENV")
+    """Of the last stage, which is the image."""
+    (text,) = (rest for name, rest in stage("service") if name == "ENV")
     return dict(pair.split("=", 1) for pair in text.split())
 
 
@@ -41,7 +42,8 @@ def health_check() -> list[str]:
     return command
 
 
-def default_flags() -> list[str]:
-    (text,) = arguments("CMD")
-    flags: list[str] = json.loads(text)
-    return flags
+def default_command() -> list[str]:
+    """With the program itself."""
+    (program,), (rest,) = arguments("ENTRYPOINT"), arguments("CMD")
+    command: list[str] = [*json.loads(program), *json.loads(rest)]
+    return command

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
+from sdxl.cli import COMMANDS
 from serve.cli import read_settings
 from tests import dockerfile
 from tests.dockerfile import ROOT, arguments
@@ -41,9 +44,9 @@ def test_it_installs_as_ci_does_with_extras_that_exist() -> None:
     ).stdout
     locked, own = (line for line in said.splitlines() if "pip install" in line)
     assert "--require-hashes -r locks/tensorrt.txt" in locked, locked
-    assert "--no-deps --no-build-isolation '.[serve,export,tensorrt]'" in own, own
+    assert "--no-deps --no-build-isolation '.[serve,export,eval,c2pa,s3,tensorrt]'" in own, own
     known = PROJECT["optional-dependencies"]
-    assert {"serve", "export", "tensorrt", "tensorrt-rtx"} <= set(known)
+    assert {"serve", "export", "eval", "c2pa", "s3", "tensorrt", "tensorrt-rtx"} <= set(known)
 
 
 def test_several_backends_are_installed_from_their_locks() -> None:
@@ -73,18 +76,72 @@ def test_its_python_is_one_that_the_project_takes() -> None:
 
 
 def test_nobody_is_root_and_what_is_written_is_a_volume() -> None:
-    for stage in ("service", "llm"):
-        steps = dockerfile.stage(stage)
-        last = max(place for place, (name, _) in enumerate(steps) if name == "USER")
-        assert int(steps[last][1]) > 0, f"{stage} ends as {steps[last][1]}"
-        assert all(name != "RUN" for name, _ in steps[last:]), f"{stage} installs as a user"
+    steps = dockerfile.stage("service")
+    last = max(place for place, (name, _) in enumerate(steps) if name == "USER")
+    assert int(steps[last][1]) > 0, f"it ends as {steps[last][1]}"
+    assert all(name not in ("RUN", "FROM") for name, _ in steps[last:]), "installs as a user"
     home = dockerfile.environment()["SDXL_HOME"]
     (volumes,) = arguments("VOLUME")
-    assert home in volumes and dockerfile.environment()["HF_HOME"].startswith(home)
+    environment = dockerfile.environment()
+    written = ("HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    assert home in volumes and all(environment[name].startswith(home) for name in written)
 
 
-def test_its_default_flags_are_settings() -> None:
-    assert read_settings(dockerfile.default_flags()).keys == "/run/secrets/sdxl_keys"
+def test_it_serves_unless_another_command_is_given() -> None:
+    program, command, *flags = dockerfile.default_command()
+    assert (program, command) == ("sdxl", "serve")
+    assert read_settings(flags).keys == "/run/secrets/sdxl_keys"
+    compose = yaml.safe_load((ROOT / "serve/deploy/compose.yaml").read_text())
+    command, *flags = compose["services"]["sdxl"]["command"]
+    assert command == "serve" and read_settings(flags).keys == "/run/secrets/sdxl_keys"
+
+
+def test_what_the_texts_run_in_it_are_commands_of_the_program() -> None:
+    """After the image's name comes one of `sdxl --help`."""
+    texts = [ROOT / "Dockerfile", ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    found = {
+        command
+        for path in texts
+        for command in re.findall(r"docker run .*? sdxl(?:-llm)? (\S+)", path.read_text())
+    }
+    assert {"serve", "export"} <= found and found <= set(COMMANDS), found
+
+
+def test_without_engines_triton_can_compile() -> None:
+    """A C compiler and Python's headers: for each kernel it compiles what launches it."""
+    (text,) = (rest for name, rest in dockerfile.stage("python") if name == "RUN")
+    assert {"gcc", "libc6-dev", "python3.12-dev"} <= set(text.split())
+
+
+def test_the_language_model_comes_from_nvidias_image() -> None:
+    bases = {rest for name, rest in dockerfile.instructions() if name == "ARG"}
+    assert any(base.startswith("LLM_BASE=nvcr.io/nvidia/tensorrt-llm/release:") for base in bases)
+    assert ("FROM", "${LLM_BASE} AS llm") in dockerfile.instructions()
+    assert ("FROM", "${KIND} AS python") in dockerfile.instructions()
+
+
+def test_the_language_models_interpreter_alone_finds_its_images_libraries(tmp_path: Path) -> None:
+    """The stage's own commands, but for pip's and apt's."""
+    (text,) = (rest for _, rest in dockerfile.stage("llm") if "/opt/trtllm/own" in rest)
+    steps = [step for step in text.split(" && ") if "pip" not in step]
+    own = tmp_path / "own/bin/python"
+    own.parent.mkdir(parents=True)
+    own.write_text('#!/bin/sh\necho "$LD_LIBRARY_PATH" "$@"\n')
+    own.chmod(0o755)
+    script = " && ".join(steps[1:]).replace("/opt/trtllm", str(tmp_path))
+    environment = {**os.environ, "LD_LIBRARY_PATH": "/of/nvidia"}
+    subprocess.run(["sh", "-euc", script], check=True, env=environment)
+    said = subprocess.run(
+        [tmp_path / "bin/python", "-m", "a", "b c"],
+        env={**os.environ, "LD_LIBRARY_PATH": "/of/service"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert said == "/of/nvidia -m a b c\n"
+    assert ("ENV", "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64") in (
+        dockerfile.stage("llm")
+    )
 
 
 def test_its_health_check_knows_a_service_that_is_ready() -> None:

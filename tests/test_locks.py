@@ -14,9 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.dockerfile import ROOT
+from tests.dockerfile import ROOT, arguments
 
 BACKENDS = ("tensorrt", "tensorrt-rtx")
+LOCKS = (*BACKENDS, "llm")
 # What the image's Python and system make of the markers.
 IMAGE = {
     "python_version": "3.12",
@@ -51,7 +52,7 @@ def test_a_lock_holds_all_that_the_image_asks_for(backend: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     facts, versions = project["project"], locked(backend)
     asked = [*facts["dependencies"], *project["build-system"]["requires"]]
-    for extra in ("serve", "export", backend):
+    for extra in (*image_extras(), backend):
         asked += facts["optional-dependencies"][extra]
     for text in asked:
         wanted = Requirement(text)
@@ -61,7 +62,23 @@ def test_a_lock_holds_all_that_the_image_asks_for(backend: str) -> None:
             assert wanted.specifier.contains(found, prereleases=True), f"{wanted} against {found}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def image_extras() -> list[str]:
+    """Those that the image's own package is installed with, but for its backends."""
+    (text,) = (rest for rest in arguments("RUN") if rest.startswith("make setup"))
+    (extras,) = re.findall(r"\.\[(.*?)\]", text)
+    return [name for name in extras.split(",") if name != "${BACKENDS}"]
+
+
+def test_make_lock_and_the_image_name_the_same_extras() -> None:
+    (line,) = re.findall(r"^IMAGE_EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert line.split() == image_extras()
+
+
+def test_the_language_models_interpreter_has_the_clusters_ray() -> None:
+    assert len({locked(name)["ray"] for name in LOCKS}) == 1
+
+
+@pytest.mark.parametrize("backend", LOCKS)
 def test_a_lock_agrees_with_what_is_tested(backend: str) -> None:
     tested = constrained()
     other = {
@@ -72,7 +89,7 @@ def test_a_lock_agrees_with_what_is_tested(backend: str) -> None:
     assert not other, f"{other} (locked, constraints.txt); needed: make lock"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LOCKS)
 def test_a_lock_names_no_place_to_fetch_from(backend: str) -> None:
     text = (ROOT / "locks" / f"{backend}.txt").read_text()
     assert not re.search(r"://|--(extra-)?index-url|--find-links|@ ", text)
