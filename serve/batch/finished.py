@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from serve.batch.ledger import Entry
 from serve.batch.store import Store
@@ -28,11 +29,15 @@ class FinishedPictures:
         self._has_read = False
 
     def there(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those whose file is there, and as long as it was written; a listing tells."""
+        """Those whose file is there, and as long as it was written; a listing tells. A tar is at
+        least as long as what lies in it."""
         sizes: dict[str, int] = {}
         for place in {place_of(entry) for entry in entries}:
             sizes |= self._store.sizes(place)
-        return [entry for entry in entries if is_in(entry, sizes)]
+        least = Counter[str]()
+        for entry in entries:
+            least[file_of(entry)] += entry.size
+        return [entry for entry in entries if is_whole(entry, sizes, least)]
 
     def sample(self, entries: Iterable[Entry]) -> list[Entry]:
         """Those to read: of a tar all, as it is read whole, or none."""
@@ -62,7 +67,8 @@ def place_of(entry: Entry) -> str:
     return file if file != entry.file else file.rpartition("/")[0]
 
 
-def is_in(entry: Entry, sizes: dict[str, int]) -> bool:
+def is_whole(entry: Entry, sizes: Mapping[str, int], least: Mapping[str, int]) -> bool:
     file = file_of(entry)
-    # How long a tar should be is not in the ledger.
-    return file in sizes and (file != entry.file or sizes[file] == entry.size)
+    if file not in sizes:
+        return False
+    return sizes[file] == entry.size if file == entry.file else sizes[file] >= least[file]

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from sdxl.params import PARAMETERS
-from sdxl.picture_files import opened
+from sdxl.picture_files import BrokenPicture, opened
 from serve.batch import ledger
 from serve.batch.ledger import Entry, as_json
 from serve.batch.progress import BatchProgress
@@ -44,9 +44,11 @@ def all_entries(store: Store) -> Iterator[Entry]:
 
 def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
     counted, engines = write_lists(store)
+    unreadable = write_sheet(store, counted["images"])
+    if unreadable:
+        progress.trouble = f"{unreadable[0]} cannot be read; --read-back makes such pictures again"
     summary = {**facts, **counted, "images_by_engine": engines, "run": progress.as_dict()}
     store.put(SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
-    write_sheet(store, counted["images"])
     return counted
 
 
@@ -118,16 +120,23 @@ class ManifestWriter:
         return {name: found.get(name) for name in self._schema.names}
 
 
-def write_sheet(store: Store, images: int) -> None:
-    """Evenly from the whole job."""
+def write_sheet(store: Store, images: int) -> list[str]:
+    """Evenly from the whole job. Returns the files that cannot be read any more: going on does not
+    read all of them."""
+    unreadable: list[str] = []
     if not images:
-        return
+        return unreadable
     read, wanted = reader(store), max(images // SHEET_PICTURES, 1)
     pictures: list[tuple[Pixels, str]] = []
     for number, entry in enumerate(e for e in all_entries(store) if e.error is None):
         if number % wanted == 0 and len(pictures) < SHEET_PICTURES:
-            with opened(read(entry.file)) as image:
-                pictures.append((np.asarray(image.convert("RGB")), entry.params["prompt"]))
-    file = io.BytesIO()
-    Image.fromarray(contact_sheet(pictures)).save(file, "PNG")
-    store.put(SHEET, file.getvalue())
+            try:
+                with opened(read(entry.file)) as image:
+                    pictures.append((np.asarray(image.convert("RGB")), entry.params["prompt"]))
+            except (BrokenPicture, OSError):
+                unreadable.append(entry.file)
+    if pictures:
+        file = io.BytesIO()
+        Image.fromarray(contact_sheet(pictures)).save(file, "PNG")
+        store.put(SHEET, file.getvalue())
+    return unreadable

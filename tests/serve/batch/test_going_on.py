@@ -34,7 +34,7 @@ def pictures_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(FolderStore, "get", noting)
     # The contact sheet reads 24 however many there are.
-    monkeypatch.setattr("serve.batch.results.write_sheet", lambda store, images: None)
+    monkeypatch.setattr("serve.batch.results.write_sheet", lambda store, images: [])
     return names
 
 
@@ -64,6 +64,23 @@ def test_a_sample_that_is_wrong_has_the_rest_read(
         path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
     assert make(source, out, *SMALL, load=partial(Drawer, str(log))) == 0
     assert len(noted(log)) == 9 and pictures(out) == before
+    assert command.main(["--verify", str(out)]) == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--tar",)])
+def test_a_picture_that_is_damaged_unseen_is_told_and_ends_no_job(
+    flags: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The contact sheet meets it, which is drawn of 24 pictures."""
+    monkeypatch.setattr("serve.batch.finished.SAMPLED", 0.0)
+    source, out = prompts(tmp_path, 16), tmp_path / "out"
+    assert make(source, out, *SMALL, *flags) == 0
+    last = sorted((out / "images").rglob("*.*"))[-1]
+    last.write_bytes(b"x" * last.stat().st_size)
+    assert make(source, out, *SMALL, *flags) == 0
+    told = json.loads((out / "summary.json").read_text())["run"]["trouble"]
+    assert "cannot be read; --read-back makes" in told
+    assert make(source, out, *SMALL, *flags, "--read-back") == 0
     assert command.main(["--verify", str(out)]) == 0
 
 
