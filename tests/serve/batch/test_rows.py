@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sdxl.checkpoint import find
 from sdxl.params import InvalidParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.reading import COLUMNS, Record, count, find_inputs, read
@@ -20,7 +21,7 @@ IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 
 
 def intake(n: int = 1, sizes: Sizes | None = SIZES, **defaults: Any) -> Intake:
-    return Intake(defaults, n, "sdxl-mini", sizes, "png")
+    return Intake(defaults, n, "sdxl-mini", sizes, "png", find("mini").presets)
 
 
 def rows_of(path: Path, **options: Any) -> list[BatchRow]:

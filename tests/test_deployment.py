@@ -1,0 +1,142 @@
+"""docs/deploy.md: every command is one that exists, and a plain machine's are run on a stand-in."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sdxl.cli import COMMANDS
+from tests.isolation import run_alone
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "deploy.md"
+ELSEWHERE = {"docker", "hf", "make", "sdxl", "serve"}
+"""Programs of `sh` blocks, which need a GPU, Docker or a network."""
+STAND_IN = "--width 128 --height 128 --steps 4 --count 8"
+"""What the evaluation needs besides, where the model is a small one."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.M | re.S)
+
+
+def commands() -> list[str]:
+    lines = (line for block in blocks("console") for line in block.splitlines())
+    return [line.removeprefix("$ ") for line in lines]
+
+
+def elsewhere() -> list[str]:
+    text = "".join(blocks("sh")).replace("\\\n", " ")
+    return text.splitlines()
+
+
+def calls_of_sdxl() -> Iterator[list[str]]:
+    """The arguments of each, in a container or not, up to whatever the shell makes of the rest."""
+    for line in [*commands(), *elsewhere()]:
+        found = re.search(r"(?:^|docker run .*? )sdxl (?P<rest>[^>&|]*)", line)
+        if found:
+            yield shlex.split(found["rest"])
+
+
+def test_every_command_is_bash_and_every_block_is_run_or_needs_more() -> None:
+    for line in [*commands(), *elsewhere()]:
+        done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    assert set(re.findall(r"^```(\w+)$", DOCUMENT.read_text(), re.M)) == {"console", "sh"}
+    assert {line.split()[0] for line in elsewhere()} == ELSEWHERE
+
+
+def test_every_flag_is_one_that_its_command_has() -> None:
+    calls = list(calls_of_sdxl())
+    seen = set()
+    for command, *flags in calls:
+        module, _, _ = COMMANDS[command][0].partition(":")
+        if flags[:1] == ["fetch"]:
+            module, flags = "eval.quality.fetch", flags[1:]
+        build_parser = getattr(importlib.import_module(module), "build_parser", None)
+        if build_parser is not None:
+            build_parser().parse_args(flags)
+            seen.add(command)
+    assert {"export", "build", "engines", "eval", "batch"} <= seen
+    assert {"serve", "key"} <= {command for command, *_ in calls}
+
+
+def test_the_settings_of_the_service_are_settings() -> None:
+    from serve.cli import read_settings
+
+    for command, *flags in calls_of_sdxl():
+        if command == "serve":
+            assert read_settings(flags).model == "models/sdxl"
+
+
+def test_files_and_headings_that_it_links_to_are_there() -> None:
+    text = DOCUMENT.read_text()
+    titles = re.findall(r"^#+ (.+)$", text, re.M)
+    headings = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        there = target[1:] in headings if target[0] == "#" else (DOCUMENT.parent / target).exists()
+        assert there, target
+
+
+# -- the stand-in ---------------------------------------------------------------------------
+
+
+def write_foreign_model(folder: Path) -> None:
+    """The embedded model by another name, with weights of its own and no presets."""
+    from safetensors.torch import load_file, save_file
+
+    from sdxl.checkpoint import MINI
+    from sdxl.presets import FILE
+
+    shutil.copytree(MINI, folder)
+    (folder / FILE).unlink()
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    changed = {name: tensor * 1.001 for name, tensor in load_file(weights).items()}
+    save_file(changed, weights)
+
+
+def write_benchmark_files(folder: Path) -> None:
+    """By the names that `sdxl eval fetch` gives them; what is in them is drawn at random."""
+    import numpy as np
+    import torch
+    from transformers import CLIPConfig, CLIPModel
+
+    from eval.quality.captions import scene_captions
+    from eval.quality.inception import Inception
+    from eval.quality.protocol import INCEPTION_WIDTH
+    from sdxl.checkpoint import MINI
+
+    folder.mkdir()
+    lines = ["caption", *scene_captions(8)]
+    (folder / "captions_source.tsv").write_text("\n".join(lines) + "\n")
+    mean, covariance = np.zeros(INCEPTION_WIDTH), np.eye(INCEPTION_WIDTH)
+    np.savez(folder / "val2014.npz", mu=mean, sigma=covariance)
+    torch.manual_seed(0)
+    torch.save(Inception().state_dict(), folder / "pt_inception-2015-12-05-6726825d.pth")
+    clip = folder / "clip-vit-base-patch32"
+    CLIPModel(CLIPConfig(projection_dim=512)).save_pretrained(clip)
+    shutil.copytree(MINI / "tokenizer", clip, dirs_exist_ok=True)
+
+
+def as_run(line: str) -> str:
+    return line.replace(" --out scores", f" {STAND_IN} --out scores")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_path: Path) -> None:
+    write_foreign_model(tmp_path / "models" / "sdxl")
+    write_benchmark_files(tmp_path / "mlperf")
+    (tmp_path / "prompts.txt").write_text("a red circle\na green star\na red circle\n")
+    own = f"export SDXL_HOME=/mnt/home SDXL_SHUTDOWN_S=200 PYTHONPATH={ROOT}"
+    done = run_alone("\n".join(["set -x", own, *map(as_run, commands())]), tmp_path, 7000)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    assert "3 rows: 3 pictures, 0 dead letters, no problems" in done.stdout
+    assert len(list((tmp_path / "through" / "images").rglob("*.png"))) == 3
