@@ -18,8 +18,8 @@ from sdxl.mini.scenes import Scene, caption
 from serve.llm.asks import Ask, Message, Sampling
 from serve.llm.decoding import Decoding, Generation
 from serve.llm.mini.grammar import parse
+from serve.llm.mini.short_prompts import WantedScene, change, full_scene, phrase, wanted_of
 from serve.llm.mini.train import TEMPERATURE
-from serve.llm.mini.wishes import WantedScene, change, full_scene, phrase, wish_for
 from serve.llm.names import MINI
 from serve.llm.prompts import Prompts
 
@@ -31,22 +31,22 @@ class Trial:
     """A prompt, and what its expansion must be like."""
 
     messages: tuple[Message, ...]
-    wish: WantedScene | None = None
+    wanted: WantedScene | None = None
     scene: Scene | None = None
 
     def fault(self, text: str) -> str | None:
         found = parse(text)
         if found is None:
             return f"no caption: {text!r}"
-        is_kept = self.wish.is_kept_by(found) if self.wish else found == self.scene
+        is_kept = self.wanted.is_kept_by(found) if self.wanted else found == self.scene
         return None if is_kept else f"not kept: {text!r}"
 
 
 def trials(count: int, seed: int = 21) -> Iterator[Trial]:
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        wish = wish_for(full_scene(rng, held_out=True), rng)
-        yield Trial((Message("user", phrase(wish, rng)),), wish=wish)
+        wanted = wanted_of(full_scene(rng, held_out=True), rng)
+        yield Trial((Message("user", phrase(wanted, rng)),), wanted=wanted)
 
 
 def changes(count: int, seed: int = 22) -> Iterator[Trial]:
@@ -56,7 +56,7 @@ def changes(count: int, seed: int = 22) -> Iterator[Trial]:
         scene = full_scene(rng, held_out=True)
         if changed := change(scene, rng):
             count -= 1
-            said = phrase(wish_for(scene, rng), rng)
+            said = phrase(wanted_of(scene, rng), rng)
             turns = (("user", said), ("assistant", caption(scene)), ("user", changed[0]))
             yield Trial(tuple(Message(*turn) for turn in turns), scene=changed[1])
 

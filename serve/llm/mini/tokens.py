@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from sdxl.mini.scenes import caption
-from serve.llm.mini.wishes import change, full_scene, phrase, wish_for
+from serve.llm.mini.short_prompts import change, full_scene, phrase, wanted_of
 
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
 VOCABULARY = 576
@@ -59,6 +59,6 @@ def _texts() -> Iterator[str]:
     for _ in range(PAIRS):
         scene = full_scene(rng)
         yield caption(scene)
-        yield phrase(wish_for(scene, rng), rng)
+        yield phrase(wanted_of(scene, rng), rng)
         if changed := change(scene, rng):
             yield changed[0]

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sdxl.mini.fitting import Schedule, fit
 from sdxl.mini.scenes import caption
+from serve.llm.mini.short_prompts import change, full_scene, phrase, wanted_of
 from serve.llm.mini.tokens import ASSISTANT, CONTEXT, END, USER, write_tokenizer
-from serve.llm.mini.wishes import change, full_scene, phrase, wish_for
 
 SCHEDULES = (
     Schedule(steps=1000, peak_rate=3e-3, seed=12, average=0.99),
@@ -114,7 +114,7 @@ def conversation(rng: np.random.Generator) -> list[str]:
     scene = full_scene(rng)
     if rng.random() < PLAIN:
         return [caption(scene) + END]
-    turns = [*_turn(phrase(wish_for(scene, rng), rng), caption(scene))]
+    turns = [*_turn(phrase(wanted_of(scene, rng), rng), caption(scene))]
     while rng.random() < CHANGED and (changed := change(scene, rng)):
         said, scene = changed
         turns += _turn(said, caption(scene))

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from sdxl.mini.scenes import Scene, Thing, caption, sample_scene
 from serve.llm.mini import check, tokens, train
 from serve.llm.mini.grammar import parse
-from serve.llm.mini.wishes import Stated, WantedScene, full_scene, phrase, wish_for
+from serve.llm.mini.short_prompts import Stated, WantedScene, full_scene, phrase, wanted_of
 from serve.llm.names import MINI
 from tests.serve.llm.texts import prompts
 
@@ -94,8 +94,8 @@ def test_a_wish_holds_in_its_scene_and_not_in_another() -> None:
     rng = np.random.default_rng(2)
     for _ in range(500):
         scene = full_scene(rng)
-        wish = wish_for(scene, rng)
-        assert wish.is_kept_by(scene) and isinstance(phrase(wish, rng), str)
+        wanted = wanted_of(scene, rng)
+        assert wanted.is_kept_by(scene) and isinstance(phrase(wanted, rng), str)
     red = WantedScene((Stated("circle", "red"),), (1,))
     assert not red.is_kept_by(Scene((Thing("circle", "blue"),), "white"))
     assert not red.is_kept_by(Scene((Thing("circle", "red"),), "white", count=2))

@@ -88,8 +88,8 @@ def full_scene(rng: np.random.Generator, held_out: bool = False) -> Scene:
             return scene
 
 
-def wish_for(scene: Scene, rng: np.random.Generator) -> WantedScene:
-    """Some of what holds in the scene; how much differs from wish to wish."""
+def wanted_of(scene: Scene, rng: np.random.Generator) -> WantedScene:
+    """Some of what holds in the scene; how much differs from prompt to prompt."""
     talk = rng.random()
 
     def keep(value: str | None, share: float = 1.0) -> str | None:
@@ -120,14 +120,14 @@ def pick(rng: np.random.Generator, options: tuple[str, ...] | list[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
 
-def _noun(said: Stated, wish: WantedScene, rng: np.random.Generator) -> str:
-    count = wish.counts[0]
+def _noun(said: Stated, wanted: WantedScene, rng: np.random.Generator) -> str:
+    count = wanted.counts[0]
     shape = said.shape or pick(rng, ("thing", "shape", "one"))
     if count > 1:
         shape += "es" if shape == "cross" else "s"
     size = pick(rng, SAID_SIZES[said.size]) if said.size else None
     words = " ".join(word for word in (size, said.colour, shape) if word)
-    if len(wish.counts) > 1:
+    if len(wanted.counts) > 1:
         return words
     if count > 1:
         return f"{pick(rng, SAID_COUNTS[count])} {words}"
@@ -150,12 +150,12 @@ def _background(colour: str, rng: np.random.Generator) -> str:
     return pick(rng, options)
 
 
-def _core(wish: WantedScene, rng: np.random.Generator) -> str:
-    nouns = [_noun(said, wish, rng) for said in wish.things]
+def _core(wanted: WantedScene, rng: np.random.Generator) -> str:
+    nouns = [_noun(said, wanted, rng) for said in wanted.things]
     if len(nouns) == 2:
-        link = pick(rng, SAID_RELATIONS[wish.relation]) if wish.relation else "and"
+        link = pick(rng, SAID_RELATIONS[wanted.relation]) if wanted.relation else "and"
         return f"{nouns[0]} {link} {nouns[1]}"
-    place = pick(rng, SAID_PLACES[wish.place]) if wish.place else None
+    place = pick(rng, SAID_PLACES[wanted.place]) if wanted.place else None
     return " ".join(filter(None, (*nouns, place)))
 
 
@@ -171,11 +171,11 @@ def _with_noise(text: str, rng: np.random.Generator) -> str:
     return " ".join(words)
 
 
-def phrase(wish: WantedScene, rng: np.random.Generator) -> str:
-    """The wish in words, one of many ways."""
-    text = _core(wish, rng)
-    if wish.background:
-        behind = _background(wish.background, rng)
+def phrase(wanted: WantedScene, rng: np.random.Generator) -> str:
+    """What is wanted, in words, in one of many ways."""
+    text = _core(wanted, rng)
+    if wanted.background:
+        behind = _background(wanted.background, rng)
         is_first = behind.endswith("background") and rng.random() < 0.12
         glue = pick(rng, (" ", " ", ", "))
         parts = (behind, text) if is_first else (text, behind)
