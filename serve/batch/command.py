@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ process ends; what is in the ledger counts, and the next start goes on there."""
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if options.status is not None:
-        return show_status(options.status, options.quiet)
+        return show_status(options.status, options.is_quiet)
     if options.verify is not None:
         return verify(options.verify)
     order = read_order(options)
@@ -73,24 +74,26 @@ def build_parser() -> Parser:
 
     parser = Parser(prog="sdxl batch", description="Make pictures of every row of a file.")
     add: Callable[..., Any] = parser.add_argument
+    flag = partial(add, action="store_true")
     add("inputs", nargs="*", metavar="INPUT", help=".txt, .jsonl, .csv or .parquet, or a pattern")
     add("--out", metavar="DIR", help="a folder, or an fsspec URL such as s3://bucket/job")
     add("--n", type=whole, default=1, metavar="N", help="pictures a row (default %(default)s)")
     add("--format", default="png", help=f"{', '.join(SUFFIXES)} (default %(default)s)")
-    add("--tar", action="store_true", help="a tar in WebDataset's form a shard, not single files")
+    flag("--tar", dest="is_tarred", help="a tar in WebDataset's form a shard, not single files")
     add("--shard-size", type=whole, default=DEFAULT_SHARD, metavar="N", help="rows (%(default)s)")
-    add("--retry-dead", action="store_true", help="try the dead letters of an earlier run again")
-    add("--read-back", action="store_true", help="read every finished picture, not a sample")
+    flag("--retry-dead", dest="retries_dead", help="try the dead letters of an earlier run again")
+    flag("--read-back", dest="reads_back", help="read every finished picture, not a sample")
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
+    flag = partial(add, action="store_true")
     add("--model", default="mini", help=f"{MODEL} (%(default)s)")
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="the backend's own choice unless given")
     add("--engines", default="", metavar="DIR", help=FOLDER)
-    add("--unchecked", action="store_true", help=UNCHECKED)
+    flag("--unchecked", dest="takes_unchecked", help=UNCHECKED)
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
-    add("--mixed-gpus", action="store_true", help="workers with GPUs of several kinds")
+    flag("--mixed-gpus", dest="is_mixed", help="workers with GPUs of several kinds")
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
     add("--through", metavar="URL", help=f"a service that runs, at low priority; key in {API_KEY}")
     add(
@@ -103,7 +106,8 @@ def build_parser() -> Parser:
     add_provenance_flags(parser)
     group = parser.add_argument_group("what it says")
     add = group.add_argument
-    add("--quiet", action="store_true", help="JSON lines on stdout instead of the live display")
+    flag = partial(add, action="store_true")
+    flag("--quiet", dest="is_quiet", help="JSON lines on stdout instead of the live display")
     add("--metrics-port", type=whole, metavar="PORT", help="for Prometheus, on loopback")
     add("--status", metavar="DIR", help="how far a job is, and no more")
     add("--verify", metavar="DIR", help="audit a job's output, and no more")
@@ -113,6 +117,7 @@ def build_parser() -> Parser:
 
 
 def read_order(options: argparse.Namespace) -> BatchSpec:
+    """A flag's `dest` is its field in BatchSpec."""
     if not options.inputs:
         raise InvalidParams("input", None, "needed at least one file")
     if not options.out:
@@ -133,32 +138,9 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams("provenance", provenance.kind, needed)
     parameters = given_params(options)
     GenerationParams(**parameters)
-    return BatchSpec(
-        inputs=tuple(options.inputs),
-        out=options.out,
-        parameters=parameters,
-        quality=options.quality,
-        n=options.n,
-        format=options.format,
-        is_tarred=options.tar,
-        shard_size=options.shard_size,
-        workers=options.workers,
-        address=options.address,
-        through=options.through,
-        model=model_with(options.model, options.vae),
-        backend=options.backend,
-        precision=options.precision,
-        engines=options.engines,
-        takes_unchecked=options.unchecked,
-        deterministic=options.deterministic,
-        provenance=provenance,
-        is_quiet=options.quiet,
-        metrics_port=options.metrics_port,
-        retries_dead=options.retry_dead,
-        reads_back=options.read_back,
-        is_mixed=options.mixed_gpus,
-        stall_s=options.stall_s,
-    )
+    given = {f.name: getattr(options, f.name) for f in fields(BatchSpec) if f.name in options}
+    given |= {"inputs": tuple(options.inputs), "parameters": parameters, "provenance": provenance}
+    return BatchSpec(**{**given, "model": model_with(options.model, options.vae)})
 
 
 def show_status(place: str, is_json: bool) -> int:
