@@ -38,9 +38,10 @@ from onnx_export.quantisation import Quantised
 from onnx_export.recipes import RECIPES
 from onnx_export.stored import Stored, unchanged_places, write_tensors
 from onnx_export.tracing import trace
-from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import torch_dtype
 from sdxl.files import OutputError, write_atomic
+from sdxl.networks.parts import networks_of
 from sdxl.specs import ModelSpec
 
 REPORT = "quantisation.json"

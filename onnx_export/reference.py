@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.pytorch.torch_engine import TorchEngine
-from sdxl.checkpoint import Checkpoint, networks_of
+from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engine, Engines
+from sdxl.networks.parts import networks_of
 from sdxl.specs import Cut, network_specs
 
 

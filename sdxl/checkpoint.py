@@ -195,31 +195,12 @@ class Checkpoint:
 
     def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
         """The seven networks by their spec's name."""
+        from sdxl.networks.parts import networks_of
+
         networks: dict[str, nn.Module] = {}
         for part in NETWORK_FOLDERS:
             networks |= networks_of(part, self.part(part), cut)
         return networks
-
-
-def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[str, nn.Module]:
-    """What is made of one part; the UNet's three share one set of weights."""
-    from sdxl.networks.text_encoder import ProjectingTextEncoder, TextEncoder
-    from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
-    from sdxl.networks.vae import VaeDecoder, VaeEncoder
-
-    match part:
-        case "text_encoder":
-            return {"clip_l": TextEncoder(module)}
-        case "text_encoder_2":
-            return {"clip_g": ProjectingTextEncoder(module)}
-        case "unet":
-            return {
-                "unet_prompt": PromptUNet(module),
-                "unet_deep": DeepUNet(module, cut),
-                "unet_shallow": ShallowUNet(module, cut),
-            }
-        case _:
-            return {"vae_decoder": VaeDecoder(module), "vae_encoder": VaeEncoder(module)}
 
 
 def find(model: str) -> Checkpoint:

@@ -22,8 +22,9 @@ from engines.pytorch.eight_bit import flagged, quantise
 from engines.pytorch.kernel_switch import products
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, networks_of
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import Engine, Engines, check_inputs
+from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
 from sdxl.specs import VAE, Cut, ModelSpec, network_specs
 

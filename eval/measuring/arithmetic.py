@@ -19,7 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onnx_export.random_weights import SDXL_1_0
 from onnx_export.recipes import RECIPES
-from sdxl.checkpoint import NETWORK_FOLDERS, find, networks_of
+from sdxl.checkpoint import NETWORK_FOLDERS, find
+from sdxl.networks.parts import networks_of
 from sdxl.specs import CHUNK, Architecture, Cut, ModelSpec, image_axes, network_specs
 
 FULL_SIZE = "sdxl-1.0"

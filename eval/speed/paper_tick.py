@@ -25,10 +25,11 @@ from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
 from onnx_export.recipes import RECIPES
 from sdxl import deepcache, schedulers
-from sdxl.checkpoint import find, networks_of
+from sdxl.checkpoint import find
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, torch_dtype
 from sdxl.inflight import InFlight, Request
+from sdxl.networks.parts import networks_of
 from sdxl.policy import Limits
 from sdxl.specs import CHUNK, TIME_IDS, network_specs
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from onnx_export.tracing import TraceError, example_axes, trace
-from sdxl.checkpoint import Checkpoint, networks_of
+from sdxl.checkpoint import Checkpoint
+from sdxl.networks.parts import networks_of
 from sdxl.specs import ModelSpec, network_specs
 from tests.onnx_export.exports import OnceTraced
 

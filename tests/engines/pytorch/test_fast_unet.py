@@ -19,8 +19,9 @@ from onnx_export.check import example_inputs
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES, matching
 from onnx_export.reference import fake_quantise
-from sdxl.checkpoint import find, networks_of
+from sdxl.checkpoint import find
 from sdxl.networks.attention import cross_attentions
+from sdxl.networks.parts import networks_of
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline, Result
 from sdxl.specs import CHUNK, network_specs

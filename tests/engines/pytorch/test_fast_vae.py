@@ -14,8 +14,9 @@ from torch import Tensor
 
 from engines.cuda.recordings import MAX_SHAPES, RecordedEngine
 from engines.pytorch.fast_vae import rearrange_decoder
-from sdxl.checkpoint import find, networks_of
+from sdxl.checkpoint import find
 from sdxl.images import BrokenImage, rounded, to_pixels
+from sdxl.networks.parts import networks_of
 from sdxl.pipeline import Pipeline
 from sdxl.specs import ModelSpec, network_specs
 from tests.engines.trt_double import FakeDevice

@@ -1,4 +1,4 @@
-"""One Ray for the tests that need true processes."""
+"""One Ray for the tests that need true processes, and one finished job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from serve.batch.running import WorkerPool
 from serve.batch.shard_worker import BatchTask
 from serve.batch.workers import StartWorker, ray_workers
 from serve.cli import RAY_ENVIRONMENT
+from tests.serve.batch.drawers import SMALL, make, prompts
 from tests.serve.services import ROOT
 
 OnRay = Callable[[Callable[[], Any]], WorkerPool]
@@ -47,3 +49,11 @@ def on_ray() -> Iterator[OnRay]:
 
     yield with_load
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of 30 rows, undisturbed."""
+    folder = tmp_path_factory.mktemp("job")
+    assert make(prompts(folder, 30), folder / "out", *SMALL) == 0
+    return folder

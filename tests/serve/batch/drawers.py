@@ -27,6 +27,7 @@ from serve.batch.shard_worker import BatchTask
 from serve.batch.workers import StartWorker, thread_workers
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
+SMALL = ("--shard-size", "8")
 RAISES, DIES, HANGS = "a prompt that raises", "a prompt that kills", "a prompt that hangs"
 STOPS = "a prompt that stops its process"
 

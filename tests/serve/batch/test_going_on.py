@@ -18,9 +18,7 @@ from serve.batch.results import MANIFEST
 from serve.batch.rows import content_id
 from serve.batch.store import FolderStore
 from serve.orders import ImageOrder, ModelCard, Update
-from tests.serve.batch.drawers import Drawer, dead_letters, make, noted, pictures, prompts
-
-SMALL = ("--shard-size", "8")
+from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, make, noted, pictures, prompts
 
 
 def pictures_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:

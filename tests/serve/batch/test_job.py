@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -12,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from sdxl.files import OutputError, write_atomic
 from sdxl.params import InvalidParams
-from serve.batch import command, store
+from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.driver import BatchFailed
-from serve.batch.renderers import RendererLost
 from serve.batch.results import MANIFEST
 from tests.serve.batch.drawers import (
     RAISES,
+    SMALL,
     Drawer,
     dead_letters,
     jsonl,
@@ -29,16 +27,6 @@ from tests.serve.batch.drawers import (
     pictures,
     prompts,
 )
-
-SMALL = ("--shard-size", "8")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of 30 rows, undisturbed."""
-    folder = tmp_path_factory.mktemp("job")
-    assert make(prompts(folder, 30), folder / "out", *SMALL) == 0
-    return folder
 
 
 @pytest.fixture
@@ -246,76 +234,6 @@ def test_ids_that_lead_out_of_the_folder_stay_in_it(tmp_path: Path) -> None:
     assert not others
 
 
-def failing(number: int, fail_after: int) -> Callable[..., None]:
-    """A disk that takes so many files, and then says no."""
-    taken, write = 0, write_atomic
-
-    def put(path: Path, data: bytes, scratch: Path | None = None) -> None:
-        nonlocal taken
-        taken += path.parent.parent.name == "images"
-        if taken > fail_after:
-            raise OutputError(path, OSError(number, os.strerror(number)))
-        write(path, data, scratch)
-
-    return put
-
-
-@pytest.mark.parametrize("number", [28, 30, 122], ids=["disk full", "read-only", "quota"])
-def test_an_output_that_takes_no_more_stops_the_job_in_one_line_and_it_goes_on_later(
-    number: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, out = prompts(tmp_path, 30), tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "write_atomic", failing(number, 11))
-        with pytest.raises((BatchFailed, OutputError), match=os.strerror(number)) as caught:
-            make(source, out, *SMALL)
-    assert "\n" not in str(caught.value)
-    log = tmp_path / "log"
-    assert make(source, out, *SMALL, load=partial(Drawer, str(log))) == 0
-    assert pictures(out) == pictures(finished / "out")
-    assert len(noted(log)) <= 30 - 11 + 8, "what was in the ledger was made again"
-
-
-class Vanishing(Drawer):
-    """The output folder goes while it draws."""
-
-    out: Path
-    after: int = 12
-
-    async def _misbehave(self, prompt: str) -> None:
-        if self.made == self.after and self.out.exists():
-            self.out.rename(self.out.with_name("gone"))
-
-
-def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_made_again(
-    finished: Path, tmp_path: Path
-) -> None:
-    source, out = prompts(tmp_path, 30), tmp_path / "out"
-
-    def load() -> Drawer:
-        drawer = Vanishing(draw_s=0.01)
-        drawer.out = out
-        return drawer
-
-    with pytest.raises((BatchFailed, OutputError), match="out: "):
-        make(source, out, *SMALL, load=load)
-    assert not out.exists(), "it was made again, and would have got half a job"
-    (tmp_path / "gone").rename(out)
-    assert make(source, out, *SMALL) == 0
-    assert pictures(out) == pictures(finished / "out")
-    assert command.main(["--verify", str(out)]) == 0
-
-
-def test_two_starts_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
-    from serve.batch.running import locked
-
-    with (
-        locked(str(tmp_path / "out")),
-        pytest.raises(InvalidParams, match="another sdxl batch is at work"),
-    ):
-        make(prompts(tmp_path, 2), tmp_path / "out")
-
-
 @pytest.mark.parametrize("format", ["jpeg", "webp"])
 def test_other_formats(format: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -366,25 +284,6 @@ def test_what_is_no_unicode_is_a_dead_letter_and_keeps_its_place(tmp_path: Path)
         assert len(pictures(out)) == 2
         assert [letter["line"][-1] for letter in dead_letters(out)] == ["2", "3"]
     assert command.main(["--verify", str(out)]) == 0
-
-
-class Lost(Drawer):
-    """Draws two pictures; then its service has another key."""
-
-    async def generate(self, order: Any) -> Any:
-        if self.made == 2:
-            raise RendererLost("http://there said 401: A valid API key is needed.")
-        async for update in super().generate(order):
-            yield update
-
-
-def test_a_service_that_is_lost_stops_the_job_and_buries_nothing(tmp_path: Path) -> None:
-    source, out = prompts(tmp_path, 6), tmp_path / "out"
-    with pytest.raises(BatchFailed, match="401: A valid API key.*goes on from here"):
-        make(source, out, load=partial(Lost, window=1))
-    assert len(pictures(out)) == 2
-    assert make(source, out) == 0
-    assert len(pictures(out)) == 6 and not dead_letters(out)
 
 
 def test_the_status_of_a_finished_job(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

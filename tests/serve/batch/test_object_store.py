@@ -14,9 +14,7 @@ from serve.batch.driver import BatchFailed
 from serve.batch.ledger import Entry
 from serve.batch.object_store import ObjectStore
 from serve.batch.store import FolderStore, Store
-from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
-
-SMALL = ("--shard-size", "8")
+from tests.serve.batch.drawers import SMALL, Drawer, make, noted, pictures, prompts
 
 
 def objects(url: str) -> dict[str, bytes]:
