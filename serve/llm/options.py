@@ -27,7 +27,7 @@ OURS = frozenset(
 )
 """What the service decides itself."""
 OF_TRANSFORMERS = frozenset({"max_batch_size", "max_seq_len"})
-TABLES = ("kv_cache_config", "speculative_config")
+SPECULATIVE = "speculative_config"
 COUNTS = ("tensor_parallel_size", "pipeline_parallel_size", "max_batch_size", "max_seq_len")
 
 
@@ -51,13 +51,16 @@ def check(values: dict[str, Any], backend: str) -> None:
         value = values.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidParams(name, value, "needed a whole number of at least 1")
+    tables = trtllm_api.tables()
     for name, value in values.items():
-        if isinstance(value, dict) != (name in TABLES):
-            needed = "a table" if name in TABLES else "a plain value"
+        is_table = name == SPECULATIVE or name in tables
+        if isinstance(value, dict) != is_table:
+            needed = "a table" if is_table else "a plain value"
             raise InvalidParams(name, value, f"needed {needed}")
-    _known(values.get("kv_cache_config", {}), trtllm_api.kv_cache_names(), "of kv_cache_config")
-    if "speculative_config" in values:
-        _check_speculative(values["speculative_config"])
+        if name in tables:
+            _known(value, tables[name][1], f"of {name}")
+    if SPECULATIVE in values:
+        _check_speculative(values[SPECULATIVE])
 
 
 def _check_speculative(table: dict[str, Any]) -> None:

@@ -36,6 +36,15 @@ def kv_cache_names() -> frozenset[str]:
     return frozenset(record()["tensorrt_llm.llmapi"]["KvCacheConfig"])
 
 
+def tables() -> dict[str, tuple[str, frozenset[str]]]:
+    """Arguments of LLM that are an object of one class, as a table of an options file: the class's
+    name and its fields."""
+    found = {"kv_cache_config": ("KvCacheConfig", kv_cache_names())}
+    for name, facts in record()["additions"]["tables"]["fields"].items():
+        found[name] = facts["class"], frozenset(facts["fields"])
+    return found
+
+
 def speculative_names(decoding_type: str) -> frozenset[str]:
     base = record()["additions"]["DecodingBaseConfig"]["fields"]
     names = {*base, "speculative_model_dir"}

@@ -130,8 +130,9 @@ def make_llm(folder: str, options: dict[str, Any]) -> Any:
     module = importlib.import_module("tensorrt_llm")
     configs = importlib.import_module("tensorrt_llm.llmapi")
     given = {"enable_iter_perf_stats": True, **options}
-    if "kv_cache_config" in given:
-        given["kv_cache_config"] = configs.KvCacheConfig(**given["kv_cache_config"])
+    for name, (kind, _) in trtllm_api.tables().items():
+        if name in given:
+            given[name] = getattr(configs, kind)(**given[name])
     if "speculative_config" in given:
         given["speculative_config"] = speculative_of(configs, given["speculative_config"])
     return module.LLM(model=folder, **given)

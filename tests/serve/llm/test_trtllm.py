@@ -204,6 +204,23 @@ def test_options_reach_it_under_its_own_names() -> None:
     assert engine_of(speculative_config=draft).llm.given["speculative_config"].max_draft_len == 4
 
 
+def test_tables_become_objects_of_their_own_classes() -> None:
+    given: dict[str, Any] = {
+        "cuda_graph_config": {"batch_sizes": [1, 8, 64], "enable_padding": True},
+        "moe_config": {"backend": "CUTLASS", "max_num_tokens": 8192},
+        "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+        "torch_compile_config": {"enable_piecewise_cuda_graph": True},
+    }
+    options.check(given, "tensorrt-llm")
+    reached = engine_of(**given).llm.given
+    assert reached["cuda_graph_config"].batch_sizes == [1, 8, 64]
+    assert reached["moe_config"].backend == "CUTLASS"
+    assert reached["scheduler_config"].capacity_scheduler_policy == "MAX_UTILIZATION"
+    assert reached["torch_compile_config"].enable_piecewise_cuda_graph is True
+    classes = {name: type(reached[name]).__name__ for name in given}
+    assert classes == {name: trtllm_api.tables()[name][0] for name in given}
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -216,7 +233,12 @@ def test_options_reach_it_under_its_own_names() -> None:
         ({"speculative_config": {"decoding_type": "Eagle", "max_draft": 1}}, "max_draft"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"max_batch_size": True}, "max_batch_size"),
-        ({"cuda_graph_config": {}}, "cuda_graph_config"),
+        ({"cuda_graph_config": {"batchsizes": [1]}}, "batchsizes"),
+        ({"cuda_graph_config": True}, "cuda_graph_config: True .* needed a table"),
+        ({"moe_config": {"experts": 2}}, "experts"),
+        ({"scheduler_config": {"policy": "MAX_UTILIZATION"}}, "policy"),
+        ({"quant_config": {"quant_algo": "W4A16_AWQ"}}, "quant_config"),
+        ({"attn_backend": {}}, "attn_backend: {} .* needed a plain value"),
     ],
 )
 def test_what_it_does_not_know_is_refused(values: dict[str, Any], named: str) -> None:
@@ -279,7 +301,7 @@ def test_the_adapter_uses_recorded_names_alone() -> None:
         "answer": (read_from("answer"), answer),
         "request": (read_from("request"), methods),
         "output": (read_from("output"), set(record["CompletionOutput"])),
-        "configs": (read_from("configs"), set(record["tensorrt_llm.llmapi"])),
+        "tables": (set(trtllm_api.tables()), trtllm_api.llm_names()),
         "module": (read_from("module"), set(record["tensorrt_llm"])),
     }
     strange = {name: used - known for name, (used, known) in checks.items() if used - known}

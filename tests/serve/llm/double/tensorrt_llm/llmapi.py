@@ -6,9 +6,8 @@ from serve.llm import trtllm_api
 
 from . import recorded
 
-KvCacheConfig = recorded(
-    "KvCacheConfig", trtllm_api.record()["tensorrt_llm.llmapi"]["KvCacheConfig"]
-)
+for kind, fields in trtllm_api.tables().values():
+    globals()[kind] = recorded(kind, dict.fromkeys(fields))
 EagleDecodingConfig = recorded(
     "EagleDecodingConfig", dict.fromkeys(trtllm_api.speculative_names("Eagle"))
 )
