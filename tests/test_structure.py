@@ -52,6 +52,15 @@ UNKNOWN = {
 }
 """What a module that says it knows no such thing does not import."""
 NOT_KNOWN = re.compile(r"knows (?:no|neither|nothing of) ([^.:;]+)")
+LONGEST = 400
+LONGER = {
+    "sdxl/params.py",
+    "sdxl/policy.py",
+    "sdxl/schedulers.py",
+    "tests/sdxl/test_inflight.py",
+    "tests/serve/test_batch_api.py",
+}
+"""Those that may still be longer, until they are split."""
 ENTRY = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
 SHADOWING_NAMES = {"torch", "tensorrt", "onnx", "onnxruntime", "ray", "diffusers"}
@@ -144,6 +153,13 @@ def test_every_module_says_its_job() -> None:
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not silent, f"needed a first docstring: {silent}"
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    files = [*MODULES, *(ROOT / "tests").rglob("*.py")]
+    lines = {str(f.relative_to(ROOT)): len(f.read_text("utf-8").splitlines()) for f in files}
+    long = {name: count for name, count in lines.items() if count > LONGEST and name not in LONGER}
+    assert not long, f"split by what changes for one reason: {long}"
 
 
 def test_a_module_imports_nothing_that_it_says_it_does_not_know() -> None:
