@@ -6,7 +6,7 @@ Names, types, defaults and help come from sdxl/params.py.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -26,11 +26,12 @@ VAE_MARK = ",vae="
 POSITIONAL = ("prompt",)
 """Parameters that a command takes without a flag."""
 METAVARS = {str: "TEXT", int: "N", float: "X"}
-NEEDED = {
+NEEDED: Mapping[Any, str] = {
     str: "text",
     int: "a whole number",
     float: "a number",
-    tuple: "step numbers with commas between",
+    list[int]: "step numbers with commas between",
+    list[float]: "two numbers with a comma between",
 }
 
 
@@ -94,7 +95,7 @@ def given_params(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_parameter(each: Parameter, text: str) -> Any:
-    return _parsed(each.parse, text, NEEDED[each.kind])
+    return _parsed(each.parse, text, NEEDED[each.stored_kind])
 
 
 def _parsed(parse: Callable[[str], T], text: str, needed: str) -> T:

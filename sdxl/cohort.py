@@ -2,8 +2,9 @@
 
 A cohort's rows lie in one set of buffers: the deep call writes its caches there and the shallow
 call reads them, so nothing is copied while the same images go on together. When images join or
-leave, a new cohort gathers its rows from the old ones. Buffers are reused, so that their
-addresses recur and a backend may capture graphs on them. It imports no policy and reads no clock.
+leave, or guidance ends for one of them, a new cohort gathers its rows from the old ones. Buffers
+are reused, so that their addresses recur and a backend may capture graphs on them. It imports no
+policy and reads no clock.
 """
 
 from __future__ import annotations
@@ -33,15 +34,27 @@ class RowSlot:
     cohort: Cohort
     index: int
 
+    @property
+    def has_negative_row(self) -> bool:
+        return self.cohort.guided[self.index]
+
 
 @dataclass(frozen=True)
 class NewImage:
-    """An image before its first step."""
+    """An image before its first step, or one whose negative row is to be made again."""
 
     conditioning: Conditioning
     guidance: float
-    start: Tensor
-    """pure noise, [channels, h, w]"""
+    latents: Tensor
+    """[channels, h, w]: at first pure noise"""
+    estimate: Tensor | None = None
+    """of the finished picture, where there is one already"""
+    is_guided: bool = True
+
+    @property
+    def rows(self) -> range:
+        """Of its conditioning, those that it needs."""
+        return range(2 if self.is_guided else 1)
 
 
 @dataclass
@@ -126,11 +139,15 @@ class Cohort:
         """All are: the negative rows lie side by side."""
         return all(self.guided)
 
-    def holds(self, places: Sequence[RowSlot | None], bucket: int) -> bool:
-        """Whether exactly these images, in this order, are this cohort, and it can run."""
+    def holds(
+        self, places: Sequence[RowSlot | None], guided: tuple[bool, ...], bucket: int
+    ) -> bool:
+        """Whether exactly these images, in this order, with these rows, are this cohort, and it can
+        run."""
         return (
             self.buffers.key[1:] == (bucket, True)
-            and len(places) == len(self.guided)
+            and self.guided == guided
+            and len(places) == len(guided)
             and all(
                 p is not None and p.cohort is self and p.index == i for i, p in enumerate(places)
             )
@@ -189,18 +206,20 @@ class BufferPool:
         self._free: list[Buffers] = []
 
     def begin(self, axes: Axes, images: Sequence[NewImage], bucket: int, *, runs: bool) -> Cohort:
-        """A cohort of images at their first step; `runs` as in `form`."""
-        conditionings = [image.conditioning for image in images]
+        """A cohort of images that go through `unet_prompt` now; `runs` as in `form`."""
         cohort = Cohort(
             self._buffers(axes, bucket, runs),
-            tuple(each.rows == 2 for each in conditionings),
+            tuple(len(image.rows) == 2 for image in images),
             members=len(images),
         )
         factors = torch.tensor([image.guidance for image in images])
         cohort.buffers.fill("guidance", factors.view(-1, 1, 1, 1))
-        cohort.buffers.fill("latents", torch.stack([image.start for image in images]))
+        cohort.buffers.fill("latents", torch.stack([image.latents for image in images]))
         cohort.estimate.zero_()
-        rows = _rows([(each, range(each.rows)) for each in conditionings], bucket)
+        for index, image in enumerate(images):
+            if image.estimate is not None:
+                cohort.estimate[index].copy_(image.estimate)
+        rows = _rows([(image.conditioning, image.rows) for image in images], bucket)
         prompt = self._engines[PROMPT]
         inputs = {
             t.name: torch.stack([getattr(each, t.name)[row] for each, row in rows])
@@ -210,23 +229,34 @@ class BufferPool:
         return cohort
 
     def form(
-        self, places: Sequence[RowSlot], bucket: int, *, reads_cache: bool, runs: bool
+        self,
+        places: Sequence[RowSlot],
+        guided: tuple[bool, ...],
+        bucket: int,
+        *,
+        reads_cache: bool,
+        runs: bool,
     ) -> Cohort:
-        """Gather these images into one cohort. `reads_cache`: their next step is shallow, so the
-        caches come along; `runs`: it is for running, not for waiting, so it has room for caches.
+        """Gather these images into one cohort, with the negative rows of those that are `guided`.
+        `reads_cache`: their next step is shallow, so the caches come along; `runs`: it is for
+        running, not for waiting, so it has room for caches.
 
         The images' old places are left to the caller to give back.
         """
         first = places[0].cohort.buffers
         cohort = Cohort(
             self._buffers(first.key[0], bucket, runs or reads_cache),
-            tuple(p.cohort.guided[p.index] for p in places),
+            guided,
             members=len(places),
         )
         torch.stack([p.cohort.guidance[p.index] for p in places], out=cohort.guidance)
         torch.stack([p.cohort.latents[p.index] for p in places], out=cohort.latents)
         torch.stack([p.cohort.estimate[p.index] for p in places], out=cohort.estimate)
-        rows = _rows([(p.cohort.buffers, p.cohort.rows[p.index]) for p in places], bucket)
+        own = [
+            (p.cohort.buffers, p.cohort.rows[p.index][: 2 if is_guided else 1])
+            for p, is_guided in zip(places, guided, strict=True)
+        ]
+        rows = _rows(own, bucket)
         for name in (*self._prompt_names, *(self._cache_names if reads_cache else ())):
             torch.stack([b.by_name[name][row] for b, row in rows], out=cohort.buffers.by_name[name])
         return cohort

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sdxl.deepcache import StepPlan, deep_count
+from sdxl.deepcache import Step
 from sdxl.policy import (
     CallKey,
     Flight,
@@ -99,12 +99,12 @@ class Costs:
     def work_s(self, flight: Flight, limits: Limits) -> float:
         """Seconds of the device that an image's steps take in full calls."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
-        deep_s, shallow_s = (
-            self.tick_s(Group(flight.call(network), (), bucket)) * flight.rows / bucket
+        return sum(
+            self.tick_s(Group(flight.call(network), (), bucket))
+            * flight.plan.rows(is_deep=network == "unet_deep")
+            / bucket
             for network in NETWORKS
         )
-        deep = deep_count(flight.plan)
-        return deep * deep_s + (len(flight.plan) - deep) * shallow_s
 
     def as_dict(self) -> dict[str, Any]:
         ticks = [
@@ -154,7 +154,7 @@ def project(
         for id_ in plan.paused:
             states[id_] = states[id_].changed(state=State.PAUSED)
         running = [states[id_] for group in plan.groups for id_ in group.ids]
-        ticks = min(len(f.plan) - f.step for f in running) if plan.is_settled else 1
+        ticks = min(f.steady_ticks for f in running) if plan.is_settled else 1
         now += sum(_tick_costs(running, ticks, limits, costs))
         for flight in running:
             moved = flight.advanced(ticks)
@@ -171,7 +171,7 @@ def _tick_costs(
 ) -> Iterator[float]:
     """Seconds of each of the next ticks of the same images. What a tick costs depends on who is
     at a deep step in it, and those patterns come again."""
-    known: dict[StepPlan, float] = {}
+    known: dict[tuple[Step, ...], float] = {}
     for tick in range(ticks):
         pattern = tuple(f.plan[f.step + tick] for f in running)
         if pattern not in known:

@@ -1,11 +1,15 @@
-"""What each step of an image runs: DeepCache's deep and shallow steps, as a plan.
+"""What each step of an image runs, as a plan: DeepCache's deep and shallow steps, guided or not.
 
-Ma, Fang, Wang, "DeepCache: Accelerating Diffusion Models for Free", arXiv:2312.00858.
-It imports no networks and no tensors.
+Ma, Fang, Wang, "DeepCache: Accelerating Diffusion Models for Free", arXiv:2312.00858. Guidance in a
+part of the steps: Kynkäänniemi et al., "Applying Guidance in a Limited Interval Improves Sample and
+Distribution Quality in Diffusion Models", arXiv:2404.07724. It imports no networks and no tensors.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 from sdxl.params import GenerationParams
@@ -24,31 +28,82 @@ class Step(NamedTuple):
         return 2 if self.is_guided else 1
 
 
-StepPlan = tuple[Step, ...]
-"""One record a step. The first is always deep."""
+class StepPlan(tuple[Step, ...]):
+    """One record a step. The first is always deep, and a shallow step is guided only where the one
+    before it is: the negative row has features of its own, and only a deep step makes them."""
+
+    def __new__(cls, steps: Iterable[Step]) -> StepPlan:
+        made = super().__new__(cls, steps)
+        if not made or not made[0].is_deep:
+            raise ValueError("the first step of a plan is deep")
+        for number, (before, step) in enumerate(itertools.pairwise(made), 1):
+            if step.is_guided and not (step.is_deep or before.is_guided):
+                raise ValueError(f"step {number} is shallow: guidance begins at a deep step")
+        return made
+
+    @cached_property
+    def room(self) -> tuple[int, ...]:
+        """The most rows of any step from each one on; 0 after the last."""
+        most = itertools.accumulate((step.rows for step in reversed(self)), max, initial=0)
+        return tuple(most)[::-1]
+
+    @cached_property
+    def steady(self) -> tuple[int, ...]:
+        """From each step on, how many steps there are until it needs less room."""
+        ends = {rows: number for number, rows in enumerate(self.room, 1)}
+        return tuple(ends[rows] - number for number, rows in enumerate(self.room))
+
+    @cached_property
+    def rows_before(self) -> tuple[int, ...]:
+        """Rows of all steps before each one, and at last of all."""
+        return tuple(itertools.accumulate((step.rows for step in self), initial=0))
+
+    @cached_property
+    def first_interval(self) -> int:
+        """Steps from the first deep one to the second."""
+        later = (number for number, step in enumerate(self) if number and step.is_deep)
+        return next(later, len(self))
+
+    def rows(self, *, is_deep: bool) -> int:
+        """Of all deep steps together, or of all shallow ones."""
+        return sum(step.rows for step in self if step.is_deep == is_deep)
 
 
 def plan(
     steps: int,
     interval: int,
-    deep_steps: tuple[int, ...] | None = None,
-    *,
-    is_guided: bool = True,
+    deep_steps: Collection[int] | None = None,
+    guided_steps: Collection[int] | None = None,
 ) -> StepPlan:
-    """One deep step in `interval`, or exactly `deep_steps`; with guidance in every step or none."""
-    deep = set(range(0, steps, interval) if deep_steps is None else deep_steps)
-    return tuple(Step(step in deep, is_guided) for step in range(steps))
+    """One deep step in `interval`, or exactly `deep_steps`. Guided are all, or `guided_steps`;
+    where those begin at a shallow step, guidance begins at the next deep one."""
+    deep = range(0, steps, interval) if deep_steps is None else deep_steps
+    guided = range(steps) if guided_steps is None else guided_steps
+    made: list[Step] = []
+    for number in range(steps):
+        is_deep = number in deep
+        has_negative_row = is_deep or made[-1].is_guided
+        made.append(Step(is_deep, number in guided and has_negative_row))
+    return StepPlan(made)
 
 
 def plan_of(params: GenerationParams) -> StepPlan:
-    steps, interval, deep_steps = params.taken_steps, params.cache_interval, params.deep_steps
-    return plan(steps, interval, deep_steps, is_guided=params.is_guided)
+    steps, interval = params.taken_steps, params.cache_interval
+    return plan(steps, interval, params.deep_steps, asked_guidance(params))
+
+
+def asked_guidance(params: GenerationParams) -> Collection[int] | None:
+    """The steps that a request wants guided, from the first that is taken; None for all."""
+    if not params.is_guided:
+        return ()
+    if params.guided_steps is not None or params.guidance_interval is None:
+        return params.guided_steps
+    begin, end = params.guidance_interval
+    # A step counts where it ends, as in diffusers' guiders. The shares are of the whole schedule:
+    # an edit, which leaves out its beginning, is guided at the same levels of noise.
+    ends = ((params.first_step + step + 1) / params.steps for step in range(params.taken_steps))
+    return [step for step, at in enumerate(ends) if begin < at <= end]
 
 
 def deep_count(steps: StepPlan) -> int:
     return sum(step.is_deep for step in steps)
-
-
-def most_rows(steps: StepPlan) -> int:
-    """What the image needs room for."""
-    return max(step.rows for step in steps)

@@ -73,7 +73,8 @@ def present(flights: Sequence[Flight]) -> float | None:
 
 def worked_s(flight: Flight) -> float:
     """Of an image's work, what its steps so far were."""
-    return flight.work_s * flight.step / len(flight.plan)
+    done = flight.plan.rows_before
+    return flight.work_s * done[flight.step] / done[-1]
 
 
 def left_of(flight: Flight) -> float:

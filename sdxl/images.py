@@ -142,7 +142,8 @@ def check_metadata(params: Mapping[str, Any], format: str) -> None:
 
 def told(params: Mapping[str, Any]) -> dict[str, Any]:
     """What a picture says of itself: of edits nothing where it is none."""
-    unsaid = {p.name for p in PARAMETERS.values() if p.is_for_edits and params.get(p.name) is None}
+    quiet = (p.name for p in PARAMETERS.values() if p.is_for_edits or p.is_told_if_given)
+    unsaid = {name for name in quiet if params.get(name) is None}
     return {name: value for name, value in params.items() if name not in unsaid}
 
 

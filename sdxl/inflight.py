@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -56,9 +56,9 @@ class Request:
     source: SourceLatents | None = None
     """what it begins with instead of noise; the table begins there, too"""
 
-    @property
-    def rows(self) -> int:
-        return self.conditioning.rows
+    def __post_init__(self) -> None:
+        if self.plan.room[0] > self.conditioning.rows:
+            raise ValueError("a guided step needs a negative prompt in the conditioning")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -92,13 +92,18 @@ class _Image:
     place: RowSlot | None = None
     kept: KeptPart | None = None
 
-    def new_image(self, device: torch.device) -> NewImage:
-        request = self.request
-        if request.source is None:
-            start = self.noise.start() * request.table.start
+    def new_image(self, is_guided: bool, device: torch.device) -> NewImage:
+        """What `unet_prompt` is asked for it: before its first step, or where guidance begins anew
+        and its negative row is made again."""
+        request, estimate = self.request, None
+        if self.place is not None:
+            cohort, index = self.place.cohort, self.place.index
+            latents, estimate = cohort.latents[index], cohort.estimate[index]
+        elif request.source is None:
+            latents = self.noise.start() * request.table.start
         else:
-            start, self.kept = begin(request.source, request.table, self.noise, device)
-        return NewImage(request.conditioning, request.guidance, start)
+            latents, self.kept = begin(request.source, request.table, self.noise, device)
+        return NewImage(request.conditioning, request.guidance, latents, estimate, is_guided)
 
 
 @dataclass(frozen=True)
@@ -291,7 +296,6 @@ class InFlight:
         return Flight(
             self.new_id(),
             self.engines["unet_deep"].spec.shared_axes(request.sizes),
-            request.rows,
             request.plan,
             priority=request.priority,
             deadline_s=request.deadline_s,
@@ -320,44 +324,59 @@ class InFlight:
 
     def _gather(self, group: Group) -> Cohort:
         """The group's tensors: its own cohort where it ran together before, else a new one."""
-        is_shallow = group.network == "unet_shallow"
         images = [self._images[id_] for id_ in group.ids]
-        first = images[0].place
+        guided = tuple(self._flights[id_].next_step.is_guided for id_ in group.ids)
         places = [image.place for image in images]
-        if first is not None and first.cohort.holds(places, group.bucket):
+        first = places[0]
+        if first is not None and first.cohort.holds(places, guided, group.bucket):
             return first.cohort
-        if beginners := [image for image in images if image.place is None]:
-            cohort = self._begin(beginners, group)
-            if len(beginners) == len(images):
-                return cohort
+        beginners = tuple(id_ for id_ in group.ids if self._images[id_].place is None)
+        returning = tuple(
+            id_
+            for id_, place, is_guided in zip(group.ids, places, guided, strict=True)
+            if place is not None and is_guided and not place.has_negative_row
+        )
+        for ids in (beginners, returning):
+            if ids:
+                cohort = self._begin(ids, group)
+                if ids == group.ids:
+                    return cohort
         cohort = self._pool.form(
             [image.place for image in images if image.place],
+            guided,
             group.bucket,
-            reads_cache=is_shallow,
+            reads_cache=group.network == "unet_shallow",
             runs=True,
         )
         self._move(group.ids, cohort)
         return cohort
 
-    def _begin(self, images: Sequence[_Image], group: Group) -> Cohort:
-        """A cohort of those that have taken no step yet: the group's, if they are all of it."""
-        rows = sum(image.request.rows for image in images)
+    def _begin(self, ids: tuple[int, ...], group: Group) -> Cohort:
+        """A cohort of images that are at the prompt: the group's, if they are all of it."""
+        steps = [self._flights[id_].next_step for id_ in ids]
         cohort = self._pool.begin(
             group.call.axes,
-            [image.new_image(self.engines.device) for image in images],
-            self.limits.bucket(rows),
-            runs=len(images) == len(group.ids),
+            [
+                self._images[id_].new_image(step.is_guided, self.engines.device)
+                for id_, step in zip(ids, steps, strict=True)
+            ],
+            self.limits.bucket(sum(step.rows for step in steps)),
+            runs=ids == group.ids,
         )
-        for index, image in enumerate(images):
-            image.place = RowSlot(cohort, index)
+        self._move(ids, cohort)
         return cohort
 
     def _park(self, id_: int) -> None:
         """Give a pausing image buffers of its own, so that it holds no more than it needs."""
         place, flight = self._images[id_].place, self._flights[id_]
         if place is not None:
+            is_guided = flight.next_step.is_guided and place.has_negative_row
             cohort = self._pool.form(
-                [place], flight.rows, reads_cache=flight.needs_cache, runs=False
+                [place],
+                (is_guided,),
+                2 if is_guided else 1,
+                reads_cache=flight.needs_cache,
+                runs=False,
             )
             self._move((id_,), cohort)
 

@@ -132,7 +132,7 @@ def _text(value: Any) -> str:
         case float():
             return f"{value:g}"
         case list() | tuple():
-            return " ".join(map(str, value))
+            return " ".join(map(_text, value))
     return str(value)
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import MappingProxyType, UnionType
+from types import GenericAlias, MappingProxyType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 MAX_SEED = 2**63 - 1
@@ -102,9 +102,13 @@ class Parameter:
     """what the page shows where nothing is given"""
     is_for_edits: bool = False
     """it means something only where a picture is made from another one"""
+    is_told_if_given: bool = False
+    """a picture says nothing of it unless it was asked for: its bytes are those from before"""
     name: str = ""
     kind: type = str
-    """str, int, float, or tuple for step numbers"""
+    """str, int, float, or tuple for several numbers"""
+    item: type = int
+    """int or float: of a tuple's numbers"""
     default: Any = None
 
     @property
@@ -123,8 +127,13 @@ class Parameter:
     def parse(self, text: str) -> Any:
         """From a command line or a CSV file; ValueError where the text is not of its kind."""
         if self.kind is tuple:
-            return tuple(int(step) for step in text.split(","))
+            return tuple(self.item(number) for number in text.split(","))
         return self.kind(text)
+
+    @property
+    def stored_kind(self) -> Any:
+        """As JSON and tables hold it, which have no tuples."""
+        return GenericAlias(list, (self.item,)) if self.kind is tuple else self.kind
 
 
 def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
@@ -194,6 +203,25 @@ class GenerationParams:
         placeholder="such as 0,2,5",
         metavar="I,J,…",
     )
+    guidance_interval: tuple[float, float] | None = parameter(
+        None,
+        "Guidance interval",
+        "the part of the steps that is guided, as two shares of them: 0,0.6 for the first six of "
+        "ten; a step without guidance computes half as much",
+        infotext="Guidance interval",
+        is_told_if_given=True,
+        placeholder="0,1",
+        metavar="FROM,TO",
+    )
+    guided_steps: tuple[int, ...] | None = parameter(
+        None,
+        "Guided steps",
+        "the very steps that are guided, from 0; instead of guidance_interval",
+        infotext="Guided steps",
+        is_told_if_given=True,
+        placeholder="such as 0,1,2",
+        metavar="I,J,…",
+    )
     strength: float | None = parameter(
         None,
         "Strength",
@@ -238,8 +266,12 @@ class GenerationParams:
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
-        if self.deep_steps is not None and self.deep_steps[-1] >= self.steps:
-            raise InvalidParams("deep_steps", self.deep_steps, _needed_steps(self.steps))
+        for name in ("deep_steps", "guided_steps"):
+            numbers = getattr(self, name)
+            if numbers is not None and numbers[-1] >= self.steps:
+                raise InvalidParams(name, numbers, _needed_steps(self.steps))
+        if self.deep_steps is not None and self.deep_steps[0] != 0:
+            raise InvalidParams("deep_steps", self.deep_steps, "needed 0 the first of them")
         if self.taken_steps < 1:
             needed = f"{self.steps} steps need at least {1 / self.steps:.2g}, to take one"
             raise InvalidParams("strength", self.strength, needed)
@@ -304,10 +336,11 @@ class GenerationParams:
         for key in values:
             if key not in PARAMETERS:
                 raise InvalidParams(key, values[key], f"needed one of {', '.join(PARAMETERS)}")
-        plan = values.get("deep_steps")
-        if plan is not None and not isinstance(plan, list | tuple):
-            raise InvalidParams("deep_steps", plan, "needed a list of step numbers")
-        return cls(**{**values, "deep_steps": None if plan is None else tuple(plan)})
+        lists = {name: value for name in LISTS if (value := values.get(name)) is not None}
+        for name, value in lists.items():
+            if not isinstance(value, list | tuple):
+                raise InvalidParams(name, value, "needed a list of numbers")
+        return cls(**{**values, **{name: tuple(value) for name, value in lists.items()}})
 
 
 def of_rest() -> Iterator[Parameter]:
@@ -347,41 +380,46 @@ def _check_text(p: Parameter, value: object) -> None:
         raise InvalidParams(p.name, value, "needed valid Unicode, without lone surrogates")
 
 
-def _check_steps(p: Parameter, value: Any) -> None:
-    is_numbers = bool(value) and all(_is_int(step) for step in value)
-    is_rising = is_numbers and all(a < b for a, b in itertools.pairwise(value))
-    if not is_rising or value[0] != 0:
+def _check_numbers(p: Parameter, value: Any) -> None:
+    """Step numbers, or the two ends of a part."""
+    of_its_kind = _is_int if p.item is int else _is_number
+    is_numbers = bool(value) and all(map(of_its_kind, value))
+    is_rising = is_numbers and value[0] >= 0 and all(a < b for a, b in itertools.pairwise(value))
+    if p.item is int and not is_rising:
         raise InvalidParams(p.name, value, _needed_steps(MAX_STEPS))
+    if p.item is float and not (is_rising and len(value) == 2 and value[1] <= 1):
+        raise InvalidParams(p.name, value, "needed two rising numbers from 0 to 1")
 
 
 def _needed_steps(steps: int) -> str:
-    return f"needed rising step numbers from 0 to {steps - 1}, 0 the first"
+    return f"needed rising step numbers from 0 to {steps - 1}"
 
 
 _CHECKS: Mapping[type, Callable[[Parameter, Any], None]] = {
     str: _check_text,
     int: _check_whole,
     float: _check_number,
-    tuple: _check_steps,
+    tuple: _check_numbers,
 }
 
 
-def _kind(hint: Any) -> type:
-    """Of `int | None` int, of `tuple[int, ...]` tuple."""
+def _kind(hint: Any) -> dict[str, type]:
+    """Of `int | None` int, of `tuple[int, ...]` tuple and int."""
     if isinstance(hint, UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
-    kind: type = get_origin(hint) or hint
-    return kind
+    kind = get_origin(hint)
+    return {"kind": kind, "item": get_args(hint)[0]} if kind else {"kind": hint}
 
 
 def _read_table() -> dict[str, Parameter]:
     hints = get_type_hints(GenerationParams)
     return {
         f.name: replace(
-            f.metadata["parameter"], name=f.name, kind=_kind(hints[f.name]), default=f.default
+            f.metadata["parameter"], name=f.name, default=f.default, **_kind(hints[f.name])
         )
         for f in fields(GenerationParams)
     }
 
 
 PARAMETERS: Mapping[str, Parameter] = MappingProxyType(_read_table())
+LISTS = tuple(p.name for p in PARAMETERS.values() if p.kind is tuple)

@@ -16,10 +16,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from sdxl.deepcache import StepPlan
+from sdxl.deepcache import Step, StepPlan
 from sdxl.specs import Axes
 
 Network = Literal["unet_deep", "unet_shallow"]
@@ -55,7 +54,6 @@ class Flight:
 
     id: int
     axes: Axes
-    rows: int
     plan: StepPlan
     step: int = 0
     priority: Priority = Priority.INTERACTIVE
@@ -84,8 +82,22 @@ class Flight:
         return CallKey(network, self.axes, self.variant)
 
     @property
+    def next_step(self) -> Step:
+        return self.plan[self.step]
+
+    @property
     def next_is_deep(self) -> bool:
-        return self.plan[self.step].is_deep
+        return self.next_step.is_deep
+
+    @property
+    def rows(self) -> int:
+        """What it needs room for: the most of any step it has left."""
+        return self.plan.room[self.step]
+
+    @property
+    def steady_ticks(self) -> int:
+        """Until it needs less room: guidance has ended, or all is done."""
+        return self.plan.steady[self.step]
 
     @property
     def needs_cache(self) -> bool:
@@ -99,7 +111,7 @@ class Flight:
     @property
     def cycle(self) -> tuple[Axes, str, int]:
         """Images of one cycle that are at a deep step together share their calls from then on."""
-        return self.axes, self.variant, first_interval(self.plan)
+        return self.axes, self.variant, self.plan.first_interval
 
     def advanced(self, ticks: int = 1) -> Flight:
         return self.changed(step=self.step + ticks)
@@ -110,13 +122,6 @@ class Flight:
         moved = object.__new__(Flight)
         vars(moved).update(vars(self), **fields)
         return moved
-
-
-@lru_cache(maxsize=1024)
-def first_interval(plan: StepPlan) -> int:
-    """Ticks from the first deep step to the second."""
-    later = (tick for tick, step in enumerate(plan) if tick and step.is_deep)
-    return next(later, len(plan))
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class TickPlan:
     expired: tuple[int, ...] = ()
     """past their deadline: nobody waits for them any more"""
     is_settled: bool = False
-    """if nothing arrives, the same images run until one of them is done"""
+    """if nothing arrives, the same images run until one of them is done, or needs less room"""
 
 
 def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan:
@@ -298,7 +303,7 @@ def _who_goes_on(
 
 
 def _cache_rows(flight: Flight) -> int:
-    return flight.rows if flight.needs_cache else 0
+    return flight.next_step.rows if flight.needs_cache else 0
 
 
 def _can_pause(flight: Flight, waiting: int, limits: Limits) -> bool:
@@ -395,14 +400,14 @@ def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
         by_call.setdefault(flight.call(network), []).append(flight)
     for call, members in by_call.items():
         for part in _split(members, limits.buckets[-1]):
-            bucket = limits.bucket(sum(f.rows for f in part))
+            bucket = limits.bucket(sum(f.next_step.rows for f in part))
             yield Group(call, tuple(f.id for f in part), bucket)
 
 
 def _split(members: Sequence[Flight], largest: int) -> Iterable[list[Flight]]:
     part: list[Flight] = []
     for flight in members:
-        if part and sum(f.rows for f in part) + flight.rows > largest:
+        if part and sum(f.next_step.rows for f in part) + flight.next_step.rows > largest:
             yield part
             part = []
         part.append(flight)

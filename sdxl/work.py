@@ -8,7 +8,7 @@ Replicas share their time by measured seconds instead (admission.py).
 from __future__ import annotations
 
 from sdxl.cost import SHALLOW_SHARE
-from sdxl.deepcache import deep_count, most_rows, plan_of
+from sdxl.deepcache import plan_of
 from sdxl.params import GenerationParams, Sizes
 
 
@@ -22,5 +22,4 @@ def standard_images(params: GenerationParams, sizes: Sizes) -> float:
 def _row_steps(params: GenerationParams) -> float:
     """Deep steps of one row, shallow ones as the part of one that they are."""
     plan = plan_of(params)
-    deep = deep_count(plan)
-    return (deep + (len(plan) - deep) * SHALLOW_SHARE) * most_rows(plan)
+    return plan.rows(is_deep=True) + plan.rows(is_deep=False) * SHALLOW_SHARE

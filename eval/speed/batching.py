@@ -101,7 +101,7 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
 
 
 def device_of(costs: Costs, limits: Limits) -> MeasuredDevice:
-    image = Flight(-1, next(iter(costs.ticks)).call.axes, ROWS, ())
+    image = Flight(-1, next(iter(costs.ticks)).call.axes, deepcache.plan(1, 1))
     rows = max(costs.knee(image, limits.buckets), ROWS)
     return MeasuredDevice(costs, replace(limits, rows=rows), image)
 
@@ -129,7 +129,7 @@ def in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float
             now = max(now, arrivals[coming].at_s)
         while coming < len(arrivals) and arrivals[coming].at_s <= now:
             flights[coming] = Flight(
-                coming, device.image.axes, ROWS, deepcache.plan(*arrivals[coming].kind)
+                coming, device.image.axes, deepcache.plan(*arrivals[coming].kind)
             )
             coming += 1
         plan = plan_tick(list(flights.values()), device.limits, now)

@@ -78,8 +78,8 @@ def letter(entry: Entry) -> bytes:
     return as_json(facts) + b"\n"
 
 
-def manifest_columns() -> dict[str, type]:
-    return {**LEDGER_COLUMNS, **{each.name: each.kind for each in PARAMETERS.values()}}
+def manifest_columns() -> dict[str, Any]:
+    return {**LEDGER_COLUMNS, **{each.name: each.stored_kind for each in PARAMETERS.values()}}
 
 
 class ManifestWriter:
@@ -91,7 +91,8 @@ class ManifestWriter:
             str: arrow.string(),
             int: arrow.int64(),
             float: arrow.float64(),
-            tuple: arrow.list_(arrow.int64()),
+            list[int]: arrow.list_(arrow.int64()),
+            list[float]: arrow.list_(arrow.float64()),
         }
         self._schema = arrow.schema([(n, types[kind]) for n, kind in manifest_columns().items()])
         self._table = arrow.Table

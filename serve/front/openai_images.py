@@ -31,8 +31,7 @@ def field_of(each: Parameter) -> Any:
     facts: dict[str, Any] = {"description": each.help}
     if each.kind in (int, float):
         facts |= {"ge": each.low, "le": each.high}
-    kinds = {int: int, float: float, tuple: list[int]}
-    kind = Literal[each.choices] if each.choices else kinds.get(each.kind, str)
+    kind = Literal[each.choices] if each.choices else each.stored_kind
     return Annotated[kind | None, Field(**facts)], None
 
 
@@ -186,6 +185,8 @@ class Control(Reply):
     help: str
     placeholder: str
     type: Literal["string", "integer", "number", "array"]
+    items: Literal["integer", "number"] | None = None
+    """of an array"""
     default: str | int | float | None = None
     minimum: int | float | None = None
     maximum: int | float | None = None
@@ -203,6 +204,7 @@ class Control(Reply):
             help=each.help,
             placeholder=each.placeholder,
             type=JSON_TYPES[each.kind],
+            items=JSON_TYPES[each.item] if each.kind is tuple else None,
             default=each.default,
             choices=each.choices or None,
             is_for_edits=each.is_for_edits or None,

@@ -20,7 +20,11 @@ function place(each) {
   byId(isWide ? "wide-parameters" : "parameters").append(field);
 }
 
-function controlOf({ name, type, help, placeholder, default: usual, minimum, maximum, choices }) {
+const LISTS = { integer: "[0-9]+(,[0-9]+)*", number: "[0-9.]+(,[0-9.]+)*" };
+
+function controlOf(
+  { name, type, items, help, placeholder, default: usual, minimum, maximum, choices },
+) {
   const common = { id: name, name, title: help, placeholder: placeholder || null };
   if (choices) {
     const options = choices.map((value) => make("option", { value }, value.replaceAll("_", " ")));
@@ -31,7 +35,7 @@ function controlOf({ name, type, help, placeholder, default: usual, minimum, max
   }
   if (usual === undefined) {
     // May stay empty, and may be larger than a number holds here.
-    const pattern = type === "array" ? "[0-9]+(,[0-9]+)*" : "[0-9]{1,19}";
+    const pattern = LISTS[items] ?? "[0-9]{1,19}";
     const inputmode = type === "array" ? "text" : "numeric";
     return make("input", { ...common, pattern, inputmode, autocomplete: "off" });
   }

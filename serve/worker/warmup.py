@@ -16,7 +16,7 @@ from PIL import Image
 
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
-from sdxl.deepcache import most_rows, plan_of
+from sdxl.deepcache import plan_of
 from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
@@ -126,5 +126,5 @@ def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
 
 def standard(pipeline: Pipeline) -> Flight:
     """An image of the model's own size with the default steps and guidance."""
-    side, plan = pipeline.sizes.default, plan_of(GenerationParams())
-    return Flight(-1, pipeline.axes(side, side), most_rows(plan), plan)
+    side = pipeline.sizes.default
+    return Flight(-1, pipeline.axes(side, side), plan_of(GenerationParams()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sdxl import images
 from sdxl.admission import Refused, check_length
 from sdxl.cost import Costs, project
-from sdxl.deepcache import most_rows, plan_of
+from sdxl.deepcache import plan_of
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
@@ -254,12 +254,10 @@ class Worker:
         self, order: ImageOrder, params: GenerationParams, threads: _Threads, chunks: int = 1
     ) -> Flight:
         assert params.height and params.width
-        plan = plan_of(params)
         return Flight(
             threads.denoiser.loop.new_id(),
             self.pipeline.axes(params.height, params.width, chunks),
-            most_rows(plan),
-            plan,
+            plan_of(params),
             priority=order.priority,
             deadline_s=self.pipeline.clock() + order.deadline_s,
             client=order.client,

@@ -20,20 +20,24 @@ def denoise(engines: Engines, request: Request) -> Tensor:
     told = {name: getattr(condition, name) for name in ("context", "pooled", "time_ids")}
     ready = call(engines["unet_prompt"], engines.arch, told)
     cache: dict[str, Tensor] = {}
+    cached = 0
     for row, step in zip(request.table.rows, request.plan, strict=True):
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
-            "sample": (x * coefficients[0, 0]).repeat(request.rows, 1, 1, 1),
-            "timestep": coefficients[:, 1].repeat(request.rows),
-            "added": ready["added"],
+            "sample": (x * coefficients[0, 0]).repeat(step.rows, 1, 1, 1),
+            "timestep": coefficients[:, 1].repeat(step.rows),
         }
+        told = {name: tensor[: step.rows] for name, tensor in ready.items()}
         if step.is_deep:
-            cache = call(engines["unet_deep"], engines.arch, inputs | ready)
-            predicted = cache.pop("noise")
+            cache = call(engines["unet_deep"], engines.arch, inputs | told)
+            predicted, cached = cache.pop("noise"), step.rows
         else:
-            predicted = call(engines["unet_shallow"], engines.arch, {**inputs, **cache})["noise"]
+            assert step.rows <= cached, "no deep step has made the negative row's features"
+            kept = {name: tensor[: step.rows] for name, tensor in cache.items()}
+            given = {**inputs, "added": told["added"], **kept}
+            predicted = call(engines["unet_shallow"], engines.arch, given)["noise"]
         guided = predicted[:1]
-        if request.rows == 2:
+        if step.is_guided:
             guided = predicted[1:] + request.guidance * (predicted[:1] - predicted[1:])
         fresh = noise.next()[None] if row[schedulers.COLUMNS.index("d")] else None
         x, h = schedulers.step(x, guided, h, fresh, schedulers.columns(coefficients))

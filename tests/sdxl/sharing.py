@@ -18,7 +18,7 @@ from tests.fakes import axes
 
 SHAPE = axes(64, 64)
 BUCKETS = (1, 2, 4, 6, 8, 12)
-STANDARD = Flight(-1, SHAPE, 2, plan(20, 2))
+STANDARD = Flight(-1, SHAPE, plan(20, 2))
 
 
 def device_costs(base_s: float = 0.010, row_s: float = 0.010) -> Costs:
@@ -170,7 +170,6 @@ class Caller:
             wanted = Flight(
                 -1,
                 self.axes,
-                2,
                 plan(self.steps, self.interval),
                 priority=self.priority,
                 deadline_s=device.now + self.deadline_s,

@@ -159,10 +159,10 @@ def test_an_idle_client_saves_no_credit_and_a_cancelled_image_costs_none() -> No
 def test_a_client_above_its_share_pauses_one_image_for_a_newcomer() -> None:
     limits = Limits(buckets=(2, 4), rows=4)
     heavy = [
-        Flight(i, SHAPE, 2, plan(9, 1), 2, state=State.RUNNING, client="heavy", due=i)
+        Flight(i, SHAPE, plan(9, 1), 2, state=State.RUNNING, client="heavy", due=i)
         for i in range(2)
     ]
-    newcomer = Flight(7, axes(8, 8), 2, plan(9, 1), client="light", due=99.0)
+    newcomer = Flight(7, axes(8, 8), plan(9, 1), client="light", due=99.0)
     decided = plan_tick([*heavy, newcomer], limits, 0.0)
     assert (decided.paused, decided.admitted) == ((1,), (7,))
     paused = replace(heavy[1], state=State.PAUSED)

@@ -4,6 +4,7 @@ image has one outcome, and its latents are those of the same request alone."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,12 +47,15 @@ def request(
     side: int = 8,
     tokens: int = 77,
     deep_steps: tuple[int, ...] | None = None,
+    guided_steps: Collection[int] | None = None,
     **rest: Any,
 ) -> Request:
+    if guidance <= 1:
+        guided_steps = ()
     return Request(
         fake_conditioning(seed, 2 if guidance > 1 else 1, tokens),
         schedulers.table(scheduler, steps, CONFIG),
-        deepcache.plan(steps, interval, deep_steps),
+        deepcache.plan(steps, interval, deep_steps, guided_steps),
         guidance,
         seed,
         side,
@@ -93,6 +97,9 @@ MIX = [
     request(6, steps=3, side=10),
     request(7, steps=6, tokens=154),
     request(8, steps=6, deep_steps=(0, 1, 4)),
+    request(9, steps=6, guided_steps=range(3)),
+    request(10, steps=7, scheduler="dpmpp_2m", guided_steps=range(2, 5)),
+    request(11, steps=6, interval=3, scheduler="euler_a", guided_steps=(0, 1, 4, 5)),
 ]
 
 
@@ -363,6 +370,7 @@ class AnyOrder(RuleBasedStateMachine):
         side=st.sampled_from([8, 10]),
         tokens=st.sampled_from([77, 154]),
         priority=st.sampled_from(Priority),
+        guided_steps=st.none() | st.sets(st.integers(0, 5)),
     )
     def submit(self, **kwargs: Any) -> None:
         made = request(next(self.seeds), **kwargs)
@@ -428,7 +436,8 @@ class AnyOrder(RuleBasedStateMachine):
         for cohort in cohorts:
             assert cohort.members == sum(c is cohort for c in cohorts)
         waiting = [f for f in self.flight.flights if f.state is State.PAUSED and f.needs_cache]
-        assert sum(f.rows for f in waiting) <= self.flight.limits.paused_cache_rows
+        held = sum(f.next_step.rows for f in waiting)
+        assert held <= self.flight.limits.paused_cache_rows
 
     def teardown(self) -> None:
         if not hasattr(self, "flight"):

@@ -47,6 +47,8 @@ def test_what_is_written_is_read_again(scheduler: str) -> None:
         seed=2**63 - 1,
         steps=8,
         deep_steps=(0, 2, 5),
+        guidance_interval=(0.0, 0.6),
+        guided_steps=(1, 2),
     )
     found = read_text(parameters_text(params.as_dict()))
     assert GenerationParams.from_dict(found.params) == params and not found.unread

@@ -37,6 +37,14 @@ SIZES = Sizes(default=128, minimum=64, maximum=512)
         ("deep_steps", [0, 0]),
         ("deep_steps", 3),
         ("deep_steps", ["a"]),
+        ("guidance_interval", [0.5]),
+        ("guidance_interval", [0.6, 0.2]),
+        ("guidance_interval", [0.0, 1.5]),
+        ("guidance_interval", [0.0, math.nan]),
+        ("guidance_interval", "0,1"),
+        ("guided_steps", [3, 2]),
+        ("guided_steps", [0.5]),
+        ("guided_steps", [20]),
         ("prompt", None),
         ("prompt", "x" * 10_001),
         ("prompt", "\ud800"),
@@ -86,6 +94,8 @@ def test_what_is_left_open_is_filled() -> None:
         guidance=st.floats(0, 100),
         seed=st.integers(0, 2**63 - 1),
         deep_steps=st.one_of(st.none(), st.just((0, 3))),
+        guidance_interval=st.one_of(st.none(), st.just((0.25, 0.7))),
+        guided_steps=st.one_of(st.none(), st.just((1, 2))),
     )
 )
 def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:

@@ -17,10 +17,11 @@ from tests.fakes import axes
 SHAPE, WIDE = axes(8, 8), axes(8, 16)
 LIMITS = Limits(buckets=(1, 2, 4, 8), rows=8)
 RUNNING = State.RUNNING
+UNGUIDED = plan(6, 2, guided_steps=())
 
 
 def flight(id_: int, step: int = 0, interval: int = 2, **rest: object) -> Flight:
-    fields: dict[str, object] = {"axes": SHAPE, "rows": 2, "plan": plan(6, interval), **rest}
+    fields: dict[str, object] = {"axes": SHAPE, "plan": plan(6, interval), **rest}
     return Flight(id_, step=step, **fields)  # type: ignore[arg-type]
 
 
@@ -34,7 +35,7 @@ def test_rows_that_need_the_same_share_one_call() -> None:
         flight(0, 0, state=RUNNING),
         flight(1, 1, state=RUNNING),
         flight(2, 2, state=RUNNING),
-        flight(3, 0, state=RUNNING, axes=WIDE, rows=1),
+        flight(3, 0, state=RUNNING, axes=WIDE, plan=UNGUIDED),
     ]
     assert groups(*flights) == [("deep", (0, 2), 4), ("shallow", (1,), 2), ("deep", (3,), 1)]
 
@@ -46,18 +47,18 @@ def test_a_group_larger_than_the_largest_bucket_is_split_without_losing_one() ->
 
 
 def test_admission_is_in_order_and_nothing_overtakes_what_does_not_fit() -> None:
-    flights = [flight(0, 2, rows=2, state=RUNNING), flight(1, rows=8), flight(2, rows=1)]
-    assert plan_tick(flights, LIMITS, 0.0).admitted == ()
-    alone = [flight(1, rows=8), flight(2, rows=1)]
-    assert plan_tick(alone, Limits(buckets=(8,), rows=4), 0.0).admitted == (1,)
+    flights = [flight(0, 2, state=RUNNING), flight(1), flight(2, plan=UNGUIDED)]
+    assert plan_tick(flights, Limits(buckets=(8,), rows=3), 0.0).admitted == ()
+    alone = [flight(1), flight(2, plan=UNGUIDED)]
+    assert plan_tick(alone, Limits(buckets=(8,), rows=1), 0.0).admitted == (1,)
 
 
 def test_a_newcomer_waits_for_the_deep_step_of_its_cycle_and_keeps_its_place() -> None:
-    runner = flight(0, 1, state=RUNNING, rows=4)
+    runner, limits = flight(0, 1, state=RUNNING), Limits(buckets=(8,), rows=6)
     queued = [flight(1), flight(2, interval=3), flight(3)]
-    assert plan_tick([runner, *queued], LIMITS, 0.0).admitted == (2,)
+    assert plan_tick([runner, *queued], limits, 0.0).admitted == (2,)
     runner = runner.advanced()
-    assert plan_tick([runner, *queued], LIMITS, 0.0).admitted == (1, 2)
+    assert plan_tick([runner, *queued], limits, 0.0).admitted == (1, 2)
 
 
 def test_other_step_counts_with_the_same_interval_are_one_cycle() -> None:
@@ -91,7 +92,7 @@ def test_plans() -> None:
     assert plan(5, 2) == (deep, shallow, deep, shallow, deep)
     assert plan(3, 1) == (deep, deep, deep)
     assert plan(4, 9, deep_steps=(0, 3)) == (deep, shallow, shallow, deep)
-    assert plan(2, 2, is_guided=False) == (Step(True, False), Step(False, False))
+    assert plan(2, 2, guided_steps=()) == (Step(True, False), Step(False, False))
 
 
 def test_images_of_different_graphs_share_no_call() -> None:
@@ -165,12 +166,13 @@ def tick_by_tick(
 
 @st.composite
 def any_flight(draw: st.DrawFn) -> Flight:
-    made = plan(draw(st.integers(1, 9)), draw(st.integers(1, 4)))
+    steps = draw(st.integers(1, 9))
+    guided = draw(st.sets(st.integers(0, steps - 1)) | st.none())
+    made = plan(steps, draw(st.integers(1, 4)), guided_steps=guided)
     state = draw(st.sampled_from(State))
     return Flight(
         0,
         draw(st.sampled_from((SHAPE, WIDE))),
-        draw(st.integers(1, 2)),
         made,
         step=0 if state is State.QUEUED else draw(st.integers(0, len(made) - 1)),
         priority=draw(st.sampled_from(Priority)),

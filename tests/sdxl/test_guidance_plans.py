@@ -1,0 +1,235 @@
+"""Guidance in a part of the steps: what a request's words mean step by step, that a row less is
+counted as less, and that pictures are those of the loop written the plain way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sdxl import deepcache
+from sdxl.cost import project
+from sdxl.deepcache import Step, StepPlan, plan, plan_of
+from sdxl.inflight import InFlight
+from sdxl.params import GenerationParams, Sizes
+from sdxl.pipeline import Pipeline
+from sdxl.policy import Flight, Limits, State, plan_tick
+from sdxl.work import standard_images
+from tests.conftest import psnr
+from tests.fakes import FakeClock, axes, fake_engines
+from tests.sdxl.reference import denoise
+from tests.sdxl.sharing import device_costs
+from tests.sdxl.test_inflight import MIX, assert_same, latents_of
+
+SHAPE = axes(64, 64)
+PROMPT = "a small yellow star above a green square on a white background"
+
+
+def guided(asked: StepPlan) -> list[int]:
+    return [number for number, step in enumerate(asked) if step.is_guided]
+
+
+def asked(**fields: Any) -> list[int]:
+    return guided(plan_of(GenerationParams(**{"cache_interval": 1, **fields})))
+
+
+def test_guidance_in_every_step_is_the_plan_without_a_word_of_it() -> None:
+    usual = plan_of(GenerationParams())
+    assert usual == tuple(Step(number % 2 == 0, True) for number in range(20))
+    for same in ({"guidance_interval": (0.0, 1.0)}, {"guided_steps": tuple(range(20))}):
+        assert plan_of(GenerationParams(**same)) == usual  # type: ignore[arg-type]
+    assert guided(plan_of(GenerationParams(guidance=1.0, guidance_interval=(0.0, 1.0)))) == []
+
+
+@given(st.integers(1, 60), st.integers(0, 100), st.integers(0, 100))
+def test_an_interval_is_that_of_diffusers_guiders(steps: int, begin: int, end: int) -> None:
+    """They compare the step's number with int(share * steps)."""
+    if begin >= end:
+        return
+    # Of whole hundredths, without what floats make of them.
+    first, last = begin * steps // 100, end * steps // 100
+    found = asked(steps=steps, guidance_interval=(begin / 100, end / 100))
+    assert found == list(range(first, last))
+
+
+def test_guidance_that_would_begin_at_a_shallow_step_begins_at_the_next_deep_one() -> None:
+    found = asked(steps=9, cache_interval=3, guided_steps=tuple(range(1, 8)))
+    assert found == [3, 4, 5, 6, 7]
+    assert asked(steps=9, cache_interval=3, guided_steps=(0, 2, 4, 7)) == [0]
+    assert asked(steps=6, deep_steps=(0, 4), guidance_interval=(0.5, 1.0)) == [4, 5]
+
+
+def test_an_edit_is_guided_at_the_same_noise_as_a_picture_from_text() -> None:
+    whole = asked(steps=20, guidance_interval=(0.2, 0.7))
+    edit = asked(steps=20, guidance_interval=(0.2, 0.7), strength=0.5)
+    assert whole == list(range(4, 14)) and edit == [step - 10 for step in whole if step >= 10]
+
+
+def test_a_plan_that_reads_features_nobody_made_cannot_be() -> None:
+    with pytest.raises(ValueError, match="first step"):
+        StepPlan([Step(False)])
+    with pytest.raises(ValueError, match="step 2 is shallow"):
+        StepPlan([Step(True), Step(False, False), Step(False, True)])
+
+
+@given(st.integers(1, 30), st.integers(1, 5), st.sets(st.integers(0, 29)))
+def test_what_a_plan_says_of_itself_is_what_counting_finds(
+    steps: int, interval: int, wanted: set[int]
+) -> None:
+    made = plan(steps, interval, guided_steps=wanted)
+    rows = [step.rows for step in made]
+    for number in range(steps):
+        assert made.room[number] == max(rows[number:])
+        until = next(n for n in range(number + 1, steps + 1) if made.room[n] != made.room[number])
+        assert made.steady[number] == until - number
+        assert made.rows_before[number] == sum(rows[:number])
+    assert made.rows(is_deep=True) + made.rows(is_deep=False) == sum(rows)
+
+
+def test_work_is_counted_in_the_rows_that_run() -> None:
+    own = Sizes(128, 64, 512)
+    half = standard_images(GenerationParams(guidance_interval=(0.0, 0.5)), own)
+    assert half == pytest.approx(0.75)
+    assert standard_images(GenerationParams(guidance=1.0), own) == pytest.approx(0.5)
+    costs, limits = device_costs(), Limits((1, 2, 4, 8), 8)
+    whole_s, half_s = (
+        costs.work_s(Flight(0, SHAPE, plan(20, 2, guided_steps=steps)), limits)
+        for steps in (None, range(10))
+    )
+    assert half_s == pytest.approx(0.75 * whole_s)
+
+
+def test_an_image_whose_guidance_has_ended_makes_room_and_the_estimate_knows() -> None:
+    limits, costs = Limits((1, 2), 2), device_costs()
+    short = plan(8, 1, guided_steps=range(4))
+    first = Flight(0, SHAPE, short, state=State.RUNNING)
+    second = Flight(1, SHAPE, plan(4, 1, guided_steps=()))
+    for step in range(8):
+        found = plan_tick([replace(first, step=step), second], limits, 0.0)
+        assert found.admitted == (() if step < 4 else (1,)), f"at step {step}"
+        assert sum(group.bucket for group in found.groups) == 2
+    two_s = 0.010 + 2 * 0.010
+    expected = {0: pytest.approx(8 * two_s), 1: pytest.approx(8 * two_s)}
+    assert project([first, second], limits, costs, 0.0) == expected
+    alone = project([first], limits, costs, 0.0)[0]
+    assert alone == pytest.approx(4 * two_s + 4 * 0.020)
+
+
+def test_calls_have_no_row_for_a_negative_prompt_that_nobody_needs() -> None:
+    engines = fake_engines()
+    flight = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))
+    mixed = replace(MIX[0], plan=plan(4, 2, guided_steps=range(2)))
+    flight.submit(mixed)
+    flight.drain()
+    sizes = {
+        network: [call["sample"][0] for call in engines[network].calls]  # type: ignore[attr-defined]
+        for network in ("unet_deep", "unet_shallow")
+    }
+    assert sizes == {"unet_deep": [2, 1], "unet_shallow": [2, 1]}
+
+
+def test_a_recorded_tick_holds_for_whatever_comes_under_its_key() -> None:
+    """As a GPU replays it: the work of the first that came under a key, on its tensors."""
+    recorded: dict[Hashable, Callable[[], None]] = {}
+
+    def replay(key: Hashable, work: Callable[[], None]) -> None:
+        recorded.setdefault(key, work)()
+
+    engines = replace(fake_engines(), run_recorded=replay)
+    flight = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))
+    wanted = [r for r in MIX if (r.latent_h, r.conditioning.tokens) == (8, 77)]
+    for requests in (wanted, wanted[::-1], wanted[2:]):
+        ids = [flight.submit(r) for r in requests]
+        found = latents_of(flight.drain())
+        for id_, request in zip(ids, requests, strict=True):
+            assert_same(found[id_], denoise(fake_engines(), request))
+    assert len(recorded) < flight.steps_taken
+
+
+EIGHT = [
+    GenerationParams(PROMPT, seed=0, guidance_interval=(0.0, 0.6)),
+    GenerationParams("a red circle", seed=1, guidance_interval=(0.2, 0.8), cache_interval=1),
+    GenerationParams("two blue rings", seed=2, steps=15, scheduler="dpmpp_2m", cache_interval=3),
+    GenerationParams("a cross", seed=3, steps=12, guided_steps=(0, 1, 2, 6, 7, 8)),
+    GenerationParams("a star", seed=4, guidance=1.0),
+    GenerationParams("a square", seed=5, scheduler="euler_a", guidance_interval=(0.25, 1.0)),
+    GenerationParams("a ring", seed=6, deep_steps=(0, 1, 4, 9), guidance_interval=(0.1, 0.5)),
+    GenerationParams("a triangle", seed=7, scheduler="ddim", guidance_interval=(0.5, 0.9)),
+]
+
+
+def test_eight_plans_in_flight_give_what_each_gives_alone_and_in_the_plain_loop(
+    mini: Pipeline,
+) -> None:
+    requests = [replace(each, steps=each.steps * 3 // 5) for each in EIGHT]
+    together = mini.generate(requests)
+    assert len({plan_of(each) for each in requests}) == 8
+    for params, found in zip(requests, together, strict=True):
+        (alone,) = mini.generate([params])
+        assert found.image is not None and alone.image is not None, found.error
+        beside = psnr(found.image, alone.image)
+        resolved = mini.resolve(params)
+        (conditioning,) = mini.encode([resolved])
+        plain = mini.decode(denoise(mini.engines, mini.request(resolved, conditioning)))
+        by_hand = psnr(found.image, plain)
+        assert min(beside, by_hand) >= 60, (
+            f"{params}: {beside:.1f} dB beside itself alone, {by_hand:.1f} dB beside the plain "
+            "loop, needed 60"
+        )
+
+
+def test_guidance_in_an_interval_equals_diffusers_with_its_guidance_switched_on_and_off(
+    mini: Pipeline, diffusers_mini: Any
+) -> None:
+    params = mini.resolve(
+        GenerationParams(PROMPT, seed=5, steps=10, cache_interval=1, guidance_interval=(0.2, 0.7))
+    )
+    (result,) = mini.generate([params])
+    (condition,) = mini.encode([params])
+    expected = mini.decode(_by_diffusers(diffusers_mini, condition, params, range(2, 7)))
+    assert result.image is not None
+    found = psnr(result.image, expected)
+    assert found >= 60, f"{found:.1f} dB, needed 60"
+
+
+@torch.inference_mode()
+def _by_diffusers(pipe: Any, condition: Any, params: GenerationParams, steps: range) -> Tensor:
+    from diffusers import EulerDiscreteScheduler
+
+    scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    scheduler.set_timesteps(params.steps)
+    assert params.seed is not None and params.height and params.width
+    draw = torch.Generator().manual_seed(params.seed)
+    x = torch.randn((1, 4, params.height // 8, params.width // 8), generator=draw)
+    x = x * scheduler.init_noise_sigma
+    for number, t in enumerate(scheduler.timesteps):
+        rows = 2 if number in steps else 1
+        told = {"text_embeds": condition.pooled[:rows], "time_ids": condition.time_ids[:rows]}
+        scaled = scheduler.scale_model_input(torch.cat([x] * rows), t)
+        noise = pipe.unet(scaled, t, condition.context[:rows], added_cond_kwargs=told).sample
+        guided_noise = noise[:1]
+        if rows == 2:
+            guided_noise = noise[1:] + params.guidance * (noise[:1] - noise[1:])
+        x = scheduler.step(guided_noise, t, x).prev_sample
+    return x[0]
+
+
+def test_deterministic_bytes_stay_the_same_beside_changing_neighbours(mini: Pipeline) -> None:
+    fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
+    one = GenerationParams(PROMPT, seed=11, steps=6, guidance_interval=(0.3, 0.7))
+    (alone,) = fixed.generate([one])
+    others = [replace(each, steps=6, deep_steps=None, guided_steps=None) for each in EIGHT[:3]]
+    company = fixed.generate([*others, one])
+    image = company[-1].image
+    assert alone.image is not None and image is not None and torch.equal(image, alone.image)
+
+
+def test_the_plan_of_a_request_needs_a_negative_prompt_where_it_is_guided() -> None:
+    with pytest.raises(ValueError, match="negative prompt"):
+        replace(MIX[2], plan=deepcache.plan(1, 1))
