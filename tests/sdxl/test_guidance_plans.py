@@ -43,7 +43,7 @@ def test_guidance_in_every_step_is_the_plan_without_a_word_of_it() -> None:
     usual = plan_of(GenerationParams())
     assert usual == tuple(Step(number % 2 == 0, True) for number in range(20))
     for same in ({"guidance_interval": (0.0, 1.0)}, {"guided_steps": tuple(range(20))}):
-        assert plan_of(GenerationParams(**same)) == usual  # type: ignore[arg-type]
+        assert plan_of(GenerationParams(**same)) == usual
     assert guided(plan_of(GenerationParams(guidance=1.0, guidance_interval=(0.0, 1.0)))) == []
 
 

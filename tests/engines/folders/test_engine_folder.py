@@ -175,7 +175,7 @@ def denoise(engines: Engines, interval: int) -> list[Tensor]:
             Request(
                 fake_conditioning(seed, 2 if seed else 1),
                 schedulers.table("euler", 8, CONFIG),
-                deepcache.plan(8, interval),
+                deepcache.plan(8, interval, guided_steps=None if seed else ()),
                 5.0 if seed else 1.0,
                 seed,
                 ARCH.sample_size,

@@ -1,0 +1,85 @@
+"""Guidance in a part of the steps is the same by flag, REST field, batch column and metadata."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from sdxl import images
+from sdxl.arguments import given_params
+from sdxl.infotext import read_text
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+from serve.batch.intake import Intake
+from serve.batch.reading import read
+from serve.front.openai_edits import fields_of
+from serve.front.openai_images import Control, ImageRequest
+from serve.render.command import build_parser
+
+WANTED = {"guidance_interval": (0.0, 0.6), "guided_steps": (0, 1, 4)}
+MADE = GenerationParams("a star", seed=3, width=64, height=64, **WANTED)  # type: ignore[arg-type]
+
+
+def test_flags_and_fields_say_the_same() -> None:
+    flags = ["a star", "--guidance-interval", "0,0.6", "--guided-steps", "0,1,4"]
+    asked = given_params(build_parser().parse_args(flags))
+    assert {name: asked[name] for name in WANTED} == WANTED
+    body = '{"prompt": "a star", "guidance_interval": [0, 0.6], "guided_steps": [0, 1, 4]}'
+    request = ImageRequest.model_validate_json(body)
+    assert {name: tuple(getattr(request, name)) for name in WANTED} == WANTED
+    assert MADE.as_rest()["guidance_interval"] == (0.0, 0.6)
+    with pytest.raises(ValidationError, match="guided_steps"):
+        ImageRequest.model_validate_json('{"prompt": "a", "guided_steps": [0.5]}')
+
+
+def test_a_form_of_an_edit_says_the_same() -> None:
+    from starlette.datastructures import FormData
+
+    form = FormData([("guidance_interval", "0,0.6"), ("guided_steps", "0,1,4")])
+    assert fields_of(form) == {name: list(value) for name, value in WANTED.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", 'prompt,guidance_interval,guided_steps\na star,"0,0.6","0,1,4"\n'),
+        (
+            "a.jsonl",
+            '{"prompt": "a star", "guidance_interval": [0, 0.6], "guided_steps": [0, 1, 4]}\n',
+        ),
+    ],
+)
+def test_columns_of_a_batch_say_the_same(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    intake = Intake({}, 1, "sdxl-mini", Sizes(128, 64, 512), "png")
+    (row,) = intake.rows(read([tmp_path / name]))
+    assert row.params is not None, row.error
+    assert {each: getattr(row.params, each) for each in WANTED} == WANTED
+
+
+def test_a_picture_tells_it_and_says_nothing_where_it_was_not_asked() -> None:
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    data = images.encode(pixels, "png", {**MADE.as_dict(), "model": "m"})
+    told = images.read_parameters(data)
+    told.pop("model")
+    assert GenerationParams.from_dict(told) == MADE
+    text = images.parameters_text({**MADE.as_dict(), "model": "m"})
+    assert {name: read_text(text).params[name] for name in WANTED} == WANTED
+    plain = GenerationParams("a star", seed=3, width=64, height=64).as_dict()
+    assert not set(WANTED) & set(images.told(plain))
+
+
+def test_the_page_is_told_what_its_lists_hold() -> None:
+    from sdxl.params import PARAMETERS
+
+    controls = {name: Control.of(PARAMETERS[name]) for name in (*WANTED, "deep_steps", "steps")}
+    assert [each.items for each in controls.values()] == ["number", "integer", "integer", None]
+
+
+def test_a_wrong_part_is_refused_by_name() -> None:
+    with pytest.raises(
+        InvalidParams, match=r"guidance_interval: .* two rising numbers from 0 to 1"
+    ):
+        GenerationParams(guidance_interval=(0.6, 0.2))
