@@ -17,6 +17,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from serve.fleet.router import ROUTING
+from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
 from serve.llm.deployment import place
@@ -76,7 +77,31 @@ def application(settings: ServeSettings) -> Application:
     )
     # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
     marked = mark(folder_of(settings.results_dir))
-    return ingress.bind(settings, replicas.bind(settings), marked, bound_llm)
+    bound = replicas.bind(settings)
+    return ingress.bind(settings, bound, marked, bound_llm, batches(settings, bound))
+
+
+def batches(settings: ServeSettings, replicas: Application) -> tuple[AddRoutes, Application] | None:
+    """The routes of files and batches, and the one process that makes them."""
+    if not settings.batches_dir:
+        return None
+    # Here and not above: most services have no need of it.
+    from serve.batch_api.deployment import BatchReplica
+    from serve.batch_api.records import Records
+    from serve.batch_api.routes import add_batch_routes
+    from serve.batch_api.webhooks import read_endpoints
+
+    read_endpoints(settings.webhooks)
+    Records(settings.batches_dir).prepare()
+    runner = ray_serve.deployment(name="BatchReplica")(BatchReplica).options(
+        num_replicas=1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S * 5,
+        graceful_shutdown_timeout_s=settings.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return add_batch_routes, runner.bind(settings, replicas)
 
 
 def how_many(settings: ServeSettings, fewest: int) -> dict[str, Any]:

@@ -33,6 +33,11 @@ class Problem(Exception):
     def type(self) -> str:
         return TYPES.get(self.status, SERVER if self.status >= 500 else INVALID)
 
+    def as_dict(self) -> dict[str, Any]:
+        """What it is made of, but for when to ask again."""
+        names = ("status", "message", "param", "code")
+        return {name: getattr(self, name) for name in names}
+
     def body(self) -> dict[str, Any]:
         return {
             "error": {

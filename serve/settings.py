@@ -102,6 +102,14 @@ class ServeSettings:
     results_ttl_s: float = setting(3600.0, "how long `url` results live", 1)
     results_max_bytes: int = setting(1 << 30, "the most that `url` results may take", 1)
 
+    batches_dir: str = setting(
+        "", "folder that all nodes share, or a URL such as s3://…, for /v1/files and /v1/batches"
+    )
+    batches_ttl_s: float = setting(2_592_000.0, "how long their files live, unless they say", 3600)
+    max_file_bytes: int = setting(64 << 20, "the largest file of requests", 1)
+    max_batch_requests: int = setting(50_000, "requests in a file", 1)
+    webhooks: str = setting("", "file of addresses that hear how batches end: URL whsec_SECRET")
+
     def __post_init__(self) -> None:
         for each in fields(self):
             check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "eval": {"sdxl", "engines", "onnx_export"},
 }
 ROOMS = {
-    "serve": ("batch", "render", "front", "llm", "worker", "fleet"),
+    "serve": ("batch_api", "batch", "render", "front", "llm", "worker", "fleet"),
     "engines": ("pytorch", "trt", "parity", "cuda", "folders"),
     "eval": ("h200", "mlperf", "robustness", "speed", "quality", "service", "measuring"),
 }

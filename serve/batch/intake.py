@@ -21,7 +21,7 @@ from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
-from serve.errors import Problem
+from serve.errors import Problem, invalid, of_params
 from serve.front.image_orders import check_limits, params_of
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -30,7 +30,8 @@ from serve.settings import ServeSettings
 PARAM_NAMES = {each.column: each.name for each in PARAMETERS.values()}
 BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
-OF_THE_SERVICE = ("expand_prompt", "output_compression", "stream", "partial_images")
+OF_AN_ANSWER = ("expand_prompt", "stream", "partial_images")
+OF_THE_SERVICE = (*OF_AN_ANSWER, "output_compression")
 """What only a service's own answer can have."""
 IGNORED = ("response_format", "user", "moderation", "style")
 """Fields of OpenAI's that do not change a picture here."""
@@ -49,9 +50,12 @@ class Intake:
     n: int
     model: str
     sizes: Sizes | None
-    format: str
+    format: str | None
+    """None: every line's own"""
     presets: Presets = field(default_factory=lambda: UNMEASURED)
     """what `quality` means in a line of OpenAI's Batch API"""
+    limits: ServeSettings = ANY_STEPS
+    """what such a line may ask"""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         """Numbered; of two rows that give one id, the second is an error."""
@@ -75,11 +79,13 @@ class Intake:
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             shown = given if isinstance(given, str) and given else record.line
-            yield BatchRow(ordinal, record.line, shown, error=str(error))
+            problem = problem_of(error)
+            yield BatchRow(ordinal, record.line, shown, error=str(error), problem=problem)
             return
+        file: dict[str, Any] = {} if self.format else file_of(record.values)
         numbers = itertools.chain([ordinal], ordinals)
         for id_, params in images:
-            row = BatchRow(next(numbers), record.line, id_, params, **pictures)
+            row = BatchRow(next(numbers), record.line, id_, params, **pictures, **file)
             yield used.first_or_error(row)
 
     def _images(
@@ -133,16 +139,16 @@ class Intake:
             asked = f"{values.get('method')} {values.get('url')}"
             raise InvalidParams("url", asked, f"needed POST {BATCH_URL}")
         request = request_of(values.get("body"))
-        for name in OF_THE_SERVICE:
+        for name in OF_THE_SERVICE if self.format else OF_AN_ANSWER:
             if (value := getattr(request, name)) not in (None, False):
                 raise InvalidParams(name, value, "a job has no such thing; leave it out")
-        if request.format != self.format and request.output_format is not None:
+        if self.format and request.output_format not in (None, self.format):
             raise InvalidParams("output_format", request.format, f"the job makes {self.format}")
         # Where the service alone knows its sizes, it is the one to refuse.
         sizes = self.sizes or Sizes(1024, 64, 4096)
         card = ModelCard(self.model, sizes, presets=self.presets)
-        check_limits(request, card, ANY_STEPS)
-        params = params_of(request, card, ANY_STEPS).as_dict()
+        check_limits(request, card, self.limits)
+        params = params_of(request, card, self.limits).as_dict()
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}
         body = {k: v for k, v in values["body"].items() if k not in IGNORED}
@@ -155,6 +161,23 @@ class Intake:
             return values
         sides = {side: self.sizes.resolve(side, values.get(side)) for side in ("width", "height")}
         return {**values, **sides}
+
+
+def file_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a line of the Batch API wants its pictures' files to be."""
+    body = values["body"]
+    format = body.get("output_format") or "png"
+    return {"format": format, "compression": body.get("output_compression")}
+
+
+def problem_of(error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case InvalidParams():
+            return of_params(error)
+        case _:
+            return invalid(None, str(error), "invalid_line")
 
 
 def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
@@ -216,7 +239,7 @@ class UsedIds:
         if new.rowcount:
             return row
         error = f"id: {row.id!r} is not allowed; {self.line_of(row.id)} has it already"
-        return BatchRow(row.ordinal, row.line, row.id, error=error)
+        return BatchRow(row.ordinal, row.line, row.id, error=error, problem=invalid("id", error))
 
 
 def digest_of(id_: str) -> bytes:

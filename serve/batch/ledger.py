@@ -43,6 +43,9 @@ class Entry:
     engine: str = ""
     """what computed it; empty where all workers of a job had the same"""
     error: str | None = None
+    problem: dict[str, Any] = field(default_factory=dict)
+    """the error as the service would answer it"""
+    prompt_tokens: int = 0
 
     def as_line(self) -> bytes:
         return as_json(asdict(self)) + b"\n"
@@ -78,16 +81,27 @@ def _is_sound(entry: Entry) -> bool:
     """Everything has the type that it was written with, and the file lies among the pictures."""
     texts = [entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.engine]
     texts += [entry.file, *entry.origin, *entry.origin.values()]
-    numbers = [entry.ordinal, entry.size, entry.seed]
+    numbers = [entry.ordinal, entry.size, entry.seed, entry.prompt_tokens]
     sides = [entry.params.get(side) for side in ("width", "height")]
     numbers += [side for side in sides if side is not None]
     GenerationParams.from_dict(entry.params)
     return (
         all(isinstance(text, str) for text in texts)
         and isinstance(entry.error, str | None)
+        and is_problem(entry.problem)
         and (entry.error is not None or is_picture(entry))
         and all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers)
         and all(type(s) in (int, float) and abs(s) < MAX_NUMBER for s in entry.timings.values())
+    )
+
+
+def is_problem(facts: Any) -> bool:
+    return facts == {} or (
+        facts.keys() == {"status", "message", "param", "code"}
+        and type(facts["status"]) is int
+        and 400 <= facts["status"] < 600
+        and isinstance(facts["message"], str)
+        and all(isinstance(facts[name], str | None) for name in ("param", "code"))
     )
 
 

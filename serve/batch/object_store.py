@@ -34,6 +34,14 @@ class ObjectStore:
         self.put(probe, b"")
         self.remove(probe)
 
+    def join(self, *folders: str) -> None:
+        self.prepare()
+
+    def remove_all(self) -> None:
+        files, root = self._open()
+        with suppress(FileNotFoundError):
+            files.rm(root, recursive=True)
+
     def tidy(self) -> None:
         pass
 

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
+from serve.errors import Problem
 
 MAX_NAME = 200
 """bytes of a file's name without its ending; file systems allow 255 in all"""
@@ -34,6 +35,11 @@ class BatchRow:
     image: str | None = None
     """what it is made from, of an edit: a path or a data URL"""
     mask: str | None = None
+    format: str = ""
+    """the job's unless the row says another"""
+    compression: int | None = None
+    problem: Problem | None = None
+    """the error in the service's words"""
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ class ShardWorker:
         async with self._window:
             self._begun(1)
             if row.params is None or row.error is not None:
-                await self._bury(row, row.error or "no parameters", book, tally)
+                await self._bury(row, row.error or "no parameters", book, tally, row.problem)
                 return
             try:
                 order = await self._order(row)
@@ -223,7 +223,7 @@ class ShardWorker:
                 # What a worker's front hides from its clients is told here.
                 cause = error.__context__ or error
                 if isinstance(error, Problem) and is_final(error):
-                    await self._bury(row, str(cause), book, tally)
+                    await self._bury(row, str(cause), book, tally, error)
                 else:
                     tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
                 return
@@ -234,7 +234,7 @@ class ShardWorker:
     async def _order(self, row: BatchRow) -> ImageOrder:
         assert row.params is not None
         if row.image is None:
-            return ImageOrder(row.params, self.task.format)
+            return ImageOrder(row.params, row.format or self.task.format, row.compression)
         card = await self.renderer.card()
         order: ImageOrder = await self._in_thread(order_of, row, self.task.format, card)
         return order
@@ -253,7 +253,8 @@ class ShardWorker:
         assert done.params.seed is not None
         began = time.perf_counter()
         folder = LOOSE if self.task.is_tarred else "images"
-        file = f"{folder}/{shard_name(shard)}/{stem_of(row.id)}{SUFFIXES[self.task.format]}"
+        suffix = SUFFIXES[row.format or self.task.format]
+        file = f"{folder}/{shard_name(shard)}/{stem_of(row.id)}{suffix}"
         self.task.store.put(file, done.image)
         timings = {**done.timings, "store_s": time.perf_counter() - began}
         book.add(
@@ -271,12 +272,28 @@ class ShardWorker:
                 timings={name: round(seconds, 6) for name, seconds in timings.items()},
                 worker=self.name,
                 engine=self._engine,
+                prompt_tokens=done.prompt_tokens,
             )
         )
         self._touched += 1
 
-    async def _bury(self, row: BatchRow, error: str, book: LedgerWriter, tally: Tally) -> None:
-        entry = Entry(row.ordinal, row.id, row.line, self.task.run, error=error, worker=self.name)
+    async def _bury(
+        self,
+        row: BatchRow,
+        error: str,
+        book: LedgerWriter,
+        tally: Tally,
+        problem: Problem | None = None,
+    ) -> None:
+        entry = Entry(
+            row.ordinal,
+            row.id,
+            row.line,
+            self.task.run,
+            error=error,
+            worker=self.name,
+            problem={} if problem is None else problem.as_dict(),
+        )
         await self._in_thread(book.add, entry)
         tally.dead[row.line] = error
 

@@ -38,6 +38,14 @@ class Store(Protocol):
         """Prove that it takes files, and remove what a killed run left unfinished."""
         ...
 
+    def join(self, *folders: str) -> None:
+        """As `prepare`, beside others who are at work here: it removes nothing."""
+        ...
+
+    def remove_all(self) -> None:
+        """Everything, and the place itself."""
+        ...
+
     def tidy(self) -> None:
         """Nothing unfinished is left: remove where it would lie."""
         ...
@@ -76,8 +84,14 @@ class FolderStore:
         prepare_folder(self.root)
         for name in self.names(SCRATCH):
             shutil.rmtree(self.root / SCRATCH / name, ignore_errors=True)
+        self.join(*folders)
+
+    def join(self, *folders: str) -> None:
         for folder in (self.scratch, *(self.root / name for name in folders)):
             prepare_folder(folder)
+
+    def remove_all(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
 
     def tidy(self) -> None:
         shutil.rmtree(self.root / SCRATCH, ignore_errors=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import sdxl
 from serve import errors
 from serve.errors import Problem
 from serve.front import metrics, openai_edits
+from serve.front.batches_off import FILES_PATH, add_off_routes
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import Edits
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, response
@@ -57,6 +59,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "what was wrong with the request"},
     "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
 }
+AddRoutes = Callable[[FastAPI, ServeSettings], None]
+FORM_BYTES = 4096
+"""what a form adds to the file in it"""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -72,6 +77,7 @@ def create_app(
     settings: ServeSettings,
     front: Front | None = None,
     text: TextBackend | None = None,
+    add_batch_routes: AddRoutes | None = None,
 ) -> FastAPI:
     """A `front` that is given is its owner's to report; else /metrics shows a new one."""
     shown, front = (front is None), front or Front()
@@ -99,13 +105,17 @@ def create_app(
     if text is not None and llm is not None:
         add_text_routes(app, TextAnswers(text, llm, settings, limiter))
     add_result_route(app, store)
+    if add_batch_routes is None:
+        add_off_routes(app)
+    else:
+        add_batch_routes(app, settings)
     own = front if shown else None
     add_state_routes(app, backend, own, text, settings.llm_start_s)
     add_probe_routes(app, backend)
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, settings=settings, with_images=(openai_edits.PATH,))
+    app.add_middleware(BodyLimit, settings=settings, larger=larger_bodies(settings))
     app.add_middleware(KeyAuth, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
@@ -115,6 +125,13 @@ def create_app(
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_status)
     return app
+
+
+def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
+    return {
+        openai_edits.PATH: (settings.max_edit_bytes, settings.edit_timeout_s),
+        FILES_PATH: (settings.max_file_bytes + FORM_BYTES, settings.edit_timeout_s),
+    }
 
 
 def open_store(settings: ServeSettings) -> ResultStore:

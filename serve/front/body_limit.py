@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,10 +25,13 @@ BRACKET = re.compile(rb"[\[\]{}]")
 
 class BodyLimit:
     def __init__(
-        self, app: ASGIApp, settings: ServeSettings, with_images: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        settings: ServeSettings,
+        larger: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
-        """`with_images`: paths whose bodies hold images."""
-        self.app, self.settings, self.with_images = app, settings, with_images
+        """`larger`: bytes and seconds of the paths whose bodies hold files."""
+        self.app, self.settings, self.larger = app, settings, larger or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,9 +44,8 @@ class BodyLimit:
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """None if the client left before it had said everything."""
-        most, within_s = self.settings.max_body_bytes, self.settings.body_timeout_s
-        if scope["path"] in self.with_images:
-            most, within_s = self.settings.max_edit_bytes, self.settings.edit_timeout_s
+        usual = self.settings.max_body_bytes, self.settings.body_timeout_s
+        most, within_s = self.larger.get(scope["path"], usual)
         carried: bytes | None = scope.get("extensions", {}).get(CARRIED)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or int(declared[:20]) > most:

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from serve import logs
 from serve.fleet.identity import labelled, replica_name
 from serve.fleet.replicas import Replicas, gather
-from serve.front.api import create_app
+from serve.front.api import AddRoutes, create_app
 from serve.front.results import check_shared
 from serve.front.state import Front
 from serve.llm.replicas import LlmReplicas
@@ -20,18 +20,27 @@ from serve.settings import ServeSettings
 
 class ImageIngress:
     def __init__(
-        self, settings: ServeSettings, replicas: Any, results_mark: str, llm: Any = None
+        self,
+        settings: ServeSettings,
+        replicas: Any,
+        results_mark: str,
+        llm: Any = None,
+        batches: tuple[AddRoutes, Any] | None = None,
     ) -> None:
-        """`results_mark` is of the folder of results as whoever deployed this sees it."""
+        """`results_mark` is of the folder of results as whoever deployed this sees it; `batches`
+        are the routes of files and batches, and what makes them, which Ray starts with this."""
         logs.configure(settings.log_format)
         check_shared(settings.results_dir, results_mark)
         self.settings, self.handle, self.llm = settings, replicas, llm
+        self._add_batch_routes = batches[0] if batches else None
         self.front = Front(is_signed=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray calls it once per process."""
         text = None if self.llm is None else LlmReplicas(self.llm)
-        return create_app(Fronted(self.handle), self.settings, self.front, text)
+        return create_app(
+            Fronted(self.handle), self.settings, self.front, text, self._add_batch_routes
+        )
 
     async def metrics_of_front(self) -> Sequence[Any]:
         return labelled(self.front.metrics.collect(), ingress=replica_name())

@@ -1,0 +1,1 @@
+"""OpenAI's Files and Batches: a file of requests in, pictures at batch priority, a file out."""

@@ -1,0 +1,191 @@
+"""A batch's results as lines of two files, drawn from its input and the job's ledger.
+
+They are put together when somebody reads them, from the pictures where they lie: nothing is kept
+twice, and no more than a request's pictures is in memory. The same batch gives the same lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sdxl.deepcache import deep_count, plan_of
+from sdxl.params import GenerationParams
+from serve import errors
+from serve.batch import ledger
+from serve.batch.ledger import Entry
+from serve.batch.reading import Record
+from serve.batch.rows import shard_name
+from serve.batch.store import Store
+from serve.batch_api.batch_job import SHARD
+from serve.batch_api.lines import pictures_of, requests
+from serve.batch_api.records import BatchRecord, Part, id_of
+from serve.errors import Problem
+from serve.front.openai_images import (
+    ImageData,
+    ImageRequest,
+    ImagesResponse,
+    TokensDetails,
+    Usage,
+)
+from serve.front.pictures import filled
+
+NOT_MADE = {
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "This request was not executed: the batch was cancelled.",
+    "failed": "This request was not executed: the batch failed.",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line: `text` with every picture's base64 still empty, and the pictures to fill in."""
+
+    part: Part
+    text: bytes
+    files: tuple[Entry, ...] = ()
+    is_made: bool = True
+    """or refused; else nobody got to it"""
+
+    @property
+    def size(self) -> int:
+        return len(self.text) + sum(4 * ((entry.size + 2) // 3) for entry in self.files)
+
+
+@dataclass
+class Counted:
+    completed: int = 0
+    failed: int = 0
+    pictures: int = 0
+    prompt_tokens: int = 0
+    sizes: dict[Part, int] = field(default_factory=lambda: {"output": 0, "errors": 0})
+
+
+def count(batch: BatchRecord, path: Path, store: Store, status: str) -> Counted:
+    """What a batch that ends like this leaves."""
+    counted = Counted()
+    for answer, entries in answered(batch, path, store, status):
+        counted.sizes[answer.part] += answer.size
+        if answer.part == "output":
+            counted.completed += 1
+            counted.pictures += len(entries)
+            counted.prompt_tokens += sum(entry.prompt_tokens for entry in entries)
+        elif answer.is_made:
+            counted.failed += 1
+    return counted
+
+
+def lines(batch: BatchRecord, path: Path, store: Store, part: Part) -> Iterator[bytes]:
+    for answer, _ in answered(batch, path, store, batch.status):
+        if answer.part == part:
+            yield from filled(answer.text, [store.get(entry.file) for entry in answer.files])
+
+
+def answered(
+    batch: BatchRecord, path: Path, store: Store, status: str
+) -> Iterator[tuple[Answer, list[Entry]]]:
+    """Every request of the input, in its order, with what the ledger has of it."""
+    entries = Peeked(known(store))
+    for record in requests(path):
+        mine = entries.of_line(record.line)
+        yield answer_of(batch, record, mine, status), mine
+
+
+def known(store: Store) -> Iterator[Entry]:
+    for shard in store.ledgers():
+        yield from ledger.in_order(ledger.entries(store.ledger(shard)).values())
+
+
+class Peeked:
+    """Entries, taken line by line."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = iter(entries)
+        self._next = next(self._entries, None)
+
+    def of_line(self, line: str) -> list[Entry]:
+        found = []
+        while self._next is not None and self._next.line == line:
+            found.append(self._next)
+            self._next = next(self._entries, None)
+        return found
+
+
+def answer_of(batch: BatchRecord, record: Record, entries: list[Entry], status: str) -> Answer:
+    dead = next((entry for entry in entries if entry.error is not None), None)
+    if dead is not None:
+        problem = Problem(**dead.problem) if dead.problem else errors.unexpected()
+        response = response_of(batch, record, problem.status, problem.body())
+        return Answer("errors", line_of(batch, record, response, None))
+    if len(entries) < pictures_of(record.values["body"]):
+        error = {"code": f"batch_{status}", "message": NOT_MADE.get(status, "Not executed.")}
+        return Answer("errors", line_of(batch, record, None, error), is_made=False)
+    asked: ImageRequest = ImageRequest.model_construct(**record.values["body"])
+    body = body_of(batch, asked, entries)
+    text = line_of(batch, record, response_of(batch, record, 200, body), None)
+    return Answer("output", text, () if asked.response_format == "url" else tuple(entries))
+
+
+def line_of(
+    batch: BatchRecord, record: Record, response: dict[str, Any] | None, error: Any
+) -> bytes:
+    facts = {
+        "id": id_of("batch_req_", batch.id, record.line),
+        "custom_id": record.values["custom_id"],
+        "response": response,
+        "error": error,
+    }
+    return json.dumps(facts).encode() + b"\n"
+
+
+def response_of(batch: BatchRecord, record: Record, status: int, body: Any) -> dict[str, Any]:
+    request_id = id_of("batch_req_", batch.id, record.line).replace("batch_req_", "req_")
+    return {"status_code": status, "request_id": request_id, "body": body}
+
+
+def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> dict[str, Any]:
+    """What the service would have answered."""
+    params = entries[0].params
+    tokens = sum(entry.prompt_tokens for entry in entries)
+    reply = ImagesResponse(
+        created=batch.finalizing_at or batch.created_at,
+        data=[data_of(batch, asked, entry) for entry in entries],
+        output_format=asked.format,
+        size=f"{params['width']}x{params['height']}",
+        quality=asked.effective_quality,
+        model=batch.model,
+        usage=Usage(
+            total_tokens=tokens,
+            input_tokens=tokens,
+            input_tokens_details=TokensDetails(text_tokens=tokens),
+            output_tokens_details=TokensDetails(text_tokens=0),
+        ),
+        safety_identifier=asked.identifier,
+    )
+    return reply.model_dump(exclude_none=True)
+
+
+def data_of(batch: BatchRecord, asked: ImageRequest, entry: Entry) -> ImageData:
+    plan = plan_of(GenerationParams.from_dict(entry.params))
+    deep = deep_count(plan)
+    facts: dict[str, Any] = {
+        "seed": entry.seed,
+        "timings": entry.timings,
+        "deep_steps": deep,
+        "shallow_steps": len(plan) - deep,
+    }
+    if asked.response_format == "url":
+        name = f"{entry.ordinal}.{asked.format}"
+        return ImageData(url=f"{batch.origin}/v1/results/{batch.secret}/{name}", **facts)
+    return ImageData(b64_json="", **facts)
+
+
+def picture(store: Store, ordinal: int) -> tuple[str, bytes] | None:
+    """Its file's name and what is in it."""
+    found = ledger.entries(store.ledger(shard_name(ordinal // SHARD))).get(ordinal)
+    if found is None or found.error is not None:
+        return None
+    return found.file, store.get(found.file)

@@ -1,0 +1,123 @@
+"""One batch, from its first picture to its last line: `sdxl batch`'s driver and ledger over the
+service's own replicas.
+
+It may be killed at any moment; whoever begins again goes on from the ledger. Who has a turn, and
+what becomes of the record, is the runner's to say.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdxl.params import Sizes
+from serve.batch.driver import BatchFailed, Driver, Stopped
+from serve.batch.intake import Intake
+from serve.batch.progress import BatchProgress
+from serve.batch.reading import read
+from serve.batch.renderers import Renderer
+from serve.batch.rows import ShardPiece
+from serve.batch.running import locked
+from serve.batch.shard_worker import BatchTask
+from serve.batch.store import Store, token
+from serve.batch.workers import thread_workers
+from serve.batch_api.records import BatchRecord, Records
+from serve.orders import ModelCard
+from serve.settings import ServeSettings
+
+INPUT = "input.jsonl"
+SHARD = 128
+SILENT_S = 60.0
+"""The worker is a thread of the same process: a busy machine is no reason to replace it."""
+
+
+class OtherModel(BatchFailed):
+    """The service has another model now than when the batch began."""
+
+
+def keep_input(records: Records, batch: BatchRecord) -> None:
+    """The job's own copy: the file may be deleted while the batch runs."""
+    store = records.job_store(batch.id)
+    if INPUT not in store.names(""):
+        store.join()
+        store.put(INPUT, records.data(batch.input_file_id))
+
+
+@contextmanager
+def input_file(store: Store) -> Iterator[Path]:
+    """As a file with a path of its own, wherever the store keeps it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, INPUT)
+        path.write_bytes(store.get(INPUT))
+        yield path
+
+
+@dataclass
+class BatchJobRun:
+    records: Records
+    batch: BatchRecord
+    settings: ServeSettings
+    load: Callable[[], Renderer]
+    on_progress: Callable[[BatchProgress], None]
+
+    def __post_init__(self) -> None:
+        self.model = self.batch.model
+        """known once the first worker is"""
+        self._sizes: Sizes | None = None
+        self._driver: Driver | None = None
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """From any thread."""
+        self._is_stopped = True
+        if self._driver is not None:
+            self._driver.stop()
+
+    def make(self) -> bool:
+        """False if it was stopped. Raises BatchFailed or OutputError if it cannot go on now."""
+        store = self.records.job_store(self.batch.id)
+        with self._locked(), input_file(store) as path:
+            store.prepare("images", "ledger")
+            try:
+                self._run(store, path)
+            except Stopped:
+                return False
+            store.tidy()
+            return True
+
+    def _run(self, store: Store, path: Path) -> None:
+        task, now_s = BatchTask(store, token(), "png"), time.monotonic()
+        self._driver = Driver(
+            thread_workers(self.load, task),
+            workers=1,
+            task=task,
+            progress=BatchProgress(self.batch.pictures, now_s, now_s),
+            on_card=self._meet,
+            show=self.on_progress,
+            # The replicas may let low priority wait for hours, or restart meanwhile.
+            stall_s=math.inf,
+            silent_s=SILENT_S,
+        )
+        if self._is_stopped:
+            raise Stopped
+        self._driver.run(self._shards(path))
+
+    def _locked(self) -> AbstractContextManager[None]:
+        """While a service is replaced, two may be there."""
+        place = self.records.job_place(self.batch.id)
+        return nullcontext() if "://" in place else locked(place)
+
+    def _meet(self, card: ModelCard) -> None:
+        if self.model and card.id != self.model:
+            raise OtherModel(f"here is {card.id} now; the batch began with {self.model}")
+        self.model, self._sizes = card.id, card.sizes
+
+    def _shards(self, path: Path) -> Iterator[ShardPiece]:
+        """Read when the first worker wants something, and then it is known what the model takes."""
+        intake = Intake({}, 1, self.model, self._sizes, None, self.settings)
+        yield from intake.shards(read([path]), SHARD)

@@ -1,0 +1,99 @@
+"""Is a file one of requests? What stops it as a whole is found before anything of it is made.
+
+What is wrong inside of one request is that request's own error, and no other's. It reads lines and
+knows neither models nor what a request may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serve.batch.reading import Record, read_jsonl
+from serve.settings import MAX_N
+
+MOST_ERRORS = 100
+MAX_ID = 512
+FIELDS = ("custom_id", "method", "url", "body")
+
+
+@dataclass
+class Checked:
+    total: int = 0
+    pictures: int = 0
+    shares: bool = False
+    """pictures are wanted by their address"""
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+
+class WrongLine(ValueError):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+def check(path: Path, endpoint: str, most: int) -> Checked:
+    checked, seen = Checked(), set[str]()
+    for record in read_jsonl(path):
+        checked.total += 1
+        if checked.total > most:
+            message = f"more than {most} requests; this service takes so many in a file"
+            return Checked(errors=[error_of("too_many_requests", message)])
+        try:
+            check_line(record, endpoint, seen)
+        except WrongLine as error:
+            number = int(record.line.rpartition(" ")[2])
+            checked.errors.append(error_of(error.code, str(error), error.param, number))
+            if len(checked.errors) >= MOST_ERRORS:
+                break
+            continue
+        body = record.values["body"]
+        checked.pictures += pictures_of(body)
+        checked.shares = checked.shares or body.get("response_format") == "url"
+    if not checked.total:
+        checked.errors.append(error_of("empty_file", "the file holds no request"))
+    return checked
+
+
+def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
+    if record.error is not None:
+        raise WrongLine("invalid_json_line", record.error)
+    for name in FIELDS:
+        if name not in record.values:
+            raise WrongLine("missing_required_parameter", f"{name}: is missing", name)
+    for name in record.values:
+        if name not in FIELDS:
+            needed = f"{name[:100]}: is not known; needed {', '.join(FIELDS)}"
+            raise WrongLine("unknown_parameter", needed, name[:100])
+    id_, method, url, body = (record.values[name] for name in FIELDS)
+    if not isinstance(id_, str) or not 1 <= len(id_) <= MAX_ID:
+        raise WrongLine("invalid_custom_id", f"needed text of 1 to {MAX_ID}", "custom_id")
+    if id_ in seen:
+        raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")
+    seen.add(id_)
+    if method != "POST":
+        raise WrongLine("invalid_method", f"{str(method)[:20]!r}: needed POST", "method")
+    if url != endpoint:
+        needed = f"{str(url)[:100]!r}: needed the batch's endpoint, {endpoint}"
+        raise WrongLine("mismatched_endpoint", needed, "url")
+    if not isinstance(body, dict):
+        raise WrongLine("invalid_body", "needed an object", "body")
+
+
+def error_of(
+    code: str, message: str, param: str | None = None, line: int | None = None
+) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": param, "line": line}
+
+
+def pictures_of(body: dict[str, Any]) -> int:
+    """As many as it asks for, or one: then it is one error."""
+    asked = body.get("n")
+    return asked if type(asked) is int and 1 <= asked <= MAX_N else 1
+
+
+def requests(path: Path) -> Iterator[Record]:
+    """Of a file that was checked."""
+    return read_jsonl(path)

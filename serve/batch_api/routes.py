@@ -1,0 +1,329 @@
+"""`/v1/files` and `/v1/batches` as OpenAI's clients ask for them, over records in a store.
+
+Nothing is made here: what is written is found by the runner. An owner is a key; without keys there
+is one, everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import FastAPI, Query, Request
+from fastapi import Path as PathParameter
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import Response, StreamingResponse
+
+from sdxl.files import OutputError
+from serve.batch_api import answers
+from serve.batch_api.batch_job import input_file
+from serve.batch_api.records import BatchRecord, FileRecord, Records, id_of, owner_of
+from serve.batch_api.wire import (
+    ENDPOINT,
+    MAX_LIFE_S,
+    MIN_LIFE_S,
+    BatchAsked,
+    BatchList,
+    BatchObject,
+    FileDeleted,
+    FileList,
+    FileObject,
+    window_s,
+)
+from serve.errors import Problem, invalid
+from serve.front.batches_off import BATCHES_PATH, FILES_PATH
+from serve.front.clients import client_of
+from serve.render.destination import SUFFIXES
+from serve.settings import ServeSettings
+
+PURPOSE = "batch"
+MOST_FILES, MOST_OPEN = 1000, 100
+"""of one owner"""
+MOST_NAME = 255
+MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
+CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}, "description": "lines"}
+}
+PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {kind: {} for kind in MEDIA.values()}, "description": "the picture"}
+}
+UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": [PURPOSE]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_LIFE_S,
+                            "maximum": MAX_LIFE_S,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+T = TypeVar("T", FileRecord, BatchRecord)
+Ordinal = Annotated[int, PathParameter(ge=0, lt=10**9)]
+After = Annotated[str | None, Query(max_length=64)]
+
+
+@dataclass
+class BatchApi:
+    records: Records
+    settings: ServeSettings
+    clock: Callable[[], float] = time.time
+
+    @property
+    def now(self) -> int:
+        return int(self.clock())
+
+    # -- files ------------------------------------------------------------------------------
+
+    async def upload(self, request: Request) -> FileRecord:
+        try:
+            form = await request.form(max_files=1, max_fields=8)
+        except HTTPException as error:
+            raise invalid(
+                None, f"The form cannot be read: {error.detail}", "invalid_form"
+            ) from None
+        try:
+            sent, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(sent, UploadFile):
+                raise invalid("file", "file: needed a file", "missing_required_parameter")
+            if purpose != PURPOSE:
+                raise invalid("purpose", f"purpose: {str(purpose)[:40]!r}; here is only 'batch'")
+            name, data = (sent.filename or "requests.jsonl")[:MOST_NAME], await sent.read()
+            life_s = life_of(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+        finally:
+            await form.close()
+        life_s = life_s or int(self.settings.batches_ttl_s)
+        owner = owner_of(getattr(request.state, "key", None))
+        # Of a front that died Ray's proxy asks another one: the same request makes one file.
+        digest = hashlib.sha256(data).hexdigest()
+        id_ = id_of("file-", owner, request.state.request_id, name, digest)
+        file = FileRecord(id_, name, PURPOSE, len(data), self.now, self.now + life_s)
+        return await asyncio.to_thread(self._keep, owner, file, data)
+
+    def _keep(self, owner: str, file: FileRecord, data: bytes) -> FileRecord:
+        if len(self.records.files(owner)) >= MOST_FILES:
+            raise Problem(
+                429, f"There are {MOST_FILES} files; delete some.", None, "too_many_files"
+            )
+        with_room(lambda: self.records.add_file(owner, file, data))
+        return file
+
+    def need_file(self, owner: str, id_: str) -> FileRecord:
+        file = self.records.file(owner, id_)
+        if file is None or (file.expires_at is not None and file.expires_at < self.now):
+            raise Problem(404, f"There is no file {id_[:80]!r}.", "id", "not_found")
+        return file
+
+    def content(self, owner: str, id_: str) -> tuple[FileRecord, Iterator[bytes]]:
+        file = self.need_file(owner, id_)
+        if not file.batch:
+            return file, iter([self.records.data(file.id)])
+        batch = self.records.batch(owner, file.batch)
+        if batch is None:
+            raise Problem(404, "The batch of this file is gone.", "id", "not_found")
+        return file, self._lines(batch, file)
+
+    def _lines(self, batch: BatchRecord, file: FileRecord) -> Iterator[bytes]:
+        store = self.records.job_store(batch.id)
+        with input_file(store) as path:
+            yield from answers.lines(batch, path, store, file.part)
+
+    # -- batches ----------------------------------------------------------------------------
+
+    def make(self, asked: BatchAsked, request: Request) -> BatchRecord:
+        if asked.endpoint != ENDPOINT:
+            message = f"endpoint: {asked.endpoint[:100]!r} is not allowed; needed {ENDPOINT}"
+            raise invalid("endpoint", message)
+        owner, now = owner_of(getattr(request.state, "key", None)), self.now
+        expires_at = now + window_s(asked.completion_window)
+        if self.records.file(owner, asked.input_file_id) is None:
+            message = f"input_file_id: there is no file {asked.input_file_id[:80]!r}"
+            raise invalid("input_file_id", message, "file_not_found")
+        id_ = id_of("batch_", owner, request.state.request_id, asked.input_file_id)
+        known = self.records.batch(owner, id_)
+        if known is not None:
+            return known
+        if sum(not each.is_ended for each in self.records.batches(owner)) >= MOST_OPEN:
+            raise Problem(429, f"{MOST_OPEN} batches wait already.", None, "too_many_batches", 60.0)
+        after = asked.output_expires_after
+        batch = BatchRecord(
+            id=id_,
+            owner=owner,
+            client=client_of(request, self.settings.client_header)[0],
+            secret=secrets.token_hex(24),
+            origin=(self.settings.public_url or str(request.base_url)).rstrip("/"),
+            input_file_id=asked.input_file_id,
+            endpoint=asked.endpoint,
+            completion_window=asked.completion_window,
+            created_at=now,
+            expires_at=expires_at,
+            files_live_s=after.seconds if after else int(self.settings.batches_ttl_s),
+            metadata=asked.metadata,
+        )
+        with_room(lambda: self.records.put_batch(batch))
+        return batch
+
+    def need_batch(self, owner: str, id_: str) -> BatchRecord:
+        batch = self.records.batch(owner, id_)
+        if batch is None:
+            raise Problem(404, f"There is no batch {id_[:80]!r}.", "id", "not_found")
+        return batch
+
+    def shown(self, batch: BatchRecord) -> BatchObject:
+        asked_at = None if batch.is_ended else self.records.asked_to_cancel(batch.id)
+        return BatchObject.of(batch, asked_at)
+
+    def cancel(self, owner: str, id_: str) -> BatchObject:
+        batch = self.need_batch(owner, id_)
+        if batch.is_ended and batch.status != "cancelled":
+            message = f"The batch is {batch.status} and cannot be cancelled."
+            raise Problem(409, message, "id", "batch_ended")
+        if not batch.is_ended and self.records.asked_to_cancel(batch.id) is None:
+            with_room(lambda: self.records.ask_to_cancel(batch, self.now))
+        return self.shown(self.need_batch(owner, id_))
+
+    def picture(self, secret: str, ordinal: int, format: str) -> bytes:
+        batch = self.records.shared(secret)
+        found = (
+            None if batch is None else answers.picture(self.records.job_store(batch.id), ordinal)
+        )
+        if found is None or not found[0].endswith(SUFFIXES[format]):
+            raise Problem(404, "There is no such result, or no longer.", None, "not_found")
+        return found[1]
+
+
+def add_batch_routes(app: FastAPI, settings: ServeSettings) -> None:
+    records = Records(settings.batches_dir)
+    records.prepare()
+    api = BatchApi(records, settings)
+    add_file_routes(app, api)
+    add_routes_of_batches(app, api)
+
+
+def add_file_routes(app: FastAPI, api: BatchApi) -> None:
+    @app.post(FILES_PATH, openapi_extra=UPLOAD)
+    async def upload_file(request: Request) -> FileObject:
+        """Upload a JSONL file of requests. Compatible with OpenAI's Files API."""
+        return FileObject.of(await api.upload(request))
+
+    @app.get(FILES_PATH)
+    async def list_files(
+        request: Request,
+        after: After = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: Annotated[str | None, Query(max_length=64)] = None,
+    ) -> FileList:
+        files = await asyncio.to_thread(api.records.files, owner_in(request))
+        wanted = [each for each in files if purpose in (None, each.purpose)]
+        page, has_more = page_of(wanted if order == "asc" else wanted[::-1], after, limit)
+        return FileList(data=[FileObject.of(each) for each in page], **ends_of(page, has_more))
+
+    @app.get(FILES_PATH + "/{file_id}")
+    async def retrieve_file(file_id: str, request: Request) -> FileObject:
+        file = await asyncio.to_thread(api.need_file, owner_in(request), file_id)
+        return FileObject.of(file)
+
+    @app.delete(FILES_PATH + "/{file_id}")
+    async def delete_file(file_id: str, request: Request) -> FileDeleted:
+        file = await asyncio.to_thread(api.need_file, owner_in(request), file_id)
+        await asyncio.to_thread(api.records.drop_file, owner_in(request), file)
+        return FileDeleted(id=file.id)
+
+    @app.get(FILES_PATH + "/{file_id}/content", response_class=Response, responses=CONTENT)
+    async def read_file(file_id: str, request: Request) -> Response:
+        file, parts = await asyncio.to_thread(api.content, owner_in(request), file_id)
+        headers = {"content-length": str(file.bytes), "x-content-type-options": "nosniff"}
+        return StreamingResponse(parts, media_type="application/jsonl", headers=headers)
+
+
+def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
+    @app.post(BATCHES_PATH)
+    async def create_batch(body: BatchAsked, request: Request) -> BatchObject:
+        """Make pictures of a file's requests. Compatible with OpenAI's Batch API."""
+        return api.shown(await asyncio.to_thread(api.make, body, request))
+
+    @app.get(BATCHES_PATH)
+    async def list_batches(
+        request: Request,
+        after: After = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    ) -> BatchList:
+        batches = await asyncio.to_thread(api.records.batches, owner_in(request))
+        page, has_more = page_of(batches[::-1], after, limit)
+        shown = await asyncio.to_thread(lambda: [api.shown(each) for each in page])
+        return BatchList(data=shown, **ends_of(page, has_more))
+
+    @app.get(BATCHES_PATH + "/{batch_id}")
+    async def retrieve_batch(batch_id: str, request: Request) -> BatchObject:
+        owner = owner_in(request)
+        return await asyncio.to_thread(lambda: api.shown(api.need_batch(owner, batch_id)))
+
+    @app.post(BATCHES_PATH + "/{batch_id}/cancel")
+    async def cancel_batch(batch_id: str, request: Request) -> BatchObject:
+        """What is made until then stays, in the output file."""
+        return await asyncio.to_thread(api.cancel, owner_in(request), batch_id)
+
+    @app.get("/v1/results/{secret}/{ordinal}.{format}", response_class=Response, responses=PICTURE)
+    async def fetch_batch_picture(
+        secret: str, ordinal: Ordinal, format: Literal["png", "jpeg", "webp"]
+    ) -> Response:
+        """A picture of a batch that was asked for as a `url`."""
+        data = await asyncio.to_thread(api.picture, secret, ordinal, format)
+        headers = {"cache-control": "private, immutable", "x-content-type-options": "nosniff"}
+        return Response(data, media_type=MEDIA[format], headers=headers)
+
+
+def owner_in(request: Request) -> str:
+    return owner_of(getattr(request.state, "key", None))
+
+
+def life_of(anchor: object, seconds: object) -> int | None:
+    """Seconds that an upload asks for its file."""
+    if anchor is None and seconds is None:
+        return None
+    text = str(seconds)
+    is_fine = text.isascii() and text.isdigit() and MIN_LIFE_S <= int(text[:9]) <= MAX_LIFE_S
+    if anchor != "created_at" or not is_fine:
+        needed = f"anchor=created_at and seconds={MIN_LIFE_S} to {MAX_LIFE_S}"
+        raise invalid("expires_after", f"expires_after: needed {needed}")
+    return int(text)
+
+
+def page_of(records: Sequence[T], after: str | None, limit: int) -> tuple[Sequence[T], bool]:
+    ids = [each.id for each in records]
+    if after is not None and after not in ids:
+        raise invalid("after", f"after: there is no {after!r}")
+    rest = records[ids.index(after) + 1 :] if after else records
+    return rest[:limit], len(rest) > limit
+
+
+def ends_of(page: Sequence[FileRecord | BatchRecord], has_more: bool) -> dict[str, Any]:
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return {"first_id": first, "last_id": last, "has_more": has_more}
+
+
+def with_room(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OutputError as error:
+        message = "The place for files takes no more now; see the service's log."
+        raise Problem(507, message, None, "batches_full", 60.0) from error

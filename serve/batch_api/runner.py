@@ -1,0 +1,335 @@
+"""Whose batch has its turn, and what becomes of each: the one writer of batches' records.
+
+It looks at the records again and again. An owner's batches are made one after another, those of
+different owners beside each other; the replicas share between them. It draws nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sdxl.files import OutputError
+from sdxl.params import InvalidParams
+from serve.batch.driver import BatchFailed
+from serve.batch.progress import BatchProgress
+from serve.batch.store import Store
+from serve.batch_api import answers, lines
+from serve.batch_api.batch_job import BatchJobRun, OtherModel, input_file, keep_input
+from serve.batch_api.records import (
+    ANYBODY,
+    BatchRecord,
+    FileRecord,
+    Part,
+    Records,
+    Status,
+    id_of,
+    owner_of,
+)
+from serve.batch_api.renderer import BackendRenderer
+from serve.batch_api.webhooks import Outbox
+from serve.front.keys import ApiKey, Keyring, RateLimiter
+from serve.orders import ImageBackend
+from serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+LOOK_S, LOOK_AT_BUCKET_S = 0.5, 5.0
+NOTE_S = 2.0
+"""How often a record says how far its batch is."""
+AGAIN_S = 10.0
+"""A job that could not go on is tried again, until its window ends."""
+SWEEP_S = 600.0
+AT_ONCE = 8
+"""batches of different owners"""
+FILES: dict[Part, str] = {"output": "batch_output", "errors": "batch_output"}
+
+
+@dataclass
+class Turn:
+    """A batch that is being made, in a thread of its own."""
+
+    batch: BatchRecord
+    run: BatchJobRun
+    thread: threading.Thread
+    noted_s: float = 0.0
+    ends_as: Status | None = None
+    """why it was stopped"""
+
+
+@dataclass
+class BatchRunner:
+    records: Records
+    settings: ServeSettings
+    backend: Callable[[], ImageBackend]
+    """called in the thread that will ask it"""
+    outbox: Outbox | None = None
+    clock: Callable[[], float] = time.time
+
+    _turns: dict[str, Turn] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
+    _again_s: dict[str, float] = field(default_factory=dict)
+    _leave: threading.Event = field(default_factory=threading.Event)
+    _swept_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        keys = Keyring.read(Path(self.settings.keys)).keys if self.settings.keys else ()
+        self._keys = {owner_of(key): key for key in keys}
+        self._limiter = RateLimiter()
+        self._thread = threading.Thread(target=self._look_again, name="batches", daemon=True)
+
+    def start(self) -> None:
+        self.records.prepare()
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Batches under way stay as they are: whoever starts next goes on."""
+        self._leave.set()
+        turns = self._running()
+        for turn in turns:
+            turn.run.stop()
+        for thread in (self._thread, *(turn.thread for turn in turns)):
+            thread.join(timeout_s)
+
+    def _look_again(self) -> None:
+        pause_s = LOOK_AT_BUCKET_S if "://" in self.records.place else LOOK_S
+        while not self._leave.wait(pause_s):
+            try:
+                self.look()
+            except Exception:
+                # A disk that is full today, a bucket that cannot be reached: no reason to end.
+                log.exception("batches: could not look at the records")
+
+    def look(self) -> None:
+        open_batches = self._open()
+        for batch in open_batches:
+            self._consider(batch, open_batches)
+        if self.clock() - self._swept_s > SWEEP_S:
+            self._swept_s = self.clock()
+            sweep(self.records, int(self.clock()))
+
+    def _open(self) -> list[BatchRecord]:
+        """All that have not ended, the oldest first."""
+        found = []
+        for owner in self.records.owners():
+            for id_ in self.records.batch_ids(owner):
+                batch = None if id_ in self._ended else self.records.batch(owner, id_)
+                if batch is None:
+                    continue
+                if batch.is_ended:
+                    self._ended.add(id_)
+                else:
+                    found.append(batch)
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+
+    # -- one batch --------------------------------------------------------------------------
+
+    def _consider(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
+        turn, end = self._turns.get(batch.id), self._end_of(batch)
+        if turn is not None:
+            if end is not None and turn.ends_as is None:
+                turn.ends_as = end
+                turn.run.stop()
+            return
+        # Since it was read its turn may have ended.
+        now = self.records.batch(batch.owner, batch.id)
+        if now is not None and not now.is_ended:
+            self._advance(now, end, others)
+
+    def _advance(
+        self, batch: BatchRecord, end: Status | None, others: Sequence[BatchRecord]
+    ) -> None:
+        if batch.owner not in (ANYBODY, *self._keys):
+            self._fail(batch, [lines.error_of("invalid_api_key", "Its key is no longer valid.")])
+        elif batch.status == "validating":
+            self._check(batch)
+        elif end is not None:
+            self._end(batch, end)
+        elif self._has_turn(batch):
+            self._begin(batch)
+        else:
+            self._tell_place(batch, others)
+
+    def _end_of(self, batch: BatchRecord) -> Status | None:
+        if self.records.asked_to_cancel(batch.id) is not None:
+            return "cancelled"
+        return "expired" if self.clock() > batch.expires_at else None
+
+    def _has_turn(self, batch: BatchRecord) -> bool:
+        is_owners_first = all(turn.batch.owner != batch.owner for turn in self._running())
+        is_late = self.clock() >= self._again_s.get(batch.id, 0.0)
+        return is_owners_first and is_late and len(self._turns) < AT_ONCE
+
+    def _running(self) -> list[Turn]:
+        return list(self._turns.values())
+
+    def _check(self, batch: BatchRecord) -> None:
+        try:
+            keep_input(self.records, batch)
+        except FileNotFoundError:
+            self._fail(batch, [lines.error_of("file_not_found", "The input file is gone.")])
+            return
+        with input_file(self.records.job_store(batch.id)) as path:
+            checked = lines.check(path, batch.endpoint, self.settings.max_batch_requests)
+        if checked.errors:
+            self._fail(batch, checked.errors)
+            return
+        if checked.shares:
+            self.records.share(batch)
+        self.records.put_batch(
+            replace(
+                batch,
+                status="in_progress",
+                in_progress_at=int(self.clock()),
+                total=checked.total,
+                pictures=checked.pictures,
+            )
+        )
+
+    def _begin(self, batch: BatchRecord) -> None:
+        key = self._keys.get(batch.owner)
+        run = BatchJobRun(
+            self.records,
+            batch,
+            self.settings,
+            lambda: self._renderer(batch, key),
+            lambda progress: self._note(batch.id, progress),
+        )
+        thread = threading.Thread(target=self._make, args=(batch.id,), name=batch.id, daemon=True)
+        self._turns[batch.id] = Turn(batch, run, thread)
+        log.info("%s begins: %d requests", batch.id, batch.total)
+        thread.start()
+
+    def _renderer(self, batch: BatchRecord, key: ApiKey | None) -> BackendRenderer:
+        return BackendRenderer(self.backend(), batch.client, batch.id, key, self._limiter)
+
+    def _make(self, id_: str) -> None:
+        """In the batch's own thread."""
+        turn = self._turns[id_]
+        try:
+            is_whole = turn.run.make()
+            if is_whole or turn.ends_as is not None:
+                self._end(replace(turn.batch, model=turn.run.model), turn.ends_as or "completed")
+        except OtherModel as error:
+            self._end(turn.batch, "failed", [lines.error_of("other_model", str(error))])
+        except (BatchFailed, OutputError, InvalidParams) as error:
+            log.warning("%s is tried again in %g s: %s", id_, AGAIN_S, error)
+            self._again_s[id_] = self.clock() + AGAIN_S
+        except Exception:
+            log.exception("%s is tried again in %g s", id_, AGAIN_S)
+            self._again_s[id_] = self.clock() + AGAIN_S
+        finally:
+            del self._turns[id_]
+
+    # -- what a record says -----------------------------------------------------------------
+
+    def _note(self, id_: str, progress: BatchProgress) -> None:
+        turn = self._turns[id_]
+        if progress.now_s - turn.noted_s < NOTE_S:
+            return
+        turn.noted_s, batch = progress.now_s, turn.batch
+        # Of requests for several pictures each, as many as that many pictures make.
+        share = batch.total / max(batch.pictures, 1)
+        turn.batch = replace(
+            batch,
+            model=turn.run.model,
+            completed=int((progress.made + progress.found) * share),
+            failed=progress.dead,
+            pictures_done=progress.done,
+            position=0,
+            eta_s=None if progress.eta_s is None else round(progress.eta_s, 1),
+            images_per_s=round(progress.rate, 3),
+        )
+        self.records.put_batch(turn.batch)
+
+    def _tell_place(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
+        """Of one that waits for its turn."""
+        mine = [each for each in others if each.owner == batch.owner]
+        mine = mine[: [each.id for each in mine].index(batch.id)]
+        making = next((t.batch for t in self._running() if t.batch.owner == batch.owner), None)
+        eta_s = None
+        if making is not None and making.images_per_s:
+            first = [each for each in mine if each.id != making.id]
+            left = sum(each.pictures - each.pictures_done for each in (making, *first, batch))
+            eta_s = round(left / making.images_per_s, -1)
+        if (batch.position, batch.eta_s) != (len(mine), eta_s):
+            self.records.put_batch(replace(batch, position=len(mine), eta_s=eta_s))
+
+    def _fail(self, batch: BatchRecord, errors: list[dict[str, Any]]) -> None:
+        self._note_end(replace(batch, status="failed", errors=errors))
+
+    def _end(
+        self, batch: BatchRecord, status: Status, errors: list[dict[str, Any]] | None = None
+    ) -> None:
+        """Its files; then its record says how it ended, and then everybody hears of it."""
+        if batch.finalizing_at is None:
+            batch = replace(batch, status="finalizing", finalizing_at=int(self.clock()))
+            self.records.put_batch(batch)
+        store = self.records.job_store(batch.id)
+        store.join("images", "ledger")
+        with input_file(store) as path:
+            counted = answers.count(batch, path, store, status)
+        if status == "expired" and counted.completed + counted.failed == batch.total:
+            status = "completed"
+        made = {part: self._add_file(batch, part, size) for part, size in counted.sizes.items()}
+        self._note_end(
+            replace(
+                batch,
+                status=status,
+                errors=errors or [],
+                output_file_id=made["output"],
+                error_file_id=made["errors"],
+                completed=counted.completed,
+                failed=counted.failed,
+                pictures_done=counted.pictures,
+                prompt_tokens=counted.prompt_tokens,
+                cancelling_at=self.records.asked_to_cancel(batch.id),
+            )
+        )
+
+    def _add_file(self, batch: BatchRecord, part: Part, size: int) -> str | None:
+        if not size:
+            return None
+        now = int(self.clock())
+        id_ = id_of("file-", batch.id, part)
+        name = f"{batch.id}_{part}.jsonl"
+        expires_at = now + batch.files_live_s
+        file = FileRecord(id_, name, FILES[part], size, now, expires_at, batch.id, part)
+        self.records.add_file(batch.owner, file)
+        return id_
+
+    def _note_end(self, batch: BatchRecord) -> None:
+        ended = replace(
+            batch, ended_at=int(self.clock()), position=None, eta_s=None, images_per_s=0.0
+        )
+        if self.outbox is not None:
+            self.outbox.add(ended)
+        self.records.put_batch(ended)
+        log.info("%s %s: %d made, %d failed", ended.id, ended.status, ended.completed, ended.failed)
+
+
+def sweep(records: Records, now: int) -> None:
+    """Remove what has expired, and the pictures that no file shows any more."""
+    for owner in records.owners("files"):
+        for file in records.files(owner):
+            if file.expires_at is not None and file.expires_at < now:
+                records.drop_file(owner, file)
+    for owner in records.owners():
+        for batch in records.batches(owner):
+            if not batch.is_ended:
+                continue
+            files = [id_ for id_ in (batch.output_file_id, batch.error_file_id) if id_]
+            if all(records.file(owner, id_) is None for id_ in files):
+                store: Store = records.job_store(batch.id)
+                store.remove_all()
+            if (batch.ended_at or 0) + batch.files_live_s < now:
+                records.drop_batch(batch)

@@ -1,0 +1,195 @@
+"""Tell the operator's own addresses how batches end, signed as standardwebhooks.com says.
+
+What is to be told lies in the store until it was taken or given up, so a restart loses nothing; the
+same news has the same id, whoever hears it twice. Addresses come from the operator's file alone: no
+request names one, and no redirect is followed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from sdxl.params import InvalidParams
+from serve.batch_api.records import OUTBOX, BatchRecord, Records, id_of
+
+log = logging.getLogger(__name__)
+
+PREFIX = "whsec_"
+MIN_SECRET = 24
+"""bytes, as the standard asks"""
+PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
+"""after each try that failed; then it is given up"""
+TIMEOUT_S = 10.0
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    url: str
+    secret: str = field(repr=False)
+
+    @property
+    def key(self) -> bytes:
+        return base64.b64decode(self.secret.removeprefix(PREFIX), validate=True)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """News for one address."""
+
+    id: str
+    url: str
+    owner: str
+    batch: str
+    body: str
+    tries: int = 0
+    due_s: float = 0.0
+
+
+def read_endpoints(path: str) -> list[Endpoint]:
+    """From the operator's file: a line is `<URL> <whsec_…>`."""
+    if not path:
+        return []
+    try:
+        rows = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        needed = f"needed a file of addresses ({getattr(error, 'strerror', None) or error})"
+        raise InvalidParams("webhooks", path, needed) from error
+    texts = [(number, row.partition("#")[0].split()) for number, row in enumerate(rows, 1)]
+    return [endpoint_of(words, f"{path}, line {number}") for number, words in texts if words]
+
+
+def endpoint_of(words: Sequence[str], place: str) -> Endpoint:
+    # Not the line itself: a secret is in it.
+    needed = "needed `<http URL> whsec_<base64 of 24 bytes or more>`"
+    if len(words) != 2 or not words[0].startswith(("http://", "https://")):
+        raise InvalidParams("webhooks", place, needed)
+    endpoint = Endpoint(*words)
+    try:
+        is_long = len(endpoint.key) >= MIN_SECRET
+    except (binascii.Error, ValueError):
+        is_long = False
+    if not (is_long and endpoint.secret.startswith(PREFIX)):
+        raise InvalidParams("webhooks", place, needed)
+    return endpoint
+
+
+def signed(endpoint: Endpoint, id_: str, at: int, body: str) -> dict[str, str]:
+    """The headers that prove where it comes from."""
+    text = f"{id_}.{at}.{body}".encode()
+    digest = hmac.new(endpoint.key, text, hashlib.sha256).digest()
+    return {
+        "content-type": "application/json",
+        "webhook-id": id_,
+        "webhook-timestamp": str(at),
+        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+    }
+
+
+@dataclass
+class Outbox:
+    records: Records
+    endpoints: Sequence[Endpoint]
+    pauses_s: Sequence[float] = PAUSES_S
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self._leave = threading.Event()
+        self._thread = threading.Thread(target=self._look_again, name="webhooks", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._leave.set()
+        self._thread.join(TIMEOUT_S + LOOK_S)
+
+    def add(self, batch: BatchRecord) -> None:
+        """Kept before the batch's record says that it ended, and told after it does."""
+        for endpoint in self.endpoints:
+            event = event_of(batch)
+            place = id_of("evt_", event["id"], endpoint.url)
+            self._keep(
+                place,
+                Pending(str(event["id"]), endpoint.url, batch.owner, batch.id, json.dumps(event)),
+            )
+
+    def deliver(self) -> None:
+        for name in self.records.store.names(OUTBOX):
+            place = name.removesuffix(".json")
+            news = self._read(place)
+            if news is not None and news.due_s <= self.clock() and self._has_ended(news):
+                self._try(place, news)
+
+    def _look_again(self) -> None:
+        while not self._leave.wait(LOOK_S):
+            try:
+                self.deliver()
+            except Exception:
+                log.exception("webhooks: could not look for news")
+
+    def _try(self, place: str, news: Pending) -> None:
+        endpoint = next((each for each in self.endpoints if each.url == news.url), None)
+        if endpoint is None:
+            log.warning("webhook %s: %s is no longer configured", news.id, news.url)
+            self.records.store.remove(f"{OUTBOX}/{place}.json")
+            return
+        error = send(endpoint, news, int(self.clock()))
+        if error and news.tries < len(self.pauses_s):
+            pause_s = self.pauses_s[news.tries]
+            log.warning("webhook %s: %s: %s; again in %g s", news.id, news.url, error, pause_s)
+            due_s = self.clock() + pause_s
+            self._keep(place, replace(news, tries=news.tries + 1, due_s=due_s))
+            return
+        if error:
+            log.error("webhook %s: %s: %s; given up", news.id, news.url, error)
+        self.records.store.remove(f"{OUTBOX}/{place}.json")
+
+    def _has_ended(self, news: Pending) -> bool:
+        batch = self.records.batch(news.owner, news.batch)
+        return batch is None or batch.is_ended
+
+    def _keep(self, place: str, news: Pending) -> None:
+        self.records.store.put(f"{OUTBOX}/{place}.json", json.dumps(asdict(news)).encode())
+
+    def _read(self, place: str) -> Pending | None:
+        try:
+            data = self.records.store.get(f"{OUTBOX}/{place}.json")
+            return TypeAdapter(Pending).validate_json(data)
+        except (FileNotFoundError, ValidationError):
+            return None
+
+
+def event_of(batch: BatchRecord) -> dict[str, object]:
+    kind = f"batch.{batch.status}"
+    return {
+        "id": id_of("evt_", batch.id, kind),
+        "object": "event",
+        "created_at": batch.ended_at,
+        "type": kind,
+        "data": {"id": batch.id},
+    }
+
+
+def send(endpoint: Endpoint, news: Pending, at: int) -> str:
+    """What went wrong; empty if it was taken."""
+    import httpx
+
+    headers = signed(endpoint, news.id, at, news.body)
+    try:
+        answer = httpx.post(endpoint.url, content=news.body, headers=headers, timeout=TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return type(error).__name__
+    return "" if answer.is_success else f"it answered {answer.status_code}"

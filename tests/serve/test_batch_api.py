@@ -1,0 +1,382 @@
+"""Files, batches and webhooks as OpenAI's own package calls them, over workers on fake engines."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from serve.batch_api.records import Records
+from serve.batch_api.routes import add_batch_routes
+from serve.batch_api.runner import BatchRunner, sweep
+from serve.batch_api.webhooks import Outbox, read_endpoints
+from serve.front.api import create_app
+from serve.front.keys import sha256
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
+from tests.serve.batch.drawers import order_of, pictures
+from tests.serve.servers import listening, listening_to
+from tests.serve.workers import fake_pipeline, running
+
+URL: Any = "/v1/images/generations"
+WAIT_S = 50.0
+SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
+
+
+@dataclass
+class Doors:
+    client: openai.OpenAI
+    runner: BatchRunner
+    worker: Worker
+    settings: ServeSettings
+
+    def upload(self, *lines: Any, **options: Any) -> Any:
+        text = "".join((e if isinstance(e, str) else json.dumps(e)) + "\n" for e in lines)
+        file = ("requests.jsonl", text.encode())
+        return self.client.files.create(file=file, purpose="batch", **options)
+
+    def begin(self, *lines: Any, **options: Any) -> Any:
+        given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h", **options}
+        return self.client.batches.create(input_file_id=self.upload(*lines).id, **given)
+
+    def ended(self, batch: Any) -> Any:
+        until = time.monotonic() + WAIT_S
+        while batch.status not in ("completed", "failed", "expired", "cancelled"):
+            assert time.monotonic() < until, batch
+            time.sleep(0.05)
+            batch = self.client.batches.retrieve(batch.id)
+        return batch
+
+    def lines(self, file_id: str | None) -> list[Any]:
+        assert file_id is not None
+        text = self.client.files.content(file_id).text
+        assert len(text) == self.client.files.retrieve(file_id).bytes
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def line(custom_id: str, **body: Any) -> dict[str, Any]:
+    body = {"prompt": "a red circle", "steps": 2, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": body}
+
+
+@contextmanager
+def doors(
+    folder: Path, key: str = "x", tick_s: float = 0.0, outbox: Outbox | None = None, **given: Any
+) -> Iterator[Doors]:
+    settings = ServeSettings(
+        batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
+    )
+    records = Records(settings.batches_dir)
+    with running(fake_pipeline(tick_s)) as worker:
+        app = create_app(worker, settings, add_batch_routes=add_batch_routes)
+        runner = BatchRunner(records, settings, lambda: worker, outbox)
+        runner.start()
+        try:
+            with (
+                listening_to(app) as url,
+                openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+            ):
+                yield Doors(client, runner, worker, settings)
+        finally:
+            runner.close()
+
+
+def test_a_batch_runs_as_the_official_client_asks(tmp_path: Path) -> None:
+    with doors(tmp_path) as found:
+        client = found.client
+        file = found.upload(line("a", seed=5), line("b", n=2), line("c", response_format="url"))
+        assert (file.object, file.purpose, file.status) == ("file", "batch", "processed")
+        assert client.files.wait_for_processing(file.id).id == file.id
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint=URL,
+            completion_window="24h",
+            metadata={"for": "a test"},
+        )
+        assert (batch.object, batch.endpoint, batch.input_file_id) == ("batch", URL, file.id)
+        batch = found.ended(batch)
+        assert batch.status == "completed" and batch.completed_at and batch.errors is None
+        counts = batch.request_counts
+        assert counts and (counts.total, counts.completed, counts.failed) == (3, 3, 0)
+        assert batch.metadata == {"for": "a test"} and batch.model == "sdxl-mini"
+        assert batch.usage and batch.usage.input_tokens == 4 * 77
+        assert batch.error_file_id is None and batch.model_extra is not None
+        assert {"position", "eta_s", "images_per_s", "pictures"} <= set(batch.model_extra)
+        told = found.lines(batch.output_file_id)
+        assert [each["custom_id"] for each in told] == ["a", "b", "c"]
+        assert all(each["error"] is None for each in told)
+        assert {each["response"]["status_code"] for each in told} == {200}
+        bodies = [each["response"]["body"] for each in told]
+        assert [len(body["data"]) for body in bodies] == [1, 2, 1]
+        assert bodies[0]["data"][0]["seed"] == 5
+        fetched = httpx.get(bodies[2]["data"][0]["url"])
+        assert fetched.headers["content-type"] == "image/png" and fetched.content[1:4] == b"PNG"
+        assert [each.id for each in client.batches.list(limit=1)] == [batch.id]
+        assert {each.id for each in client.files.list()} == {file.id, batch.output_file_id}
+        assert client.files.delete(file.id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.files.retrieve(file.id)
+        assert found.lines(batch.output_file_id), "results outlive the file of requests"
+
+
+def test_its_pictures_are_those_of_sdxl_batch(tmp_path: Path) -> None:
+    from functools import partial
+
+    from serve.batch.renderers import LocalRenderer
+    from serve.batch.running import run
+    from tests.serve.batch.drawers import in_threads, jsonl
+
+    asked = [line("a", seed=5), line("ä/b", n=2), line("c")]
+    assert (
+        run(
+            order_of(jsonl(tmp_path, asked), tmp_path / "out"),
+            partial(in_threads, load=partial(LocalRenderer.load, fake_pipeline())),
+        )
+        == 0
+    )
+    with doors(tmp_path) as found:
+        told = found.lines(found.ended(found.begin(*asked)).output_file_id)
+    data = [each for one in told for each in one["response"]["body"]["data"]]
+    mine = sorted(base64.b64decode(each["b64_json"]) for each in data)
+    assert mine == sorted(pictures(tmp_path / "out").values()) and len(mine) == 4
+
+
+def test_a_wrong_request_has_the_services_own_error_and_harms_no_other(tmp_path: Path) -> None:
+    asked = [line("good"), line("big", size="100x100"), line("sd", model="gpt-image-1")]
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(*asked, line("stream", stream=True)))
+        assert batch.status == "completed"
+        counts = batch.request_counts
+        assert (counts.total, counts.completed, counts.failed) == (4, 1, 3)
+        with pytest.raises(openai.BadRequestError) as caught:
+            found.client.images.generate(prompt="a red circle", size="100x100")
+        told = found.lines(batch.error_file_id)
+    assert [each["custom_id"] for each in told] == ["big", "sd", "stream"]
+    assert [each["response"]["status_code"] for each in told] == [400, 404, 400]
+    assert told[0]["response"]["body"]["error"] == caught.value.body
+    assert told[2]["response"]["body"]["error"]["param"] == "stream"
+
+
+WRONG_FILES: dict[str, tuple[tuple[Any, ...], str, int | None]] = {
+    "no JSON": (("{broken",), "invalid_json_line", 1),
+    "twice": ((line("a"), line("a")), "duplicate_custom_id", 2),
+    "another place": ((line("a") | {"url": "/v1/chat/completions"},), "mismatched_endpoint", 1),
+    "get": ((line("a") | {"method": "GET"},), "invalid_method", 1),
+    "no id": (({"method": "POST", "url": URL, "body": {}},), "missing_required_parameter", 1),
+    "a picture on disk": ((line("a") | {"image": "/etc/passwd"},), "unknown_parameter", 1),
+    "nothing": (("",), "empty_file", None),
+    "too many": (tuple(line(str(i)) for i in range(4)), "too_many_requests", None),
+}
+
+
+def test_a_file_that_is_none_of_requests_fails_as_a_whole(tmp_path: Path) -> None:
+    with doors(tmp_path, max_batch_requests=3) as found:
+        for case, (asked, code, number) in WRONG_FILES.items():
+            batch = found.ended(found.begin(*asked))
+            assert batch.status == "failed" and batch.output_file_id is None, case
+            assert batch.errors and batch.errors.data, case
+            assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number), case
+
+
+def test_what_was_made_before_a_cancel_stays(tmp_path: Path) -> None:
+    with doors(tmp_path, tick_s=0.02) as found:
+        first = found.begin(*(line(str(i), steps=20) for i in range(300)))
+        second = found.begin(line("waits"))
+        until = time.monotonic() + WAIT_S
+        while not (told := found.client.batches.retrieve(first.id).request_counts).completed:  # type: ignore[union-attr]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert told and told.total == 300
+        waiting = found.client.batches.retrieve(second.id)
+        assert waiting.model_extra and waiting.model_extra["position"] == 1
+        assert found.client.batches.cancel(first.id).status in ("cancelling", "cancelled")
+        batch = found.ended(first)
+        made, rest = found.lines(batch.output_file_id), found.lines(batch.error_file_id)
+        assert batch.status == "cancelled" and batch.cancelled_at and batch.cancelling_at
+        assert 0 < len(made) < 300 and len(made) + len(rest) == 300
+        assert {each["error"]["code"] for each in rest} == {"batch_cancelled"}
+        assert found.ended(second).status == "completed", "the next one has its turn"
+        with pytest.raises(openai.ConflictError):
+            found.client.batches.cancel(second.id)
+
+
+def test_a_restart_goes_on_and_makes_nothing_twice(tmp_path: Path) -> None:
+    with doors(tmp_path, tick_s=0.02) as found:
+        batch = found.begin(*(line(str(i), steps=20) for i in range(60)))
+        until = time.monotonic() + WAIT_S
+        while not found.client.batches.retrieve(batch.id).request_counts.completed:  # type: ignore[union-attr]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    work = tmp_path / "batches" / "jobs" / batch.id
+    before = {path: path.stat().st_mtime_ns for path in work.glob("images/*/*")}
+    assert 0 < len(before) < 60
+    with doors(tmp_path) as found:
+        told = found.lines(found.ended(found.client.batches.retrieve(batch.id)).output_file_id)
+    assert [each["custom_id"] for each in told] == [str(i) for i in range(60)]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_window_that_ends_expires_what_is_left(tmp_path: Path) -> None:
+    with doors(tmp_path, tick_s=0.02) as found:
+        begun = found.begin(*(line(str(i), steps=20) for i in range(300)), completion_window="1h")
+        found.runner.clock = lambda: time.time() + 3700
+        batch = found.ended(begun)
+        assert batch.status == "expired" and batch.expired_at
+        rest = found.lines(batch.error_file_id)
+    assert {each["error"]["code"] for each in rest} == {"batch_expired"}
+
+
+def test_nobody_finds_what_is_another_keys(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{sha256('ann')} ann\n{sha256('bob')} bob 600\n")
+    with doors(tmp_path, "ann", keys=str(tmp_path / "keys")) as found:
+        batch = found.ended(found.begin(line("a", response_format="url")))
+        bob = found.client.with_options(api_key="bob")
+        for ask in (
+            lambda: bob.files.retrieve(batch.input_file_id),
+            lambda: bob.files.content(batch.output_file_id),
+            lambda: bob.batches.retrieve(batch.id),
+            lambda: bob.batches.cancel(batch.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+        assert not list(bob.files.list()) and not list(bob.batches.list())
+        with pytest.raises(openai.BadRequestError, match="no file"):
+            bob.batches.create(
+                input_file_id=batch.input_file_id, endpoint=URL, completion_window="24h"
+            )
+        url = found.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
+    assert "/v1/results/" in url
+
+
+def test_limits_are_told_by_name(tmp_path: Path) -> None:
+    with doors(tmp_path, max_file_bytes=1000) as found:
+        with pytest.raises(openai.APIStatusError) as caught:
+            found.upload(*(line(str(i)) for i in range(100)))
+        assert caught.value.status_code == 413
+        with pytest.raises(openai.BadRequestError, match="purpose"):
+            found.client.files.create(file=b"x", purpose="fine-tune")
+        with pytest.raises(openai.BadRequestError, match="completion_window"):
+            found.begin(line("a"), completion_window="31d")
+        with pytest.raises(openai.BadRequestError, match="endpoint"):
+            found.begin(line("a"), endpoint="/v1/chat/completions")
+        with pytest.raises(openai.BadRequestError, match="expires_after"):
+            found.upload(line("a"), expires_after={"anchor": "created_at", "seconds": 5})
+        life = {"anchor": "created_at", "seconds": 3600}
+        file = found.upload(line("a"), expires_after=life)
+        assert file.expires_at == file.created_at + 3600
+
+
+def test_a_service_without_a_place_says_which_setting_gives_one() -> None:
+    with listening() as (url, _), openai.OpenAI(base_url=f"{url}/v1", api_key="x") as client:
+        for ask in (
+            lambda: client.files.create(file=b"x", purpose="batch"),
+            lambda: client.batches.retrieve("batch_1"),
+        ):
+            with pytest.raises(openai.NotFoundError, match="batches_dir"):
+                ask()
+
+
+def test_what_has_expired_is_removed_with_its_pictures(tmp_path: Path) -> None:
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(line("a")))
+        sweep(found.runner.records, int(time.time()))
+        assert found.lines(batch.output_file_id)
+        sweep(found.runner.records, int(time.time() + found.settings.batches_ttl_s + 10))
+        assert not list(found.client.batches.list()) and not list(found.client.files.list())
+    left = [path for path in (tmp_path / "batches").rglob("*") if path.is_file()]
+    assert not left, left
+
+
+# -- webhooks -----------------------------------------------------------------------------------
+
+
+class Receiver(BaseHTTPRequestHandler):
+    heard: list[tuple[dict[str, str], str]]
+    refusals: int
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"])).decode()
+        type(self).heard.append(({k.lower(): v for k, v in self.headers.items()}, body))
+        type(self).refusals -= 1
+        self.send_response(503 if type(self).refusals >= 0 else 204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def receiver(refusals: int = 0) -> Iterator[tuple[str, Any]]:
+    handler: Any = type("Heard", (Receiver,), {"heard": [], "refusals": refusals})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook", handler
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def outbox_to(folder: Path, url: str, *pauses_s: float) -> Outbox:
+    (folder / "webhooks").write_text(f"# ours\n{url} {SECRET}\n")
+    records = Records(str(folder / "batches"))
+    records.prepare()
+    return Outbox(records, read_endpoints(str(folder / "webhooks")), pauses_s)
+
+
+def test_how_a_batch_ended_is_told_signed_until_it_is_taken(tmp_path: Path) -> None:
+    with receiver(refusals=2) as (url, heard):
+        outbox = outbox_to(tmp_path, url, 0.0, 0.0, 0.0)
+        with doors(tmp_path, outbox=outbox) as found:
+            done, failed = found.begin(line("a")), found.begin("{broken")
+            found.ended(done), found.ended(failed)
+            for _ in range(4):
+                outbox.deliver()
+            assert not outbox.records.store.names("outbox"), "what was taken is told once"
+    other = pytest.importorskip("standardwebhooks").Webhook(SECRET)
+    told = {}
+    for headers, body in heard.heard:
+        event: Any = openai.OpenAI(api_key="x").webhooks.unwrap(body, headers, secret=SECRET)
+        assert other.verify(body, headers) == json.loads(body)
+        assert event.id == headers["webhook-id"] and event.object == "event"
+        told[event.type] = event.data.id
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            changed = body.replace("batch.", "botch.")
+            openai.OpenAI(api_key="x").webhooks.unwrap(changed, headers, secret=SECRET)
+    assert told == {"batch.completed": done.id, "batch.failed": failed.id}
+    assert len(heard.heard) == 4, "each was refused once or more, and told again"
+
+
+def test_what_nobody_takes_is_given_up(tmp_path: Path) -> None:
+    with receiver(refusals=100) as (url, heard):
+        outbox = outbox_to(tmp_path, url, 0.0, 0.0)
+        with doors(tmp_path, outbox=outbox) as found:
+            found.ended(found.begin("{broken"))
+            for _ in range(6):
+                outbox.deliver()
+    assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")
+
+
+@pytest.mark.parametrize(
+    "row", ["http://a", f"ftp://a {SECRET}", "http://a whsec_c2hvcnQ=", "http://a secret"]
+)
+def test_a_file_of_addresses_that_is_wrong_is_refused_without_its_secret(
+    tmp_path: Path, row: str
+) -> None:
+    from sdxl.params import InvalidParams
+
+    (tmp_path / "webhooks").write_text(row)
+    with pytest.raises(InvalidParams, match="webhooks, line 1") as caught:
+        read_endpoints(str(tmp_path / "webhooks"))
+    assert row.partition(" ")[2] not in str(caught.value) or " " not in row
