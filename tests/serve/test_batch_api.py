@@ -27,7 +27,9 @@ from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.batch.drawers import order_of, pictures
 from tests.serve.servers import listening, listening_to
-from tests.serve.workers import fake_pipeline, running
+from tests.serve.services import Service
+from tests.serve.workers import fake_pipeline
+from tests.serve.workers import running as working
 
 URL: Any = "/v1/images/generations"
 WAIT_S = 50.0
@@ -78,7 +80,7 @@ def doors(
         batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
     )
     records = Records(settings.batches_dir)
-    with running(fake_pipeline(tick_s)) as worker:
+    with working(fake_pipeline(tick_s)) as worker:
         app = create_app(worker, settings, add_batch_routes=add_batch_routes)
         runner = BatchRunner(records, settings, lambda: worker, outbox)
         runner.start()
@@ -380,3 +382,19 @@ def test_a_file_of_addresses_that_is_wrong_is_refused_without_its_secret(
     with pytest.raises(InvalidParams, match="webhooks, line 1") as caught:
         read_endpoints(str(tmp_path / "webhooks"))
     assert row.partition(" ")[2] not in str(caught.value) or " " not in row
+
+
+def test_a_batch_runs_in_idle_ticks_of_the_service_itself(running: Service) -> None:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="x") as client:
+        text = "".join(json.dumps(line(name, size="64x64")) + "\n" for name in "abc")
+        file = client.files.create(file=("requests.jsonl", text.encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        until = time.monotonic() + 4 * WAIT_S
+        while batch.status in ("validating", "in_progress", "finalizing"):
+            assert time.monotonic() < until, f"{batch}\n{running.text[-3000:]}"
+            time.sleep(0.2)
+            batch = client.batches.retrieve(batch.id)
+        assert batch.status == "completed" and batch.output_file_id, batch
+        told = client.files.content(batch.output_file_id).text.splitlines()
+    pictures = [json.loads(each)["response"]["body"]["data"][0]["b64_json"] for each in told]
+    assert [base64.b64decode(each)[1:4] for each in pictures] == [b"PNG"] * 3
