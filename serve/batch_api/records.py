@@ -44,6 +44,8 @@ class FileRecord:
     bytes: int
     created_at: int
     expires_at: int | None
+    arrived_s: float
+    """which of one second came first"""
     batch: str = ""
     """whose results it is; they are put together when it is read"""
     part: Part = "output"
@@ -63,6 +65,8 @@ class BatchRecord:
     endpoint: str
     completion_window: str
     created_at: int
+    arrived_s: float
+    """which of one second came first"""
     expires_at: int
     files_live_s: int
     metadata: dict[str, str] | None = None
@@ -206,7 +210,7 @@ class Records:
         """The oldest first."""
         names = self.store.names(f"{folder}/{owner}")
         found = (self._get(folder, owner, name.removesuffix(".json"), kind) for name in names)
-        return sorted(filter(None, found), key=lambda each: (each.created_at, each.id))
+        return sorted(filter(None, found), key=lambda each: each.arrived_s)
 
     def _has(self, name: str) -> bool:
         try:

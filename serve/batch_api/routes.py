@@ -115,7 +115,7 @@ class BatchApi:
         # Of a front that died Ray's proxy asks another one: the same request makes one file.
         digest = hashlib.sha256(data).hexdigest()
         id_ = id_of("file-", owner, request.state.request_id, name, digest)
-        file = FileRecord(id_, name, PURPOSE, len(data), self.now, self.now + life_s)
+        file = FileRecord(id_, name, PURPOSE, len(data), self.now, self.now + life_s, self.clock())
         return await asyncio.to_thread(self._keep, owner, file, data)
 
     def _keep(self, owner: str, file: FileRecord, data: bytes) -> FileRecord:
@@ -174,6 +174,7 @@ class BatchApi:
             endpoint=asked.endpoint,
             completion_window=asked.completion_window,
             created_at=now,
+            arrived_s=self.clock(),
             expires_at=expires_at,
             files_live_s=after.seconds if after else int(self.settings.batches_ttl_s),
             metadata=asked.metadata,

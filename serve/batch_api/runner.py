@@ -129,7 +129,7 @@ class BatchRunner:
                     self._ended.add(id_)
                 else:
                     found.append(batch)
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+        return sorted(found, key=lambda batch: batch.arrived_s)
 
     # -- one batch --------------------------------------------------------------------------
 
@@ -299,11 +299,20 @@ class BatchRunner:
     def _add_file(self, batch: BatchRecord, part: Part, size: int) -> str | None:
         if not size:
             return None
-        now = int(self.clock())
+        now_s = self.clock()
         id_ = id_of("file-", batch.id, part)
         name = f"{batch.id}_{part}.jsonl"
-        expires_at = now + batch.files_live_s
-        file = FileRecord(id_, name, FILES[part], size, now, expires_at, batch.id, part)
+        file = FileRecord(
+            id_,
+            name,
+            FILES[part],
+            size,
+            created_at=int(now_s),
+            expires_at=int(now_s) + batch.files_live_s,
+            arrived_s=now_s,
+            batch=batch.id,
+            part=part,
+        )
         self.records.add_file(batch.owner, file)
         return id_
 
