@@ -47,7 +47,7 @@ AGAIN_S = 10.0
 SWEEP_S = 600.0
 AT_ONCE = 8
 """batches of different owners"""
-FILES: dict[Part, str] = {"output": "batch_output", "errors": "batch_output"}
+RESULTS = "batch_output"
 
 
 @dataclass
@@ -305,7 +305,7 @@ class BatchRunner:
         file = FileRecord(
             id_,
             name,
-            FILES[part],
+            RESULTS,
             size,
             created_at=int(now_s),
             expires_at=int(now_s) + batch.files_live_s,
