@@ -82,10 +82,11 @@ class Intake:
             problem = problem_of(error)
             yield BatchRow(ordinal, record.line, shown, error=str(error), problem=problem)
             return
-        file: dict[str, Any] = {} if self.format else file_of(record.values)
+        file = {} if self.format else file_of(record.values)
+        facts: dict[str, Any] = {**pictures, **file}
         numbers = itertools.chain([ordinal], ordinals)
         for id_, params in images:
-            row = BatchRow(next(numbers), record.line, id_, params, **pictures, **file)
+            row = BatchRow(next(numbers), record.line, id_, params, **facts)
             yield used.first_or_error(row)
 
     def _images(

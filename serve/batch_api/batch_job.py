@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdxl.params import Sizes
 from serve.batch.driver import BatchFailed, Driver, Stopped
 from serve.batch.intake import Intake
 from serve.batch.progress import BatchProgress
@@ -68,7 +67,7 @@ class BatchJobRun:
     def __post_init__(self) -> None:
         self.model = self.batch.model
         """known once the first worker is"""
-        self._sizes: Sizes | None = None
+        self._card: ModelCard | None = None
         self._driver: Driver | None = None
         self._is_stopped = False
 
@@ -115,9 +114,10 @@ class BatchJobRun:
     def _meet(self, card: ModelCard) -> None:
         if self.model and card.id != self.model:
             raise OtherModel(f"here is {card.id} now; the batch began with {self.model}")
-        self.model, self._sizes = card.id, card.sizes
+        self.model, self._card = card.id, card
 
     def _shards(self, path: Path) -> Iterator[ShardPiece]:
         """Read when the first worker wants something, and then it is known what the model takes."""
-        intake = Intake({}, 1, self.model, self._sizes, None, self.settings)
+        assert (card := self._card) is not None
+        intake = Intake({}, 1, card.id, card.sizes, None, card.presets, self.settings)
         yield from intake.shards(read([path]), SHARD)

@@ -20,6 +20,7 @@ import sdxl
 from serve import errors
 from serve.errors import Problem
 from serve.front import metrics, openai_edits
+from serve.front.a1111 import WITH_PICTURES
 from serve.front.batches_off import FILES_PATH, add_off_routes
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import Edits
@@ -128,8 +129,9 @@ def create_app(
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
+    with_pictures = (openai_edits.PATH, *(WITH_PICTURES if settings.sdapi else ()))
     return {
-        openai_edits.PATH: (settings.max_edit_bytes, settings.edit_timeout_s),
+        **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
         FILES_PATH: (settings.max_file_bytes + FORM_BYTES, settings.edit_timeout_s),
     }
 

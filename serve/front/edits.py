@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +16,11 @@ from serve import errors
 from serve.front.generations import Generations
 from serve.front.image_orders import check_limits, params_of
 from serve.front.openai_edits import EditAsked, EditRequest, read_edit
+from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
+from serve.settings import ServeSettings
+
+R = TypeVar("R", bound=ImageRequest)
 
 
 @dataclass
@@ -26,9 +31,7 @@ class Edits:
 
     async def answer(self, request: Request) -> Response:
         card = await self.generations.backend.card()
-        if not card.can_edit:
-            message = "This model's engines have no encoder for images; export and build them anew."
-            raise errors.Problem(501, message, None, "edits_unavailable")
+        check_can_edit(card)
         asked, source = await self._read(request, card)
         return await self.generations.answer(asked, request, source)
 
@@ -40,18 +43,27 @@ class Edits:
             return await asyncio.to_thread(self._prepared, sent, card)
 
     def _prepared(self, sent: EditAsked, card: ModelCard) -> tuple[EditRequest, SourceImage]:
-        """The request with its size and strength filled, and its image at that size."""
-        settings = self.generations.settings
         try:
             given = GivenImage.read(sent.image, sent.mask)
-            asked = sent.request
-            if asked.size in (None, "auto"):
-                is_part = asked.mask_padding is not None
-                width, height = given.size(card.sizes, is_part=is_part)
-                asked = asked.model_copy(update={"size": f"{width}x{height}"})
-            params = params_of(asked, card, settings)
-            params = params.for_edit(has_mask=given.mask is not None)
-            source = given.source(params)
+            return prepared(sent.request, given, card, self.generations.settings)
         except InvalidParams as error:
             raise errors.of_params(error) from None
-        return asked.model_copy(update={"strength": params.strength}), source
+
+
+def prepared(
+    asked: R, given: GivenImage, card: ModelCard, settings: ServeSettings
+) -> tuple[R, SourceImage]:
+    """The request with its size and strength filled, and its image at that size. Raises
+    InvalidParams."""
+    if asked.size in (None, "auto"):
+        width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
+        asked = asked.model_copy(update={"size": f"{width}x{height}"})
+    params = params_of(asked, card, settings)
+    params = params.for_edit(has_mask=given.mask is not None)
+    return asked.model_copy(update={"strength": params.strength}), given.source(params)
+
+
+def check_can_edit(card: ModelCard) -> None:
+    if not card.can_edit:
+        message = "This model's engines have no encoder for images; export and build them anew."
+        raise errors.Problem(501, message, None, "edits_unavailable")

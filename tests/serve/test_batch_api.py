@@ -27,7 +27,7 @@ from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.batch.drawers import order_of, pictures
 from tests.serve.servers import listening, listening_to
-from tests.serve.services import Service
+from tests.serve.services import service
 from tests.serve.workers import fake_pipeline
 from tests.serve.workers import running as working
 
@@ -384,8 +384,14 @@ def test_a_file_of_addresses_that_is_wrong_is_refused_without_its_secret(
     assert row.partition(" ")[2] not in str(caught.value) or " " not in row
 
 
-def test_a_batch_runs_in_idle_ticks_of_the_service_itself(running: Service) -> None:
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="x") as client:
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_batch_runs_in_idle_ticks_of_the_service_itself(tmp_path: Path) -> None:
+    flags = ("--llm", "none", "--batches-dir", str(tmp_path / "batches"))
+    with (
+        service(tmp_path, *flags) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="x") as client,
+    ):
         text = "".join(json.dumps(line(name, size="64x64")) + "\n" for name in "abc")
         file = client.files.create(file=("requests.jsonl", text.encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from sdxl.images import read_parameters
 from serve.front.keys import sha256
@@ -203,3 +205,76 @@ def test_jpeg_and_webp_tell_their_text_too(http: httpx.Client) -> None:
         told = http.post("/sdapi/v1/png-info", json={"image": answer["images"][0]}).json()
         assert told["parameters"]["prompt"] == PROMPT
         assert io.BytesIO(base64.b64decode(answer["images"][0])).read(2) in (b"\xff\xd8", b"RI")
+
+
+def canvas(size: tuple[int, int] = (128, 128)) -> Image.Image:
+    return Image.new("RGB", size, (200, 40, 40))
+
+
+def hole(mode: str = "L") -> Image.Image:
+    mask = Image.new("L", (128, 128), 0)
+    mask.paste(255, (32, 32, 96, 96))
+    return mask if mode == "L" else Image.merge("RGBA", (mask, mask, mask, mask))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("given", ["L", "RGBA", "inverted"])
+@pytest.mark.parametrize("fill", [0, 1])
+@pytest.mark.parametrize("is_part", [True, False])
+def test_webuiapi_makes_the_masked_part_anew(
+    served: tuple[str, Worker], given: str, fill: int, is_part: bool
+) -> None:
+    mask = hole("RGBA" if given == "RGBA" else "L")
+    made = api_of(served[0]).img2img(
+        images=[canvas()], mask_image=ImageOps.invert(mask) if given == "inverted" else mask,
+        inpainting_mask_invert=int(given == "inverted"), inpainting_fill=fill,
+        inpaint_full_res=is_part, mask_blur=0, denoising_strength=0.8,
+        prompt=PROMPT, seed=5, steps=4, width=128, height=128,
+    )  # fmt: skip
+    image = made.image.convert("RGB")
+    assert image.size == (128, 128) and made.info["all_seeds"] == [5]
+    assert image.getpixel((4, 4)) == image.getpixel((120, 60)) == (200, 40, 40)
+    assert image.getpixel((64, 64)) != (200, 40, 40)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_img2img_is_the_edit_that_v1_makes(served: tuple[str, Worker]) -> None:
+    file = io.BytesIO()
+    canvas().save(file, "PNG", compress_level=1)
+    text = base64.b64encode(file.getvalue()).decode()
+    asked = {"prompt": PROMPT, "seed": 3, "steps": 4}
+    body = {**asked, "init_images": [text], "denoising_strength": 0.5, "cfg_scale": 5}
+    theirs = httpx.post(f"{served[0]}/sdapi/v1/img2img", json=body, timeout=30).json()
+    images = [{"image_url": f"data:image/png;base64,{text}"}]
+    ours = httpx.post(
+        f"{served[0]}/v1/images/edits",
+        json={**asked, "images": images, "strength": 0.5},
+        timeout=30,
+    ).json()
+    assert theirs["images"] == [ours["data"][0]["b64_json"]]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("resize_mode", 1), ("inpainting_fill", 2), ("init_images", []), ("init_images", ["x"])],
+)
+def test_what_img2img_cannot_do_is_refused_by_name(
+    http: httpx.Client, field: str, value: object
+) -> None:
+    file = io.BytesIO()
+    canvas().save(file, "PNG")
+    images = [base64.b64encode(file.getvalue()).decode()]
+    body = {"prompt": PROMPT, "steps": 2, "init_images": images, field: value}
+    answer = http.post("/sdapi/v1/img2img", json=body)
+    assert answer.status_code == 400 and field.split("_")[-1][:5] in answer.text, answer.text
+
+
+def test_png_info_reads_a_picture_of_full_size(http: httpx.Client) -> None:
+    noise = Image.effect_noise((1024, 1024), 90).convert("RGB")
+    file, text = io.BytesIO(), PngInfo()
+    text.add_text("parameters", "a cat\nSteps: 20, Seed: 5")
+    noise.save(file, "PNG", pnginfo=text)
+    assert file.tell() > 1 << 20
+    body = {"image": base64.b64encode(file.getvalue()).decode()}
+    answer = http.post("/sdapi/v1/png-info", json=body)
+    assert answer.status_code == 200 and answer.json()["info"].startswith("a cat")

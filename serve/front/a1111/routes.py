@@ -15,12 +15,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from sdxl.params import DRAWN_SEEDS
-from serve.errors import invalid
-from serve.front.a1111 import wire
+from sdxl.params import DRAWN_SEEDS, InvalidParams
+from sdxl.source import SourceImage
+from serve.errors import invalid, of_params
+from serve.front.a1111 import PREFIX, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
 from serve.front.answering import deadline_of, in_time, take_rate
 from serve.front.clients import client_of
+from serve.front.edits import check_can_edit, prepared
 from serve.front.fan_out import fan_out
 from serve.front.generations import marked, work_of
 from serve.front.image_orders import orders_of
@@ -29,7 +31,6 @@ from serve.front.openai_images import ImageRequest
 from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
 from serve.settings import ServeSettings
 
-PREFIX = "/sdapi/v1"
 EMPTY_LISTS = (
     *("loras", "upscalers", "latent-upscale-modes", "sd-vae", "hypernetworks", "face-restorers"),
     *("realesrgan-models", "prompt-styles", "script-info"),
@@ -43,6 +44,8 @@ class WebuiApi:
     settings: ServeSettings
     limiter: RateLimiter
     clients: Clients = field(default_factory=Clients)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Pictures are decoded one at a time."""
 
     def state_of(self, request: Request) -> ClientState:
         return self.clients.of(client_of(request, self.settings.client_header)[0])
@@ -50,7 +53,34 @@ class WebuiApi:
     async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
         card, state = await self.backend.card(), self.state_of(request)
         wanted = wire.request_of(asked, state.options, card)
-        orders = self._orders(wanted, card, request)
+        return await self._answer(asked, self._orders(wanted, card, request), card, state, request)
+
+    async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
+        card, state = await self.backend.card(), self.state_of(request)
+        check_can_edit(card)
+
+        def source() -> tuple[ImageRequest, SourceImage]:
+            try:
+                wanted, given = editing.edit_of(asked, state.options, card)
+                return prepared(wanted, given, card, self.settings)
+            except InvalidParams as error:
+                raise of_params(error) from None
+
+        async with self._turn:
+            wanted, image = await asyncio.to_thread(source)
+        orders = self._orders(wanted, card, request, image)
+        # What was sent is not sent back.
+        told = asked.model_copy(update={"init_images": [], "mask": None})
+        return await self._answer(told, orders, card, state, request)
+
+    async def _answer(
+        self,
+        asked: wire.TextToImage,
+        orders: list[ImageOrder],
+        card: ModelCard,
+        state: ClientState,
+        request: Request,
+    ) -> dict[str, Any]:
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
         run = Run(len(orders), orders[0].params.steps)
         state.runs.append(run)
@@ -61,11 +91,17 @@ class WebuiApi:
         texts = [infotext_of(each.image) for each in done]
         return wire.answer_of(asked, done, texts, card)
 
-    def _orders(self, wanted: ImageRequest, card: ModelCard, request: Request) -> list[ImageOrder]:
+    def _orders(
+        self,
+        wanted: ImageRequest,
+        card: ModelCard,
+        request: Request,
+        source: SourceImage | None = None,
+    ) -> list[ImageOrder]:
         deadline_s = deadline_of(None, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
         orders = orders_of(wanted, card, self.settings, seed, deadline_s)
-        return marked(orders, request, self.settings, wants_progress=True)
+        return marked(orders, request, self.settings, wants_progress=True, source=source)
 
     async def _run(self, orders: Sequence[ImageOrder], run: Run) -> list[Done]:
         """The pictures; of an interrupted request those that were done."""
@@ -101,6 +137,11 @@ def add_webui_routes(
     async def make_webui_images(body: wire.TextToImage, request: Request) -> dict[str, Any]:
         """Make pictures from text, as stable-diffusion-webui's clients ask for them."""
         return await api.make(body, request)
+
+    @app.post(f"{PREFIX}/img2img")
+    async def edit_webui_image(body: editing.ImageToImage, request: Request) -> dict[str, Any]:
+        """Make an image anew, or the part of it that a mask says."""
+        return await api.edit(body, request)
 
     @app.post(f"{PREFIX}/png-info")
     async def read_webui_picture(body: wire.PictureInfo) -> dict[str, Any]:

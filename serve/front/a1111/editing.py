@@ -1,0 +1,84 @@
+"""`img2img` of stable-diffusion-webui: its image and its mask, as an edit of our own.
+
+What is asked and cannot be done is refused by name. It knows no HTTP server and makes nothing.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Annotated, Any
+
+from PIL import Image, ImageOps
+from pydantic import Field
+
+from sdxl.source import GivenImage, decode
+from serve.errors import invalid
+from serve.front.a1111.wire import TextToImage, image_bytes, request_of
+from serve.front.openai_images import ImageRequest
+from serve.orders import ModelCard
+
+FILL, ORIGINAL = 0, 1
+"""What a masked part begins with: the colours around it, or itself; 2 and 3 are not here."""
+MASK_BLUR = 4
+
+
+class ImageToImage(TextToImage):
+    init_images: Annotated[list[str], Field(min_length=1, max_length=1)]
+    mask: str | None = None
+    denoising_strength: Annotated[float, Field(ge=0, le=1)] | None = 0.75
+    mask_blur: Annotated[int, Field(ge=0)] | None = MASK_BLUR
+    inpainting_fill: int | None = FILL
+    inpaint_full_res: bool | None = True
+    inpaint_full_res_padding: Annotated[int, Field(ge=0)] | None = 0
+    inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] | None = 0
+    resize_mode: int | None = 0
+
+
+def edit_of(
+    asked: ImageToImage, options: dict[str, Any], card: ModelCard
+) -> tuple[ImageRequest, GivenImage]:
+    """In our own words. Raises Problem, or InvalidParams of the image."""
+    for name, allowed in (("resize_mode", (0,)), ("inpainting_fill", (FILL, ORIGINAL))):
+        value = getattr(asked, name)
+        if value not in (None, *allowed):
+            needed = " or ".join(map(str, allowed))
+            raise invalid(name, f"{name}: {value} is not possible here; needed {needed}")
+    request = request_of(asked, options, card)
+    strength = 0.75 if asked.denoising_strength is None else asked.denoising_strength
+    facts: dict[str, Any] = {"strength": strength}
+    if asked.mask is not None:
+        facts["mask_blur"] = MASK_BLUR if asked.mask_blur is None else asked.mask_blur
+        if asked.inpaint_full_res is not False:
+            facts["mask_padding"] = asked.inpaint_full_res_padding or 0
+    return request.model_copy(update=facts), given_of(asked)
+
+
+def given_of(asked: ImageToImage) -> GivenImage:
+    image = image_bytes(asked.init_images[0])
+    if asked.mask is None:
+        return GivenImage.read(as_png(decode(image, "init_images").convert("RGB")))
+    white = white_of(decode(image_bytes(asked.mask), "mask"))
+    white = ImageOps.invert(white) if asked.inpainting_mask_invert else white
+    if asked.inpainting_fill == ORIGINAL:
+        return GivenImage.read(image, as_png(white))
+    # A hole is filled with the colours around it.
+    whole = decode(image, "init_images").convert("RGB")
+    if whole.size != white.size:
+        raise invalid("mask", "mask: needed the image's size, {}x{}".format(*whole.size))
+    whole.putalpha(ImageOps.invert(white))
+    return GivenImage.read(as_png(whole))
+
+
+def white_of(mask: Image.Image) -> Image.Image:
+    """White where it is to be made anew: there, a mask's own opacity counts, if it has any."""
+    if mask.has_transparency_data:
+        alpha = mask.convert("RGBA").getchannel("A")
+        if alpha.getextrema() != (255, 255):
+            return alpha
+    return mask.convert("L")
+
+
+def as_png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
