@@ -118,6 +118,7 @@ class BatchJobRun:
 
     def _shards(self, path: Path) -> Iterator[ShardPiece]:
         """Read when the first worker wants something, and then it is known what the model takes."""
-        assert (card := self._card) is not None
+        card = self._card
+        assert card is not None
         intake = Intake({}, 1, card.id, card.sizes, None, card.presets, self.settings)
         yield from intake.shards(read([path]), SHARD)
