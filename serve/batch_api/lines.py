@@ -1,7 +1,6 @@
 """Is a file one of requests? What stops it as a whole is found before anything of it is made.
 
-What is wrong inside of one request is that request's own error, and no other's. It reads lines and
-knows neither models nor what a request may ask.
+What is wrong inside of one request is that request's own error, and no other's.
 """
 
 from __future__ import annotations

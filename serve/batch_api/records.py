@@ -2,7 +2,7 @@
 
 An owner's records lie in a folder of their own, so that nobody finds another's. A batch's record is
 written by the front once, when it is made, and from then on by the runner alone; that it shall be
-cancelled is a mark beside it. It knows no HTTP and makes nothing.
+cancelled is a mark beside it. It knows no HTTP.
 """
 
 from __future__ import annotations

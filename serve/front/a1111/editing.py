@@ -1,6 +1,6 @@
 """`img2img` of stable-diffusion-webui: its image and its mask, as an edit of our own.
 
-What is asked and cannot be done is refused by name. It knows no HTTP server and makes nothing.
+What is asked and cannot be done is refused by name. It knows no HTTP server.
 """
 
 from __future__ import annotations
