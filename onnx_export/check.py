@@ -34,7 +34,7 @@ from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
-from sdxl.policy import Network
+from sdxl.flight import Network
 from sdxl.specs import Architecture, ModelSpec, image_axes
 
 AXES = (

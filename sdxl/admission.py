@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 from sdxl.cost import Costs, project
 from sdxl.fairness import VirtualTime, left_of
+from sdxl.flight import Flight, State
 from sdxl.params import InvalidParams
-from sdxl.policy import Flight, Limits, State
+from sdxl.policy import Limits
 from sdxl.prompt import BODY
 
 Reason = Literal["queue_full", "too_late", "others_first"]

@@ -13,17 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sdxl.deepcache import Step
-from sdxl.policy import (
-    CallKey,
-    Flight,
-    Group,
-    Limits,
-    Network,
-    State,
-    foremost,
-    groups_of,
-    plan_tick,
-)
+from sdxl.flight import CallKey, Flight, Network, State
+from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick
 
 SMOOTHING = 0.2
 """share of a new measurement in the running mean; an outlier counts at most twice the mean"""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sdxl.policy import Flight, Priority
+from sdxl.flight import Flight, Priority
 
 Account = tuple[Priority, str]
 """Classes run one before the other, so a client's time in each is its own."""

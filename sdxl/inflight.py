@@ -27,8 +27,9 @@ from sdxl.deepcache import StepPlan
 from sdxl.editing import KeptPart, SourceLatents, begin
 from sdxl.engine import Engines
 from sdxl.fairness import VirtualTime
+from sdxl.flight import Flight, Priority, State
 from sdxl.noise import NoiseSource
-from sdxl.policy import Flight, Group, Limits, Priority, State, plan_tick
+from sdxl.policy import Group, Limits, plan_tick
 
 TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))
 

@@ -7,26 +7,27 @@ metadata and the web page's controls are derived from the table. Without any hea
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import GenericAlias, MappingProxyType, UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from sdxl.parameter import MAX_STEPS as MAX_STEPS
+from sdxl.parameter import SIZE as SIZE
+from sdxl.parameter import InvalidParams as InvalidParams
+from sdxl.parameter import Parameter as Parameter
+from sdxl.parameter import is_int, needed_steps
 
 MAX_SEED = 2**63 - 1
 DRAWN_SEEDS = 2**32
 """A seed that nobody names is drawn below this, so that a person can read it out."""
 MAX_PROMPT_CHARS = 10_000
-MAX_STEPS = 1000
 EDIT_STRENGTH, MASK_STRENGTH = 0.8, 1.0
 """of who names none; what is masked is made anew altogether"""
 MAX_MASK_BLUR, MAX_MASK_PADDING = 64, 1024
 """pixels"""
 ENCODINGS = ("mean", "sample")
 """of an image: the mean of its latents, or a sample of them"""
-SIZE = "size"
-"""what REST calls width and height together"""
 
 
 class Scheduler(NamedTuple):
@@ -52,17 +53,6 @@ SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
 )
 
 
-class InvalidParams(ValueError):
-    """A request that cannot be served as asked: which field, what it held, what it may hold."""
-
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
-        self.field, self.value, self.allowed = field, value, allowed
-
-    def __reduce__(self) -> Any:
-        return InvalidParams, (self.field, self.value, self.allowed)
-
-
 @dataclass(frozen=True)
 class Sizes:
     """The image sides a model takes, in pixels."""
@@ -76,64 +66,11 @@ class Sizes:
         """This side in pixels, or the default where it was left open."""
         if value is None:
             return self.default
-        is_within = _is_int(value) and self.minimum <= value <= self.maximum
+        is_within = is_int(value) and self.minimum <= value <= self.maximum
         if not is_within or value % self.multiple:
             allowed = f"needed a multiple of {self.multiple} from {self.minimum} to {self.maximum}"
             raise InvalidParams(side, value, allowed)
         return value
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A line of the table."""
-
-    label: str
-    """for people, on the page"""
-    help: str
-    low: float = -math.inf
-    high: float = math.inf
-    choices: tuple[str, ...] = ()
-    rest: str = ""
-    """its name over REST, where it is not the same"""
-    infotext: str = ""
-    """its name in the `parameters` text that other programs read; none: the text's own lines"""
-    metavar: str = ""
-    placeholder: str = ""
-    """what the page shows where nothing is given"""
-    is_for_edits: bool = False
-    """it means something only where a picture is made from another one"""
-    is_told_if_given: bool = False
-    """a picture says nothing of it unless it was asked for: its bytes are those from before"""
-    name: str = ""
-    kind: type = str
-    """str, int, float, or tuple for several numbers"""
-    item: type = int
-    """int or float: of a tuple's numbers"""
-    default: Any = None
-
-    @property
-    def column(self) -> str:
-        """Its name in a file of rows: as over REST, but REST says width and height in one."""
-        return self.rest if self.rest and self.rest != SIZE else self.name
-
-    @property
-    def client_name(self) -> str:
-        return self.rest or self.name
-
-    def check(self, value: object) -> None:
-        if value is not None or self.default is not None:
-            _CHECKS[self.kind](self, value)
-
-    def parse(self, text: str) -> Any:
-        """From a command line or a CSV file; ValueError where the text is not of its kind."""
-        if self.kind is tuple:
-            return tuple(self.item(number) for number in text.split(","))
-        return self.kind(text)
-
-    @property
-    def stored_kind(self) -> Any:
-        """As JSON and tables hold it, which have no tuples."""
-        return GenericAlias(list, (self.item,)) if self.kind is tuple else self.kind
 
 
 def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
@@ -269,7 +206,7 @@ class GenerationParams:
         for name in ("deep_steps", "guided_steps"):
             numbers = getattr(self, name)
             if numbers is not None and numbers[-1] >= self.steps:
-                raise InvalidParams(name, numbers, _needed_steps(self.steps))
+                raise InvalidParams(name, numbers, needed_steps(self.steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
             raise InvalidParams("deep_steps", self.deep_steps, "needed 0 the first of them")
         if self.taken_steps < 1:
@@ -346,61 +283,6 @@ class GenerationParams:
 def of_rest() -> Iterator[Parameter]:
     """Those that REST has a field for, each its own."""
     return (p for p in PARAMETERS.values() if p.rest != SIZE)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _check_whole(p: Parameter, value: Any) -> None:
-    # Whole numbers without bounds of their own have the model's, which `resolve` knows.
-    if not math.isinf(p.high) and not (_is_int(value) and p.low <= value <= p.high):
-        raise InvalidParams(p.name, value, f"needed a whole number from {p.low} to {p.high}")
-
-
-def _check_number(p: Parameter, value: Any) -> None:
-    if not (_is_number(value) and p.low <= value <= p.high):
-        raise InvalidParams(p.name, value, f"needed a number from {p.low} to {p.high}")
-
-
-def _check_text(p: Parameter, value: object) -> None:
-    if p.choices:
-        if value not in p.choices:
-            raise InvalidParams(p.name, value, f"needed one of {', '.join(p.choices)}")
-        return
-    if not isinstance(value, str):
-        raise InvalidParams(p.name, value, "needed text")
-    if len(value) > p.high:
-        raise InvalidParams(p.name, f"{len(value)} characters", f"at most {p.high}")
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise InvalidParams(p.name, value, "needed valid Unicode, without lone surrogates")
-
-
-def _check_numbers(p: Parameter, value: Any) -> None:
-    """Step numbers, or the two ends of a part."""
-    of_its_kind = _is_int if p.item is int else _is_number
-    is_numbers = bool(value) and all(map(of_its_kind, value))
-    is_rising = is_numbers and value[0] >= 0 and all(a < b for a, b in itertools.pairwise(value))
-    if p.item is int and not is_rising:
-        raise InvalidParams(p.name, value, _needed_steps(MAX_STEPS))
-    if p.item is float and not (is_rising and len(value) == 2 and value[1] <= 1):
-        raise InvalidParams(p.name, value, "needed two rising numbers from 0 to 1")
-
-
-def _needed_steps(steps: int) -> str:
-    return f"needed rising step numbers from 0 to {steps - 1}"
-
-
-_CHECKS: Mapping[type, Callable[[Parameter, Any], None]] = {
-    str: _check_text,
-    int: _check_whole,
-    float: _check_number,
-    tuple: _check_numbers,
-}
 
 
 def _kind(hint: Any) -> dict[str, type]:

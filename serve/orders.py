@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sdxl.flight import Priority
 from sdxl.params import GenerationParams, Sizes
-from sdxl.policy import Priority
 from sdxl.presets import UNMEASURED, Presets
 from sdxl.source import SourceImage
 

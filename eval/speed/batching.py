@@ -27,9 +27,10 @@ from pathlib import Path
 from eval.measuring.timing import quantile
 from sdxl import deepcache
 from sdxl.cost import Costs
+from sdxl.flight import Flight, Network, State
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Group, Limits, Network, State, plan_tick
+from sdxl.policy import Group, Limits, plan_tick
 
 USUAL = GenerationParams()
 Kind = tuple[int, int]

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from sdxl.policy import Priority
+from sdxl.flight import Priority
 from sdxl.work import standard_images
 from serve.batch.renderers import BUSY, MAX_PAUSE_S, THROUGH_WINDOW
 from serve.errors import Problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from sdxl.flight import Priority
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes, of_rest
-from sdxl.policy import Priority
 from serve.errors import invalid, of_params
 from serve.front.model_names import check_model
 from serve.front.openai_images import ImageRequest, longest_side

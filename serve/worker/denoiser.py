@@ -17,8 +17,9 @@ from torch import Tensor
 
 from sdxl.admission import Admission
 from sdxl.cost import CostKey, Costs
+from sdxl.flight import Flight, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
-from sdxl.policy import Flight, Group, State, line
+from sdxl.policy import Group, line
 from serve.worker.loop_thread import LoopThread
 from serve.worker.stalls import STALL_S, Unhealthy, patience_s
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from sdxl.conditioning import TokenRow
 from sdxl.deepcache import deep_count
+from sdxl.flight import Flight
 from sdxl.params import GenerationParams
-from sdxl.policy import Flight, Group
+from sdxl.policy import Group
 from serve.orders import Done, ImageOrder, ImageProgress, Update
 from serve.tracing import Stretch
 

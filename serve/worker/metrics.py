@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from sdxl.admission import Reason
 from sdxl.cost import Costs
-from sdxl.policy import Flight, Group, Priority, State
+from sdxl.flight import Flight, Priority, State
+from sdxl.policy import Group
 from serve.worker.gpu_meter import GpuMeter
 
 TICK_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)

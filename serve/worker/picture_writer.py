@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sdxl import images
 from sdxl.cost import Costs, smoothed
+from sdxl.flight import Priority
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Priority
 from sdxl.provenance import OFF, Provenance
 from serve.orders import Done, Preview, Update
 from serve.worker.job import ImageJob

@@ -15,8 +15,8 @@ from typing import TypeVar
 from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
+from sdxl.flight import Priority
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
-from sdxl.policy import Priority
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK
 from serve.worker.denoiser import Denoiser

@@ -17,11 +17,12 @@ from PIL import Image
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
 from sdxl.deepcache import plan_of
+from sdxl.flight import Flight
 from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Group, Limits
+from sdxl.policy import Group, Limits
 from sdxl.source import SourceImage
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,11 @@ from sdxl import images
 from sdxl.admission import Refused, check_length
 from sdxl.cost import Costs, project
 from sdxl.deepcache import plan_of
+from sdxl.flight import Flight, State
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
-from sdxl.policy import Flight, Group, Limits, State
+from sdxl.policy import Group, Limits
 from sdxl.provenance import Provenance
 from serve import errors, tracing
 from serve.orders import Done, ImageOrder, ModelCard, Queued, Update

@@ -12,7 +12,8 @@ from sdxl.admission import Admission, Refused
 from sdxl.cost import CostKey, Costs
 from sdxl.deepcache import plan
 from sdxl.fairness import VirtualTime
-from sdxl.policy import Flight, Limits, Network, Priority, State, plan_tick
+from sdxl.flight import Flight, Network, Priority, State
+from sdxl.policy import Limits, plan_tick
 from sdxl.specs import Axes
 from tests.fakes import axes
 

@@ -13,7 +13,8 @@ import pytest
 from sdxl.admission import Refused
 from sdxl.deepcache import plan
 from sdxl.fairness import VirtualTime
-from sdxl.policy import Flight, Limits, Priority, State, plan_tick
+from sdxl.flight import Flight, Priority, State
+from sdxl.policy import Limits, plan_tick
 from tests.fakes import axes
 from tests.sdxl.sharing import SHAPE, STANDARD, Caller, Device, World, quantile
 

@@ -16,16 +16,18 @@ from torch import Tensor
 from sdxl import deepcache
 from sdxl.cost import project
 from sdxl.deepcache import Step, StepPlan, plan, plan_of
+from sdxl.flight import Flight, State
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams, Sizes
 from sdxl.pipeline import Pipeline
-from sdxl.policy import Flight, Limits, State, plan_tick
+from sdxl.policy import Limits, plan_tick
 from sdxl.work import standard_images
 from tests.conftest import psnr
 from tests.fakes import FakeClock, axes, fake_engines
+from tests.sdxl.flights import assert_same, latents_of
 from tests.sdxl.reference import denoise
 from tests.sdxl.sharing import device_costs
-from tests.sdxl.test_inflight import MIX, assert_same, latents_of
+from tests.sdxl.test_inflight import MIX
 
 SHAPE = axes(64, 64)
 PROMPT = "a small yellow star above a green square on a white background"

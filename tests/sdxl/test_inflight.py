@@ -4,89 +4,21 @@ image has one outcome, and its latents are those of the same request alone."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from sdxl import deepcache, schedulers
 from sdxl.admission import Refused
 from sdxl.cost import Costs
-from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight, Request
-from sdxl.params import SCHEDULERS
-from sdxl.policy import Limits, Priority, State
-from sdxl.schedulers import SchedulerConfig
-from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
+from sdxl.flight import Priority, State
+from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight
+from tests.fakes import FakeClock, fake_engines
+from tests.sdxl.flights import assert_same, cohorts_of, engine, latents_of, loop, request
 from tests.sdxl.reference import denoise
-
-CONFIG = SchedulerConfig.from_dict(
-    {
-        "beta_start": 0.00085,
-        "beta_end": 0.012,
-        "beta_schedule": "scaled_linear",
-        "timestep_spacing": "leading",
-        "steps_offset": 1,
-    }
-)
-
-
-def request(
-    seed: int = 0,
-    *,
-    steps: int = 4,
-    interval: int = 2,
-    scheduler: str = "euler",
-    guidance: float = 5.0,
-    side: int = 8,
-    tokens: int = 77,
-    deep_steps: tuple[int, ...] | None = None,
-    guided_steps: Collection[int] | None = None,
-    **rest: Any,
-) -> Request:
-    if guidance <= 1:
-        guided_steps = ()
-    return Request(
-        fake_conditioning(seed, 2 if guidance > 1 else 1, tokens),
-        schedulers.table(scheduler, steps, CONFIG),
-        deepcache.plan(steps, interval, deep_steps, guided_steps),
-        guidance,
-        seed,
-        side,
-        side + 2,
-        **rest,
-    )
-
-
-def loop(rows: int = 8, calls_ahead: int = 0, **limits: Any) -> InFlight:
-    engines = replace(fake_engines(), calls_ahead=calls_ahead)
-    return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
-
-
-def engine(flight: InFlight, network: str) -> FakeEngine:
-    found = flight.engines[network]
-    assert isinstance(found, FakeEngine)
-    return found
-
-
-def latents_of(events: list[Event]) -> dict[int, Tensor]:
-    for event in events:
-        if isinstance(event, Failed):
-            raise event.cause
-    return {event.id: event.latents for event in events if isinstance(event, Finished)}
-
-
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    difference = float((found - expected).abs().max())
-    scale = float(expected.abs().max())
-    assert difference <= 1e-4 * max(scale, 1.0), f"differs by {difference:.2e} of {scale:.2e}"
-
 
 MIX = [
     request(1, scheduler="euler", steps=4),
@@ -196,12 +128,8 @@ def test_above_the_cache_cap_an_image_pauses_just_before_a_deep_step() -> None:
         t.name for t in shallow.inputs
     }
     assert caches, "the shallow UNet reads nothing that the deep one made"
-    held = {name for cohort in _cohorts(flight) for name in cohort.buffers.by_name}
+    held = {name for cohort in cohorts_of(flight) for name in cohort.buffers.by_name}
     assert not caches & held
-
-
-def _cohorts(flight: InFlight) -> list[Any]:
-    return [image.place.cohort for image in flight._images.values() if image.place]
 
 
 def test_an_engine_that_raises_fails_only_its_call() -> None:
@@ -346,119 +274,3 @@ def test_a_full_queue_refuses_and_an_expired_image_is_dropped() -> None:
     flight.clock.now = 6.0
     (event,) = [e for e in flight.drain() if e.id == late]
     assert isinstance(event, Failed) and isinstance(event.cause, DeadlineExceeded)
-
-
-STEPS = st.integers(1, 6)
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Admit, cancel, pause, resume, fail and tick in any order."""
-
-    @initialize(cap=st.sampled_from([0, 2, 16]), rows=st.sampled_from([2, 3, 8]))
-    def begin(self, cap: int, rows: int) -> None:
-        self.flight = loop(rows=rows, paused_cache_rows=cap)
-        self.open: dict[int, Request] = {}
-        self.closed: set[int] = set()
-        self.held: set[int] = set()
-        self.seeds = itertools.count()
-
-    @rule(
-        steps=STEPS,
-        interval=st.integers(1, 4),
-        scheduler=st.sampled_from([*SCHEDULERS]),
-        guidance=st.sampled_from([0.0, 5.0]),
-        side=st.sampled_from([8, 10]),
-        tokens=st.sampled_from([77, 154]),
-        priority=st.sampled_from(Priority),
-        guided_steps=st.none() | st.sets(st.integers(0, 5)),
-    )
-    def submit(self, **kwargs: Any) -> None:
-        made = request(next(self.seeds), **kwargs)
-        self.open[self.flight.submit(made)] = made
-
-    @rule()
-    def tick(self) -> None:
-        self.collect(self.flight.tick())
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.open)))
-        self.flight.cancel(id_)
-        self.close(id_)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def pause(self, data: st.DataObject) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.open)))
-        self.flight.pause(id_)
-        self.held.add(id_)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def resume(self, data: st.DataObject) -> None:
-        id_ = data.draw(st.sampled_from(sorted(self.held)))
-        self.flight.resume(id_)
-        self.held.discard(id_)
-
-    @rule(network=st.sampled_from(["unet_deep", "unet_shallow"]))
-    def fail(self, network: str) -> None:
-        broken = engine(self.flight, network)
-        broken.fault = RuntimeError("planted")
-        before = len(broken.calls)
-        events = self.flight.tick()
-        if len(broken.calls) > before:
-            assert any(isinstance(e, Failed) for e in events)
-        broken.fault = None
-        self.collect(events)
-
-    def collect(self, events: list[Event]) -> None:
-        for event in events:
-            made = self.open[event.id]
-            self.close(event.id)
-            if isinstance(event, Finished):
-                assert_same(event.latents, denoise(self.flight.engines, made))
-            else:
-                assert str(event.cause) == "planted"
-
-    def close(self, id_: int) -> None:
-        assert id_ not in self.closed, f"image {id_} ended twice"
-        self.closed.add(id_)
-        self.held.discard(id_)
-        del self.open[id_]
-
-    @invariant()
-    def nothing_is_lost_and_memory_is_accounted_for(self) -> None:
-        if not hasattr(self, "flight"):
-            return
-        assert {f.id for f in self.flight.flights} == set(self.open)
-        cohorts = _cohorts(self.flight)
-        for cohort in cohorts:
-            assert cohort.members == sum(c is cohort for c in cohorts)
-        waiting = [f for f in self.flight.flights if f.state is State.PAUSED and f.needs_cache]
-        held = sum(f.next_step.rows for f in waiting)
-        assert held <= self.flight.limits.paused_cache_rows
-
-    def teardown(self) -> None:
-        if not hasattr(self, "flight"):
-            return
-        for id_ in list(self.held):
-            self.resume_one(id_)
-        bound = sum(len(r.plan) * 5 for r in self.open.values()) + 5
-        for _ in range(bound):
-            self.collect(self.flight.tick())
-        assert not self.open, f"starved: {sorted(self.open)}"
-        assert self.flight.is_idle
-
-    def resume_one(self, id_: int) -> None:
-        self.flight.resume(id_)
-        self.held.discard(id_)
-
-
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)

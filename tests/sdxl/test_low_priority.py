@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from sdxl import deepcache, schedulers
+from sdxl.flight import Priority
 from sdxl.inflight import Finished, InFlight, Request
-from sdxl.policy import Limits, Priority
+from sdxl.policy import Limits
 from sdxl.schedulers import SchedulerConfig
 from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from sdxl.cost import SHALLOW_SHARE, CostKey, Costs, project, smoothed
 from sdxl.deepcache import Step, plan
-from sdxl.policy import CallKey, Flight, Group, Limits, Priority, State, plan_tick
+from sdxl.flight import CallKey, Flight, Priority, State
+from sdxl.policy import Group, Limits, plan_tick
 from tests.fakes import axes
 
 SHAPE, WIDE = axes(8, 8), axes(8, 16)

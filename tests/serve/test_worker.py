@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
-from sdxl.policy import Priority
 from serve.errors import Problem
 from serve.orders import Done, ImageProgress, Preview
 from serve.worker.job import ImageJob

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sdxl.flight import Priority
 from sdxl.params import InvalidParams
-from sdxl.policy import Priority
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.renderers import HttpRenderer, RendererLost

@@ -1,0 +1,113 @@
+"""One image on its way, as plain data: what the policy may know of it. It knows no tensors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Literal, NamedTuple
+
+from sdxl.deepcache import Step, StepPlan
+from sdxl.specs import Axes
+
+Network = Literal["unet_deep", "unet_shallow"]
+PLAIN = "plain"
+
+
+class CallKey(NamedTuple):
+    """What must agree for images to share one UNet call."""
+
+    network: Network
+    axes: Axes
+    """sizes of all axes but the rows"""
+    variant: str = PLAIN
+    """which graph of the network"""
+
+
+class Priority(IntEnum):
+    """Lower runs first. A batch image runs only in ticks that no interactive one needs."""
+
+    INTERACTIVE = 0
+    BATCH = 1
+
+
+class State(Enum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True)
+class Flight:
+    """One image on its way: what the policy may know of it."""
+
+    id: int
+    axes: Axes
+    plan: StepPlan
+    step: int = 0
+    priority: Priority = Priority.INTERACTIVE
+    deadline_s: float = math.inf
+    state: State = State.QUEUED
+    is_held: bool = False
+    """paused by its owner, until resumed"""
+    client: str = ""
+    """who asked for it: clients share the device"""
+    weight: float = 1.0
+    """of its client's share"""
+    work_s: float = 0.0
+    """seconds of the device that it takes, as estimated when it came"""
+    images: float = 1.0
+    """the same in standard images"""
+    due: float = 0.0
+    """the virtual time at which it would be done if all clients ran at once"""
+    is_last: bool = False
+    """it came when others' promises left no room: nobody pauses for it"""
+    request_id: str = ""
+    """images of one request are promised together"""
+    variant: str = PLAIN
+    """of the graphs that it runs on"""
+
+    def call(self, network: Network) -> CallKey:
+        return CallKey(network, self.axes, self.variant)
+
+    @property
+    def next_step(self) -> Step:
+        return self.plan[self.step]
+
+    @property
+    def next_is_deep(self) -> bool:
+        return self.next_step.is_deep
+
+    @property
+    def rows(self) -> int:
+        """What it needs room for: the most of any step it has left."""
+        return self.plan.room[self.step]
+
+    @property
+    def steady_ticks(self) -> int:
+        """Until it needs less room: guidance has ended, or all is done."""
+        return self.plan.steady[self.step]
+
+    @property
+    def needs_cache(self) -> bool:
+        """Mid-interval: pausing now would keep its cache in memory."""
+        return self.step > 0 and not self.next_is_deep
+
+    @property
+    def is_done(self) -> bool:
+        return self.step == len(self.plan)
+
+    @property
+    def cycle(self) -> tuple[Axes, str, int]:
+        """Images of one cycle that are at a deep step together share their calls from then on."""
+        return self.axes, self.variant, self.plan.first_interval
+
+    def advanced(self, ticks: int = 1) -> Flight:
+        return self.changed(step=self.step + ticks)
+
+    def changed(self, **fields: object) -> Flight:
+        # Not dataclasses.replace: looking ahead does this a thousand times, and that is five times
+        # as slow.
+        moved = object.__new__(Flight)
+        vars(moved).update(vars(self), **fields)
+        return moved

@@ -1,0 +1,133 @@
+"""What one parameter of a picture is: its name, its bounds, how a value is read and checked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import GenericAlias
+from typing import Any
+
+MAX_STEPS = 1000
+SIZE = "size"
+"""what REST calls width and height together"""
+
+
+class InvalidParams(ValueError):
+    """A request that cannot be served as asked: which field, what it held, what it may hold."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+    def __reduce__(self) -> Any:
+        return InvalidParams, (self.field, self.value, self.allowed)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A line of the table."""
+
+    label: str
+    """for people, on the page"""
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    rest: str = ""
+    """its name over REST, where it is not the same"""
+    infotext: str = ""
+    """its name in the `parameters` text that other programs read; none: the text's own lines"""
+    metavar: str = ""
+    placeholder: str = ""
+    """what the page shows where nothing is given"""
+    is_for_edits: bool = False
+    """it means something only where a picture is made from another one"""
+    is_told_if_given: bool = False
+    """a picture says nothing of it unless it was asked for: its bytes are those from before"""
+    name: str = ""
+    kind: type = str
+    """str, int, float, or tuple for several numbers"""
+    item: type = int
+    """int or float: of a tuple's numbers"""
+    default: Any = None
+
+    @property
+    def column(self) -> str:
+        """Its name in a file of rows: as over REST, but REST says width and height in one."""
+        return self.rest if self.rest and self.rest != SIZE else self.name
+
+    @property
+    def client_name(self) -> str:
+        return self.rest or self.name
+
+    def check(self, value: object) -> None:
+        if value is not None or self.default is not None:
+            _CHECKS[self.kind](self, value)
+
+    def parse(self, text: str) -> Any:
+        """From a command line or a CSV file; ValueError where the text is not of its kind."""
+        if self.kind is tuple:
+            return tuple(self.item(number) for number in text.split(","))
+        return self.kind(text)
+
+    @property
+    def stored_kind(self) -> Any:
+        """As JSON and tables hold it, which have no tuples."""
+        return GenericAlias(list, (self.item,)) if self.kind is tuple else self.kind
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _check_whole(p: Parameter, value: Any) -> None:
+    # Whole numbers without bounds of their own have the model's, which `resolve` knows.
+    if not math.isinf(p.high) and not (is_int(value) and p.low <= value <= p.high):
+        raise InvalidParams(p.name, value, f"needed a whole number from {p.low} to {p.high}")
+
+
+def _check_number(p: Parameter, value: Any) -> None:
+    if not (_is_number(value) and p.low <= value <= p.high):
+        raise InvalidParams(p.name, value, f"needed a number from {p.low} to {p.high}")
+
+
+def _check_text(p: Parameter, value: object) -> None:
+    if p.choices:
+        if value not in p.choices:
+            raise InvalidParams(p.name, value, f"needed one of {', '.join(p.choices)}")
+        return
+    if not isinstance(value, str):
+        raise InvalidParams(p.name, value, "needed text")
+    if len(value) > p.high:
+        raise InvalidParams(p.name, f"{len(value)} characters", f"at most {p.high}")
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+        raise InvalidParams(p.name, value, "needed valid Unicode, without lone surrogates")
+
+
+def _check_numbers(p: Parameter, value: Any) -> None:
+    """Step numbers, or the two ends of a part."""
+    of_its_kind = is_int if p.item is int else _is_number
+    is_numbers = bool(value) and all(map(of_its_kind, value))
+    is_rising = is_numbers and value[0] >= 0 and all(a < b for a, b in itertools.pairwise(value))
+    if p.item is int and not is_rising:
+        raise InvalidParams(p.name, value, needed_steps(MAX_STEPS))
+    if p.item is float and not (is_rising and len(value) == 2 and value[1] <= 1):
+        raise InvalidParams(p.name, value, "needed two rising numbers from 0 to 1")
+
+
+def needed_steps(steps: int) -> str:
+    return f"needed rising step numbers from 0 to {steps - 1}"
+
+
+_CHECKS: Mapping[type, Callable[[Parameter, Any], None]] = {
+    str: _check_text,
+    int: _check_whole,
+    float: _check_number,
+    tuple: _check_numbers,
+}

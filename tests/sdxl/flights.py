@@ -1,0 +1,80 @@
+"""Loops over fake engines, and requests for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from sdxl import deepcache, schedulers
+from sdxl.inflight import Event, Failed, Finished, InFlight, Request
+from sdxl.policy import Limits
+from sdxl.schedulers import SchedulerConfig
+from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
+
+CONFIG = SchedulerConfig.from_dict(
+    {
+        "beta_start": 0.00085,
+        "beta_end": 0.012,
+        "beta_schedule": "scaled_linear",
+        "timestep_spacing": "leading",
+        "steps_offset": 1,
+    }
+)
+
+
+def request(
+    seed: int = 0,
+    *,
+    steps: int = 4,
+    interval: int = 2,
+    scheduler: str = "euler",
+    guidance: float = 5.0,
+    side: int = 8,
+    tokens: int = 77,
+    deep_steps: tuple[int, ...] | None = None,
+    guided_steps: Collection[int] | None = None,
+    **rest: Any,
+) -> Request:
+    if guidance <= 1:
+        guided_steps = ()
+    return Request(
+        fake_conditioning(seed, 2 if guidance > 1 else 1, tokens),
+        schedulers.table(scheduler, steps, CONFIG),
+        deepcache.plan(steps, interval, deep_steps, guided_steps),
+        guidance,
+        seed,
+        side,
+        side + 2,
+        **rest,
+    )
+
+
+def loop(rows: int = 8, calls_ahead: int = 0, **limits: Any) -> InFlight:
+    engines = replace(fake_engines(), calls_ahead=calls_ahead)
+    return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
+
+
+def engine(flight: InFlight, network: str) -> FakeEngine:
+    found = flight.engines[network]
+    assert isinstance(found, FakeEngine)
+    return found
+
+
+def latents_of(events: list[Event]) -> dict[int, Tensor]:
+    for event in events:
+        if isinstance(event, Failed):
+            raise event.cause
+    return {event.id: event.latents for event in events if isinstance(event, Finished)}
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    difference = float((found - expected).abs().max())
+    scale = float(expected.abs().max())
+    assert difference <= 1e-4 * max(scale, 1.0), f"differs by {difference:.2e} of {scale:.2e}"
+
+
+def cohorts_of(flight: InFlight) -> list[Any]:
+    return [image.place.cohort for image in flight._images.values() if image.place]
