@@ -14,6 +14,7 @@ export RAY_worker_niceness=0
 # A killed proxy is replaced in 4 s instead of 30.
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
 export RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=2
+export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=30
 export RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S=2
 # A replica that does not answer is not asked to leave: the next one may need its GPU.
 export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
