@@ -161,4 +161,5 @@ def shown(value: object) -> str:
 
 
 def save(report: dict[str, Any], place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(place, json.dumps(report, default=asdict, indent=1).encode())

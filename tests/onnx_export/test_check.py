@@ -17,7 +17,7 @@ from engines.parity.pictures import LEAST_STEPS, PLAIN, Subject, subject_of
 from onnx_export.check import _Run, check
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export
-from sdxl.checkpoint import Checkpoint
+from sdxl.checkpoint import Checkpoint, find
 from tests.engines.tiny_export import sign_weights
 from tests.onnx_export.exports import Exports, Said
 
@@ -30,10 +30,14 @@ def run(folder: ExportFolder, checkpoint: Checkpoint, said: Said | None = None) 
     return check(folder, order, say, replace(subject_of(checkpoint), **FEW))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "fp8"])
 def test_the_embedded_models_exports_are_the_model(precision: str, exports: Exports) -> None:
-    """The fixture's own check raises where they are not; its findings are kept."""
-    findings = exports(precision).parity["findings"]
+    """As `sdxl export` checks, with fewer pictures; it raises where they are not."""
+    folder, mini = exports(precision), find("mini")
+    subject = subject_of(mini, compared=2, scored=32)
+    order = ExportSpec(mini, precision, folder.folder)
+    findings = check(folder, order, lambda _: None, subject)["findings"]
     assert len(findings) == 12 + (precision in ("int8", "fp8"))
     whats = [finding["what"] for finding in findings]
     for alone in (f"{precision} alone", "interval 2 alone", f"{precision} and interval 2"):

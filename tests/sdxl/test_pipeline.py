@@ -61,7 +61,9 @@ def restored(diffusers_mini: Any) -> Any:
     diffusers_mini.scheduler = scheduler
 
 
-@pytest.mark.parametrize("steps", [1, 4, 20, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "steps", [1, 4, *(pytest.param(s, marks=pytest.mark.long) for s in (20, 50))]
+)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_pictures_equal_diffusers(
     mini: Pipeline, restored: Any, scheduler: str, steps: int

@@ -111,7 +111,9 @@ def test_a_peer_that_is_not_installed_costs_its_own_figures_alone(tmp_path: Path
 
     found = dict(peers_1(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
     assert sum(key.startswith("passed over") for key in found) == 2
-    assert found["figures"]["images/s"] and all("torch:" in n for n in found["figures"]["seconds"])
+    assert found["figures"]["images/s"] and all(
+        n.startswith("ours") for n in found["figures"]["seconds"]
+    )
 
 
 def test_every_figure_is_on_the_disk_before_the_next(
