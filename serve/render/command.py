@@ -164,7 +164,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     )
 
 
-def preset_values(options: argparse.Namespace, stored_model: str) -> dict[str, Any]:
+def preset_values(options: argparse.Namespace, stored_model: str | None) -> dict[str, Any]:
     if not options.quality:
         return {}
     # Here and not above: it reads the model's folder, which a plain picture need not yet.
@@ -173,9 +173,9 @@ def preset_values(options: argparse.Namespace, stored_model: str) -> dict[str, A
     return dict(preset_named(find(named_model(options, stored_model)).presets, options.quality))
 
 
-def named_model(options: argparse.Namespace, stored_model: str) -> str:
-    stored = model_of_picture(stored_model, options.source)
-    return model_with(options.model or stored or DEFAULT_MODEL, options.vae)
+def named_model(options: argparse.Namespace, stored_model: str | None) -> str:
+    named = options.model or model_of_picture(stored_model, options.source) or DEFAULT_MODEL
+    return model_with(named, options.vae)
 
 
 def check_image(source: str | None, digests: Sequence[object], image: ImageToEdit | None) -> None:
