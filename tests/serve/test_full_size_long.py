@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from eval.quality.sources import Service as ServiceSource
@@ -98,7 +99,8 @@ def test_an_accuracy_run_logs_pictures_that_are_read_again(
     assert log.stat().st_size > 64 * 2 * 3 * SIDE**2
     found = AccuracyLog(log, task_of(64)).pictures([0, 63])
     assert [picture.shape for picture in found] == [(SIDE, SIDE, 3)] * 2
-    assert (found[0] != found[1]).any()
+    # The benchmark begins every sample with the same noise, and the double paints no more.
+    assert (found[0] == found[1]).all() and np.ptp(found[0]) > 200
 
 
 def task_of(count: int) -> QualityTask:
