@@ -55,7 +55,6 @@ NOT_KNOWN = re.compile(r"knows (?:no|neither|nothing of) ([^.:;]+)")
 LONGEST = 400
 LONGER = {
     "sdxl/schedulers.py",
-    "tests/serve/test_batch_api.py",
 }
 """Those that may still be longer, until they are split."""
 ENTRY = ROOT / "sdxl" / "cli.py"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -218,8 +217,3 @@ class Records:
         except FileNotFoundError:
             return False
         return True
-
-
-def all_batches(records: Records) -> Iterator[BatchRecord]:
-    for owner in records.owners():
-        yield from records.batches(owner)

@@ -1,0 +1,106 @@
+"""How batches end is told to the operator's addresses, signed, as two other packages read it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import openai
+import pytest
+from standardwebhooks import Webhook
+
+from sdxl.params import InvalidParams
+from serve.batch_api.records import Records
+from serve.batch_api.webhooks import Outbox, read_endpoints
+from tests.serve.test_batch_api import WAIT_S, doors, line
+
+SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
+
+
+class Receiver(BaseHTTPRequestHandler):
+    heard: list[tuple[dict[str, str], str]]
+    refusals: int
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"])).decode()
+        type(self).heard.append(({k.lower(): v for k, v in self.headers.items()}, body))
+        type(self).refusals -= 1
+        self.send_response(503 if type(self).refusals >= 0 else 204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextmanager
+def receiver(refusals: int = 0) -> Iterator[tuple[str, Any]]:
+    handler: Any = type("Heard", (Receiver,), {"heard": [], "refusals": refusals})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/hook", handler
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def outbox_to(folder: Path, url: str, *pauses_s: float) -> Outbox:
+    (folder / "webhooks").write_text(f"# ours\n{url} {SECRET}\n")
+    records = Records(str(folder / "batches"))
+    records.prepare()
+    return Outbox(records, read_endpoints(str(folder / "webhooks")), pauses_s)
+
+
+def test_how_a_batch_ended_is_told_signed_until_it_is_taken(tmp_path: Path) -> None:
+    with receiver(refusals=2) as (url, heard):
+        outbox = outbox_to(tmp_path, url, 0.0, 0.0, 0.0)
+        with doors(tmp_path, outbox=outbox) as found:
+            done, failed = found.begin(line("a")), found.begin("{broken")
+            outbox.start()
+            found.ended(done), found.ended(failed)
+            until = time.monotonic() + WAIT_S
+            while outbox.records.store.names("outbox"):
+                assert time.monotonic() < until, "nobody took it"
+                time.sleep(0.1)
+            outbox.close()
+    other = Webhook(SECRET)
+    told = {}
+    for headers, body in heard.heard:
+        event: Any = openai.OpenAI(api_key="x").webhooks.unwrap(body, headers, secret=SECRET)
+        assert other.verify(body, headers) == json.loads(body)
+        assert event.id == headers["webhook-id"] and event.object == "event"
+        told[event.type] = event.data.id
+        with pytest.raises(openai.InvalidWebhookSignatureError):
+            changed = body.replace("batch.", "botch.")
+            openai.OpenAI(api_key="x").webhooks.unwrap(changed, headers, secret=SECRET)
+    assert told == {"batch.completed": done.id, "batch.failed": failed.id}
+    assert len(heard.heard) == 4, "each was refused once or more, and told again"
+
+
+def test_what_nobody_takes_is_given_up(tmp_path: Path) -> None:
+    with receiver(refusals=100) as (url, heard):
+        outbox = outbox_to(tmp_path, url, 0.0, 0.0)
+        with doors(tmp_path, outbox=outbox) as found:
+            found.ended(found.begin("{broken"))
+            for _ in range(6):
+                outbox.deliver()
+    assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")
+
+
+@pytest.mark.parametrize(
+    "row", ["http://a", f"ftp://a {SECRET}", "http://a whsec_c2hvcnQ=", "http://a secret"]
+)
+def test_a_file_of_addresses_that_is_wrong_is_refused_without_its_secret(
+    tmp_path: Path, row: str
+) -> None:
+    (tmp_path / "webhooks").write_text(row)
+    with pytest.raises(InvalidParams, match="webhooks, line 1") as caught:
+        read_endpoints(str(tmp_path / "webhooks"))
+    assert row.partition(" ")[2] not in str(caught.value) or " " not in row
