@@ -44,6 +44,10 @@ class Parameter:
     """what the page shows where nothing is given"""
     is_for_edits: bool = False
     """it means something only where a picture is made from another one"""
+    is_for_masks: bool = False
+    """and of those, where a mask says which part"""
+    edit_defaults: tuple[Any, ...] = ()
+    """what an edit takes where nobody names it: without a mask, and with one"""
     is_told_if_given: bool = False
     """a picture says nothing of it unless it was asked for: its bytes are those from before"""
     name: str = ""

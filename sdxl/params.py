@@ -168,6 +168,7 @@ class GenerationParams:
         high=1,
         infotext="Denoising strength",
         is_for_edits=True,
+        edit_defaults=(EDIT_STRENGTH, MASK_STRENGTH),
         placeholder=f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g}",
     )
     mask_blur: int | None = parameter(
@@ -178,6 +179,7 @@ class GenerationParams:
         high=MAX_MASK_BLUR,
         infotext="Mask blur",
         is_for_edits=True,
+        is_for_masks=True,
         placeholder="none",
     )
     mask_padding: int | None = parameter(
@@ -188,6 +190,7 @@ class GenerationParams:
         high=MAX_MASK_PADDING,
         infotext="Masked area padding",
         is_for_edits=True,
+        is_for_masks=True,
         placeholder="the whole image",
     )
     encoding: str | None = parameter(
@@ -230,10 +233,10 @@ class GenerationParams:
     def for_edit(self, *, has_mask: bool) -> GenerationParams:
         """The same for a picture that is made from another one, its strength filled."""
         if not has_mask:
-            for name in ("mask_blur", "mask_padding"):
-                if (value := getattr(self, name)) is not None:
-                    raise InvalidParams(name, value, "needed a mask with it")
-        usual = MASK_STRENGTH if has_mask else EDIT_STRENGTH
+            for each in PARAMETERS.values():
+                if each.is_for_masks and (value := getattr(self, each.name)) is not None:
+                    raise InvalidParams(each.name, value, "needed a mask with it")
+        usual = PARAMETERS["strength"].edit_defaults[has_mask]
         return self if self.is_edit else replace(self, strength=usual)
 
     def check_plain(self) -> None:

@@ -193,6 +193,10 @@ class Control(Reply):
     choices: tuple[str, ...] | None = None
     is_for_edits: bool | None = None
     """it means something only with an image to begin with"""
+    is_for_masks: bool | None = None
+    """and of those, where a mask says which part"""
+    edit_defaults: tuple[int | float, ...] | None = None
+    """what an edit takes where nobody names it: without a mask, and with one"""
 
     @classmethod
     def of(cls, each: Parameter) -> Control:
@@ -208,6 +212,8 @@ class Control(Reply):
             default=each.default,
             choices=each.choices or None,
             is_for_edits=each.is_for_edits or None,
+            is_for_masks=each.is_for_masks or None,
+            edit_defaults=each.edit_defaults or None,
             **{name: value for name, value in bounds.items() if math.isfinite(value)},
         )
 
@@ -239,6 +245,8 @@ class ImageLimits(Reply):
     max_n: int
     max_steps: int
     max_prompt_chars: int
+    can_edit: bool
+    """/v1/images/edits makes pictures from others"""
     at_once: int
     """pictures that are best under way at once, over all replicas; 0: not known"""
     presets: dict[str, dict[str, int]]
@@ -256,6 +264,7 @@ class ImageLimits(Reply):
             max_n=settings.max_n,
             max_steps=settings.max_steps,
             max_prompt_chars=settings.max_prompt_chars,
+            can_edit=card.can_edit,
             at_once=card.at_once,
             presets={name: asdict(preset) for name, preset in card.presets.items()},
             parameters=tuple(controls_of(card)),

@@ -3,7 +3,7 @@
 
 import { byId, make } from "./elements.js";
 
-/** A control for each of the parameters, below "More settings". */
+/** A control for each of the parameters: edits' by their picture, others below "More settings". */
 export function buildControls(form, parameters) {
   for (const each of parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
@@ -12,12 +12,27 @@ export function buildControls(form, parameters) {
   }
 }
 
+/** What is taken where a control of edits is left empty. */
+export function showEditDefaults(form, parameters, hasMask) {
+  for (const { name, edit_defaults: usual } of parameters) {
+    if (!usual) continue;
+    form.elements[name].placeholder = usual[Number(hasMask)];
+    byId(`${name}-slider`).value = form.elements[name].value || usual[Number(hasMask)];
+  }
+}
+
 function place(each) {
   const control = controlOf(each);
   const label = make("label", { for: each.name, title: each.help }, each.label);
   const field = make("div", { class: "field" }, label, control);
-  const isWide = control.tagName === "TEXTAREA";
-  byId(isWide ? "wide-parameters" : "parameters").append(field);
+  if (each.edit_defaults) field.append(sliderOf(each, control));
+  byId(placeOf(each, control)).append(field);
+}
+
+function placeOf({ is_for_edits, is_for_masks, edit_defaults }, control) {
+  if (is_for_masks) return "mask-parameters";
+  if (is_for_edits) return edit_defaults ? "edit-parameters" : "edit-details";
+  return control.tagName === "TEXTAREA" ? "wide-parameters" : "parameters";
 }
 
 const LISTS = { integer: "[0-9]+(,[0-9]+)*", number: "[0-9.]+(,[0-9.]+)*" };
@@ -27,20 +42,32 @@ function controlOf(
 ) {
   const common = { id: name, name, title: help, placeholder: placeholder || null };
   if (choices) {
-    const options = choices.map((value) => make("option", { value }, value.replaceAll("_", " ")));
+    const options = choices.map((value) => {
+      const isUnsaid = usual === undefined && value === placeholder;
+      return make("option", { value: isUnsaid ? "" : value }, value.replaceAll("_", " "));
+    });
     return make("select", common, ...options);
   }
   if (type === "string") {
     return make("textarea", { ...common, rows: 2, spellcheck: "false" });
   }
-  if (usual === undefined) {
-    // May stay empty, and may be larger than a number holds here.
+  const isLarge = type === "integer" && !(maximum <= Number.MAX_SAFE_INTEGER);
+  if (type === "array" || isLarge) {
     const pattern = LISTS[items] ?? "[0-9]{1,19}";
     const inputmode = type === "array" ? "text" : "numeric";
     return make("input", { ...common, pattern, inputmode, autocomplete: "off" });
   }
-  const step = type === "integer" ? "1" : "any";
   return make("input", {
-    ...common, type: "number", step, min: minimum ?? null, max: maximum ?? null, required: true,
+    ...common, type: "number", step: type === "integer" ? "1" : "any", min: minimum ?? null,
+    max: maximum ?? null, required: usual !== undefined,
+  });
+}
+
+/** Beside a number, for the hand; it has no name of its own, so the form does not hold it. */
+function sliderOf({ name, label, minimum, maximum }, control) {
+  return make("input", {
+    id: `${name}-slider`, type: "range", min: minimum, max: maximum, step: (maximum - minimum) / 20,
+    "aria-label": `${label}, as a slider`,
+    oninput: ({ target }) => { control.value = target.value; },
   });
 }

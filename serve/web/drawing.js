@@ -1,22 +1,22 @@
 // One request from its first event to its last: what arrives goes to the tiles, and each finished
 // picture to whoever keeps them.
 
-import { requestOf } from "./parameters.js";
 import { parametersIn } from "./picture_file.js";
+import { requestOf } from "./requests.js";
 import { generate, ServiceError } from "./service.js";
 
-/** Resolves to the pictures, in the order of the tiles. `onDone(picture, tile)` hears of each. */
+/** Resolves to the pictures, in the order of the tiles. `onDone(picture, tile, source)` hears of each. */
 export async function draw(settings, tiles, signal, onDone) {
   const pictures = [];
   for await (const event of generate(requestOf(settings), signal)) {
     const tile = tiles[event.image_index];
     const kind = event.type.split(".")[1];
     if (kind === "progress") tile.progress(event);
-    if (kind === "partial_image") await tile.preview(event.b64_json, event.step / settings.steps);
+    if (kind === "partial_image") await tile.preview(event);
     if (kind === "completed") {
       const picture = await pictureOf(event);
       pictures[event.image_index] = picture;
-      onDone(picture, tile);
+      onDone(picture, tile, settings.source);
     }
   }
   if (pictures.filter(Boolean).length < tiles.length) throw new ServiceError(0);

@@ -1,6 +1,6 @@
 // The form: what it holds as a settings object, and back. It remembers itself between visits.
 
-import { buildControls } from "./controls.js";
+import { buildControls, showEditDefaults } from "./controls.js";
 import { byId, make } from "./elements.js";
 import { cacheWords, learn, usualSettings } from "./parameters.js";
 
@@ -15,6 +15,8 @@ const LABELS = {
 };
 
 const form = byId("ask");
+let limits = null;
+let source = null;
 
 export function readForm() {
   const fields = Object.fromEntries(new FormData(form));
@@ -26,7 +28,7 @@ export function readForm() {
 
 function valueIn(name, text) {
   const isNumber = form.elements[name].type === "number" || NUMBERS.includes(name);
-  return isNumber ? Number(text) : text.trim();
+  return isNumber && text ? Number(text) : text.trim();
 }
 
 export function writeForm(settings) {
@@ -54,9 +56,10 @@ export function startForm() {
 
 /** What the models allow, from GET /v1/models. */
 export function limitForm({ images, chat }) {
-  const parameters = images.parameters.filter((each) => !each.is_for_edits);
-  learn(parameters);
-  buildControls(form, parameters);
+  limits = images;
+  learn(images.parameters);
+  buildControls(form, images.parameters);
+  byId("source").hidden = !images.can_edit;
   writeForm({ ...usualSettings(), ...draft() });
   const expand = form.elements.expand_prompt;
   expand.disabled = expand.closest("label").hidden = !chat;
@@ -66,8 +69,24 @@ export function limitForm({ images, chat }) {
   for (const radio of form.querySelectorAll("[name=n]")) {
     radio.closest("label").hidden = Number(radio.value) > images.max_n;
   }
+  showSource(source);
+}
+
+/** What can be said of it, and of its mask, only where there is one. */
+export function showSource(next) {
+  source = next;
+  const mayEdit = Boolean(next) && Boolean(limits?.can_edit);
+  const isMeant = {
+    "edit-parameters": mayEdit,
+    "edit-details": mayEdit,
+    "mask-parameters": mayEdit && Boolean(next.mask),
+  };
+  for (const [id, isSo] of Object.entries(isMeant)) byId(id).hidden = byId(id).disabled = !isSo;
+  byId("examples").hidden = mayEdit;
+  const side = limits?.default_side;
   const automatic = form.elements.size.querySelector("[value=auto]");
-  automatic.textContent = `${images.default_side} × ${images.default_side}`;
+  if (side) automatic.textContent = mayEdit ? "as the picture" : `${side} × ${side}`;
+  changed();
 }
 
 const draft = () => JSON.parse(localStorage.getItem(DRAFT) ?? "{}");
@@ -77,6 +96,7 @@ function changed() {
   // With what was kept of controls that are not there yet.
   localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  if (limits) showEditDefaults(form, limits.parameters, Boolean(source?.mask));
   const interval = settings.cache_interval;
   byId("cache-hint").textContent =
     interval === 1

@@ -21,6 +21,7 @@ export async function startGallery() {
   byId("clear").addEventListener("click", clear);
   try {
     pictures = (await store.kept()).reverse().map(withUrl);
+    await store.keepSourcesOf(new Set(pictures.flatMap(sourcesOf)));
   } catch {
     notify("This browser lets the page keep nothing: the gallery lasts until it is closed.");
   }
@@ -40,6 +41,8 @@ export function addPicture(picture) {
 }
 
 export const open = (picture) => openViewer(picture, { neighbour, remove });
+
+const sourcesOf = ({ params }) => [params.image_sha256, params.mask_sha256];
 
 const withUrl = (picture) => ({ ...picture, url: URL.createObjectURL(picture.file) });
 

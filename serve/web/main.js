@@ -3,11 +3,12 @@
 import { offerChat, startChat } from "./chat.js";
 import { model, startConnection } from "./connection.js";
 import { byId, make } from "./elements.js";
-import { limitForm, resetForm, startForm, writeForm } from "./form.js";
+import { limitForm, resetForm, showSource, startForm, writeForm } from "./form.js";
 import { startGallery } from "./gallery.js";
 import { cancel, compareSides, generate } from "./making.js";
 import { examplesFor, surprise, unknownWords } from "./prompts.js";
 import { restore, startRestoring } from "./restoring.js";
+import { startSource } from "./source.js";
 import { showTab, startTabs } from "./tabs.js";
 import { startViewer } from "./viewer.js";
 
@@ -18,6 +19,7 @@ const ask = byId("ask");
 startForm();
 startViewer((picture) => restore(picture.params, "the picture", model?.id));
 startRestoring(() => model?.id);
+startSource(showSource);
 startGallery();
 startChat((prompt) => {
   writeForm({ prompt, expand_prompt: false });

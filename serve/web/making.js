@@ -9,6 +9,7 @@ import { readForm } from "./form.js";
 import { addPicture, open } from "./gallery.js";
 import { announce, dismiss, explain } from "./notices.js";
 import { secondsWords } from "./parameters.js";
+import { canEdit, editPicture, keepSource, source } from "./source.js";
 import { say, secondsLeft, setStage } from "./stage.js";
 
 const REFRESH_MS = 200;
@@ -19,7 +20,7 @@ let running = null;
 export const cancel = () => running?.abort();
 
 export function generate() {
-  const settings = readForm();
+  const settings = asked();
   const act = async (tiles, signal) => {
     await draw(settings, tiles, signal, keep);
     return "";
@@ -28,15 +29,17 @@ export function generate() {
 }
 
 export function compareSides() {
-  const sides = sidesOf(readForm());
+  const sides = sidesOf(asked());
   const act = (tiles, signal) => compare(sides, tiles, signal, keep);
   begin(sides[0], sides.length, titlesOf(sides), act, compareSides);
 }
 
+const asked = () => ({ ...readForm(), source });
+
 async function begin(settings, count, titles, act, again) {
   if (running || !byId("ask").reportValidity()) return;
   running = new AbortController();
-  const tiles = setStage(count, sidesIn(settings.size), titles);
+  const tiles = setStage(count, sidesIn(settings), titles);
   showStage();
   dismiss();
   showBusy(true);
@@ -53,9 +56,10 @@ async function begin(settings, count, titles, act, again) {
   }
 }
 
-function keep(picture, tile) {
+function keep(picture, tile, from) {
   const added = addPicture(picture);
-  tile.done(added, () => open(added));
+  if (from) keepSource(from, picture.params);
+  tile.done(added, () => open(added), canEdit() ? () => editPicture(added) : null);
   announce(`${tile.name} is done in ${secondsWords(picture.seconds)}.`);
 }
 
@@ -94,7 +98,8 @@ function showBusy(isBusy) {
   byId("stage").setAttribute("aria-busy", isBusy);
 }
 
-function sidesIn(size) {
+function sidesIn({ size, source: from }) {
   const side = model?.images.default_side ?? 1;
-  return size === "auto" ? [side, side] : size.split("x").map(Number);
+  if (size !== "auto") return size.split("x").map(Number);
+  return from ? [from.width, from.height] : [side, side];
 }

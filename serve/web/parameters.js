@@ -1,8 +1,5 @@
 // What a picture is made from: as the form holds it, as the API is asked, as a person reads it.
 
-const DEADLINE_S = 120;
-const MOST_PREVIEWS = 3;
-
 /** As GET /v1/models describes them; the page works with what it knows until then. */
 let table = [];
 export const learn = (parameters) => {
@@ -16,40 +13,24 @@ export const usualSettings = () =>
 /** The control that an error of the service is about. */
 export const controlFor = (field) => table.find((each) => each.field === field)?.name ?? field;
 
-/** The request's JSON. The seed is put in as text: it may exceed what a number holds here. */
-export function requestOf(settings) {
-  const { n, size, expand_prompt } = settings;
-  const body = {
-    ...askedOf(settings),
-    n,
-    size,
-    expand_prompt: expand_prompt || null,
-    stream: true,
-    partial_images: MOST_PREVIEWS,
-    progress: true,
-    // Whoever watches it form can wait.
-    deadline_s: DEADLINE_S,
-  };
-  return withSeed(body, settings.seed);
-}
-
-/** The parameters as fields of a request; the seed apart. */
-function askedOf({ n, size, expand_prompt, seed, ...settings }) {
-  return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== "")
+/** The settings as fields of a request; what is left open stays unsaid. */
+export function fieldsOf(settings) {
+  return Object.fromEntries(Object.entries(settings)
+    .filter(([, value]) => value !== "" && value !== false)
     .map(([name, value]) => {
       const { field, type } = table.find((each) => each.name === name) ?? { field: name };
       return [field, type === "array" ? value.split(",").map(Number) : value];
     }));
 }
 
-function withSeed(body, seed) {
-  const json = JSON.stringify(body);
-  return seed ? `${json.slice(0, -1)},"seed":${BigInt(seed)}}` : json;
-}
+/** Whether a picture was made from another one. */
+export const isEdit = (params) => params.image_sha256 !== undefined;
 
 /** The form's settings that make this picture again. */
-export function settingsOf({ model, width, height, ...params }) {
-  const entries = Object.entries(params).map(([name, value]) => [name, asSetting(value)]);
+export function settingsOf({ width, height, ...params }) {
+  // Until the service has described them, those that the picture names.
+  const names = table.length ? table.map(({ name }) => name) : Object.keys(params);
+  const entries = names.map((name) => [name, asSetting(params[name])]);
   return {
     ...Object.fromEntries(entries),
     seed: String(params.seed),
@@ -84,15 +65,6 @@ const wordsOf = (name, value) =>
 
 export const secondsWords = (seconds) =>
   `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;
-
-/** The same request for a terminal. */
-export function curlOf(params) {
-  const settings = settingsOf(params);
-  const body = { ...askedOf(settings), size: settings.size };
-  const json = withSeed(body, settings.seed).replaceAll("'", "'\\''");
-  const url = new URL("v1/images/generations", location.href);
-  return `curl ${url} -H 'content-type: application/json' -d '${json}'`;
-}
 
 export function fileName({ params }) {
   const words = params.prompt.toLowerCase().replace(/[^a-z0-9]+/g, "-").slice(0, 60);

@@ -1,10 +1,12 @@
-// A picture that is dropped on the page, or chosen from disk, gives its settings back.
+// A picture that was made here, dropped or chosen from disk, gives its settings back.
 
 import { byId } from "./elements.js";
 import { writeForm } from "./form.js";
 import { notify } from "./notices.js";
-import { settingsOf } from "./parameters.js";
+import { isEdit, settingsOf } from "./parameters.js";
 import { parametersIn } from "./picture_file.js";
+import { canEdit, setSource, useFile } from "./source.js";
+import * as store from "./store.js";
 
 /** `modelNow()` is the id of the model that serves. */
 export function startRestoring(modelNow) {
@@ -14,6 +16,7 @@ export function startRestoring(modelNow) {
     if (!isFile(event)) return;
     event.preventDefault();
     curtain.hidden = false;
+    byId("drop-source").hidden = !canEdit();
   });
   addEventListener("dragleave", (event) => {
     // Leaving one element for another has somewhere to go; leaving the window has not.
@@ -23,7 +26,9 @@ export function startRestoring(modelNow) {
     if (!isFile(event)) return;
     event.preventDefault();
     curtain.hidden = true;
-    restoreFile(event.dataTransfer.files[0], modelNow());
+    const file = event.dataTransfer.files[0];
+    if (canEdit() && !event.target.closest?.("#drop-settings")) useFile(file);
+    else restoreFile(file, modelNow());
   });
   byId("open").addEventListener("click", () => byId("file").click());
   byId("file").addEventListener("change", (event) => {
@@ -40,13 +45,26 @@ async function restoreFile(file, model) {
   });
 }
 
-export function restore(params, name, model) {
+export async function restore(params, name, model) {
+  const hasSource = await restoreSource(params, name);
   writeForm(settingsOf(params));
   byId("more").open = true;
   let promise = "Generate makes the same picture.";
   if (params.model && model && params.model !== model) {
     promise = `It was made by ${params.model}, so ${model} will make another picture of it.`;
   }
+  if (!hasSource) promise = "It was made from another picture; choose that one to make it again.";
   notify(`The settings are those of ${name}. ${promise}`);
   byId("prompt").focus();
+}
+
+/** What it was made from, if this browser knows it; whether nothing is missing. */
+async function restoreSource(params, name) {
+  setSource(null);
+  if (!isEdit(params)) return true;
+  const [image, mask] = await Promise.all([params.image_sha256, params.mask_sha256].map(
+    (digest) => digest && store.keptSource(digest).catch(() => null),
+  ));
+  const isWhole = Boolean(image) && Boolean(mask || !params.mask_sha256);
+  return isWhole && useFile(image, `what ${name} was made from`, mask ?? null);
 }

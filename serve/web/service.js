@@ -27,14 +27,14 @@ export async function isReady() {
 }
 
 /** The events of a streamed request, each with the index of its picture. */
-export const generate = (json, signal) => stream("v1/images/generations", json, signal);
+export const generate = ({ path, ...request }, signal) => stream(path, { ...request, signal });
 
 /** The chunks of a streamed answer. */
-export const chat = (json, signal) => stream("v1/chat/completions", json, signal);
+export const chat = (body, signal) =>
+  stream("v1/chat/completions", { body, headers: { "content-type": "application/json" }, signal });
 
-async function* stream(path, json, signal) {
-  const headers = { "content-type": "application/json" };
-  const answer = await call(path, { method: "POST", headers, body: json, signal });
+async function* stream(path, request) {
+  const answer = await call(path, { method: "POST", ...request });
   try {
     for await (const event of eventsOf(answer.body)) {
       if (event.error) throw new ServiceError(500, event.error);

@@ -30,8 +30,9 @@ class PictureTile {
     this.frame = make("div", { class: "frame" }, this.image, this.bar);
     this.frame.style.aspectRatio = ratio;
     this.words = make("span", { class: "words" }, "waiting");
-    const caption = make("figcaption", {}, title ? make("strong", {}, title) : "", this.words);
-    this.element = make("figure", { class: "tile", "data-state": "waiting" }, this.frame, caption);
+    this.caption = make("figcaption", {}, title ? make("strong", {}, title) : "", this.words);
+    this.element =
+      make("figure", { class: "tile", "data-state": "waiting" }, this.frame, this.caption);
   }
 
   set state(value) {
@@ -40,6 +41,7 @@ class PictureTile {
 
   progress({ step, steps, queue_position: position, eta_s: etaS }) {
     this.etaAtMs = performance.now() + etaS * 1000;
+    this.steps = steps;
     this.bar.value = step / steps;
     this.words.textContent = position
       ? `number ${position} in the queue, ${secondsWords(etaS)} left`
@@ -48,7 +50,8 @@ class PictureTile {
   }
 
   /** Resolves when it can be seen: previews that arrive at once are still seen one by one. */
-  preview(base64, part) {
+  preview({ b64_json: base64, step }) {
+    const part = step / this.steps;
     this.image.hidden = false;
     // A preview has a colour for each of the few latents, so it is softened: less with every step.
     this.frame.style.setProperty("--blur", `${5 - 2.5 * part}cqw`);
@@ -56,7 +59,8 @@ class PictureTile {
     return new Promise((resolve) => { this.image.onload = this.image.onerror = resolve; });
   }
 
-  done(picture, onOpen) {
+  /** `onEdit` is null where nothing can be edited. */
+  done(picture, onOpen, onEdit) {
     delete this.etaAtMs;
     this.bar.remove();
     this.image.hidden = false;
@@ -68,6 +72,11 @@ class PictureTile {
     this.frame.replaceWith(button);
     const seconds = secondsWords(picture.seconds);
     this.words.textContent = this.isSide ? seconds : `${seconds}, seed ${picture.params.seed}`;
+    if (onEdit) {
+      const label = `Edit this: ${picture.params.prompt}`;
+      this.caption.append(
+        make("button", { class: "chip", "aria-label": label, onclick: onEdit }, "Edit this"));
+    }
     this.state = "done";
   }
 

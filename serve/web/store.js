@@ -1,25 +1,36 @@
-// The pictures, in this browser's own database. Nothing of them goes anywhere else.
+// What this browser keeps, in its own database. Nothing of it goes anywhere else.
 
 const NAME = "sdxl-deepcache";
+const VERSION = 2;
 const PICTURES = "pictures";
+/** What pictures were made from, by the SHA-256 that their metadata says of it. */
+const SOURCES = "sources";
+/** What is not done yet, by name. */
+const WORK = "work";
 
 let opened;
 
 function open() {
   opened ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open(NAME, 1);
-    request.onupgradeneeded = () =>
-      request.result.createObjectStore(PICTURES, { keyPath: "id", autoIncrement: true });
+    const request = indexedDB.open(NAME, VERSION);
+    request.onupgradeneeded = ({ oldVersion }) => {
+      const database = request.result;
+      if (oldVersion < 1) {
+        database.createObjectStore(PICTURES, { keyPath: "id", autoIncrement: true });
+      }
+      database.createObjectStore(SOURCES);
+      database.createObjectStore(WORK);
+    };
     request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
+    request.onerror = request.onblocked = () => reject(request.error);
   });
   return opened;
 }
 
 /** Resolves when it is on disk, to what `act` asked for. */
-async function inStore(mode, act) {
-  const transaction = (await open()).transaction(PICTURES, mode);
-  const request = act(transaction.objectStore(PICTURES));
+async function inStore(name, mode, act) {
+  const transaction = (await open()).transaction(name, mode);
+  const request = act(transaction.objectStore(name));
   return new Promise((resolve, reject) => {
     transaction.oncomplete = () => resolve(request.result);
     transaction.onabort = () => reject(transaction.error);
@@ -27,8 +38,23 @@ async function inStore(mode, act) {
 }
 
 /** Resolves to its id. */
-export const keep = (picture) => inStore("readwrite", (store) => store.add(picture));
-export const remove = (id) => inStore("readwrite", (store) => store.delete(id));
-export const removeAll = () => inStore("readwrite", (store) => store.clear());
+export const keep = (picture) => inStore(PICTURES, "readwrite", (store) => store.add(picture));
+export const remove = (id) => inStore(PICTURES, "readwrite", (store) => store.delete(id));
+export const removeAll = () => inStore(PICTURES, "readwrite", (store) => store.clear());
 /** The oldest first. */
-export const kept = () => inStore("readonly", (store) => store.getAll());
+export const kept = () => inStore(PICTURES, "readonly", (store) => store.getAll());
+
+export const keepSource = (digest, file) =>
+  inStore(SOURCES, "readwrite", (store) => store.put(file, digest));
+/** undefined where it is not kept. */
+export const keptSource = (digest) => inStore(SOURCES, "readonly", (store) => store.get(digest));
+/** All but these go. */
+export async function keepSourcesOf(digests) {
+  const all = await inStore(SOURCES, "readonly", (store) => store.getAllKeys());
+  for (const digest of all.filter((each) => !digests.has(each))) {
+    await inStore(SOURCES, "readwrite", (store) => store.delete(digest));
+  }
+}
+
+export const keepWork = (name, work) => inStore(WORK, "readwrite", (store) => store.put(work, name));
+export const keptWork = (name) => inStore(WORK, "readonly", (store) => store.get(name));

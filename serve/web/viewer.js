@@ -2,7 +2,9 @@
 
 import { closeOnOutside } from "./dialogs.js";
 import { byId, make } from "./elements.js";
-import { curlOf, factsOf, fileName } from "./parameters.js";
+import { factsOf, fileName, settingsOf } from "./parameters.js";
+import { curlOf } from "./requests.js";
+import { canEdit, editPicture } from "./source.js";
 
 const viewer = byId("viewer");
 const ACTIONS = {
@@ -11,10 +13,14 @@ const ACTIONS = {
     viewer.close();
     useSettings(shown);
   },
+  edit: () => {
+    viewer.close();
+    editPicture(shown);
+  },
   newer: () => step(-1),
   older: () => step(1),
   copy: async (button) => {
-    await navigator.clipboard.writeText(curlOf(shown.params));
+    await navigator.clipboard.writeText(curlOf(settingsOf(shown.params), shown.params));
     button.textContent = "Copied";
   },
   remove: () => {
@@ -46,6 +52,7 @@ export function startViewer(onUse) {
 
 export function openViewer(picture, of) {
   gallery = of;
+  viewer.querySelector("[data-do=edit]").hidden = !canEdit();
   show(picture);
   viewer.showModal();
 }

@@ -125,11 +125,11 @@ class Visit:
     def wait_for_pictures(self, count: int = 1) -> None:
         expect(self.page.locator("#stage button.frame img")).to_have_count(count)
 
-    def drop(self, name: str, file: bytes) -> None:
+    def drop(self, name: str, file: bytes, on: str = "#drop-settings") -> None:
         transfer = self.page.evaluate_handle(
             DROPPED, [name, base64.b64encode(file).decode("ascii")]
         )
-        self.page.dispatch_event("body", "drop", {"dataTransfer": transfer})
+        self.page.dispatch_event(on, "drop", {"dataTransfer": transfer})
 
     def download(self) -> bytes:
         """The newest picture of the gallery, as the viewer hands it out."""

@@ -1,0 +1,53 @@
+// What the API is asked: as JSON for pictures from words, as a form for those from another picture.
+
+import { fieldsOf, isEdit } from "./parameters.js";
+
+const DEADLINE_S = 120;
+const MOST_PREVIEWS = 3;
+const FROM_WORDS = "v1/images/generations";
+const FROM_PICTURE = "v1/images/edits";
+
+/** { path, body, headers } of a streamed request. `source` is null, or what source.js holds. */
+export function requestOf({ source, ...settings }) {
+  const fields = {
+    ...fieldsOf(settings),
+    stream: true,
+    partial_images: MOST_PREVIEWS,
+    progress: true,
+    // Whoever watches it form can wait.
+    deadline_s: DEADLINE_S,
+  };
+  return source ? formOf(fields, source) : { path: FROM_WORDS, ...jsonOf(fields) };
+}
+
+/** The seed is put in as text: it may exceed what a number holds here. */
+function jsonOf({ seed, ...fields }) {
+  const json = JSON.stringify(fields);
+  return {
+    body: seed ? `${json.slice(0, -1)},"seed":${BigInt(seed)}}` : json,
+    headers: { "content-type": "application/json" },
+  };
+}
+
+function formOf(fields, { file, mask }) {
+  const body = new FormData();
+  body.append("image", file, "image");
+  if (mask) body.append("mask", mask, "mask.png");
+  for (const [name, value] of Object.entries(fields)) body.append(name, value);
+  return { path: FROM_PICTURE, body, headers: {} };
+}
+
+/** The same picture for a terminal. */
+export function curlOf(settings, params) {
+  const fields = fieldsOf(settings);
+  const address = (path) => new URL(path, location.href);
+  if (!isEdit(params)) {
+    return `curl ${address(FROM_WORDS)} -H 'content-type: application/json' ` +
+      `-d ${quoted(jsonOf(fields).body)}`;
+  }
+  const texts = Object.entries(fields).map(([name, value]) => `--form-string ${quoted(`${name}=${value}`)}`);
+  const files = params.mask_sha256 ? "-F image=@image.png -F mask=@mask.png" : "-F image=@image.png";
+  return `curl ${address(FROM_PICTURE)} ${files} ${texts.join(" ")}`;
+}
+
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -1,0 +1,80 @@
+// The picture that another one is made from: chosen, dropped, pasted, or one that was made here. It
+// outlives a reload.
+
+import { byId } from "./elements.js";
+import { announce, notify } from "./notices.js";
+import * as store from "./store.js";
+
+const WORK = "source";
+
+/** { file, name, width, height, mask }, the mask a PNG that is transparent where it is to be made
+ * anew, or null; null while pictures are made from words alone. */
+export let source = null;
+let hear = () => {};
+let url;
+
+/** `onChange(source)` hears of each. */
+export async function startSource(onChange) {
+  hear = onChange;
+  byId("choose").addEventListener("click", () => byId("source-file").click());
+  byId("source-file").addEventListener("change", (event) => {
+    useFile(event.target.files[0]);
+    event.target.value = "";
+  });
+  byId("source-remove").addEventListener("click", () => {
+    setSource(null);
+    byId("choose").focus();
+  });
+  addEventListener("paste", (event) => {
+    const file = [...event.clipboardData.files].find(({ type }) => type.startsWith("image/"));
+    if (!file || !canEdit() || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    useFile(file, "the pasted picture");
+  });
+  const kept = await store.keptWork(WORK).catch(() => null);
+  if (kept && !source) setSource(kept);
+}
+
+/** The service says whether its model can. */
+export const canEdit = () => !byId("source").hidden;
+
+/** Whether it could be read. */
+export async function useFile(file, name = file.name, mask = null) {
+  try {
+    const { width, height } = await createImageBitmap(file);
+    setSource({ file, name, width, height, mask });
+  } catch {
+    notify(`${name} is no picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, {
+      kind: "error",
+    });
+    return false;
+  }
+  announce(`${name} is the source now.`);
+  return true;
+}
+
+/** A picture of the gallery is what the next one is made from. */
+export async function editPicture(picture) {
+  if (await useFile(picture.file, picture.params.prompt)) byId("ask").elements.prompt.focus();
+}
+
+/** For whoever wants to make a picture again, or to see both. */
+export function keepSource({ file, mask }, { image_sha256: digest, mask_sha256: digestOfMask }) {
+  store.keepSource(digest, file).catch(() => {});
+  if (mask) store.keepSource(digestOfMask, mask).catch(() => {});
+}
+
+export function setSource(next) {
+  source = next;
+  store.keepWork(WORK, next).catch(() => {});
+  URL.revokeObjectURL(url);
+  url = next && URL.createObjectURL(next.file);
+  byId("held").hidden = !next;
+  byId("choose").textContent = next ? "Another…" : "Start from a picture…";
+  if (next) {
+    byId("source-image").src = url;
+    byId("source-name").textContent = next.name;
+    byId("source-size").textContent = `${next.width} × ${next.height}`;
+  }
+  hear(next);
+}

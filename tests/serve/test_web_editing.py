@@ -1,0 +1,121 @@
+"""Editing on the web page, in a real browser on the whole service."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, FilePayload, expect
+
+from sdxl.images import read_parameters
+from tests.sdxl.test_source import animated, saved
+from tests.serve.browsers import EITHER_WIDTH, Visit, visit
+from tests.serve.services import Service
+
+PROMPT = "a yellow star on a blue background"
+PASTED = """([file]) => {
+  const bytes = Uint8Array.from(atob(file), (character) => character.charCodeAt(0));
+  const clipboardData = new DataTransfer();
+  clipboardData.items.add(new File([bytes], "image.png", { type: "image/png" }));
+  document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
+}"""
+SOURCE = "#drop-source"
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
+    with visit(browser, running.url, request.param) as found:
+        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
+        yield found
+
+
+def photo(width: int = 168, height: int = 96) -> bytes:
+    return saved(Image.effect_noise((width, height), 60).convert("RGB"))
+
+
+def made(web: Visit) -> dict[str, Any]:
+    """What the newest picture says of itself."""
+    return read_parameters(web.download())
+
+
+def digest(file: bytes) -> str:
+    return hashlib.sha256(file).hexdigest()
+
+
+def test_a_dropped_picture_is_made_anew_as_strongly_as_asked_and_seen_forming(web: Visit) -> None:
+    file = photo()
+    web.drop("photo.png", file, SOURCE)
+    expect(web.page.locator("#source-name")).to_have_text("photo.png")
+    expect(web.page.locator("#source-size")).to_have_text("168 × 96")
+    expect(web.page.locator("#strength")).to_have_attribute("placeholder", "0.8")
+    assert web.violations() == []
+    web.generate(PROMPT, steps="40", strength="0.5")
+    web.wait_for_pictures()
+    told = made(web)
+    assert (told["strength"], told["image_sha256"]) == (0.5, digest(file))
+    assert (told["width"], told["height"]) == (168, 96)
+    assert len(set(web.page.evaluate("previews"))) >= 2
+
+
+def test_a_result_is_edited_and_a_picture_from_words_comes_after_it(web: Visit) -> None:
+    web.generate(PROMPT, steps="4", seed="3")
+    web.wait_for_pictures()
+    first = web.download()
+    web.page.get_by_role("button", name="Edit this").click()
+    expect(web.page.locator("#source-name")).to_have_text(PROMPT)
+    expect(web.page.locator("#prompt")).to_be_focused()
+    web.generate("a red ring on a blue background", steps="4")
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+    assert made(web)["image_sha256"] == digest(first)
+    web.page.click("#source-remove")
+    expect(web.page.locator("#strength")).to_be_hidden()
+    web.generate(PROMPT, steps="4")
+    expect(web.page.locator("#thumbs li")).to_have_count(3)
+    assert "image_sha256" not in made(web)
+
+
+def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(web: Visit) -> None:
+    file = photo()
+    chosen = FilePayload(name="chosen.png", mimeType="image/png", buffer=file)
+    web.page.set_input_files("#source-file", chosen)
+    expect(web.page.locator("#source-name")).to_have_text("chosen.png")
+    web.reload()
+    expect(web.page.locator("#source-name")).to_have_text("chosen.png")
+    web.generate(PROMPT, steps="8", strength="0.25", seed="5")
+    web.wait_for_pictures()
+    first = web.download()
+    web.page.click("#source-remove")
+    web.reload()
+    expect(web.page.locator("#held")).to_be_hidden()
+    web.drop("result.png", first)
+    expect(web.page.locator("#notices")).to_contain_text("Generate makes the same picture.")
+    expect(web.page.locator("#source-name")).to_contain_text("result.png was made from")
+    web.generate()
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+    assert web.download() == first
+
+
+def test_a_pasted_picture_is_the_source_and_what_is_none_is_said(web: Visit) -> None:
+    web.drop("words.txt", b"no picture", SOURCE)
+    expect(web.page.get_by_role("alert")).to_contain_text("words.txt is no picture")
+    web.page.evaluate(PASTED, [base64_of(photo(64, 64))])
+    expect(web.page.locator("#source-name")).to_have_text("the pasted picture")
+    expect(web.page.locator("#source-size")).to_have_text("64 × 64")
+
+
+def test_what_the_service_refuses_is_said_in_its_words_at_the_picture(web: Visit) -> None:
+    web.expected = ("400",)
+    web.drop("film.webp", animated("WEBP"), SOURCE)
+    expect(web.page.locator("#source-name")).to_have_text("film.webp")
+    web.generate(PROMPT)
+    expect(web.page.get_by_role("alert")).to_contain_text("needed one picture, not several")
+    expect(web.page.locator("#choose")).to_be_focused()
+    assert web.violations() == []
+
+
+def base64_of(file: bytes) -> str:
+    return base64.b64encode(file).decode("ascii")
