@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdxl.params import PARAMETERS, SCHEDULERS
+from sdxl.params import PARAMETERS
+from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
 COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
 """What every generator writes into the `parameters` line, in the order that all of them use."""
@@ -21,8 +22,8 @@ NEGATIVE = "Negative prompt:"
 FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
-KARRAS, AUTOMATIC = " karras", ("", "automatic")
-COMFY_PLAIN = ("normal", "simple", "karras")
+AUTOMATIC, PLAIN = "automatic", ("", "normal", "simple")
+SCHEDULES = {label.lower(): levels for levels, label in SCHEDULE_LABELS.items()}
 PLAIN_NODES = (
     *("CLIPTextEncode", "EmptyLatentImage", "VAEDecode", "SaveImage", "PreviewImage"),
     *("CheckpointLoaderSimple", "VAELoader"),
@@ -64,16 +65,18 @@ def read_text(text: str) -> FoundParameters:
 
 def scheduler_of(sampler: str, schedule: str = "") -> str | None:
     """The name here of what other programs call a sampler and a schedule; None if there is none."""
-    plain, schedule = sampler.strip().lower(), schedule.strip().lower()
-    is_karras = schedule == "karras" or plain.endswith(KARRAS)
-    plain = plain.removesuffix(KARRAS)
-    if schedule not in (*AUTOMATIC, "karras", "normal", "simple"):
+    label, schedule = sampler.strip().lower(), schedule.strip().lower().replace("_", " ")
+    if schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
         return None
-    if plain == "dpm++ 2m" and schedule == "automatic":
-        # stable-diffusion-webui's own choice for it.
-        is_karras = True
+    levels = SCHEDULES.get(schedule, "")
+    # As older versions name it, in the sampler's own name.
+    if ending := next((each for each in SCHEDULES if label.endswith(f" {each}")), ""):
+        label, levels = label.removesuffix(f" {ending}"), SCHEDULES[ending]
+    elif schedule == AUTOMATIC:
+        own = {sampler.lower(): levels for sampler, levels in OWN_SCHEDULES.items()}
+        levels = own.get(label, "")
     for name, each in SCHEDULERS.items():
-        if (each.label.lower(), each.is_karras) == (plain, is_karras):
+        if (each.label.lower(), each.levels) == (label, levels):
             return name
     return None
 
@@ -121,8 +124,8 @@ def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if name == "scheduler":
         scheduler = SCHEDULERS[value]
         yield known, scheduler.label
-        if scheduler.is_karras:
-            yield SCHEDULE, "Karras"
+        if scheduler.levels:
+            yield SCHEDULE, SCHEDULE_LABELS[scheduler.levels]
     else:
         yield known, _text(value)
 
@@ -173,7 +176,7 @@ def _read_comfy_sampler(given: Mapping[str, Any], found: FoundParameters) -> Non
     if not sampler:
         return
     label = next((each.label for each in SCHEDULERS.values() if each.comfy == sampler), None)
-    name = scheduler_of(label, schedule) if label and schedule in COMFY_PLAIN else None
+    name = scheduler_of(label, schedule) if label and schedule else None
     if name:
         found.params["scheduler"] = name
     else:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType, UnionType
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
 from sdxl.parameter import is_int, needed_steps
+from sdxl.scheduler_names import SCHEDULERS
 
 MAX_SEED = 2**63 - 1
 DRAWN_SEEDS = 2**32
@@ -28,29 +29,6 @@ MAX_MASK_BLUR, MAX_MASK_PADDING = 64, 1024
 """pixels"""
 ENCODINGS = ("mean", "sample")
 """of an image: the mean of its latents, or a sample of them"""
-
-
-class Scheduler(NamedTuple):
-    """What a scheduler's name stands for; `solver` is a key of sdxl/schedulers.py's SOLVERS."""
-
-    solver: str
-    label: str
-    """what other programs call it"""
-    comfy: str
-    """what ComfyUI calls it"""
-    is_karras: bool = False
-
-
-SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
-    {
-        "euler": Scheduler("euler", "Euler", "euler"),
-        "euler_karras": Scheduler("euler", "Euler", "euler", is_karras=True),
-        "euler_a": Scheduler("euler_a", "Euler a", "euler_ancestral"),
-        "ddim": Scheduler("ddim", "DDIM", "ddim"),
-        "dpmpp_2m": Scheduler("dpmpp_2m", "DPM++ 2M", "dpmpp_2m"),
-        "dpmpp_2m_karras": Scheduler("dpmpp_2m", "DPM++ 2M", "dpmpp_2m", is_karras=True),
-    }
-)
 
 
 @dataclass(frozen=True)

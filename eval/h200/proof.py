@@ -18,8 +18,9 @@ from torch.profiler import profile as torch_profile
 from eval.h200.bench import Bench
 from eval.speed.agreement import answer, psnr_db, recorded, relative_l2
 from eval.speed.variants import PROMPTS
-from sdxl.params import SCHEDULERS, GenerationParams
+from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
+from sdxl.scheduler_names import SCHEDULERS
 
 Found = Iterator[tuple[str, Any]]
 WAITS = (

@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from sdxl.params import PARAMETERS, SCHEDULERS, Parameter, of_rest
+from sdxl.params import PARAMETERS, Parameter, of_rest
+from sdxl.scheduler_names import SCHEDULERS
 from serve.orders import Done, ModelCard
 from serve.settings import MAX_N, ServeSettings
 

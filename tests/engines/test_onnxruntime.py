@@ -20,13 +20,14 @@ import engines
 from engines import onnxruntime_engine
 from engines.onnxruntime_engine import OnnxRuntimeEngine, OnnxRuntimeError, load_onnxruntime
 from sdxl.engine import Engines, allocate, call, torch_dtype
-from sdxl.params import SCHEDULERS, GenerationParams
+from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline, Result
 from sdxl.specs import ModelSpec, ShapeError, image_axes
 from tests.conftest import psnr
 from tests.engines.tiny_export import VOCABULARY, write_export
 from tests.fakes import ARCH
 from tests.interrupts import at_every_bytecode
+from tests.sdxl.their_schedulers import PICTURED
 
 ROOT = Path(__file__).parents[2]
 INTERRUPTED = Path(__file__).with_name("interrupted_calls.py")
@@ -41,10 +42,10 @@ REQUESTS = [
         prompt, width=width, height=height, steps=6, seed=i, scheduler=name, cache_interval=interval
     )
     for i, ((name, interval), ((width, height), prompt)) in enumerate(
-        zip(itertools.product(SCHEDULERS, (1, 2, 1, 2)), itertools.cycle(SHAPES), strict=False)
+        zip(itertools.product(PICTURED, (1, 2, 1, 2)), itertools.cycle(SHAPES), strict=False)
     )
 ]
-"""Every scheduler at intervals 1 and 2, each in a square and a wide picture."""
+"""Every solver at intervals 1 and 2, each in a square and a wide picture."""
 
 
 @pytest.fixture(scope="module")

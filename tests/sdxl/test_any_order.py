@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sdxl.flight import Priority, State
 from sdxl.inflight import Event, Failed, Finished, Request
-from sdxl.params import SCHEDULERS
+from sdxl.scheduler_names import SCHEDULERS
 from tests.sdxl.flights import assert_same, cohorts_of, engine, loop, request
 from tests.sdxl.reference import denoise
 

@@ -14,11 +14,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from sdxl.images import pasted, to_pixels
-from sdxl.params import SCHEDULERS, GenerationParams, InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from tests.conftest import psnr
 from tests.sdxl.test_pipeline import set_scheduler
+from tests.sdxl.their_schedulers import EACH, eta_of
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
@@ -87,6 +88,7 @@ def theirs(pipes: Any, asked: Edit) -> Tensor:
         strength=params.strength,
         num_inference_steps=params.steps,
         guidance_scale=params.guidance,
+        eta=eta_of(params.scheduler),
         generator=torch.Generator("cpu").manual_seed(params.seed),
         output_type="pt",
         **(masked if source.mask is not None else {}),
@@ -111,7 +113,7 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
 @pytest.mark.parametrize("size", [pytest.param(s, marks=pytest.mark.long) for s in SIZES[1:]])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", EACH)
 def test_edits_of_every_shape_equal_diffusers(
     mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool
 ) -> None:
@@ -125,7 +127,7 @@ def test_edits_of_every_shape_equal_diffusers(
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", EACH)
 def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
     compare(
         mini,

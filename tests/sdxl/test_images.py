@@ -17,7 +17,8 @@ from PIL import Image
 
 from sdxl import images
 from sdxl.noise import NoiseSource
-from sdxl.params import MAX_SEED, SCHEDULERS, GenerationParams, InvalidParams
+from sdxl.params import MAX_SEED, GenerationParams, InvalidParams
+from sdxl.scheduler_names import SCHEDULERS
 
 FORMATS = ("png", "jpeg", "webp")
 PROMPTS = (

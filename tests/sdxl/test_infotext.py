@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sdxl.infotext import parameters_text, read_graph, read_text, scheduler_of
-from sdxl.params import SCHEDULERS, GenerationParams
+from sdxl.params import GenerationParams
+from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 
 # As stable-diffusion-webui 1.10 writes it.
 A1111 = """a red circle, (masterpiece:1.2)
@@ -67,7 +68,14 @@ def test_any_text_is_read(text: str) -> None:
         ("DPM++ 2M Karras", "", "dpmpp_2m_karras"),
         ("DPM++ 2M", "Automatic", "dpmpp_2m_karras"),
         ("DPM++ 2M", "Normal", "dpmpp_2m"),
-        ("Euler", "Beta", None),
+        ("Euler", "Beta", "euler_beta"),
+        ("Euler", "SGM Uniform", "euler_trailing"),
+        ("Euler", "Align Your Steps", "euler_ays"),
+        ("DPM++ 2M SDE", "Automatic", "dpmpp_2m_sde_exponential"),
+        ("DPM++ 2M SDE Karras", "", "dpmpp_2m_sde_karras"),
+        ("LCM", "Automatic", "lcm"),
+        ("LCM", "Karras", None),
+        ("Euler", "Polyexponential", None),
         ("UniPC", "", None),
     ],
 )
@@ -116,7 +124,7 @@ def test_comfyuis_graph_is_read_from_its_sampler_on() -> None:
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_is_known_by_comfyuis_name(name: str) -> None:
     graph, each = json.loads(json.dumps(COMFY)), SCHEDULERS[name]
-    schedule = "karras" if each.is_karras else "normal"
+    schedule = SCHEDULE_LABELS.get(each.levels, "normal").lower().replace(" ", "_")
     graph["3"]["inputs"] |= {"sampler_name": each.comfy, "scheduler": schedule}
     assert read_graph(graph).params["scheduler"] == name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -12,29 +13,19 @@ from torch import Tensor
 
 from sdxl.checkpoint import find
 from sdxl.noise import NoiseSource
-from sdxl.params import SCHEDULERS, GenerationParams, InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import psnr
+from tests.sdxl.their_schedulers import EACH, eta_of, their_scheduler
 
+CONFIG = json.loads((find("mini").folder / "scheduler" / "scheduler_config.json").read_text())
 PROMPT = "a small yellow star above a green square on a white background"
-CLASSES = {
-    "euler": "EulerDiscreteScheduler",
-    "euler_a": "EulerAncestralDiscreteScheduler",
-    "ddim": "DDIMScheduler",
-    "dpmpp_2m": "DPMSolverMultistepScheduler",
-}
 SIZES = [(128, 128), (96, 160), (136, 120)]
 
 
 def set_scheduler(pipe: Any, scheduler_name: str) -> None:
     """diffusers' own of that name."""
-    import diffusers
-
-    name, is_karras, _ = scheduler_name.partition("_karras")
-    config = find("mini").folder / "scheduler"
-    scheduler = getattr(diffusers, CLASSES[name]).from_pretrained(str(config))
-    options = {"use_karras_sigmas": True} if is_karras else {}
-    pipe.scheduler = scheduler.from_config(scheduler.config, **options)
+    pipe.scheduler = their_scheduler(scheduler_name, CONFIG)
 
 
 def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
@@ -47,6 +38,7 @@ def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
         height=params.height,
         num_inference_steps=params.steps,
         guidance_scale=params.guidance,
+        eta=eta_of(params.scheduler),
         generator=torch.Generator("cpu").manual_seed(params.seed),
         output_type="pt",
     ).images[0]
@@ -64,7 +56,7 @@ def restored(diffusers_mini: Any) -> Any:
 @pytest.mark.parametrize(
     "steps", [1, 4, *(pytest.param(s, marks=pytest.mark.long) for s in (20, 50))]
 )
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("scheduler", EACH)
 def test_pictures_equal_diffusers(
     mini: Pipeline, restored: Any, scheduler: str, steps: int
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sdxl.infotext import scheduler_of
-from sdxl.params import SCHEDULERS
+from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 from serve.errors import Problem, invalid
 from serve.front.openai_images import ImageRequest
 from serve.orders import Done, ModelCard
@@ -139,7 +139,8 @@ def scheduler_asked(asked: TextToImage) -> str | None:
     if name is None:
         shown = f"{sampler[:60]!r} with scheduler {(asked.scheduler or '')[:60]!r}"
         labels = ", ".join(dict.fromkeys(each.label for each in SCHEDULERS.values()))
-        message = f"sampler_name: {shown} is not here; needed {labels}, automatic or karras"
+        schedules = ", ".join(("automatic", *SCHEDULE_LABELS.values()))
+        message = f"sampler_name: {shown} is not here; needed {labels}; {schedules}"
         raise invalid("sampler_name", message)
     return name
 
@@ -225,8 +226,8 @@ def samplers() -> list[dict[str, Any]]:
 
 def schedulers() -> list[dict[str, Any]]:
     rest = {"aliases": None, "default_rho": -1.0, "need_inner_model": False}
-    names = (("automatic", "Automatic"), ("karras", "Karras"), ("normal", "Normal"))
-    return [{"name": name, "label": label, **rest} for name, label in names]
+    labels = ("Automatic", "Normal", *SCHEDULE_LABELS.values())
+    return [{"name": n.lower().replace(" ", "_"), "label": n, **rest} for n in labels]
 
 
 def image_bytes(text: str) -> bytes:

@@ -1,0 +1,189 @@
+"""The noise process that a checkpoint was trained with: what its scheduler_config.json may say, and
+how noisy each of its timesteps is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdxl.schedulers.tables import Array
+from sdxl.specs import brief
+
+SAME_PROCESS = tuple(
+    f"{name}Scheduler"
+    for name in (
+        *("EulerDiscrete", "EulerAncestralDiscrete", "HeunDiscrete", "LMSDiscrete", "DDIM", "DDPM"),
+        *("PNDM", "DPMSolverMultistep", "DPMSolverSinglestep", "DPMSolverSDE", "DEISMultistep"),
+        *("UniPCMultistep", "KDPM2Discrete", "KDPM2AncestralDiscrete", "LCM", "TCD"),
+    )
+)
+"""Classes whose checkpoints share one diffusion process: any of the solvers here may run them."""
+
+DISTILLED = ("LCMScheduler", "TCDScheduler")
+DISTILLED_DEFAULTS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+"""of these classes in diffusers; the others' are SchedulerConfig's"""
+MAX_TIMESTEPS = 100_000
+NEEDED = {
+    bool: "true or false",
+    int: f"a whole number up to {MAX_TIMESTEPS}",
+    float: "a number from 0 to 1",
+    type(None): "a list of numbers from 0 to 1",
+}
+OFF = (False, None)
+ACCEPTED: Mapping[str, tuple[object, ...]] = {
+    "_class_name": SAME_PROCESS,
+    "prediction_type": ("epsilon", "v_prediction"),
+    "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2"),
+    "timestep_spacing": ("leading", "trailing", "linspace", None),
+    "timestep_type": ("discrete", None),
+    "final_sigmas_type": ("zero", "sigma_min", None),
+    "interpolation_type": ("linear", None),
+    "lambda_min_clipped": (-math.inf, None),
+    "sigma_min": (None,),
+    "sigma_max": (None,),
+    "clip_sample": OFF,
+    "thresholding": OFF,
+    "use_exponential_sigmas": OFF,
+    "use_beta_sigmas": OFF,
+    "use_lu_lambdas": OFF,
+    "use_flow_sigmas": OFF,
+    "use_dynamic_shifting": OFF,
+}
+"""What a checkpoint may say. Its solver's own options (order, algorithm) are not read: the
+request's scheduler name chooses those. An absent clip_sample counts as false, since latents have
+no bounds to clip to."""
+
+
+class UnsupportedScheduler(ValueError):
+    """A checkpoint's scheduler configuration that no table here can express."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The noise process a checkpoint was trained with. Defaults are those of diffusers."""
+
+    num_train_timesteps: int = 1000
+    beta_start: float = 0.0001
+    beta_end: float = 0.02
+    beta_schedule: str = "linear"
+    trained_betas: tuple[float, ...] | None = None
+    prediction_type: str = "epsilon"
+    timestep_spacing: str | None = None
+    """None: each scheduler's own default, as in diffusers."""
+    steps_offset: int = 0
+    set_alpha_to_one: bool = True
+    final_sigmas_type: str = "zero"
+    rescale_betas_zero_snr: bool = False
+    use_karras_sigmas: bool = False
+    """Turns `euler` and `dpmpp_2m` into their Karras forms, as it does in diffusers."""
+    original_inference_steps: int = 50
+    """of LCM and TCD: the steps that the model was distilled from, of which these are a choice"""
+    timestep_scaling: float = 10.0
+    """of LCM: how soon a step's estimate is trusted altogether"""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SchedulerConfig:
+        """From a checkpoint's scheduler_config.json; keys that no table depends on are ignored."""
+        for key, accepted in ACCEPTED.items():
+            if key in values and values[key] not in accepted:
+                raise UnsupportedScheduler(
+                    f"scheduler_config {key}: {brief(values[key])} is not supported; "
+                    f"needed one of {', '.join(repr(value) for value in accepted)}"
+                )
+        known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
+        if values.get("_class_name") in DISTILLED:
+            known = {**DISTILLED_DEFAULTS, **known}
+        _check_values(known)
+        if "trained_betas" in known:
+            known["trained_betas"] = tuple(known["trained_betas"])
+        config = cls(**known)
+        if config.trained_betas and len(config.trained_betas) != config.num_train_timesteps:
+            raise UnsupportedScheduler(
+                f"scheduler_config trained_betas: {len(config.trained_betas)} values; "
+                f"needed num_train_timesteps = {config.num_train_timesteps}"
+            )
+        return config
+
+
+def _check_values(known: Mapping[str, Any]) -> None:
+    """Types and bounds, before a table is computed from them."""
+    for field, value in known.items():
+        default = getattr(SchedulerConfig, field)
+        if field == "trained_betas":
+            is_right = isinstance(value, list) and bool(value) and all(map(_is_beta, value))
+        elif isinstance(default, bool):
+            is_right = isinstance(value, bool)
+        elif isinstance(default, int):
+            low = 1 if field == "num_train_timesteps" else 0
+            is_right = type(value) is int and low <= value <= MAX_TIMESTEPS
+        elif field == "timestep_scaling":
+            is_right = type(value) in (int, float) and 0 < value <= MAX_TIMESTEPS
+        elif isinstance(default, float):
+            is_right = _is_beta(value)
+        else:
+            # A text, which was compared with those that are accepted.
+            is_right = True
+        if not is_right:
+            raise UnsupportedScheduler(
+                f"scheduler_config {field}: this {type(value).__name__} is not supported; needed "
+                f"{NEEDED[type(default)]}"
+            )
+
+
+def _is_beta(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def final_level(config: SchedulerConfig) -> float:
+    return 0.0 if config.final_sigmas_type == "zero" else float(trained_levels(config)[0])
+
+
+def trained_levels(config: SchedulerConfig) -> Array:
+    """sigma/alpha at every trained timestep."""
+    # torch's float32 root and numpy's differ in the last bit, and log(level) sets Karras timesteps.
+    products = torch.tensor(alphas_cumprod(config, is_floored=True), dtype=torch.float32)
+    levels: Array = (((1 - products) / products) ** 0.5).double().numpy()
+    return levels
+
+
+@lru_cache(maxsize=16)
+def alphas_cumprod(config: SchedulerConfig, is_floored: bool) -> Array:
+    """alpha**2 at every trained timestep, in float32 as the model saw it in training."""
+    betas = _betas(config)
+    if config.rescale_betas_zero_snr:
+        betas = _rescale_zero_snr(betas)
+    products = torch.cumprod(1.0 - betas, dim=0)
+    if config.rescale_betas_zero_snr and is_floored:
+        products[-1] = 2**-24  # keeps the first noise level finite
+    shared: Array = products.double().numpy()
+    shared.setflags(write=False)
+    return shared
+
+
+def _betas(config: SchedulerConfig) -> Tensor:
+    count, low, high = config.num_train_timesteps, config.beta_start, config.beta_end
+    if config.trained_betas is not None:
+        return torch.tensor(config.trained_betas, dtype=torch.float32)
+    if config.beta_schedule == "linear":
+        return torch.linspace(low, high, count, dtype=torch.float32)
+    if config.beta_schedule == "scaled_linear":
+        return torch.linspace(low**0.5, high**0.5, count, dtype=torch.float32) ** 2
+    # Nichol & Dhariwal 2021 (2102.09672), capped at 0.999.
+    kept = [math.cos((i / count + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(count + 1)]
+    capped = [min(1 - kept[i + 1] / kept[i], 0.999) for i in range(count)]
+    return torch.tensor(capped, dtype=torch.float32)
+
+
+def _rescale_zero_snr(betas: Tensor) -> Tensor:
+    """Lin et al. 2023 (2305.08891), algorithm 1: shift sqrt(alpha) so that the last one is zero."""
+    roots = torch.cumprod(1.0 - betas, dim=0).sqrt()
+    first, last = roots[0].clone(), roots[-1].clone()
+    products = ((roots - last) * (first / (first - last))) ** 2
+    return 1 - torch.cat([products[:1], products[1:] / products[:-1]])

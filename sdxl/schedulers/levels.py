@@ -1,0 +1,85 @@
+"""Which timesteps and noise levels a schedule steps through.
+
+A level is sigma/alpha. Karras: Karras et al. 2022 (arXiv 2206.00364), equation 5. Beta: Lee et al.
+2024 (2407.12173). Align your steps: Sabour et al. 2024 (2404.14507).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from sdxl.params import InvalidParams
+from sdxl.schedulers.config import SchedulerConfig
+from sdxl.schedulers.tables import Array
+
+KARRAS_RHO = 7.0
+BETA_SHAPE = 0.6
+ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113, 0.029)
+"""For SDXL: ten steps and where the last ends; other numbers of steps lie between, by logarithm."""
+
+
+def timesteps_of(spacing: str, steps: int, config: SchedulerConfig, skip: int = 0) -> Array:
+    """Descending timesteps; `skip` of the lowest are left out (DPM++ counts the end as one)."""
+    total = config.num_train_timesteps
+    if spacing == "linspace":
+        return np.linspace(0, total - 1, steps + skip)[::-1][:steps]
+    if spacing == "trailing":
+        # arange may run one over by rounding; diffusers then takes an extra step at timestep -1.
+        return np.arange(total, 0, -(total / steps)).round()[:steps] - 1
+    if steps + skip > total:
+        raise InvalidParams("steps", steps, f"needed at most {total - skip} with this scheduler")
+    spread = np.arange(steps + skip) * (total // (steps + skip))
+    return spread[::-1][:steps].astype(np.float64) + config.steps_offset
+
+
+def timesteps_at(levels: Array, trained: Array) -> Array:
+    """Where between the trained timesteps these levels lie, rounding as diffusers rounds."""
+    logs = np.log(trained.astype(np.float32))
+    wanted = np.log(np.maximum(levels, 1e-10))
+    low = np.clip(np.searchsorted(logs, wanted, side="right") - 1, 0, len(logs) - 2)
+    part = np.clip((logs[low] - wanted) / (logs[low] - logs[low + 1]), 0, 1)
+    between: Array = (1 - part) * low + part * (low + 1)
+    return between
+
+
+def karras(highest: float, lowest: float, steps: int) -> Array:
+    high, low = highest ** (1 / KARRAS_RHO), lowest ** (1 / KARRAS_RHO)
+    spread: Array = (high + np.linspace(0, 1, steps) * (low - high)) ** KARRAS_RHO
+    return spread
+
+
+def pairs(levels: Array, final: float) -> tuple[Array, Array]:
+    """Each step's noise level and the one it goes to, to the float32 that diffusers keeps."""
+    rounded = np.append(levels, final).astype(np.float32).astype(np.float64)
+    return rounded[:-1], rounded[1:]
+
+
+def exponential(highest: float, lowest: float, steps: int) -> Array:
+    spread: Array = np.exp(np.linspace(np.log(highest), np.log(lowest), steps))
+    return spread
+
+
+def beta(highest: float, lowest: float, steps: int) -> Array:
+    from scipy.special import betaincinv
+
+    parts = betaincinv(BETA_SHAPE, BETA_SHAPE, 1 - np.linspace(0, 1, steps))
+    spread: Array = lowest + parts * (highest - lowest)
+    return spread
+
+
+def aligned(_highest: float, _lowest: float, steps: int) -> Array:
+    known = np.linspace(0, 1, len(ALIGNED))
+    wanted = np.linspace(0, 1, steps + 1)[:-1]
+    spread: Array = np.exp(np.interp(wanted, known, np.log(ALIGNED)))
+    return spread
+
+
+SPREADS: Mapping[str, Callable[[float, float, int], Array]] = {
+    "karras": karras,
+    "exponential": exponential,
+    "beta": beta,
+    "aligned": aligned,
+}
+"""Levels from the highest to the lowest, by the names of sdxl/scheduler_names.py."""

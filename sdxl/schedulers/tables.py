@@ -1,0 +1,66 @@
+"""A schedule as a table of coefficients, and the one step that serves any mix of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[np.float64]
+
+COLUMNS = ("s", "timestep", "a", "b", "c", "d", "e", "f")
+
+
+@dataclass(frozen=True)
+class Table:
+    """One request's schedule: `rows` is [steps, len(COLUMNS)], `start` scales the first noise.
+
+    `levels` is [steps + 1, 2]: what a finished picture and noise are scaled by, to be together what
+    a step begins with, and at last what the whole ends with.
+    """
+
+    rows: Array
+    start: float
+    levels: Array
+
+    def begun(self, at: int) -> Table:
+        """The same from step `at` on. What its first step would read of an estimate before it,
+        which there is none of, it takes from its own: one of the first order."""
+        if at == 0:
+            return self
+        rows = self.rows[at:].copy()
+        a, b, c, e, f = (COLUMNS.index(name) for name in "abcef")
+        rows[0, a] += rows[0, c] * rows[0, e]
+        rows[0, b] += rows[0, c] * rows[0, f]
+        rows[0, c] = 0.0
+        return Table(rows, self.start, self.levels[at:])
+
+    def noised(self, latents: Tensor, noise: Tensor, at: int = 0) -> Tensor:
+        """A picture's latents as they are where step `at` begins."""
+        signal, level = self.levels[at]
+        return float(signal) * latents + float(level) * noise
+
+
+def columns(coefficients: Tensor) -> tuple[Tensor, ...]:
+    """Of float32 [n, len(COLUMNS)]: a view for each coefficient, a value per row of latents."""
+    return coefficients[:, :, None, None, None].unbind(1)
+
+
+def step(
+    x: Tensor, eps: Tensor, h: Tensor | None, z: Tensor | None, coefficients: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """One step of every row, whatever its scheduler: (x', h').
+
+    Where c or d is zero, h and z are not read, so a slot's stale contents (NaN included) cannot
+    reach a new request; where no row reads one, it may be None. An infinite eps does show.
+    """
+    # Few passes: a small model's shallow step is hardly longer than this.
+    _, _, a, b, c, d, e, f = coefficients
+    moved = (a * x).addcmul_(b, eps)
+    for weight, value in ((c, h), (d, z)):
+        if value is not None:
+            moved.addcmul_(weight, torch.where(weight == 0, 0.0, value))
+    return moved, (e * x).addcmul_(f, eps)

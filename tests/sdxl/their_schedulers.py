@@ -1,0 +1,71 @@
+"""diffusers' scheduler for each name here, made from a checkpoint's config."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import diffusers
+import pytest
+
+from sdxl.scheduler_names import SCHEDULERS
+from sdxl.schedulers.levels import aligned
+from sdxl.schedulers.solvers import TCD_ETA
+
+CLASSES = {
+    "euler": "EulerDiscreteScheduler",
+    "euler_a": "EulerAncestralDiscreteScheduler",
+    "ddim": "DDIMScheduler",
+    "dpmpp_2m": "DPMSolverMultistepScheduler",
+    "dpmpp_2m_sde": "DPMSolverMultistepScheduler",
+    "lcm": "LCMScheduler",
+    "tcd": "TCDScheduler",
+}
+OPTIONS: Mapping[str, dict[str, Any]] = {
+    "": {},
+    "karras": {"use_karras_sigmas": True},
+    "exponential": {"use_exponential_sigmas": True, "use_karras_sigmas": False},
+    "beta": {"use_beta_sigmas": True, "use_karras_sigmas": False},
+    "trailing": {"timestep_spacing": "trailing", "use_karras_sigmas": False},
+    "aligned": {"use_karras_sigmas": False},
+}
+PICTURED = (
+    *("euler", "euler_karras", "euler_ays", "euler_a", "ddim", "dpmpp_2m", "dpmpp_2m_karras"),
+    *("dpmpp_2m_sde", "lcm", "tcd"),
+)
+"""Every solver, and what differs in more than its levels."""
+EACH = [
+    name if name in PICTURED else pytest.param(name, marks=pytest.mark.long) for name in SCHEDULERS
+]
+"""for tests that make pictures"""
+TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
+
+
+def their_scheduler(name: str, config: Mapping[str, Any]) -> Any:
+    each = SCHEDULERS[name]
+    kind = getattr(diffusers, CLASSES[each.solver])
+    values = {k: v for k, v in config.items() if k != "_class_name"} | OPTIONS[each.levels]
+    if each.solver == "dpmpp_2m_sde":
+        values["algorithm_type"] = "sde-dpmsolver++"
+    known = inspect.signature(kind.__init__).parameters
+    made = kind.from_config({k: v for k, v in values.items() if k in known})
+    if each.levels == "aligned":
+        made.set_timesteps = partial(_set_aligned, made, made.set_timesteps)
+    return made
+
+
+def _set_aligned(made: Any, set_timesteps: Any, steps: int, **rest: Any) -> None:
+    """It takes these levels from its caller."""
+    levels = TEN_ALIGNED if steps == len(TEN_ALIGNED) else aligned(0, 0, steps)
+    lowest = float(((1 - made.alphas_cumprod[0]) / made.alphas_cumprod[0]) ** 0.5)
+    last = 0.0 if made.config.final_sigmas_type == "zero" else lowest
+    set_timesteps(sigmas=[*levels, last], **rest)
+    made.num_inference_steps = steps
+
+
+def eta_of(name: str) -> float:
+    """What diffusers' pipelines are to be told: they hand their own 0 to a scheduler that has an
+    eta, in place of its default."""
+    return TCD_ETA if name == "tcd" else 0.0
