@@ -63,10 +63,10 @@ def test_webuiapi_finds_its_way_about(served: tuple[str, Worker]) -> None:
     api = api_of(served[0])
     assert api.util_get_model_names() == ["sdxl-mini.safetensors"]
     assert {"Euler", "Euler a", "DDIM", "DPM++ 2M"} <= set(api.util_get_sampler_names())
-    assert api.util_get_scheduler_names() == [
+    assert set(api.util_get_scheduler_names()) == {
         *("automatic", "normal", "karras", "exponential", "beta", "align_your_steps"),
         "sgm_uniform",
-    ]
+    }
     api.util_set_model("mini")
     assert api.util_get_current_model() == "sdxl-mini.safetensors"
     assert (api.get_loras(), api.get_upscalers(), api.get_sd_vae()) == ([], [], [])
