@@ -25,6 +25,7 @@ SLOW_FIXTURES_S = {
     # Networks are exported, calibrated, or compared with pictures.
     "exports": 300.0,
     "tiny_export": 180.0,
+    "tiny_exports": 180.0,
     # The pictures that an evaluation is judged by are drawn and measured.
     "judges": 180.0,
     # A model is loaded by the library that ours is compared with.

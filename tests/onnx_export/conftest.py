@@ -19,8 +19,9 @@ from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
 from tests.onnx_export.exports import Exports, OnceTraced, export_tiny, write_tiny
 
-PROMPTS = 8
-"""that 8-bit exports are calibrated on here: enough for numerics, not for quality"""
+PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
+MINI_PROMPTS = 8
+"""that its 8-bit exports are calibrated on here: enough for numerics, not for quality"""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,8 +52,26 @@ def tiny_export(tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> E
 
 
 @pytest.fixture(scope="session")
+def tiny_exports(
+    tiny: Checkpoint, tiny_export: ExportFolder, tmp_path_factory: pytest.TempPathFactory
+) -> Exports:
+    """The tiny model by precision."""
+    root = tmp_path_factory.mktemp("tiny_precisions")
+
+    @cache
+    def exported(precision: str) -> ExportFolder:
+        if precision == tiny_export.precision:
+            return tiny_export
+        return export_tiny(
+            tiny, root / precision, precision, prompts=PROMPTS if precision in RECIPES else ()
+        )
+
+    return exported
+
+
+@pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
-    """The embedded model by precision, nobody's check yet."""
+    """The embedded model by precision, unchecked: minutes each, for long tests."""
     root = tmp_path_factory.mktemp("mini")
 
     @cache
@@ -61,7 +80,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
         prompts: tuple[str, ...] = ()
         if precision in RECIPES:
             recipe = RECIPES[precision]
-            prompts = tuple(calibration_prompts(checkpoint, None, recipe)[:PROMPTS])
+            prompts = tuple(calibration_prompts(checkpoint, None, recipe)[:MINI_PROMPTS])
         return export(
             ExportSpec(checkpoint, precision, root / precision, prompts=prompts), unchecked
         )

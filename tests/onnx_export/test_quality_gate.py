@@ -25,6 +25,7 @@ def test_the_band_is_of_these_weights(band: Band) -> None:
     assert band.weights == find("mini").digest, f"the weights have changed; run: {RECORD}"
 
 
+@pytest.mark.long
 def test_int8_and_interval_2_keep_their_quality(band: Band, exports: Exports) -> None:
     found = measure(exports("int8"))
     assert not (wrong := band.outside(found)), "; ".join(wrong) + f"; all: {found}"

@@ -38,9 +38,9 @@ from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.specs import VAE
-from tests.onnx_export.exports import Exports, export_tiny
+from tests.onnx_export.conftest import PROMPTS
+from tests.onnx_export.exports import Exports
 
-PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
 KEPT = "time_emb_proj|time_embedding|conv_in|conv_out|conv_shortcut|add_embedding|norm_out|to_out"
 """what the reference submission keeps, by its own pattern"""
 NUMBERS = tuple(RECIPES)
@@ -222,12 +222,9 @@ def test_smoothing_leaves_the_product(
         assert measured <= 0.02, f"{name}: {measured:.4f} off, at most 0.02"
 
 
-@pytest.fixture(scope="module", params=NUMBERS)
-def folder(
-    request: pytest.FixtureRequest, tiny: Checkpoint, tmp_path_factory: pytest.TempPathFactory
-) -> ExportFolder:
-    out = tmp_path_factory.mktemp("quantised") / request.param
-    return export_tiny(tiny, out, request.param, prompts=PROMPTS)
+@pytest.fixture(params=NUMBERS)
+def folder(request: pytest.FixtureRequest, tiny_exports: Exports) -> ExportFolder:
+    return tiny_exports(request.param)
 
 
 def test_graphs_quantise_what_the_report_says(folder: ExportFolder) -> None:
@@ -325,7 +322,7 @@ def test_prompts_are_lines(tiny: Checkpoint, tmp_path: Path) -> None:
         calibration_prompts(tiny, tmp_path / "gone.txt", INT8)
 
 
-def test_only_the_unet_is_quantised(exports: Exports) -> None:
-    half, *others = (exports(precision).graphs for precision in ("fp16", *NUMBERS))
+def test_only_the_unet_is_quantised(tiny_exports: Exports) -> None:
+    half, *others = (tiny_exports(precision).graphs for precision in ("fp16", *NUMBERS))
     for name in ("clip_l", "clip_g", *VAE):
         assert {graphs[name].sha256 for graphs in others} == {half[name].sha256}

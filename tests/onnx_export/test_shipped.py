@@ -6,11 +6,17 @@ import pytest
 
 from engines.folders.export_folder import ExportFolder
 from engines.folders.shipped import GRAPHS
+from sdxl.checkpoint import find
 from tests.onnx_export.exports import Exports
 
 MAX_BYTES = 1_000_000
 
 
+def test_what_is_shipped_is_of_these_weights() -> None:
+    assert ExportFolder.read(GRAPHS).model_digest == find("mini").digest, "needed: make mini-onnx"
+
+
+@pytest.mark.long
 def test_exporting_again_gives_the_same_bytes(exports: Exports) -> None:
     """In another process, and maybe after another training."""
     again, shipped = exports("fp32"), ExportFolder.read(GRAPHS)

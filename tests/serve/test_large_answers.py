@@ -31,6 +31,7 @@ NOISE: dict[str, Any] = {
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long
 def test_ten_noisy_pictures_fit_into_one_answer(http: httpx.Client) -> None:
     answer = http.post(GENERATE, json=NOISE)
     assert answer.status_code == 200, answer.text[:300]
@@ -39,6 +40,7 @@ def test_ten_noisy_pictures_fit_into_one_answer(http: httpx.Client) -> None:
     assert seeds == list(range(1, 11))
 
 
+@pytest.mark.long
 def test_a_stream_of_noisy_pictures_arrives_whole(http: httpx.Client) -> None:
     body = {**NOISE, "steps": 4, "stream": True, "partial_images": 3}
     with http.stream("POST", GENERATE, json=body) as answer:

@@ -1,4 +1,4 @@
-"""The embedded model's own graphs through the real TensorRT-RTX, for an L40S, without a GPU.
+"""Our own graphs through the real TensorRT-RTX, for an L40S, without a GPU.
 
 A plan that builds doesn't prove that 8-bit kernels run: TensorRT chooses, and tensorrt-rtx
 documents INT8 for weights alone. Only a timing on the GPU tells.
@@ -32,6 +32,13 @@ def order_for_l40s(export: ExportFolder, out: Path) -> BuildSpec:
     return BuildSpec(export, target, TENSORRT_RTX, target.max_batch, False, out)
 
 
+def builds(export: ExportFolder, name: str, folder: Path) -> None:
+    plan = folder / f"{name}.plan"
+    run_worker(order_for_l40s(export, folder).job(name, plan), folder / "log", lambda share: None)
+    assert plan.stat().st_size > 0
+
+
+@pytest.mark.long
 def test_all_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) -> None:
     export = exports("fp16")
     engines = build(order_for_l40s(export, tmp_path / "fp16"))
@@ -40,12 +47,17 @@ def test_all_graphs_in_half_precision_build(exports: Exports, tmp_path: Path) ->
         engines.plan_bytes(name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["unet_deep", "unet_shallow"])
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_both_unets_in_eight_bits_build(
     exports: Exports, tmp_path: Path, precision: str, name: str
 ) -> None:
-    plan = tmp_path / f"{name}.plan"
-    job = order_for_l40s(exports(precision), tmp_path).job(name, plan)
-    run_worker(job, tmp_path / "log", lambda share: None)
-    assert plan.stat().st_size > 0
+    builds(exports(precision), name, tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp8"])
+def test_a_small_unet_in_eight_bits_builds(
+    tiny_exports: Exports, tmp_path: Path, precision: str
+) -> None:
+    builds(tiny_exports(precision), "unet_deep", tmp_path)
