@@ -3,6 +3,7 @@
 
 import { byId } from "./elements.js";
 import { announce, notify } from "./notices.js";
+import { openPainter, startPainter } from "./painter.js";
 import * as store from "./store.js";
 
 const WORK = "source";
@@ -12,6 +13,7 @@ const WORK = "source";
 export let source = null;
 let hear = () => {};
 let url;
+let urlOfMask;
 
 /** `onChange(source)` hears of each. */
 export async function startSource(onChange) {
@@ -21,6 +23,9 @@ export async function startSource(onChange) {
     useFile(event.target.files[0]);
     event.target.value = "";
   });
+  startPainter();
+  byId("mask").addEventListener("click", () =>
+    openPainter(source, url, (mask) => setSource({ ...source, mask })));
   byId("source-remove").addEventListener("click", () => {
     setSource(null);
     byId("choose").focus();
@@ -67,9 +72,13 @@ export function keepSource({ file, mask }, { image_sha256: digest, mask_sha256: 
 export function setSource(next) {
   source = next;
   store.keepWork(WORK, next).catch(() => {});
-  URL.revokeObjectURL(url);
+  for (const old of [url, urlOfMask]) URL.revokeObjectURL(old);
   url = next && URL.createObjectURL(next.file);
-  byId("held").hidden = !next;
+  urlOfMask = next?.mask ? URL.createObjectURL(next.mask) : "";
+  byId("held").hidden = byId("mask").hidden = !next;
+  byId("source-mask").hidden = !next?.mask;
+  byId("source-mask").src = urlOfMask;
+  byId("mask").textContent = next?.mask ? "Change the mask…" : "Paint a mask…";
   byId("choose").textContent = next ? "Another…" : "Start from a picture…";
   if (next) {
     byId("source-image").src = url;

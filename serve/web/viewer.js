@@ -5,6 +5,9 @@ import { byId, make } from "./elements.js";
 import { factsOf, fileName, settingsOf } from "./parameters.js";
 import { curlOf } from "./requests.js";
 import { canEdit, editPicture } from "./source.js";
+import { keptSource } from "./store.js";
+import { makeWipe } from "./wipe.js";
+import { isZoomed, setScale, startZoom, zoom } from "./zoom.js";
 
 const viewer = byId("viewer");
 const ACTIONS = {
@@ -17,6 +20,7 @@ const ACTIONS = {
     viewer.close();
     editPicture(shown);
   },
+  wipe: () => showWipe(!wipe),
   newer: () => step(-1),
   older: () => step(1),
   copy: async (button) => {
@@ -34,17 +38,22 @@ const ACTIONS = {
 let shown;
 let gallery;
 let useSettings;
+/** What the picture shown was made from, if it is known, and the two in one place, if they are seen. */
+let before;
+let wipe = null;
 
 /** `onUse(picture)` is told whose settings to use. */
 export function startViewer(onUse) {
   useSettings = onUse;
   closeOnOutside(viewer);
+  startZoom();
   for (const button of viewer.querySelectorAll("[data-do]")) {
     button.addEventListener("click", () => ACTIONS[button.dataset.do](button));
   }
   viewer.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (by) step(by);
+    if (by && !isZoomed() && !wipe?.contains(event.target)) step(by);
+    if (!event.ctrlKey) zoom(event.key);
   });
   // Only pages from a secure origin may write to the clipboard.
   viewer.querySelector("[data-do=copy]").hidden = !navigator.clipboard;
@@ -55,6 +64,7 @@ export function openViewer(picture, of) {
   viewer.querySelector("[data-do=edit]").hidden = !canEdit();
   show(picture);
   viewer.showModal();
+  byId("view").focus();
 }
 
 function step(by) {
@@ -64,6 +74,9 @@ function step(by) {
 
 function show(picture) {
   shown = picture;
+  setScale(null);
+  showWipe(false);
+  findBefore(picture);
   const image = byId("viewer-image");
   image.src = picture.url;
   image.alt = picture.params.prompt;
@@ -76,4 +89,25 @@ function show(picture) {
   viewer.querySelector("[data-do=newer]").disabled = !gallery.neighbour(picture, -1);
   viewer.querySelector("[data-do=older]").disabled = !gallery.neighbour(picture, 1);
   viewer.querySelector("[data-do=copy]").textContent = "Copy as curl";
+}
+
+async function findBefore({ params }) {
+  byId("wipe").hidden = true;
+  const digest = params.image_sha256;
+  before = digest && (await keptSource(digest).catch(() => undefined));
+  byId("wipe").hidden = !before;
+}
+
+function showWipe(isShown) {
+  if (wipe) URL.revokeObjectURL(wipe.querySelector(".before").src);
+  wipe?.remove();
+  setScale(null);
+  const { url, params } = shown;
+  const size = [params.width, params.height];
+  wipe = isShown ? makeWipe(URL.createObjectURL(before), url, size, ["before", "after"]) : null;
+  byId("viewer-image").hidden = isShown;
+  byId("wipe").setAttribute("aria-pressed", isShown);
+  if (!wipe) return;
+  byId("view").append(wipe);
+  wipe.querySelector("input").focus();
 }

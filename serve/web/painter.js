@@ -1,0 +1,139 @@
+// Painting a mask over the picture: by mouse, pen and finger, and by the keyboard alone.
+
+import { byId } from "./elements.js";
+import { PaintedMask } from "./mask.js";
+
+const painter = byId("painter");
+const canvas = byId("painter-canvas");
+const brush = byId("brush");
+const size = byId("brush-size");
+
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const ACTIONS = {
+  undo: () => mask.undo(),
+  redo: () => mask.redo(),
+  clear: () => mask.act({ kind: "clear" }),
+  invert: () => mask.act({ kind: "invert" }),
+};
+const KEYS = {
+  b: () => { byId("tool-brush").checked = true; },
+  e: () => { byId("tool-eraser").checked = true; },
+  i: ACTIONS.invert,
+  y: ACTIONS.redo,
+  z: ({ shiftKey }) => (shiftKey ? ACTIONS.redo() : ACTIONS.undo()),
+  "[": () => size.stepDown(),
+  "]": () => size.stepUp(),
+};
+
+let mask;
+let keepMask;
+/** Where the brush is, in the picture's pixels, and whether it paints. */
+let at = [0, 0];
+let isDown = false;
+
+export function startPainter() {
+  canvas.addEventListener("pointerdown", (event) => {
+    if (!event.isPrimary || event.button) return;
+    canvas.setPointerCapture(event.pointerId);
+    moveTo(pointOf(event));
+    press();
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!event.isPrimary) return;
+    for (const each of [...(event.getCoalescedEvents?.() ?? []), event]) moveTo(pointOf(each));
+  });
+  for (const end of ["pointerup", "pointercancel", "blur"]) canvas.addEventListener(end, lift);
+  painter.addEventListener("keydown", onKey);
+  canvas.addEventListener("keyup", ({ key }) => key === " " && lift());
+  size.addEventListener("input", showBrush);
+  for (const button of painter.querySelectorAll("[data-act]")) {
+    button.addEventListener("click", () => act(ACTIONS[button.dataset.act]));
+  }
+  byId("painter-use").addEventListener("click", async () => {
+    const file = mask.share > 0 ? await mask.toFile() : null;
+    painter.close();
+    keepMask(file);
+  });
+  byId("painter-leave").addEventListener("click", () => painter.close());
+}
+
+/** `onMask(file)` gets the mask as a PNG, or null where nothing is painted. */
+export async function openPainter({ file, mask: before, width, height }, url, onMask) {
+  const image = await createImageBitmap(before ?? file);
+  keepMask = onMask;
+  byId("painter-image").src = url;
+  Object.assign(canvas, { width, height });
+  byId("easel").style.setProperty("--ratio", width / height);
+  mask = new PaintedMask(canvas, image);
+  at = [width / 2, height / 2];
+  isDown = false;
+  painter.showModal();
+  canvas.focus();
+  showBrush();
+  tell();
+}
+
+function pointOf({ clientX, clientY }) {
+  const { left, top, width, height } = canvas.getBoundingClientRect();
+  return [(clientX - left) / width * canvas.width, (clientY - top) / height * canvas.height];
+}
+
+/** The brush's width in the picture's pixels. */
+const widthOfBrush = () => Math.min(canvas.width, canvas.height) * size.value / 100;
+
+function moveTo([x, y]) {
+  at = [clamp(x, canvas.width), clamp(y, canvas.height)];
+  if (isDown) mask.extend(at);
+  showBrush();
+}
+
+const clamp = (value, most) => Math.min(Math.max(value, 0), most);
+
+function press() {
+  if (isDown) return;
+  isDown = true;
+  const isEraser = byId("tool-eraser").checked;
+  mask.act({ kind: "stroke", isEraser, size: widthOfBrush(), points: [at] });
+  tell();
+}
+
+function lift() {
+  if (!isDown) return;
+  isDown = false;
+  tell();
+}
+
+function onKey(event) {
+  const { key, target } = event;
+  const isOnCanvas = target === canvas;
+  if (isOnCanvas && MOVES[key]) {
+    const step = widthOfBrush() / (event.shiftKey ? 1 : 4);
+    moveTo(at.map((value, i) => value + MOVES[key][i] * step));
+  } else if (isOnCanvas && key === " ") press();
+  else if (isOnCanvas && key === "Enter") (isDown ? lift : press)();
+  else if (KEYS[key.toLowerCase()] && !event.altKey) act(() => KEYS[key.toLowerCase()](event));
+  else return;
+  event.preventDefault();
+}
+
+function act(does) {
+  lift();
+  does();
+  showBrush();
+  tell();
+}
+
+function showBrush() {
+  const [x, y] = at;
+  brush.style.left = `${x / canvas.width * 100}%`;
+  brush.style.top = `${y / canvas.height * 100}%`;
+  brush.style.width = `${widthOfBrush() / canvas.width * 100}%`;
+}
+
+function tell() {
+  brush.dataset.state = isDown ? "down" : "up";
+  painter.querySelector("[data-act=undo]").disabled = !mask.done.length;
+  painter.querySelector("[data-act=redo]").disabled = !mask.undone.length;
+  if (isDown) byId("painter-says").textContent = "painting";
+  else byId("painter-says").textContent = `${(mask.share * 100).toFixed(0)}% is made anew`;
+}

@@ -1,0 +1,18 @@
+// Two pictures in one place; a slider says how much of each is seen.
+
+import { make } from "./elements.js";
+
+export function makeWipe(before, after, [width, height], [left, right]) {
+  const slider = make("input", {
+    type: "range", min: 0, max: 100, value: 50, "aria-label": `How much is seen of ${left}`,
+    oninput: () => wipe.style.setProperty("--at", `${slider.value}%`),
+  });
+  const wipe = make("div", { class: "easel wipe" },
+    make("img", { src: after, alt: right }),
+    make("img", { src: before, alt: left, class: "before" }),
+    make("span", { "aria-hidden": true }, left),
+    make("span", { "aria-hidden": true }, right),
+    slider);
+  wipe.style.setProperty("--ratio", width / height);
+  return wipe;
+}
