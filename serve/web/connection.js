@@ -4,9 +4,10 @@
 import { byId } from "./elements.js";
 import { askForKey, forgetKey, storedKey } from "./key.js";
 import { notify } from "./notices.js";
-import { describe, isReady } from "./service.js";
+import { describe, ready } from "./service.js";
 
 const RETRY_MS = 2000;
+const LOOK_MS = 10_000;
 
 /** From GET /v1/models; undefined until it is known. */
 export let model;
@@ -17,6 +18,7 @@ let hear;
 export function startConnection(onModel) {
   hear = onModel;
   byId("key").addEventListener("click", changeKey);
+  setInterval(look, LOOK_MS);
   return connect();
 }
 
@@ -46,9 +48,15 @@ async function connect(then = () => {}) {
 }
 
 async function wait() {
-  isWaiting = !(await isReady());
+  isWaiting = !(await ready().catch(() => false));
   if (isWaiting) setTimeout(wait, RETRY_MS);
   else connect();
+}
+
+/** It may go while nobody asks anything of it. */
+async function look() {
+  if (isWaiting || document.hidden || !model) return;
+  await ready().catch(lose);
 }
 
 async function changeKey() {

@@ -31,6 +31,12 @@ function valueIn(name, text) {
   return isNumber && text ? Number(text) : text.trim();
 }
 
+/** Whether it can be asked for; the first field that is wrong is shown. */
+export function reportForm() {
+  form.querySelector("details :invalid")?.closest("details").setAttribute("open", "");
+  return form.reportValidity();
+}
+
 export function writeForm(settings) {
   for (const name of Object.keys(settings).filter((name) => form.elements[name])) {
     offer(name, String(settings[name]));
@@ -97,12 +103,20 @@ function changed() {
   localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   if (limits) showEditDefaults(form, limits.parameters, Boolean(source?.mask));
+  byId("unusual").textContent = unusual(settings).join(", ");
   const interval = settings.cache_interval;
   byId("cache-hint").textContent =
     interval === 1
       ? "DeepCache off: the whole network in every step, the exact model."
       : `DeepCache: the whole network in ${cacheWords(interval)}, a small part of it in the others.`;
 }
+
+/** What is set where nobody sees it. */
+const unusual = (settings) =>
+  [...byId("more").querySelectorAll("label")].filter(({ htmlFor: name, control }) => {
+    const usual = { ...DEFAULTS, ...usualSettings() }[name];
+    return control && !control.matches(":disabled") && usual !== undefined && settings[name] !== usual;
+  }).map((label) => label.textContent);
 
 /** A choice that a list does not have yet; a restored picture may have any. */
 function offer(name, value) {

@@ -53,6 +53,7 @@ async function remove(picture) {
   pictures = pictures.filter((each) => each !== picture);
   render();
   if (picture.id !== undefined) await store.remove(picture.id);
+  notify("One picture was removed.", { action: ["Undo", () => addPicture(picture)] });
 }
 
 async function clear() {

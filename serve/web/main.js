@@ -5,7 +5,7 @@ import { model, startConnection } from "./connection.js";
 import { byId, make } from "./elements.js";
 import { limitForm, resetForm, showSource, startForm, writeForm } from "./form.js";
 import { startGallery } from "./gallery.js";
-import { cancel, compareSides, generate } from "./making.js";
+import { cancel, compareSides, generate, resume } from "./making.js";
 import { examplesFor, surprise, unknownWords } from "./prompts.js";
 import { restore, startRestoring } from "./restoring.js";
 import { startSource } from "./source.js";
@@ -36,6 +36,7 @@ startConnection((found) => {
   offerChat(found.chat);
   showExamples();
   showUnknownWords();
+  resume();
 });
 
 function startButtons() {

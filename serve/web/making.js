@@ -1,59 +1,77 @@
-// Making pictures: one request at a time, or the two of a comparison, and its end: done, cancelled
-// or failed.
+// Making pictures: one order at a time, and its end: done, cancelled or failed. The others wait,
+// and outlive a reload.
 
 import { compare, sidesOf, titlesOf } from "./comparison.js";
 import { lose, model, needKey } from "./connection.js";
 import { draw } from "./drawing.js";
-import { byId } from "./elements.js";
-import { readForm } from "./form.js";
+import { byId, make } from "./elements.js";
+import { readForm, reportForm } from "./form.js";
 import { addPicture, open } from "./gallery.js";
 import { announce, dismiss, explain } from "./notices.js";
-import { secondsWords } from "./parameters.js";
+import { leftWords, secondsWords } from "./parameters.js";
 import { canEdit, editPicture, keepSource, source } from "./source.js";
 import { say, secondsLeft, setStage } from "./stage.js";
+import { keepWork, keptWork } from "./store.js";
 
 const REFRESH_MS = 200;
+/** Each tab has its own. */
+sessionStorage.tab ??= Math.random();
+const WORK = `orders of ${sessionStorage.tab}`;
 
+/** { isComparison, settings }: the first is being made, while anything is. */
+let orders = [];
 /** Ends what is being made; null while nothing is. */
 let running = null;
 
 export const cancel = () => running?.abort();
+export const generate = () => order(false);
+export const compareSides = () => order(true);
 
-export function generate() {
-  const settings = asked();
-  const act = async (tiles, signal) => {
-    await draw(settings, tiles, signal, keep);
-    return "";
-  };
-  begin(settings, settings.n, [], act, generate);
+function order(isComparison) {
+  if (!reportForm()) return;
+  const settings = { ...readForm(), source };
+  // Settled now, so that a reload makes the same picture.
+  settings.seed ||= String(crypto.getRandomValues(new Uint32Array(1))[0]);
+  put([...orders, { isComparison, settings }]);
 }
 
-export function compareSides() {
-  const sides = sidesOf(asked());
-  const act = (tiles, signal) => compare(sides, tiles, signal, keep);
-  begin(sides[0], sides.length, titlesOf(sides), act, compareSides);
+/** What was not done when the page was left. */
+export async function resume() {
+  const kept = await keptWork(WORK).catch(() => null);
+  if (!orders.length) put(kept ?? []);
 }
 
-const asked = () => ({ ...readForm(), source });
+function put(next, isGoingOn = true) {
+  orders = next;
+  keepWork(WORK, orders).catch(() => {});
+  if (isGoingOn && !running && orders.length) begin(orders[0]);
+  else showQueue();
+}
 
-async function begin(settings, count, titles, act, again) {
-  if (running || !byId("ask").reportValidity()) return;
+async function begin(wanted) {
+  const { isComparison, settings } = wanted;
+  const sides = isComparison ? sidesOf(settings) : [];
+  const count = sides.length || settings.n;
   running = new AbortController();
-  const tiles = setStage(count, sidesIn(settings), titles);
+  const tiles = setStage(count, sidesIn(settings), titlesOf(sides));
   showStage();
   dismiss();
-  showBusy(true);
+  showQueue();
   announce(count > 1 ? `Making ${count} pictures.` : "Making a picture.");
   const clock = setInterval(() => say(outlook(tiles)), REFRESH_MS);
+  let isGoingOn = true;
   try {
-    finish(await act(tiles, running.signal));
+    if (isComparison) finish(await compare(sides, tiles, running.signal, keep));
+    else {
+      await draw(settings, tiles, running.signal, keep);
+      finish("");
+    }
   } catch (error) {
-    fail(error, tiles, again);
-  } finally {
-    clearInterval(clock);
-    running = null;
-    showBusy(false);
+    isGoingOn = fail(error, tiles, () => put([wanted, ...orders]));
   }
+  clearInterval(clock);
+  running = null;
+  put(orders.slice(1), isGoingOn);
 }
 
 function keep(picture, tile, from) {
@@ -74,28 +92,40 @@ function showStage() {
   if (stage.getBoundingClientRect().top > innerHeight / 2) stage.scrollIntoView();
 }
 
+/** Whether the orders that wait may go on. */
 function fail(error, tiles, again) {
   const isCancelled = error.name === "AbortError";
   for (const tile of tiles) tile.stop(isCancelled ? "cancelled" : "not made");
-  if (isCancelled) return finish("Cancelled.");
-  say("");
-  if (error.status === 401) return needKey(again);
-  explain(error, again);
+  finish(isCancelled ? "Cancelled." : "");
+  if (isCancelled) return true;
+  if (error.status === 401) needKey(again);
+  else explain(error, again);
   if (error.status === 0 || error.status === 503) lose(error);
+  return error.status === 400;
 }
 
 /** One tile says it by itself. */
 function outlook(tiles) {
+  for (const tile of tiles) tile.showProgress();
   const seconds = secondsLeft(tiles);
-  return tiles.length === 1 || seconds === null ? "" : `all done in ${secondsWords(seconds)}`;
+  return tiles.length === 1 || seconds === null ? "" : `all done in ${leftWords(seconds)}`;
 }
 
-function showBusy(isBusy) {
-  byId("generate").setAttribute("aria-disabled", isBusy);
-  byId("generate").textContent = isBusy ? "Generating…" : "Generate";
+function showQueue() {
+  const isBusy = running !== null;
+  const waiting = orders.slice(Number(isBusy));
+  byId("generate").textContent = isBusy ? "Add to the queue" : "Generate";
   byId("compare").hidden = isBusy;
   byId("cancel").hidden = !isBusy;
   byId("stage").setAttribute("aria-busy", isBusy);
+  byId("queue").replaceChildren(...waiting.map((each) => {
+    const { prompt, n } = each.settings;
+    const remove = () => put(orders.filter((other) => other !== each), isBusy);
+    const label = `Remove from the queue: ${prompt}`;
+    const words = `${prompt}${n > 1 ? ` × ${n}` : ""} ✕`;
+    return make("li", {}, make("button",
+      { type: "button", class: "chip", "aria-label": label, onclick: remove }, words));
+  }));
 }
 
 function sidesIn({ size, source: from }) {

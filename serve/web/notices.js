@@ -17,6 +17,7 @@ export function notify(text, { kind = "info", action = null } = {}) {
   const words = make("p", { role: kind === "error" ? "alert" : "status" }, text);
   const notice = make("div", { class: "notice", "data-kind": kind }, words, ...buttons, close);
   byId("notices").replaceChildren(notice);
+  notice.scrollIntoView({ block: "nearest" });
   return words;
 }
 

@@ -66,6 +66,9 @@ const wordsOf = (name, value) =>
 export const secondsWords = (seconds) =>
   `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;
 
+/** An estimate, so not to the hundredth. */
+export const leftWords = (seconds) => `about ${Math.max(1, Math.round(seconds))}\u00a0s`;
+
 export function fileName({ params }) {
   const words = params.prompt.toLowerCase().replace(/[^a-z0-9]+/g, "-").slice(0, 60);
   return `${words.replace(/^-|-$/g, "") || "picture"}-${params.seed}.png`;

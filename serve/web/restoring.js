@@ -50,13 +50,16 @@ export async function restore(params, name, model) {
   writeForm(settingsOf(params));
   byId("more").open = true;
   let promise = "Generate makes the same picture.";
-  if (params.model && model && params.model !== model) {
+  if (params.model && model && bare(params.model) !== bare(model)) {
     promise = `It was made by ${params.model}, so ${model} will make another picture of it.`;
   }
   if (!hasSource) promise = "It was made from another picture; choose that one to make it again.";
   notify(`The settings are those of ${name}. ${promise}`);
   byId("prompt").focus();
 }
+
+/** `mini` and `sdxl-mini` are one. */
+const bare = (id) => id.replace(/^sdxl-/, "");
 
 /** What it was made from, if this browser knows it; whether nothing is missing. */
 async function restoreSource(params, name) {

@@ -17,14 +17,8 @@ export async function describe() {
   return { ...data.find((model) => model.images), chat: data.find((model) => !model.images)?.id };
 }
 
-export async function isReady() {
-  try {
-    await call("readyz");
-    return true;
-  } catch {
-    return false;
-  }
-}
+/** Throws while it cannot make pictures. */
+export const ready = () => call("readyz");
 
 /** The events of a streamed request, each with the index of its picture. */
 export const generate = ({ path, ...request }, signal) => stream(path, { ...request, signal });

@@ -1,7 +1,9 @@
 // The stage: one tile for each picture being made, from noise through previews to the picture.
 
 import { byId, make } from "./elements.js";
-import { secondsWords } from "./parameters.js";
+import { writeForm } from "./form.js";
+import { announce } from "./notices.js";
+import { leftWords, secondsWords } from "./parameters.js";
 
 const stage = byId("stage");
 
@@ -43,10 +45,15 @@ class PictureTile {
     this.etaAtMs = performance.now() + etaS * 1000;
     this.steps = steps;
     this.bar.value = step / steps;
-    this.words.textContent = position
-      ? `number ${position} in the queue, ${secondsWords(etaS)} left`
-      : `step ${step} of ${steps}, ${secondsWords(etaS)} left`;
+    this.place = position ? `number ${position} in the queue` : `step ${step} of ${steps}`;
+    this.showProgress();
     if (!position) this.state = "forming";
+  }
+
+  /** Time passes between events, too. */
+  showProgress() {
+    if (this.etaAtMs === undefined) return;
+    this.words.textContent = `${this.place}, ${leftWords((this.etaAtMs - performance.now()) / 1000)} left`;
   }
 
   /** Resolves when it can be seen: previews that arrive at once are still seen one by one. */
@@ -71,7 +78,13 @@ class PictureTile {
     button.style.aspectRatio = this.frame.style.aspectRatio;
     this.frame.replaceWith(button);
     const seconds = secondsWords(picture.seconds);
-    this.words.textContent = this.isSide ? seconds : `${seconds}, seed ${picture.params.seed}`;
+    const { seed } = picture.params;
+    const use = () => {
+      writeForm({ seed });
+      announce(`The next one begins with seed ${seed}.`);
+    };
+    const chip = make("button", { class: "chip", title: "Use this seed", onclick: use }, `seed ${seed}`);
+    this.words.replaceChildren(seconds, ...(this.isSide ? [] : [", ", chip]));
     if (onEdit) {
       const label = `Edit this: ${picture.params.prompt}`;
       this.caption.append(

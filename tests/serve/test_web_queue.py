@@ -1,0 +1,132 @@
+"""What waits on the web page, what outlives a reload, and what would be easy to overlook there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, expect
+
+from sdxl.images import encode, read_parameters
+from sdxl.params import GenerationParams
+from tests.serve.browsers import EITHER_WIDTH, VIEWS, Visit, visit
+from tests.serve.servers import listening
+from tests.serve.services import Service
+from tests.serve.workers import fake_pipeline
+
+PROMPT = "a red circle on a blue background"
+OTHER = "a green star on a black background"
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
+    with visit(browser, running.url, request.param) as found:
+        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
+        yield found
+
+
+@pytest.fixture
+def slow(browser: Browser) -> Iterator[Visit]:
+    """Steps that last."""
+    with listening(fake_pipeline(tick_s=0.05)) as (url, _), visit(browser, url, VIEWS[0]) as web:
+        yield web
+
+
+def prompts(web: Visit) -> list[str]:
+    """Of the gallery, the newest first."""
+    return web.page.locator("#thumbs .words").all_inner_texts()
+
+
+def test_what_is_asked_while_another_is_made_waits_and_can_be_taken_back(slow: Visit) -> None:
+    slow.generate(PROMPT, steps="100")
+    expect(slow.page.locator("#generate")).to_have_text("Add to the queue")
+    for prompt in (OTHER, "a blue ring", "a white cross"):
+        slow.generate(prompt, steps="2")
+    waiting = slow.page.locator("#queue button")
+    expect(waiting).to_have_text([f"{OTHER} ✕", "a blue ring ✕", "a white cross ✕"])
+    assert slow.violations() == []
+    slow.page.get_by_role("button", name="Remove from the queue: a blue ring").click()
+    slow.page.keyboard.press("Escape")
+    expect(slow.page.locator("#thumbs li")).to_have_count(2)
+    assert prompts(slow) == ["a white cross", OTHER]
+    expect(waiting).to_have_count(0)
+    expect(slow.page.locator("#generate")).to_have_text("Generate")
+
+
+def test_a_reload_loses_no_order(slow: Visit) -> None:
+    slow.generate(PROMPT, steps="60")
+    slow.generate(OTHER, steps="2")
+    expect(slow.page.locator("#stage .words")).to_contain_text("of 60")
+    slow.reload()
+    expect(slow.page.locator("#queue button")).to_have_text([f"{OTHER} ✕"])
+    expect(slow.page.locator("#thumbs li")).to_have_count(2)
+    assert prompts(slow) == [OTHER, PROMPT]
+    slow.reload()
+    expect(slow.page.locator("#thumbs li")).to_have_count(2)
+    expect(slow.page.locator("#generate")).to_have_text("Generate")
+
+
+def test_the_page_notices_that_the_service_is_gone_and_back(browser: Browser) -> None:
+    with listening() as (url, worker), visit(browser, url, VIEWS[0]) as web:
+        web.expected = ("503",)
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        web.page.clock.install()
+        web.reload()
+        threads, worker._threads = worker._threads, None
+        web.page.clock.fast_forward(11_000)
+        expect(web.page.locator("#service")).to_have_text("not ready")
+        worker._threads = threads
+        web.page.clock.fast_forward(3_000)
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+
+
+def test_a_seed_is_taken_again_by_a_click(web: Visit) -> None:
+    web.generate(PROMPT, steps="4", seed="")
+    web.wait_for_pictures()
+    chip = web.page.locator("#stage").get_by_role("button", name="seed ")
+    seed = chip.inner_text().removeprefix("seed ")
+    assert web.holds()["seed"] == ""
+    chip.click()
+    assert web.holds()["seed"] == seed == str(read_parameters(web.download())["seed"])
+
+
+def test_settings_that_nobody_sees_are_named_and_a_wrong_one_is_shown(web: Visit) -> None:
+    unusual = web.page.locator("#unusual")
+    expect(unusual).to_have_text("")
+    web.page.fill("#prompt", PROMPT)
+    web.open_settings()
+    web.set("seed", "7")
+    web.set("steps", "1000")
+    expect(unusual).to_have_text("Steps, Seed")
+    web.page.evaluate("document.querySelector('#more').open = false")
+    web.page.click("#generate")
+    expect(web.page.locator("#steps")).to_be_focused()
+    expect(web.page.locator("#steps")).to_be_visible()
+    web.page.click("#reset")
+    expect(unusual).to_have_text("")
+
+
+def test_a_removed_picture_comes_back(web: Visit) -> None:
+    web.generate(PROMPT, steps="4")
+    web.wait_for_pictures()
+    web.page.locator("#thumbs button").click()
+    web.page.click("#viewer [data-do=remove]")
+    expect(web.page.locator("#thumbs li")).to_have_count(0)
+    web.page.get_by_role("button", name="Undo").click()
+    web.reload()
+    expect(web.page.locator("#thumbs li")).to_have_count(1)
+
+
+def test_a_long_prompt_leaves_room_for_the_rest(web: Visit) -> None:
+    web.page.fill("#prompt", "a red circle " * 300)
+    box = web.page.locator("#prompt").bounding_box()
+    assert box and web.page.viewport_size
+    assert box["height"] <= 0.41 * web.page.viewport_size["height"]
+
+
+def test_a_picture_of_sdxl_render_is_of_this_model(web: Visit) -> None:
+    params = GenerationParams(PROMPT, seed=1, width=128, height=128).as_dict()
+    file = encode(np.zeros((128, 128, 3), np.uint8), "png", {**params, "model": "mini"})
+    web.drop("rendered.png", file)
+    expect(web.page.locator("#notices")).to_contain_text("Generate makes the same picture.")
