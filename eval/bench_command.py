@@ -25,7 +25,7 @@ BENCHMARKS = {
         "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
     ),
     "sizing": ("eval.service.sizing", "what an image in flight takes, and where the knee lies"),
-    "llm": ("eval.service.llm_bench", "a language model: first token, each token, tokens a dollar"),
+    "llm": ("eval.llm.bench", "a language model: first token, each token, tokens a dollar"),
     "sessions": ("eval.speed.session_options", "ONNX Runtime's session options, measured"),
 }
 

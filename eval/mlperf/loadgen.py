@@ -54,12 +54,13 @@ class ScenarioRun:
     is_short: bool = False
     audit: str | None = None
     """TEST01 or TEST04"""
+    benchmark: str = BENCHMARK
 
     def settings(self) -> Any:
         settings = lg.TestSettings()
         settings.scenario = getattr(lg.TestScenario, self.scenario)
-        if settings.FromConfig("", BENCHMARK, self.scenario, BUILT_IN):
-            raise LoadGenError(f"LoadGen has no settings for {BENCHMARK} {self.scenario}")
+        if settings.FromConfig("", self.benchmark, self.scenario, BUILT_IN):
+            raise LoadGenError(f"LoadGen has no settings for {self.benchmark} {self.scenario}")
         mode = lg.TestMode.AccuracyOnly if self.is_accuracy else lg.TestMode.PerformanceOnly
         settings.mode = mode
         settings.offline_expected_qps = settings.server_target_qps = self.target_qps
@@ -116,12 +117,15 @@ def complete(response: int, data: bytes = b"") -> None:
     lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, count)])
 
 
-SCORES = {
-    "Offline": r"Samples per second",
-    "Server": r"Completed samples per second",
-    "SingleStream": r"Early stopping 90(\.0)?th percentile estimate",
-}
-"""the line of the summary that holds a scenario's result"""
+SCORES = (
+    ("Offline", r"Tokens per second", "tokens/s", 1.0),
+    ("Server", r"Completed tokens per second", "tokens/s", 1.0),
+    ("Offline", r"Samples per second", "images/s", 1.0),
+    ("Server", r"Completed samples per second", "images/s", 1.0),
+    ("SingleStream", r"Early stopping 90(\.0)?th percentile estimate", "s", 1e-9),
+)
+"""Scenario, the line of the summary that holds its result, unit, factor. What is there first
+counts: only a language model's summary has tokens."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,12 @@ class Summary:
         lines = dict(pairs)
         scenario = lines.get("Scenario", "").replace(" ", "")
         result = lines.get("Result is")
-        score_line = SCORES.get(scenario, "")
-        found = next((v for k, v in lines.items() if re.fullmatch(score_line, k)), None)
-        is_latency = scenario == "SingleStream"
-        score = None if found is None else float(found.split()[0]) / (1e9 if is_latency else 1)
-        unit = "s" if is_latency else "images/s"
-        return cls(scenario, None if result is None else result == "VALID", score, unit, lines)
+        for of, line, unit, factor in SCORES:
+            value = next((v for k, v in lines.items() if re.fullmatch(line, k)), None)
+            if of == scenario and value is not None:
+                score = float(value.split()[0]) * factor
+                return cls(scenario, result == "VALID" if result else None, score, unit, lines)
+        return cls(scenario, result == "VALID" if result else None, None, "", lines)
 
     def as_dict(self) -> dict[str, Any]:
         return {

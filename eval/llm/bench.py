@@ -10,13 +10,16 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from eval.llm.client import PROMPTS, AnswerTimes, Client, llm_of
+from eval.llm.limits import LIMITS, TokenLimits, limits_named
 from eval.measuring.timing import quantile
 from eval.service import api_key
 from eval.service.local_service import local_service
@@ -24,37 +27,7 @@ from eval.service.traffic import closed_loop, open_loop
 from sdxl.arguments import Parser, number, whole
 from sdxl.params import InvalidParams
 
-FIRST_LIMIT_S, TOKEN_LIMIT_S = 2.0, 0.2
-"""MLPerf Inference, Llama 2 70B, Server scenario."""
-PROMPTS = (
-    "circle",
-    "two stars",
-    "a red ring on white",
-    "small yellow star above a green square",
-    "something blue",
-    "three crosses",
-    "a triangle at the top",
-    "a purple square left of an orange circle",
-)
-
-
-@dataclass
-class AnswerTimes:
-    """One streamed answer's times, in seconds."""
-
-    began_s: float
-    first_s: float = 0.0
-    last_s: float = 0.0
-    tokens: int = 0
-    status: int = 0
-
-    @property
-    def wait_s(self) -> float:
-        return self.first_s - self.began_s
-
-    @property
-    def token_s(self) -> float | None:
-        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+SCENARIOS = ("Offline", "Server")
 
 
 @dataclass
@@ -62,80 +35,43 @@ class Figures:
     answers: list[AnswerTimes]
     took_s: float
     joules: float | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def tokens(self) -> int:
-        return sum(heard.tokens for heard in self.answers)
+    def tokens_per_s(self) -> float:
+        return sum(heard.tokens for heard in self.answers) / self.took_s
 
-    def table(self, price: float | None) -> dict[str, Any]:
-        good = [heard for heard in self.answers if heard.status == 200]
-        # An answer may be empty: then there was no first token to wait for.
-        waits = [heard.wait_s for heard in good if heard.first_s]
-        each = [heard.token_s for heard in good if heard.token_s is not None]
-        rate = self.tokens / self.took_s
+    @property
+    def failed(self) -> int:
+        return sum(heard.status != 200 for heard in self.answers)
+
+    @property
+    def first_s(self) -> list[float]:
+        """An answer may be empty: then there was no first token to wait for."""
+        return [heard.wait_s for heard in self.answers if heard.status == 200 and heard.first_s]
+
+    @property
+    def token_s(self) -> list[float]:
+        found = (heard.token_s for heard in self.answers if heard.status == 200)
+        return [each for each in found if each is not None]
+
+    def holds(self, limits: TokenLimits) -> bool:
+        is_first = quantile(self.first_s, 0.99) <= limits.first_s
+        return is_first and quantile(self.token_s, 0.99) <= limits.token_s
+
+    def table(self, limits: TokenLimits, price: float | None) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "answers": len(good),
-            "failed": len(self.answers) - len(good),
-            "tokens_per_s": rate,
-            "first_token_ms": [1000 * quantile(waits, q) for q in (0.5, 0.99)],
-            "output_token_ms": [1000 * quantile(each, q) for q in (0.5, 0.99)],
+            "answers": len(self.answers) - self.failed,
+            "failed": self.failed,
+            "tokens_per_s": self.tokens_per_s,
+            "first_token_ms": [1000 * quantile(self.first_s, q) for q in (0.5, 0.99)],
+            "output_token_ms": [1000 * quantile(self.token_s, q) for q in (0.5, 0.99)],
+            "is_within_limits": self.holds(limits),
         }
-        found["is_within_limits"] = (
-            quantile(waits, 0.99) <= FIRST_LIMIT_S and quantile(each, 0.99) <= TOKEN_LIMIT_S
-        )
         if price:
-            found["tokens_per_dollar"] = rate * 3600 / price
+            found["tokens_per_dollar"] = self.tokens_per_s * 3600 / price
         if self.joules:
-            found["tokens_per_joule"] = self.tokens / self.joules
-        return {**found, **self.extra}
-
-
-class Client:
-    """Streams answers from one service."""
-
-    def __init__(self, url: str, model: str, key: str, max_tokens: int) -> None:
-        headers = api_key.headers(key)
-        limits = httpx.Limits(max_connections=None)
-        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits)
-        self.model, self.max_tokens = model, max_tokens
-
-    async def ask(self, prompt: str, seed: int, due_s: float | None = None) -> AnswerTimes:
-        """`due_s`: when it should have been asked, if its times count from there."""
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": self.max_tokens,
-            "seed": seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        heard = AnswerTimes(time.perf_counter() if due_s is None else due_s)
-        try:
-            async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                heard.status = answer.status_code
-                async for event in events(answer):
-                    told(heard, event)
-        except httpx.HTTPError:
-            heard.status = 0
-        return heard
-
-
-async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in answer.aiter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
-
-
-def told(heard: AnswerTimes, event: dict[str, Any]) -> None:
-    if "error" in event:
-        heard.status = 500
-    for choice in event.get("choices", ()):
-        if choice["delta"].get("content"):
-            heard.last_s = time.perf_counter()
-            heard.first_s = heard.first_s or heard.last_s
-    if event.get("usage"):
-        heard.tokens = event["usage"]["completion_tokens"]
+            found["tokens_per_joule"] = self.tokens_per_s * self.took_s / self.joules
+        return found
 
 
 async def poisson(client: Client, rate: float, seconds: float) -> Figures:
@@ -184,16 +120,6 @@ def plain_generate(folder: str, max_tokens: int, seconds: float) -> float:
     return tokens / (time.perf_counter() - began_s)
 
 
-def llm_of(url: str, key: str) -> str:
-    """The first model that makes no pictures."""
-    headers = api_key.headers(key)
-    listed = httpx.get(f"{url}/v1/models", headers=headers, timeout=30).json()["data"]
-    found = [model["id"] for model in listed if "images" not in model]
-    if not found:
-        raise InvalidParams("url", url, "needed a service with a language model")
-    return str(found[0])
-
-
 def service(url: str) -> AbstractContextManager[str]:
     return nullcontext(url.rstrip("/")) if url else local_service()
 
@@ -208,19 +134,48 @@ def joules_of(url: str, key: str) -> float | None:
 
 def measure(url: str, options: Any) -> dict[str, dict[str, Any]]:
     client_of = lambda: Client(url, llm_of(url, options.key), options.key, options.max_tokens)  # noqa: E731
+    limits = limits_named(options.limits)
+    if options.loadgen:
+        return {f"LoadGen, {limits.benchmark} {options.loadgen}": judged(client_of(), options)}
     before = joules_of(url, options.key)
     load = asyncio.run(poisson(client_of(), options.rate, options.seconds))
     if before is not None:
         load.joules = (joules_of(url, options.key) or before) - before
     together = asyncio.run(streams(client_of(), options.streams, options.seconds))
     found = {
-        f"Poisson, {options.rate:g}/s": load.table(options.price_per_hour),
-        f"{options.streams} streams": together.table(options.price_per_hour),
+        f"Poisson, {options.rate:g}/s": load.table(limits, options.price_per_hour),
+        f"{options.streams} streams": together.table(limits, options.price_per_hour),
     }
     if options.peer:
         rate = plain_generate(options.peer, options.max_tokens, options.seconds)
         found["plain generate"] = {"tokens_per_s": rate}
     return found
+
+
+def judged(client: Client, options: Any) -> dict[str, Any]:
+    """LoadGen's word, and its logs in a folder."""
+    from eval.llm.under_loadgen import Streams
+    from eval.mlperf.loadgen import ScenarioRun
+    from sdxl.files import prepare_folder
+
+    folder = Path(options.out)
+    prepare_folder(folder)
+    run = ScenarioRun(
+        options.loadgen,
+        folder,
+        len(PROMPTS),
+        options.rate,
+        is_short=options.is_short,
+        benchmark=limits_named(options.limits).benchmark,
+    )
+    system = Streams(client)
+    try:
+        summary = run.start(system)
+    finally:
+        system.close()
+    is_valid = bool(summary.is_valid) and not system.failed
+    found = {"valid": is_valid, "tokens_per_s": summary.score, "failed": system.failed}
+    return found | {"logs": str(folder)}
 
 
 def show(found: dict[str, dict[str, Any]]) -> None:
@@ -246,11 +201,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--max-tokens", type=whole, default=64, help="an answer (%(default)s)")
     parser.add_argument("--peer", default="", metavar="MODEL", help="also run plain generate on it")
     parser.add_argument("--price-per-hour", type=number, help="dollars, for tokens a dollar")
+    parser.add_argument("--limits", default="server", help=f"{', '.join(LIMITS)} (%(default)s)")
+    parser.add_argument(
+        "--loadgen",
+        metavar="SCENARIO",
+        help=f"MLPerf's LoadGen decides: {', '.join(SCENARIOS)}, at --rate",
+    )
+    parser.add_argument(
+        "--short", action="store_true", dest="is_short", help="as little as LoadGen calls VALID"
+    )
+    parser.add_argument("--out", default="out/llm", metavar="DIR", help="its logs (%(default)s)")
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     options = parser.parse_args(argv)
     for name in ("rate", "seconds", "streams", "max_tokens"):
         if not getattr(options, name) > 0:
             raise InvalidParams(name, getattr(options, name), "needed more than 0")
+    limits_named(options.limits)
+    if options.loadgen not in (None, *SCENARIOS):
+        raise InvalidParams("loadgen", options.loadgen, f"needed one of {', '.join(SCENARIOS)}")
     with service(options.url) as url:
         found = measure(url, options)
     print(json.dumps(found)) if options.json else show(found)

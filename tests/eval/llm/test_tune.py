@@ -1,0 +1,92 @@
+"""The best options are found with few trials, none of them twice, and are a file that is read."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eval.llm.tune import Options, OptionsTrial, Trials, groups, most_within, search, toml
+from sdxl.params import InvalidParams
+
+CHOICES = {"max_batch_size": [4, 8, 16, 32], "max_num_tokens": [2048, 4096]}
+
+
+class Machine:
+    """Tokens a second by a formula; counts its trials."""
+
+    def __init__(self, speed: Callable[[Options], float]) -> None:
+        self.speed, self.tried = speed, list[Options]()
+
+    def __call__(self, options: Options) -> OptionsTrial:
+        self.tried.append(options)
+        return OptionsTrial(self.speed(options), 1.0)
+
+
+def test_larger_values_are_climbed_as_long_as_they_gain() -> None:
+    machine = Machine(lambda o: min(o["max_batch_size"], 16) + o["max_num_tokens"] / 4096)
+    assert search(machine, [{}], CHOICES) == {"max_batch_size": 16, "max_num_tokens": 4096}
+    assert {"max_batch_size": 32, "max_num_tokens": 4096} not in machine.tried
+
+
+def test_the_best_cut_wins_and_one_that_does_not_run_does_not() -> None:
+    def speed(options: Options) -> float:
+        if options["tensor_parallel_size"] == 1:
+            return 0.0
+        return 8.0 / options["tensor_parallel_size"] + options["pipeline_parallel_size"]
+
+    cuts = list(groups(8))
+    best = search(Machine(speed), cuts, {"max_batch_size": [4]})
+    assert (best["tensor_parallel_size"], best["pipeline_parallel_size"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("gpus", "count"), [(1, 1), (2, 3), (6, 6), (8, 10)])
+def test_cuts_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
+    found = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in groups(gpus)]
+    assert len(set(found)) == count and all(t * p <= gpus for t, p in found)
+
+
+@pytest.mark.parametrize("most", [0.1, 3.0, 7.9, 10.0])
+def test_the_rate_is_near_the_most_that_keeps_the_limits(most: float) -> None:
+    found = most_within(lambda rate: (rate <= most, 50 * rate), top=10.0)
+    assert found.rate <= most and most - found.rate <= 10 / 2**4
+    assert found.tokens_per_s == 50 * found.rate
+
+
+def test_trials_are_kept_and_none_is_made_twice(tmp_path: Path) -> None:
+    path, machine = tmp_path / "trials.json", Machine(lambda o: o["max_batch_size"])
+    for _ in range(2):
+        trials = Trials(path, {"model": "mini"}, machine)
+        assert trials({"max_batch_size": 4}) == OptionsTrial(4, 1.0)
+    assert len(machine.tried) == 1
+    with pytest.raises(InvalidParams, match="out: .*needed a folder whose trials have the same"):
+        Trials(path, {"model": "other"}, machine)
+
+
+def test_what_is_written_is_read_as_it_was() -> None:
+    values = {
+        "kv_cache_config": {"dtype": "fp8", "free_gpu_memory_fraction": 0.9},
+        "max_batch_size": 8,
+        "enable_chunked_prefill": True,
+    }
+    assert tomllib.loads(toml(values)) == values
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--limits", "hasty"],
+            "limits: 'hasty' is not allowed; needed one of server, interactive",
+        ),
+        (["--batch", "8", "4"], "batch: [8, 4] is not allowed; needed whole numbers from 1, each"),
+        (["--gpus", "0"], "gpus: 0 is not allowed"),
+        (["--backend", "vllm"], "backend: 'vllm' is not allowed; needed transformers or tensorrt"),
+    ],
+)
+def test_a_bad_request_is_one_line(
+    flags: list[str], message: str, refused: Callable[..., str]
+) -> None:
+    assert message in refused("tune", "llm", *flags)

@@ -1,0 +1,65 @@
+"""LoadGen is told of first tokens and of how many came, and judges by both limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eval.llm.client import AnswerTimes
+from eval.llm.limits import LIMITS
+from eval.llm.under_loadgen import Streams
+from eval.mlperf.loadgen import ScenarioRun
+
+TOKENS = 5
+
+
+class Answering:
+    """In place of a client: an answer of five tokens, so many seconds between two."""
+
+    def __init__(self, first_s: float, token_s: float, status: int = 200) -> None:
+        self.first_s, self.token_s, self.status = first_s, token_s, status
+        self.http = SimpleNamespace(aclose=lambda: asyncio.sleep(0))
+
+    async def ask(
+        self, _: str, seed: int, due_s: None = None, on_first: Callable[[], None] = lambda: None
+    ) -> AnswerTimes:
+        heard = AnswerTimes(time.perf_counter(), status=self.status)
+        if self.status == 200:
+            await asyncio.sleep(self.first_s)
+            heard.first_s = time.perf_counter()
+            on_first()
+            await asyncio.sleep(self.token_s * (TOKENS - 1))
+            heard.tokens = TOKENS
+        return heard
+
+
+def judged(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
+    system = Streams(client)
+    run = ScenarioRun("Server", folder, 8, 300.0, is_short=True, benchmark=LIMITS[limits].benchmark)
+    try:
+        return run.start(system), system
+    finally:
+        system.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "first_s", "is_valid"),
+    [("server", 0.01, True), ("interactive", 0.01, True), ("interactive", 0.6, False)],
+)
+def test_answers_are_judged_by_the_limits(
+    limits: str, first_s: float, is_valid: bool, tmp_path: Path
+) -> None:
+    summary, system = judged(tmp_path, Answering(first_s, 0.001), limits)
+    assert summary.is_valid is is_valid, summary.lines
+    assert summary.unit == "tokens/s" and summary.score > 0 and not system.failed
+
+
+def test_an_answer_that_fails_is_counted_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    _, system = judged(tmp_path, Answering(0.0, 0.0, status=500), "server")
+    assert system.failed >= 459
