@@ -56,7 +56,8 @@ def run_built(made: EngineFolder, order: BuildSpec, model: str | None) -> Proof:
 def model_of(export: ExportFolder, named: str | None) -> Checkpoint:
     """The checkpoint that an export was made from; one that is named must be that."""
     from engines.folders.digests import model_digest
-    from sdxl.checkpoint import MINI_NAME, find
+    from sdxl.checkpoint import find
+    from sdxl.model_names import MINI_NAME
 
     name = named or ("mini" if export.model == MINI_NAME else export.model)
     checkpoint = find(name)

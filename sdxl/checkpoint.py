@@ -23,6 +23,15 @@ from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.hub_files import TOP, needed_files
+from sdxl.model_names import (
+    HUB_ID,
+    MINI_NAME,
+    MINI_NAMES,
+    is_file,
+    is_here,
+    name_of,
+    split_vae,
+)
 from sdxl.params import Sizes
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
@@ -33,10 +42,7 @@ from sdxl.specs import Architecture, Cut
 if TYPE_CHECKING:
     from torch import nn
 
-MINI_NAME = "sdxl-mini"
-MINI_NAMES = ("mini", MINI_NAME)
 MINI = Path(__file__).parent / "mini" / "weights"
-HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NETWORK_FOLDERS = ("text_encoder", "text_encoder_2", "unet", "vae")
 WEIGHT_NAMES = {
@@ -216,7 +222,7 @@ def find(model: str) -> Checkpoint:
 
     origin = found.origin and found.origin + VAE_MARK + vae
     place = with_vae(found.folder, _vae_file(vae))
-    return Checkpoint(f"{found.name}+{Path(vae).stem}", place, origin)
+    return Checkpoint(name_of(model), place, origin)
 
 
 def check_files(model: str) -> None:
@@ -243,11 +249,6 @@ def _check_folder(model: str) -> None:
         )
 
 
-def split_vae(model: str) -> tuple[str, str]:
-    base, _, vae = model.partition(VAE_MARK)
-    return base, vae
-
-
 def _find(model: str) -> Checkpoint:
     if model in MINI_NAMES:
         return Checkpoint(MINI_NAME, MINI, MINI_NAME)
@@ -255,26 +256,19 @@ def _find(model: str) -> Checkpoint:
         from sdxl.single_file.folder import folder_of
 
         path = Path(os.path.expanduser(model))
-        return Checkpoint(path.stem, folder_of(path, MINI))
+        return Checkpoint(name_of(model), folder_of(path, MINI))
     if is_here(model):
-        folder = Path(os.path.expanduser(model))
-        return Checkpoint(folder.resolve().name, folder)
+        return Checkpoint(name_of(model), Path(os.path.expanduser(model)))
     if found := HUB_ID.fullmatch(model):
         repo, revision = found["repo"], found["revision"]
         snapshot = _download(repo, revision)
         commit = snapshot.name if COMMIT.fullmatch(snapshot.name) else revision
         origin = f"{repo}@{commit}" if commit else repo
-        return Checkpoint(repo.split("/")[1], snapshot, origin)
+        return Checkpoint(name_of(model), snapshot, origin)
     raise CheckpointError(
         f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, a "
         f"{SAFETENSORS} file, or a hub id"
     )
-
-
-def is_file(model: str) -> bool:
-    """Whether a single file is meant: it is one, or is named as one."""
-    path = Path(os.path.expanduser(model))
-    return path.is_file() or (path.suffix.lower() in (SAFETENSORS, *PICKLES) and not path.is_dir())
 
 
 def _vae_file(name: str) -> Path:
@@ -282,13 +276,6 @@ def _vae_file(name: str) -> Path:
     path = Path(os.path.expanduser(name))
     inside = path / f"{WEIGHT_NAMES['vae']}{SAFETENSORS}"
     return inside if path.is_dir() else path
-
-
-def is_here(model: str) -> bool:
-    """Whether it is found without asking the hub. It need not be a model."""
-    base, vae = split_vae(model)
-    files = [vae] if base in MINI_NAMES else [base, vae]
-    return all(os.path.exists(os.path.expanduser(file)) for file in files if file)
 
 
 def _download(repo: str, revision: str | None) -> Path:

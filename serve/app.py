@@ -7,7 +7,7 @@ in replica.py and ingress.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
 from serve.llm.deployment import place
+from serve.models import ImageModel, deployment_names, image_models
 from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
 
@@ -51,19 +52,8 @@ def application(settings: ServeSettings) -> Application:
     # A cluster that grows may have none yet.
     is_gpu = settings.device == "gpu" or (settings.device == "auto" and gpus > 0)
     taken, bound_llm = place(settings, gpus)
-    free = max(gpus - taken, 1)
-    fewest = settings.replicas or (1 if settings.max_replicas or not is_gpu else free)
-    replicas = ray_serve.deployment(name="ImageReplica")(ImageReplica).options(
-        **how_many(settings, fewest),
-        max_ongoing_requests=MAX_ORDERS,
-        graceful_shutdown_timeout_s=settings.shutdown_s,
-        graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        max_constructor_retry_count=LOAD_ATTEMPTS,
-        ray_actor_options=actor_options(is_gpu, settings.max_replicas or fewest),
-        request_router_config=ROUTING,
-    )
+    models = image_models(settings)
+    replicas = bind_replicas(models, is_gpu, gpus - taken)
     front = ray_serve.ingress()(ImageIngress)
     ingress = ray_serve.deployment(name="ImageIngress")(front).options(
         num_replicas=settings.ingresses,
@@ -77,11 +67,49 @@ def application(settings: ServeSettings) -> Application:
     )
     # The mark stays the same as long as the folder does, so that deploying again restarts nothing.
     marked = mark(folder_of(settings.results_dir))
-    bound = replicas.bind(settings)
-    return ingress.bind(settings, bound, marked, bound_llm, batches(settings, bound))
+    return ingress.bind(settings, replicas, marked, bound_llm, batches(settings, replicas))
 
 
-def batches(settings: ServeSettings, replicas: Application) -> tuple[AddRoutes, Application] | None:
+def bind_replicas(models: Sequence[ImageModel], is_gpu: bool, gpus: int) -> list[Application]:
+    """A deployment for each model."""
+    fewest = fewest_of([model.settings for model in models], is_gpu, gpus)
+    most = sum(m.settings.max_replicas or few for m, few in zip(models, fewest, strict=True))
+    named = zip(models, deployment_names(models), fewest, strict=True)
+    return [
+        replicas_of(model.settings, name, few, is_gpu, most).bind(model.settings)
+        for model, name, few in named
+    ]
+
+
+def fewest_of(each: Sequence[ServeSettings], is_gpu: bool, gpus: int) -> list[int]:
+    """Models that do not say share the GPUs that are left, the first of them with one more."""
+    counts = [s.replicas or int(s.max_replicas > 0) for s in each]
+    silent, left = counts.count(0), max(gpus - sum(counts), 0)
+    share, more = divmod(left, silent) if is_gpu and silent else (1, 0)
+    shares = iter([max(share + (i < more), 1) for i in range(silent)])
+    return [count or next(shares) for count in counts]
+
+
+def replicas_of(
+    settings: ServeSettings, name: str, fewest: int, is_gpu: bool, sharing: int
+) -> ray_serve.Deployment:
+    """`sharing` are all replicas that may be on one machine's cores."""
+    return ray_serve.deployment(name=name)(ImageReplica).options(
+        **how_many(settings, fewest),
+        max_ongoing_requests=MAX_ORDERS,
+        graceful_shutdown_timeout_s=settings.shutdown_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        max_constructor_retry_count=LOAD_ATTEMPTS,
+        ray_actor_options=actor_options(is_gpu, sharing),
+        request_router_config=ROUTING,
+    )
+
+
+def batches(
+    settings: ServeSettings, replicas: Sequence[Application]
+) -> tuple[AddRoutes, Application] | None:
     """The routes of files and batches, and the one process that makes them."""
     if not settings.batches_dir:
         return None

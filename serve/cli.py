@@ -113,17 +113,20 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
 
     from sdxl.checkpoint import check_files
     from serve.app import application
+    from serve.models import image_models
 
     check_port(settings.host, settings.port)
-    check_files(settings.model_name)
+    models = [model.settings.model_name for model in image_models(settings)]
+    for model in models:
+        check_files(model)
     # A certificate that cannot sign shows here.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):
         say(
             f"{settings.host} may be public, and this is plain HTTP: put haproxy.cfg in front (TLS)"
         )
-    models = [settings.model_name, *([] if settings.llm == "none" else [f"{settings.llm} (llm)"])]
-    say(f"starting Ray, then loading {', '.join(models)}")
+    llm = [] if settings.llm == "none" else [f"{settings.llm} (llm)"]
+    say(f"starting Ray, then loading {', '.join([*models, *llm])}")
     try:
         ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
     except Exception as error:
@@ -182,7 +185,7 @@ def until_ready(settings: ServeSettings) -> str:
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
                 told = json.load(answer)
-            say(f"{told['model']} is loaded")
+            say(f"{', '.join(told['models'])} {'is' if len(told['models']) == 1 else 'are'} loaded")
             if told.get("llm") == "unavailable":
                 say(f"the language model {settings.llm!r} failed; pictures are served without it")
             return url

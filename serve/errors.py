@@ -13,6 +13,7 @@ from typing import Any
 from sdxl.params import PARAMETERS, InvalidParams
 
 INVALID, SERVER, RATE = "invalid_request_error", "server_error", "rate_limit_error"
+OTHER_MODEL = "other_model"
 TYPES = {401: "authentication_error", 403: "permission_error", 429: RATE}
 
 
@@ -81,6 +82,11 @@ def unexpected() -> Problem:
 
 def starting() -> Problem:
     return Problem(503, "The model is still loading.", None, "starting", 5.0)
+
+
+def other_model() -> Problem:
+    """Of a replica whose place has another model now, or had."""
+    return Problem(503, "The model is being replaced by another one.", None, OTHER_MODEL, 5.0)
 
 
 def late() -> Problem:

@@ -39,6 +39,8 @@ class ImageOrder:
     """W3C traceparent of the HTTP request; empty when tracing is off"""
     source: SourceImage | None = None
     """what it is made from, of an edit"""
+    model: str = ""
+    """which alone may make it, as the settings name it; empty: whichever has this order"""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Done:
     deep_steps: int
     shallow_steps: int
     prompt_tokens: int
+    model: str = ""
+    """which made it; empty: not known"""
 
 
 Update = Queued | ImageProgress | Preview | Done

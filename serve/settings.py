@@ -10,8 +10,8 @@ import argparse
 import math
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -30,6 +30,12 @@ MAX_N = 10
 """images a request, as OpenAI's"""
 LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+Tables = Sequence[Mapping[str, Any]]
+OF_A_MODEL = (
+    *("model", "vae", "backend", "precision", "engines", "unchecked", "torch_options"),
+    *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
+)
+"""What a table of `models` may say of its own; the rest holds for all."""
 
 
 def setting(default: Any, text: str, low: float | None = None, high: float = math.inf) -> Any:
@@ -45,7 +51,8 @@ class ServeSettings:
     target_queue_s: float = setting(2.0, "how long images may wait before a copy is added", 0)
     device: str = setting("auto", "gpu or cpu; auto takes gpu where the cluster has one at start")
     ingresses: int = setting(1, "HTTP front ends; two or more survive the loss of one", 1)
-    model: str = setting("mini", MODEL)
+    model: str = setting("mini", f"{MODEL}; more than once for several")
+    models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
     vae: str = setting("", VAE)
     backend: str = setting("auto", "what computes the networks")
     precision: str = setting("", "the backend's own choice unless given")
@@ -112,7 +119,8 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
+            if each.name != MODELS:
+                check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
         if self.llm_backend not in LLM_BACKENDS:
             needed = f"needed one of {', '.join(LLM_BACKENDS)}"
             raise InvalidParams("llm_backend", self.llm_backend, needed)
@@ -122,7 +130,7 @@ class ServeSettings:
             raise InvalidParams("max_replicas", self.max_replicas, "needed at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
             raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
-        _ = self.marks, self.alias_table
+        _ = self.marks, self.alias_table, self.of_models
         if self.log_format not in FORMATS:
             raise InvalidParams(
                 "log_format", self.log_format, f"needed one of {', '.join(FORMATS)}"
@@ -148,12 +156,32 @@ class ServeSettings:
         return Provenance(self.provenance, self.certificate, self.private_key)
 
     @property
+    def of_models(self) -> tuple[ServeSettings, ...]:
+        """The settings that hold for each model: its own where it has some."""
+        if not self.models:
+            return (self,)
+        check_tables(self.models)
+        return tuple(replace(self, models=(), **table) for table in self.models)
+
+    @property
     def model_name(self) -> str:
         """As sdxl/checkpoint.py finds it."""
         return model_with(self.model, self.vae)
 
 
 TYPES: Mapping[str, type] = get_type_hints(ServeSettings)
+MODEL_FLAG, MODELS = "model", "models"
+
+
+def check_tables(tables: object) -> None:
+    if not isinstance(tables, list | tuple) or not all(isinstance(t, dict) for t in tables):
+        raise InvalidParams(MODELS, tables, "needed a table of settings for each model")
+    for table in tables:
+        if MODEL_FLAG not in table:
+            raise InvalidParams(MODELS, table, f"needed {MODEL_FLAG} in each")
+        for name in table:
+            if name not in OF_A_MODEL:
+                raise InvalidParams(MODELS, name, f"needed one of {', '.join(OF_A_MODEL)}")
 
 
 def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> None:
@@ -187,9 +215,14 @@ def read(
 ) -> ServeSettings:
     """What is said in several places holds as the last of them says."""
     environment = os.environ if environment is None else environment
-    values = from_file(file) if file else {}
-    values |= from_environment(environment)
-    values |= flags or {}
+    sources = (from_file(file) if file else {}, from_environment(environment), flags or {})
+    values: dict[str, Any] = {}
+    for source in sources:
+        if {MODEL_FLAG, MODELS} <= set(source):
+            raise InvalidParams(MODELS, source[MODELS], f"needed this or {MODEL_FLAG}, not both")
+        if {MODEL_FLAG, MODELS} & set(source):
+            values = {k: v for k, v in values.items() if k not in (MODEL_FLAG, MODELS)}
+        values |= source
     return ServeSettings(**values)
 
 
@@ -221,6 +254,8 @@ def known(key: str, value: object, name: str = "") -> str:
 
 def parse(key: str, text: str) -> Any:
     kind = TYPES[key]
+    if key == MODELS:
+        raise InvalidParams(key, text, "needed a file of settings, or --model for each")
     if kind is bool:
         lowered = text.lower()
         if lowered not in TRUE + FALSE:
@@ -235,14 +270,23 @@ def parse(key: str, text: str) -> Any:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """A flag per setting. One that isn't given isn't set."""
     for each in fields(ServeSettings):
+        if each.name == MODELS:
+            continue
         shown = f"{each.metadata['text']} (default {each.default or 'none'})"
         options: dict[str, Any] = {"help": shown, "default": argparse.SUPPRESS, "dest": each.name}
         if TYPES[each.name] is bool:
             options |= {"action": argparse.BooleanOptionalAction, "help": each.metadata["text"]}
+        if each.name == MODEL_FLAG:
+            options |= {"action": "append"}
         parser.add_argument("--" + each.name.replace("_", "-"), **options)
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
     """The settings that were on the command line."""
     found = {name: getattr(options, name) for name in TYPES if hasattr(options, name)}
+    names = found.pop(MODEL_FLAG, [])
+    if len(names) > 1:
+        found[MODELS] = [{MODEL_FLAG: name} for name in names]
+    elif names:
+        found[MODEL_FLAG] = names[0]
     return {k: parse(k, v) if isinstance(v, str) else v for k, v in found.items()}

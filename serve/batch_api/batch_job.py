@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve.batch.driver import BatchFailed, Driver, Stopped
+from serve.batch.driver import Driver, Stopped
 from serve.batch.intake import Intake
 from serve.batch.progress import BatchProgress
 from serve.batch.reading import read
@@ -26,17 +26,13 @@ from serve.batch.shard_worker import BatchTask
 from serve.batch.store import Store, token
 from serve.batch.workers import thread_workers
 from serve.batch_api.records import BatchRecord, Records
+from serve.models import ImageModel
 from serve.orders import ModelCard
-from serve.settings import ServeSettings
 
 INPUT = "input.jsonl"
 SHARD = 128
 SILENT_S = 60.0
 """The worker is a thread of the same process: a busy machine is no reason to replace it."""
-
-
-class OtherModel(BatchFailed):
-    """The service has another model now than when the batch began."""
 
 
 def keep_input(records: Records, batch: BatchRecord) -> None:
@@ -60,13 +56,11 @@ def input_file(store: Store) -> Iterator[Path]:
 class BatchJobRun:
     records: Records
     batch: BatchRecord
-    settings: ServeSettings
+    model: ImageModel
     load: Callable[[], Renderer]
     on_progress: Callable[[BatchProgress], None]
 
     def __post_init__(self) -> None:
-        self.model = self.batch.model
-        """known once the first worker is"""
         self._card: ModelCard | None = None
         self._driver: Driver | None = None
         self._is_stopped = False
@@ -112,13 +106,12 @@ class BatchJobRun:
         return nullcontext() if "://" in place else locked(place)
 
     def _meet(self, card: ModelCard) -> None:
-        if self.model and card.id != self.model:
-            raise OtherModel(f"here is {card.id} now; the batch began with {self.model}")
-        self.model, self._card = card.id, card
+        self._card = card
 
     def _shards(self, path: Path) -> Iterator[ShardPiece]:
         """Read when the first worker wants something, and then it is known what the model takes."""
         card = self._card
         assert card is not None
-        intake = Intake({}, 1, card.id, card.sizes, None, card.presets, self.settings)
+        id_, limits = self.model.id, self.model.settings
+        intake = Intake({}, 1, id_, card.sizes, None, card.presets, limits)
         yield from intake.shards(read([path]), SHARD)

@@ -5,12 +5,14 @@ What is wrong inside of one request is that request's own error, and no other's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from serve.batch.reading import Record, read_jsonl
+from serve.errors import Problem
+from serve.models import ImageModel, choose
 from serve.settings import MAX_N
 
 MOST_ERRORS = 100
@@ -24,6 +26,8 @@ class Checked:
     pictures: int = 0
     shares: bool = False
     """pictures are wanted by their address"""
+    model: str = ""
+    """the id of the one that all requests mean"""
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -33,7 +37,7 @@ class WrongLine(ValueError):
         self.code, self.param = code, param
 
 
-def check(path: Path, endpoint: str, most: int) -> Checked:
+def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) -> Checked:
     checked, seen = Checked(), set[str]()
     for record in read_jsonl(path):
         checked.total += 1
@@ -42,6 +46,7 @@ def check(path: Path, endpoint: str, most: int) -> Checked:
             return Checked(errors=[error_of("too_many_requests", message)])
         try:
             check_line(record, endpoint, seen)
+            checked.model = one_model(record.values["body"], checked.model, models)
         except WrongLine as error:
             number = int(record.line.rpartition(" ")[2])
             checked.errors.append(error_of(error.code, str(error), error.param, number))
@@ -53,7 +58,21 @@ def check(path: Path, endpoint: str, most: int) -> Checked:
         checked.shares = checked.shares or body.get("response_format") == "url"
     if not checked.total:
         checked.errors.append(error_of("empty_file", "the file holds no request"))
+    checked.model = checked.model or models[0].id
     return checked
+
+
+def one_model(body: dict[str, Any], known: str, models: Sequence[ImageModel]) -> str:
+    """The id of the model that this request and all before it mean. As with OpenAI a file has one;
+    a model that is not here is the request's own error."""
+    asked = body.get("model")
+    try:
+        id_ = choose(asked if isinstance(asked, str) else None, models).id
+    except Problem:
+        return known
+    if known and id_ != known:
+        raise WrongLine("mismatched_model", f"{id_!r}: needed {known!r} as the others", "model")
+    return id_
 
 
 def check_line(record: Record, endpoint: str, seen: set[str]) -> None:

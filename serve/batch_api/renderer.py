@@ -11,6 +11,7 @@ import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from sdxl.flight import Priority
 from sdxl.work import standard_images
@@ -32,12 +33,15 @@ class BackendRenderer:
         request_id: str,
         key: ApiKey | None = None,
         limiter: RateLimiter | None = None,
+        model: str = "",
     ) -> None:
+        """`model`, as the settings name it, alone may make the pictures."""
         self.window = THROUGH_WINDOW
         self._backend, self._key = backend, key
         self._limiter = limiter or RateLimiter()
         weight = 1.0 if key is None else key.weight
-        self._marks = {"client": client, "weight": weight, "request_id": request_id}
+        marks = {"client": client, "weight": weight, "request_id": request_id, "model": model}
+        self._marks: dict[str, Any] = marks
         self._answers = self._asked = 0
 
     async def card(self) -> ModelCard:
@@ -48,7 +52,7 @@ class BackendRenderer:
                 await asyncio.sleep(CARD_PAUSE_S)
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
-        order = replace(order, priority=Priority.BATCH, **self._marks)  # type: ignore[arg-type]
+        order = replace(order, priority=Priority.BATCH, **self._marks)
         pause_s = 0.5
         await self._granted(order)
         self._asked += 1

@@ -20,7 +20,7 @@ from serve.batch.driver import BatchFailed
 from serve.batch.progress import BatchProgress
 from serve.batch.store import Store
 from serve.batch_api import answers, lines
-from serve.batch_api.batch_job import BatchJobRun, OtherModel, input_file, keep_input
+from serve.batch_api.batch_job import BatchJobRun, input_file, keep_input
 from serve.batch_api.records import (
     ANYBODY,
     BatchRecord,
@@ -34,6 +34,7 @@ from serve.batch_api.records import (
 from serve.batch_api.renderer import BackendRenderer
 from serve.batch_api.webhooks import Outbox
 from serve.front.keys import ApiKey, Keyring, RateLimiter
+from serve.models import image_models
 from serve.orders import ImageBackend
 from serve.settings import ServeSettings
 
@@ -66,8 +67,8 @@ class Turn:
 class BatchRunner:
     records: Records
     settings: ServeSettings
-    backend: Callable[[], ImageBackend]
-    """called in the thread that will ask it"""
+    backends: Callable[[], Sequence[ImageBackend]]
+    """in the order of the settings' models; called in the thread that will ask them"""
     outbox: Outbox | None = None
     clock: Callable[[], float] = time.time
 
@@ -81,6 +82,7 @@ class BatchRunner:
         keys = Keyring.read(Path(self.settings.keys)).keys if self.settings.keys else ()
         self._keys = {owner_of(key): key for key in keys}
         self._limiter = RateLimiter()
+        self._models = image_models(self.settings)
         self._thread = threading.Thread(target=self._look_again, name="batches", daemon=True)
 
     def start(self) -> None:
@@ -179,7 +181,9 @@ class BatchRunner:
             self._fail(batch, [lines.error_of("file_not_found", "The input file is gone.")])
             return
         with input_file(self.records.job_store(batch.id)) as path:
-            checked = lines.check(path, batch.endpoint, self.settings.max_batch_requests)
+            checked = lines.check(
+                path, batch.endpoint, self.settings.max_batch_requests, self._models
+            )
         if checked.errors:
             self._fail(batch, checked.errors)
             return
@@ -190,18 +194,26 @@ class BatchRunner:
                 batch,
                 status="in_progress",
                 in_progress_at=int(self.clock()),
+                model=checked.model,
                 total=checked.total,
                 pictures=checked.pictures,
             )
         )
 
     def _begin(self, batch: BatchRecord) -> None:
-        key = self._keys.get(batch.owner)
+        key, ids = self._keys.get(batch.owner), [model.id for model in self._models]
+        # Records of before there were several may name none yet.
+        batch = replace(batch, model=batch.model or ids[0])
+        if batch.model not in ids:
+            message = f"The batch is of {batch.model!r}; here is {', '.join(map(repr, ids))} now."
+            self._end(batch, "failed", [lines.error_of("other_model", message)])
+            return
+        index = ids.index(batch.model)
         run = BatchJobRun(
             self.records,
             batch,
-            self.settings,
-            lambda: self._renderer(batch, key),
+            self._models[index],
+            lambda: self._renderer(batch, key, index),
             lambda progress: self._note(batch.id, progress),
         )
         thread = threading.Thread(target=self._make, args=(batch.id,), name=batch.id, daemon=True)
@@ -209,8 +221,11 @@ class BatchRunner:
         log.info("%s begins: %d requests", batch.id, batch.total)
         thread.start()
 
-    def _renderer(self, batch: BatchRecord, key: ApiKey | None) -> BackendRenderer:
-        return BackendRenderer(self.backend(), batch.client, batch.id, key, self._limiter)
+    def _renderer(self, batch: BatchRecord, key: ApiKey | None, index: int) -> BackendRenderer:
+        backend, model = self.backends()[index], self._models[index]
+        return BackendRenderer(
+            backend, batch.client, batch.id, key, self._limiter, model.settings.model_name
+        )
 
     def _make(self, id_: str) -> None:
         """In the batch's own thread."""
@@ -218,9 +233,7 @@ class BatchRunner:
         try:
             is_whole = turn.run.make()
             if is_whole or turn.ends_as is not None:
-                self._end(replace(turn.batch, model=turn.run.model), turn.ends_as or "completed")
-        except OtherModel as error:
-            self._end(turn.batch, "failed", [lines.error_of("other_model", str(error))])
+                self._end(turn.batch, turn.ends_as or "completed")
         except (BatchFailed, OutputError, InvalidParams) as error:
             log.warning("%s is tried again in %g s: %s", id_, AGAIN_S, error)
             self._again_s[id_] = self.clock() + AGAIN_S
@@ -241,7 +254,6 @@ class BatchRunner:
         share = batch.total / max(batch.pictures, 1)
         turn.batch = replace(
             batch,
-            model=turn.run.model,
             completed=int((progress.made + progress.found) * share),
             failed=progress.dead,
             pictures_done=progress.done,

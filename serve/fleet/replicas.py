@@ -41,7 +41,7 @@ CARD_STALE_S = 30.0
 """So long an old card is believed where nobody answers: who begins an order meanwhile waits for a
 replica to come back."""
 METRICS_TIMEOUT_S = 3.0
-ELSEWHERE = ("shutting_down", "unhealthy", "starting")
+ELSEWHERE = ("shutting_down", "unhealthy", "starting", errors.OTHER_MODEL)
 """Problems of one replica that another need not have."""
 
 

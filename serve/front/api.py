@@ -1,4 +1,4 @@
-"""The REST application over any ImageBackend: routes, and the layers around them.
+"""The REST application over any ImageBackends: routes, and the layers around them.
 
 It knows no Ray.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.key_auth import KeyAuth
 from serve.front.keys import Keyring, RateLimiter
-from serve.front.model_names import names_of
 from serve.front.openai_images import (
     ErrorBody,
     ImageLimits,
@@ -44,12 +43,14 @@ from serve.front.probes import add_probe_routes
 from serve.front.readiness import Readiness
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
+from serve.front.served_models import ServedModel, ServedModels
 from serve.front.state import Front
 from serve.front.text_answers import TextAnswers
 from serve.front.text_routes import add_text_routes
 from serve.llm.asks import TextBackend
 from serve.llm.expansion import Expander
 from serve.llm.names import id_of
+from serve.models import names_of
 from serve.orders import ImageBackend, ModelCard
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
@@ -74,14 +75,14 @@ GENERATED: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    backend: ImageBackend,
+    backends: Sequence[ImageBackend],
     settings: ServeSettings,
     front: Front | None = None,
     text: TextBackend | None = None,
     add_batch_routes: AddRoutes | None = None,
 ) -> FastAPI:
-    """A `front` that is given is its owner's to report; else /metrics shows a new one."""
-    shown, front = (front is None), front or Front()
+    """`backends` in the order of the settings' models."""
+    models, front = ServedModels(settings, backends), front or Front()
     app = FastAPI(
         title="Stable Diffusion XL with DeepCache",
         version=sdxl.__version__,
@@ -93,16 +94,16 @@ def create_app(
     store = open_store(settings)
     limiter = RateLimiter(share=1 / settings.ingresses)
     expander = Expander(text, settings.expand_s) if text else None
-    generations = Generations(backend, settings, store, limiter, expander)
-    add_generation_routes(app, backend, generations)
+    generations = Generations(models, settings, store, limiter, expander)
+    add_generation_routes(app, generations)
     add_edit_route(app, Edits(generations))
     if settings.sdapi:
         # Here and not above: most services have no need of it.
         from serve.front.a1111.routes import add_webui_routes
 
-        add_webui_routes(app, backend, settings, limiter)
+        add_webui_routes(app, models, settings, limiter)
     llm = id_of(settings.llm) if text else None
-    add_model_routes(app, backend, settings, llm)
+    add_model_routes(app, models, settings, llm)
     if text is not None and llm is not None:
         add_text_routes(app, TextAnswers(text, llm, settings, limiter))
     add_result_route(app, store)
@@ -110,9 +111,8 @@ def create_app(
         add_off_routes(app)
     else:
         add_batch_routes(app, settings)
-    own = front if shown else None
-    add_state_routes(app, backend, own, text, settings.llm_start_s)
-    add_probe_routes(app, backend)
+    add_state_routes(app, models, front, text, settings.llm_start_s)
+    add_probe_routes(app, models)
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
@@ -141,7 +141,7 @@ def open_store(settings: ServeSettings) -> ResultStore:
     return ResultStore(folder, settings.results_ttl_s, settings.results_max_bytes)
 
 
-def add_generation_routes(app: FastAPI, backend: ImageBackend, generations: Generations) -> None:
+def add_generation_routes(app: FastAPI, generations: Generations) -> None:
     @app.post("/v1/images/generations", responses=GENERATED, response_model=ImagesResponse)
     async def generate_images(body: ImageRequest, request: Request) -> Response:
         """Make pictures from text. Compatible with OpenAI's Images API."""
@@ -163,24 +163,23 @@ def add_edit_route(app: FastAPI, edits: Edits) -> None:
 
 
 def add_model_routes(
-    app: FastAPI, backend: ImageBackend, settings: ServeSettings, llm: str | None
+    app: FastAPI, models: ServedModels, settings: ServeSettings, llm: str | None
 ) -> None:
-    async def models() -> list[Model]:
-        texts = [Model(id=llm, created=0)] if llm else []
-        return [model_of(await backend.card(), settings), *texts]
+    texts = [Model(id=llm, created=0)] if llm else []
 
     @app.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
-        return ModelList(data=await models())
+        """The first is the one for requests that name none."""
+        return ModelList(data=[*(model_of(*each) for each in await models.cards()), *texts])
 
     # A hub id has a slash in it.
     @app.get("/v1/models/{model_id:path}", response_model_exclude_none=True)
     async def retrieve_model(model_id: str) -> Model:
-        for model in await models():
-            if model_id in names_of(model.id, settings):
-                return model
-        name = model_id[:100]
-        raise Problem(404, f"The model {name!r} does not exist.", "model", "model_not_found")
+        for text in texts:
+            if model_id in names_of(text.id, settings):
+                return text
+        model = models.choose(model_id)
+        return model_of(model, await model.backend.card())
 
 
 def add_result_route(app: FastAPI, store: ResultStore) -> None:
@@ -201,8 +200,8 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
 
 def add_state_routes(
     app: FastAPI,
-    backend: ImageBackend,
-    front: Front | None,
+    models: ServedModels,
+    front: Front,
     text: TextBackend | None,
     llm_start_s: float,
 ) -> None:
@@ -214,13 +213,12 @@ def add_state_routes(
         return {"status": "ok"}
 
     @app.get("/readyz")
-    async def is_ready() -> dict[str, str]:
-        """A real picture was made, and more can be. The language model has started, or failed."""
-        card = await backend.ready()
+    async def is_ready() -> dict[str, Any]:
+        """A real picture was made, and more can be. Every model has started, or failed."""
+        told = await models.ready()
         llm = {"llm": await readiness.state()} if readiness else {}
-        running = RunningEngines.of(card)
-        engines = {"backend": running.backend, "precision": running.precision}
-        return {"status": "ready", "model": card.id, **engines, **llm}
+        states = {model.id: state_of(card) for model, card in told}
+        return {"status": "ready", **first_of(told), "models": states, **llm}
 
     @app.get(
         "/metrics",
@@ -228,16 +226,26 @@ def add_state_routes(
         responses={200: {"content": {"text/plain": {}}, "description": "for Prometheus"}},
     )
     async def show_metrics() -> Response:
-        own = front.metrics.collect() if front else []
         texts = await text.metrics() if text else []
-        page = metrics.page([*await backend.metrics(), *texts, *own])
+        page = metrics.page([*await models.metrics(), *texts, *await front.metrics_of_all()])
         return Response(page, media_type="text/plain; version=0.0.4")
 
 
-def model_of(card: ModelCard, settings: ServeSettings) -> Model:
-    limits = ImageLimits.of(card, settings)
+def model_of(model: ServedModel, card: ModelCard) -> Model:
+    limits = ImageLimits.of(card, model.settings)
     running = RunningEngines.of(card)
-    return Model(id=card.id, created=card.created, images=limits, engines=running)
+    return Model(id=model.id, created=card.created, images=limits, engines=running)
+
+
+def state_of(card: ModelCard | Problem) -> str:
+    return "unavailable" if isinstance(card, Problem) else "ready"
+
+
+def first_of(told: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, str]:
+    """The first model that can make pictures now, and what computes them."""
+    model, card = next((m, card) for m, card in told if isinstance(card, ModelCard))
+    running = RunningEngines.of(card)
+    return {"model": model.id, "backend": running.backend, "precision": running.precision}
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:

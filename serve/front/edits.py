@@ -30,24 +30,27 @@ class Edits:
     """Pictures are decoded one at a time: a large one takes a hundred megabytes."""
 
     async def answer(self, request: Request) -> Response:
-        card = await self.generations.backend.card()
-        check_can_edit(card)
-        asked, source = await self._read(request, card)
+        asked, source = await self._read(request)
         return await self.generations.answer(asked, request, source)
 
-    async def _read(self, request: Request, card: ModelCard) -> tuple[EditRequest, SourceImage]:
+    async def _read(self, request: Request) -> tuple[EditRequest, SourceImage]:
         """The files are let go here: an answer may take long."""
         sent = await read_edit(request)
-        check_limits(sent.request, card, self.generations.settings)
+        model = self.generations.models.choose(sent.request.model)
+        card = await model.backend.card()
+        check_can_edit(card)
+        check_limits(sent.request, card, model.settings)
         async with self._turn:
-            return await asyncio.to_thread(self._prepared, sent, card)
+            return await asyncio.to_thread(read_images, sent, card, model.settings)
 
-    def _prepared(self, sent: EditAsked, card: ModelCard) -> tuple[EditRequest, SourceImage]:
-        try:
-            given = GivenImage.read(sent.image, sent.mask)
-            return prepared(sent.request, given, card, self.generations.settings)
-        except InvalidParams as error:
-            raise errors.of_params(error) from None
+
+def read_images(
+    sent: EditAsked, card: ModelCard, settings: ServeSettings
+) -> tuple[EditRequest, SourceImage]:
+    try:
+        return prepared(sent.request, GivenImage.read(sent.image, sent.mask), card, settings)
+    except InvalidParams as error:
+        raise errors.of_params(error) from None
 
 
 def prepared(

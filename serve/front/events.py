@@ -29,6 +29,7 @@ def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes
         | ({"safety_identifier": request.identifier} if request.identifier else {})
         | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
         | {
+            "model": done.model,
             "usage": Usage.of([done]).model_dump(),
             "seed": done.params.seed,
             "timings": done.timings,

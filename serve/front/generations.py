@@ -27,7 +27,9 @@ from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import PicturesResponse
 from serve.front.results import ResultStore
+from serve.front.served_models import ServedModels
 from serve.llm.expansion import Expander
+from serve.models import ImageModel
 from serve.orders import (
     Done,
     ImageBackend,
@@ -45,7 +47,7 @@ Stream = AsyncGenerator[tuple[int, Update]]
 
 @dataclass
 class Generations:
-    backend: ImageBackend
+    models: ServedModels
     settings: ServeSettings
     store: ResultStore
     limiter: RateLimiter
@@ -57,13 +59,14 @@ class Generations:
         """`source`: what the images are made from, of an edit."""
         if source is None:
             check_plain(asked)
-        card = await self.backend.card()
+        model = self.models.choose(asked.model)
+        card = await model.backend.card()
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
 
         def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:
-            orders = orders_of(asked, card, self.settings, seed, left_s)
-            return marked(orders, request, self.settings, source=source)
+            orders = orders_of(asked, card, model.settings, seed, left_s)
+            return marked(orders, request, model, source=source)
 
         orders = orders_from(asked, deadline_s)
         if asked.response_format == "url":
@@ -74,8 +77,8 @@ class Generations:
             asked = await self._expanded(asked, seed)
             orders = orders_from(asked, deadline_s - (time.monotonic() - began_s))
         if asked.stream:
-            return await self._streamed(asked, orders)
-        done = await collect(self.backend, orders)
+            return await streamed(asked, orders, model.backend)
+        done = await collect(model.backend, orders)
         data = [await self._data(asked, picture, request) for picture in done]
         reply = ImagesResponse(
             created=int(time.time()),
@@ -83,7 +86,7 @@ class Generations:
             output_format=asked.format,
             size=size(orders[0]),
             quality=asked.effective_quality,
-            model=card.id,
+            model=done[0].model,
             usage=Usage.of(done),
             safety_identifier=asked.identifier,
         )
@@ -115,18 +118,21 @@ class Generations:
         origin = self.settings.public_url or str(request.base_url)
         return ImageData(url=f"{origin.rstrip('/')}/v1/results/{name}", **facts)
 
-    async def _streamed(self, asked: ImageRequest, orders: Sequence[ImageOrder]) -> Response:
-        updates = in_time(fan_out(self.backend, orders), orders[0].deadline_s)
-        early = await taken_on(updates, len(orders), Queued)
-        text = narrate(asked, orders, early, updates)
-        return event_stream(text)
+
+async def streamed(
+    asked: ImageRequest, orders: Sequence[ImageOrder], backend: ImageBackend
+) -> Response:
+    updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
+    early = await taken_on(updates, len(orders), Queued)
+    text = narrate(asked, orders, early, updates)
+    return event_stream(text)
 
 
 def marked(
-    orders: Sequence[ImageOrder], request: Request, settings: ServeSettings, **more: Any
+    orders: Sequence[ImageOrder], request: Request, model: ImageModel, **more: Any
 ) -> list[ImageOrder]:
     """As asked for by this HTTP request and its client."""
-    client, weight = client_of(request, settings.client_header)
+    client, weight = client_of(request, model.settings.client_header)
     marks: dict[str, Any] = {
         "request_id": request.state.request_id,
         "trace": trace_of(request),

@@ -8,8 +8,8 @@ from dataclasses import replace
 from sdxl.flight import Priority
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes, of_rest
 from serve.errors import invalid, of_params
-from serve.front.model_names import check_model
 from serve.front.openai_images import ImageRequest, longest_side
+from serve.models import check_model
 from serve.orders import ImageOrder, ModelCard
 from serve.settings import ServeSettings
 
@@ -46,6 +46,7 @@ def orders_of(
             previews,
             is_streamed and bool(request.progress),
             Priority.BATCH if request.priority == "batch" else Priority.INTERACTIVE,
+            model=settings.model_name if request.model else "",
         )
         for one in each
     ]

@@ -22,25 +22,25 @@ class ImageIngress:
     def __init__(
         self,
         settings: ServeSettings,
-        replicas: Any,
+        replicas: Sequence[Any],
         results_mark: str,
         llm: Any = None,
         batches: tuple[AddRoutes, Any] | None = None,
     ) -> None:
-        """`results_mark` is of the folder of results as whoever deployed this sees it; `batches`
-        are the routes of files and batches, and what makes them, which Ray starts with this."""
+        """`replicas` are handles in the order of the settings' models; `results_mark` is of the
+        folder of results as whoever deployed this sees it; `batches` are the routes of files and
+        batches, and what makes them, which Ray starts with this."""
         logs.configure(settings.log_format)
         check_shared(settings.results_dir, results_mark)
-        self.settings, self.handle, self.llm = settings, replicas, llm
+        self.settings, self.handles, self.llm = settings, replicas, llm
         self._add_batch_routes = batches[0] if batches else None
-        self.front = Front(is_signed=False)
+        self.front = OneOfFronts(is_signed=False)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray calls it once per process."""
         text = None if self.llm is None else LlmReplicas(self.llm)
-        return create_app(
-            Fronted(self.handle), self.settings, self.front, text, self._add_batch_routes
-        )
+        backends = [Replicas(handle) for handle in self.handles]
+        return create_app(backends, self.settings, self.front, text, self._add_batch_routes)
 
     async def metrics_of_front(self) -> Sequence[Any]:
         return labelled(self.front.metrics.collect(), ingress=replica_name())
@@ -57,12 +57,12 @@ class ImageIngress:
         await self.front.drain(timeout_s)
 
 
-class Fronted(Replicas):
-    """Reports what all HTTP fronts answered, too: whichever is asked, the page is the same."""
+class OneOfFronts(Front):
+    """Whichever front is asked, the page is the same."""
 
-    async def metrics(self) -> Sequence[Any]:
+    async def metrics_of_all(self) -> Sequence[Any]:
         from ray import serve as ray_serve
 
         context = ray_serve.get_replica_context()
         fronts = ray_serve.get_deployment_handle(context.deployment, context.app_name)
-        return [*await super().metrics(), *await gather(fronts, "metrics_of_front")]
+        return await gather(fronts, "metrics_of_front")

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from sdxl.params import MAX_SEED
 from serve.errors import invalid
-from serve.front.model_names import check_model
 from serve.front.openai_images import Reply, RequestModel
 from serve.llm.asks import Ask, Message, Sampling
+from serve.models import check_model
 from serve.settings import ServeSettings
 
 DEFAULT_COMPLETION_TOKENS = 16

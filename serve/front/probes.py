@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 import sdxl
 from serve.front.openai_images import Reply
-from serve.orders import ImageBackend
+from serve.front.served_models import ServedModels
 
 PACKAGE, LICENSE = "sdxl-deepcache", "Apache-2.0"
 LIVE, READY = "/v1/health/live", "/v1/health/ready"
@@ -50,7 +50,7 @@ class License(Reply):
     note: str = "of this program; the model's weights have a licence of their own"
 
 
-def add_probe_routes(app: FastAPI, backend: ImageBackend) -> None:
+def add_probe_routes(app: FastAPI, models: ServedModels) -> None:
     @app.get(LIVE)
     async def is_live() -> Health:
         """This process answers."""
@@ -59,7 +59,7 @@ def add_probe_routes(app: FastAPI, backend: ImageBackend) -> None:
     @app.get(READY)
     async def is_ready_for_pictures() -> Health:
         """A picture was made, and more can be."""
-        await backend.ready()
+        await models.ready()
         return Health(message="Service is ready.", status="ready")
 
     @app.get("/v1/version")
@@ -68,10 +68,9 @@ def add_probe_routes(app: FastAPI, backend: ImageBackend) -> None:
 
     @app.get("/v1/metadata")
     async def tell_metadata() -> Metadata:
-        """Which model this is, and what computes it."""
-        card = await backend.card()
-        model = ModelInfo(shortName=card.id, engines=card.engines)
-        return Metadata(version=sdxl.__version__, modelInfo=[model])
+        """Which models there are, and what computes them."""
+        infos = [ModelInfo(shortName=m.id, engines=c.engines) for m, c in await models.cards()]
+        return Metadata(version=sdxl.__version__, modelInfo=infos)
 
     @app.get("/v1/license")
     async def tell_license() -> License:

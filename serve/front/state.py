@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from serve.front.metrics import FrontMetrics
 
@@ -15,6 +17,10 @@ class Front:
     is_draining: bool = False
     is_signed: bool = True
     """whether answers carry the request's id from here on; Ray's proxy adds it by itself"""
+
+    async def metrics_of_all(self) -> Sequence[Any]:
+        """What all fronts count; this one knows of no others."""
+        return self.metrics.collect()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse what is new, and return when the last answer is out."""

@@ -252,7 +252,7 @@ def foreign_params(data: bytes, source: str) -> dict[str, Any]:
 
 def model_of_picture(model: str | None, source: str) -> str | None:
     """Whoever sends a picture does not choose what is downloaded here."""
-    from sdxl.checkpoint import is_here
+    from sdxl.model_names import is_here
 
     if model is None or is_here(model):
         return model

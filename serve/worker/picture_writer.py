@@ -120,7 +120,8 @@ class PictureWriter:
         self.costs.decode_s = smoothed(self.costs.decode_s, took_s)
         job.timings["total_s"] = job.stage_s - job.began_s
         shallow = job.params.taken_steps - job.deep_steps
-        return Done(file, job.params, job.timings, job.deep_steps, shallow, job.prompt_tokens)
+        steps, model = (job.deep_steps, shallow), self.pipeline.model_id
+        return Done(file, job.params, job.timings, *steps, job.prompt_tokens, model)
 
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
         if ready is not None:

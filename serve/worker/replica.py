@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
 
-from serve import logs
+from serve import errors, logs
 from serve.errors import Problem
 from serve.fleet import autoscaling
 from serve.fleet.beats import Alive, with_beats
@@ -49,8 +49,12 @@ class ImageReplica:
             provenance=settings.marks,
         )
         self.worker.start()
+        self.model = settings.model_name
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update | Alive | Problem]:
+        if order.model and order.model != self.model:
+            yield errors.other_model()
+            return
         try:
             made = self.worker.generate(order)
             async with aclosing(with_beats(made, self.worker.check_health)) as updates:
@@ -67,7 +71,8 @@ class ImageReplica:
         return replace(card, engines={**card.engines, **place})
 
     async def metrics(self) -> Sequence[Any]:
-        return labelled(await self.worker.metrics(), replica=replica_name())
+        own = {"replica": replica_name(), "model": self.worker.pipeline.model_id}
+        return labelled(await self.worker.metrics(), **own)
 
     async def check_health(self) -> None:
         """Ray asks, and replaces the replica when this raises."""

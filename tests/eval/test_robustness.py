@@ -80,7 +80,7 @@ def test_every_answer_on_a_connection_counts() -> None:
 
 def test_a_fuzzed_request_is_the_same_whenever_it_is_made() -> None:
     with running() as worker:
-        openapi = create_app(worker, ServeSettings()).openapi()
+        openapi = create_app([worker], ServeSettings()).openapi()
     one, other = (Fuzzer(openapi, "127.0.0.1:1", 7) for _ in range(2))
     cases = [one.case(number) for number in range(2000)]
     assert [other.case(number) for number in reversed(range(2000))] == cases[::-1]

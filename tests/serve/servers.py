@@ -26,7 +26,7 @@ GENERATE = "/v1/images/generations"
 async def client(
     worker: Worker, key: str | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(create_app(worker, ServeSettings(**settings)), key) as found:
+    async with client_of(create_app([worker], ServeSettings(**settings)), key) as found:
         yield found
 
 
@@ -65,7 +65,7 @@ def listening(
     """A true server on a free loopback port: its URL, and the worker behind it."""
     with (
         running(pipeline, queue=queue, tracer=tracer) as worker,
-        listening_to(create_app(worker, ServeSettings(**settings))) as url,
+        listening_to(create_app([worker], ServeSettings(**settings))) as url,
     ):
         yield url, worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,9 @@ import httpx
 import openai
 import pytest
 
+from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.images import read_parameters
+from sdxl.pipeline import Pipeline
 from serve.batch_api.records import Records
 from serve.batch_api.routes import add_batch_routes
 from serve.batch_api.runner import BatchRunner, sweep
@@ -23,6 +26,7 @@ from serve.front.api import create_app
 from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
+from tests.fakes import fake_engines
 from tests.serve.batch.drawers import order_of, pictures
 from tests.serve.servers import listening, listening_to
 from tests.serve.services import service
@@ -71,15 +75,22 @@ def line(custom_id: str, **body: Any) -> dict[str, Any]:
 
 @contextmanager
 def doors(
-    folder: Path, key: str = "x", tick_s: float = 0.0, outbox: Outbox | None = None, **given: Any
+    folder: Path,
+    key: str = "x",
+    tick_s: float = 0.0,
+    outbox: Outbox | None = None,
+    others: Sequence[Worker] = (),
+    **given: Any,
 ) -> Iterator[Doors]:
+    """`others` are of the settings' models after the first."""
     settings = ServeSettings(
         batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
     )
     records = Records(settings.batches_dir)
     with working(fake_pipeline(tick_s)) as worker:
-        app = create_app(worker, settings, add_batch_routes=add_batch_routes)
-        runner = BatchRunner(records, settings, lambda: worker, outbox)
+        workers = [worker, *others]
+        app = create_app(workers, settings, add_batch_routes=add_batch_routes)
+        runner = BatchRunner(records, settings, lambda: workers, outbox)
         runner.start()
         try:
             with (
@@ -234,6 +245,44 @@ def test_a_window_that_ends_expires_what_is_left(tmp_path: Path) -> None:
         assert batch.status == "expired" and batch.expired_at
         rest = found.lines(batch.error_file_id)
     assert {each["error"]["code"] for each in rest} == {"batch_expired"}
+
+
+def test_a_file_has_one_model_which_makes_its_pictures(tmp_path: Path) -> None:
+    tables = [{"model": "mini"}, {"model": "/models/other"}]
+    several: dict[str, Any] = {"models": tables, "aliases": "gpt-image-1=other"}
+    other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
+    with working(other) as second, doors(tmp_path, others=[second], **several) as found:
+        asked = [line("a", model="gpt-image-1"), line("b", model="other"), line("c", model="x")]
+        batch = found.ended(found.begin(*asked))
+        assert (batch.status, batch.model) == ("completed", "other")
+        for told in found.lines(batch.output_file_id):
+            body = told["response"]["body"]
+            picture = base64.b64decode(body["data"][0]["b64_json"])
+            assert body["model"] == "other" == read_parameters(picture)["model"]
+        (wrong,) = found.lines(batch.error_file_id)
+        assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("c", 404)
+        assert found.ended(found.begin(line("a"))).model == "sdxl-mini"
+        mixed = found.ended(found.begin(line("a"), line("b", model="other")))
+        assert mixed.status == "failed" and mixed.errors and mixed.errors.data
+        assert (mixed.errors.data[0].code, mixed.errors.data[0].line) == ("mismatched_model", 2)
+
+
+def test_a_batch_whose_model_is_gone_fails_and_says_so(tmp_path: Path) -> None:
+    other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
+    tables = [{"model": "mini"}, {"model": "/models/other"}]
+    with working(other) as second, doors(tmp_path, others=[second], models=tables) as found:
+        found.runner._has_turn = lambda batch: False  # type: ignore[method-assign]
+        batch = found.begin(line("a", model="other"))
+        until = time.monotonic() + WAIT_S
+        while found.client.batches.retrieve(batch.id).status != "in_progress":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    with doors(tmp_path) as found:
+        batch = found.ended(found.client.batches.retrieve(batch.id))
+        assert batch.status == "failed" and batch.errors and batch.errors.data
+        (error,) = batch.errors.data
+        assert error.code == "other_model"
+        assert error.message == "The batch is of 'other'; here is 'sdxl-mini' now."
 
 
 def test_nobody_finds_what_is_another_keys(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_front_whose_node_does_not_share_the_folder_does_not_start(tmp_path: P
     from serve.front.ingress import ImageIngress
 
     with pytest.raises(InvalidParams, match="results_dir"):
-        ImageIngress(ServeSettings(results_dir=str(tmp_path)), None, mark(tmp_path / "other"))
+        ImageIngress(ServeSettings(results_dir=str(tmp_path)), [], mark(tmp_path / "other"))
 
 
 def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_without_an_address_nothing_of_it_is_loaded() -> None:
         "import sys, serve.worker.worker, serve.front.api; "
         "from serve.settings import ServeSettings as S; "
         "from tests.serve.workers import fake_pipeline; "
-        "serve.front.api.create_app(serve.worker.worker.Worker(fake_pipeline()), S()); "
+        "serve.front.api.create_app([serve.worker.worker.Worker(fake_pipeline())], S()); "
         "print(*[name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
     )
     command = [sys.executable, "-W", "ignore", "-c", code]

@@ -15,7 +15,6 @@ from sdxl.source import GivenImage, decode
 from serve.errors import invalid
 from serve.front.a1111.wire import TextToImage, image_bytes, request_of
 from serve.front.openai_images import ImageRequest
-from serve.orders import ModelCard
 
 FILL, ORIGINAL = 0, 1
 """What a masked part begins with: the colours around it, or itself; 2 and 3 are not here."""
@@ -34,16 +33,14 @@ class ImageToImage(TextToImage):
     resize_mode: int | None = 0
 
 
-def edit_of(
-    asked: ImageToImage, options: dict[str, Any], card: ModelCard
-) -> tuple[ImageRequest, GivenImage]:
+def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, GivenImage]:
     """In our own words. Raises Problem, or InvalidParams of the image."""
     for name, allowed in (("resize_mode", (0,)), ("inpainting_fill", (FILL, ORIGINAL))):
         value = getattr(asked, name)
         if value not in (None, *allowed):
             needed = " or ".join(map(str, allowed))
             raise invalid(name, f"{name}: {value} is not possible here; needed {needed}")
-    request = request_of(asked, options, card)
+    request = request_of(asked, chosen)
     strength = 0.75 if asked.denoising_strength is None else asked.denoising_strength
     facts: dict[str, Any] = {"strength": strength}
     if asked.mask is not None:

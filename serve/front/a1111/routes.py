@@ -28,6 +28,7 @@ from serve.front.generations import marked, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageRequest
+from serve.front.served_models import ServedModel, ServedModels
 from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCard
 from serve.settings import ServeSettings
 
@@ -40,7 +41,7 @@ EMPTY_LISTS = (
 
 @dataclass
 class WebuiApi:
-    backend: ImageBackend
+    models: ServedModels
     settings: ServeSettings
     limiter: RateLimiter
     clients: Clients = field(default_factory=Clients)
@@ -51,61 +52,70 @@ class WebuiApi:
         return self.clients.of(client_of(request, self.settings.client_header)[0])
 
     async def make(self, asked: wire.TextToImage, request: Request) -> dict[str, Any]:
-        card, state = await self.backend.card(), self.state_of(request)
-        wanted = wire.request_of(asked, state.options, card)
-        return await self._answer(asked, self._orders(wanted, card, request), card, state, request)
+        state = self.state_of(request)
+        chosen = wire.chosen_options(asked, state.options, self.models.all)
+        model = wire.model_in(chosen, self.models.all)
+        card = await model.backend.card()
+        orders = self._orders(wire.request_of(asked, chosen), model, card, request)
+        take_rate(self.limiter, request, len(orders), work_of(orders, card))
+        return await self._answer(asked, orders, model, state)
 
     async def edit(self, asked: editing.ImageToImage, request: Request) -> dict[str, Any]:
-        card, state = await self.backend.card(), self.state_of(request)
+        state = self.state_of(request)
+        chosen = wire.chosen_options(asked, state.options, self.models.all)
+        model = wire.model_in(chosen, self.models.all)
+        card = await model.backend.card()
         check_can_edit(card)
 
         def source() -> tuple[ImageRequest, SourceImage]:
             try:
-                wanted, given = editing.edit_of(asked, state.options, card)
-                return prepared(wanted, given, card, self.settings)
+                wanted, given = editing.edit_of(asked, chosen)
+                return prepared(wanted, given, card, model.settings)
             except InvalidParams as error:
                 raise of_params(error) from None
 
         async with self._turn:
             wanted, image = await asyncio.to_thread(source)
-        orders = self._orders(wanted, card, request, image)
+        orders = self._orders(wanted, model, card, request, image)
+        take_rate(self.limiter, request, len(orders), work_of(orders, card))
         # What was sent is not sent back.
         told = asked.model_copy(update={"init_images": [], "mask": None})
-        return await self._answer(told, orders, card, state, request)
+        return await self._answer(told, orders, model, state)
 
     async def _answer(
         self,
         asked: wire.TextToImage,
         orders: list[ImageOrder],
-        card: ModelCard,
+        model: ServedModel,
         state: ClientState,
-        request: Request,
     ) -> dict[str, Any]:
-        take_rate(self.limiter, request, len(orders), work_of(orders, card))
         run = Run(len(orders), orders[0].params.steps)
         state.runs.append(run)
         try:
-            done = await self._run(orders, run)
+            done = await self._run(orders, run, model.backend)
         finally:
             state.runs.remove(run)
         texts = [infotext_of(each.image) for each in done]
-        return wire.answer_of(asked, done, texts, card)
+        return wire.answer_of(asked, done, texts, model)
 
     def _orders(
         self,
         wanted: ImageRequest,
+        model: ServedModel,
         card: ModelCard,
         request: Request,
         source: SourceImage | None = None,
     ) -> list[ImageOrder]:
         deadline_s = deadline_of(None, request, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS)
-        orders = orders_of(wanted, card, self.settings, seed, deadline_s)
-        return marked(orders, request, self.settings, wants_progress=True, source=source)
+        orders = orders_of(wanted, card, model.settings, seed, deadline_s)
+        return marked(orders, request, model, wants_progress=True, source=source)
 
-    async def _run(self, orders: Sequence[ImageOrder], run: Run) -> list[Done]:
+    async def _run(
+        self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend
+    ) -> list[Done]:
         """The pictures; of an interrupted request those that were done."""
-        making = asyncio.ensure_future(self._follow(orders, run))
+        making = asyncio.ensure_future(self._follow(orders, run, backend))
         stop = asyncio.ensure_future(run.is_interrupted.wait())
         try:
             await asyncio.wait({making, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,8 +127,8 @@ class WebuiApi:
             await asyncio.gather(making, stop, return_exceptions=True)
         return [run.done[index] for index in sorted(run.done)]
 
-    async def _follow(self, orders: Sequence[ImageOrder], run: Run) -> None:
-        updates = in_time(fan_out(self.backend, orders), orders[0].deadline_s)
+    async def _follow(self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend) -> None:
+        updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
         async with aclosing(updates):
             async for index, update in updates:
                 match update:
@@ -129,9 +139,9 @@ class WebuiApi:
 
 
 def add_webui_routes(
-    app: FastAPI, backend: ImageBackend, settings: ServeSettings, limiter: RateLimiter
+    app: FastAPI, models: ServedModels, settings: ServeSettings, limiter: RateLimiter
 ) -> None:
-    api = WebuiApi(backend, settings, limiter)
+    api = WebuiApi(models, settings, limiter)
 
     @app.post(f"{PREFIX}/txt2img")
     async def make_webui_images(body: wire.TextToImage, request: Request) -> dict[str, Any]:
@@ -166,15 +176,15 @@ def add_webui_routes(
 def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
     @app.get(f"{PREFIX}/options")
     async def show_webui_options(request: Request) -> dict[str, Any]:
-        card = await api.backend.card()
-        own = {wire.CHECKPOINT: wire.title_of(card), "sd_checkpoint_hash": None}
-        return {**own, **wire.OPTIONS, **api.state_of(request).options}
+        options = api.state_of(request).options
+        model = wire.model_in(options, api.models.all)
+        own = {wire.CHECKPOINT: wire.title_of(model), "sd_checkpoint_hash": None}
+        return {**wire.OPTIONS, **options, **own}
 
     @app.post(f"{PREFIX}/options")
     async def set_webui_options(body: dict[str, Any], request: Request) -> None:
         """They hold for this client's requests alone."""
-        card = await api.backend.card()
-        api.state_of(request).options |= wire.checked_options(body, card)
+        api.state_of(request).options |= wire.checked_options(body, api.models.all)
 
     @app.get(f"{PREFIX}/cmd-flags")
     async def show_webui_flags() -> dict[str, Any]:
@@ -190,7 +200,7 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
 def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
     @app.get(f"{PREFIX}/sd-models")
     async def list_webui_models() -> list[dict[str, Any]]:
-        return wire.models(await api.backend.card())
+        return [wire.described(model) for model in api.models.all]
 
     @app.get(f"{PREFIX}/samplers")
     async def list_webui_samplers() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,12 +19,15 @@ from sdxl.infotext import scheduler_of
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 from serve.errors import Problem, invalid
 from serve.front.openai_images import ImageRequest
-from serve.orders import Done, ModelCard
+from serve.models import ImageModel, M, choose
+from serve.orders import Done
 from serve.settings import MAX_N
 
 Steps = Annotated[int, Field(ge=1)]
 FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 CHECKPOINT, FORMAT, SKIPPED = "sd_model_checkpoint", "samples_format", "CLIP_stop_at_last_layers"
+SUFFIX = ".safetensors"
+"""that clients show behind a model's name"""
 OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
 """What a client may set for itself, besides the checkpoint. SDXL always skips CLIP's last layer."""
 UNSET: dict[str, tuple[Any, ...]] = {
@@ -76,10 +80,26 @@ class PictureInfo(BaseModel):
     image: str
 
 
-def request_of(asked: TextToImage, options: dict[str, Any], card: ModelCard) -> ImageRequest:
+def chosen_options(
+    asked: TextToImage, options: dict[str, Any], models: Sequence[ImageModel]
+) -> dict[str, Any]:
+    """The client's own, and over them the request's."""
+    return {**options, **checked_options(asked.override_settings or {}, models)}
+
+
+def model_in(options: dict[str, Any], models: Sequence[M]) -> M:
+    """Raises Problem, 404."""
+    return choose(name_in(options), models)
+
+
+def name_in(options: dict[str, Any]) -> str | None:
+    title = options.get(CHECKPOINT)
+    return None if title is None else str(title).removesuffix(SUFFIX)
+
+
+def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
     """In our own words. Raises Problem for what is not done here."""
     check_features(asked)
-    chosen = {**options, **checked_options(asked.override_settings or {}, card)}
     if asked.count > MAX_N:
         raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
     if not asked.prompt:
@@ -88,6 +108,7 @@ def request_of(asked: TextToImage, options: dict[str, Any], card: ModelCard) -> 
     seed = None if asked.seed in (None, -1) else asked.seed
     fields = {
         "prompt": asked.prompt,
+        "model": name_in(chosen),
         "negative_prompt": asked.negative_prompt or None,
         "seed": seed,
         "steps": asked.steps,
@@ -145,14 +166,14 @@ def scheduler_asked(asked: TextToImage) -> str | None:
     return name
 
 
-def checked_options(options: dict[str, Any], card: ModelCard) -> dict[str, Any]:
+def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> dict[str, Any]:
     """Those that mean something here, as they were set."""
     for name, value in options.items():
         if name == CHECKPOINT:
-            if value not in (card.id, title_of(card), None):
-                shown = str(value)[:100]
-                message = f"{CHECKPOINT}: {shown!r} is not here; here is {card.id!r}"
-                raise Problem(404, message, CHECKPOINT, "model_not_found")
+            try:
+                model_in(options, models)
+            except Problem as problem:
+                raise replace(problem, param=CHECKPOINT) from None
         elif name == FORMAT:
             if value not in FORMATS:
                 raise invalid(FORMAT, f"{FORMAT}: needed one of {', '.join(FORMATS)}")
@@ -162,21 +183,21 @@ def checked_options(options: dict[str, Any], card: ModelCard) -> dict[str, Any]:
         else:
             known = ", ".join((CHECKPOINT, *OPTIONS))
             raise invalid("options", f"{str(name)[:100]}: not an option here; needed {known}")
-    return {name: value for name, value in options.items() if name in OPTIONS}
+    return {k: v for k, v in options.items() if k in OPTIONS or (k == CHECKPOINT and v is not None)}
 
 
 def answer_of(
-    asked: TextToImage, done: Sequence[Done], texts: Sequence[str], card: ModelCard
+    asked: TextToImage, done: Sequence[Done], texts: Sequence[str], model: ImageModel
 ) -> dict[str, Any]:
     return {
         "images": [base64.b64encode(d.image).decode() for d in done] if asked.send_images else [],
         "parameters": asked.model_dump(),
-        "info": json.dumps(info_of(asked, done, texts, card)),
+        "info": json.dumps(info_of(asked, done, texts, model)),
     }
 
 
 def info_of(
-    asked: TextToImage, done: Sequence[Done], texts: Sequence[str], card: ModelCard
+    asked: TextToImage, done: Sequence[Done], texts: Sequence[str], model: ImageModel
 ) -> dict[str, Any]:
     """Other clients read seeds and texts of the single pictures here."""
     all_params = [each.params for each in done]
@@ -190,7 +211,7 @@ def info_of(
         "batch_size": asked.batch_size or 1,
         "infotexts": list(texts),
         "index_of_first_image": 0,
-        "sd_model_name": card.id,
+        "sd_model_name": done[0].model if done else model.id,
         "extra_generation_params": {},
         "styles": [],
     }
@@ -209,14 +230,14 @@ def info_of(
     }
 
 
-def title_of(card: ModelCard) -> str:
-    return f"{card.id}.safetensors"
+def title_of(model: ImageModel) -> str:
+    return model.id + SUFFIX
 
 
-def models(card: ModelCard) -> list[dict[str, Any]]:
+def described(model: ImageModel) -> dict[str, Any]:
     empty = {"hash": None, "sha256": None, "config": None}
-    title = title_of(card)
-    return [{"title": title, "model_name": card.id, "filename": title, **empty}]
+    title = title_of(model)
+    return {"title": title, "model_name": model.id, "filename": title, **empty}
 
 
 def samplers() -> list[dict[str, Any]]:

@@ -103,7 +103,8 @@ def end_of(updates: Sequence[Update]) -> Ended:
 async def client(
     worker: Worker, speaker: Any, key: str | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(create_app(worker, ServeSettings(**settings), text=speaker), key) as found:
+    app = create_app([worker], ServeSettings(**settings), text=speaker)
+    async with client_of(app, key) as found:
         yield found
 
 
@@ -122,6 +123,6 @@ def listening(speaker: Any, **settings: Any) -> Iterator[str]:
     """A true server on a free loopback port, pictures on fakes."""
     with (
         running() as worker,
-        listening_to(create_app(worker, ServeSettings(**settings), text=speaker)) as url,
+        listening_to(create_app([worker], ServeSettings(**settings), text=speaker)) as url,
     ):
         yield url

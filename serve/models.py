@@ -1,0 +1,97 @@
+"""The service's image models: what each is called, the settings that hold for it, and which of them
+a request means.
+
+An alias is another name that the operator gave: many programs have names such as gpt-image-1 built
+in. No model is loaded here. It knows no HTTP server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from sdxl.model_names import MINI_NAMES, name_of
+from sdxl.params import InvalidParams
+from serve.errors import Problem
+from serve.llm.names import id_of
+from serve.settings import ServeSettings
+
+DEPLOYMENT = "ImageReplica"
+
+
+@dataclass(frozen=True)
+class ImageModel:
+    id: str
+    settings: ServeSettings
+    """the service's, with this model's own in their place"""
+
+    @cached_property
+    def names(self) -> set[str]:
+        return names_of(self.id, self.settings)
+
+
+M = TypeVar("M", bound=ImageModel)
+
+
+def image_models(settings: ServeSettings) -> tuple[ImageModel, ...]:
+    """The first is for requests that name none. Raises InvalidParams where a name would mean two
+    models, or none."""
+    models = tuple(ImageModel(name_of(each.model_name), each) for each in settings.of_models)
+    ids = [model.id for model in models]
+    if settings.llm != "none":
+        ids.append(id_of(settings.llm))
+    for name, count in Counter(map(plain, ids)).items():
+        if count > 1:
+            raise InvalidParams("model", name, "two have this name; needed another for a folder")
+    for alias, target in settings.alias_table.items():
+        if not any(target in own_names(id_) for id_ in ids):
+            needed = f"needed {', '.join(ids)} behind {alias!r}"
+            raise InvalidParams("aliases", target, needed)
+        if any(alias in own_names(id_) for id_ in ids):
+            raise InvalidParams("aliases", alias, "is a model's own name; needed another one")
+    return models
+
+
+def deployment_names(models: Sequence[ImageModel]) -> list[str]:
+    """Of Ray Serve. The first keeps its name whichever model it is, so that one in its place comes
+    replica by replica; the others have their models' names, so that they come and go alone."""
+    return [DEPLOYMENT, *(f"{DEPLOYMENT}-{plain(model.id)}" for model in models[1:])]
+
+
+def plain(id_: str) -> str:
+    return re.sub(r"[^\w.+-]", "-", id_, flags=re.ASCII)
+
+
+def choose(asked: str | None, models: Sequence[M]) -> M:
+    """Raises Problem, 404."""
+    if asked is None:
+        return models[0]
+    for model in models:
+        if asked in model.names:
+            return model
+    raise unknown(asked, [model.id for model in models])
+
+
+def own_names(id_: str) -> set[str]:
+    return {id_, *(MINI_NAMES if id_ in MINI_NAMES else ())}
+
+
+def names_of(id_: str, settings: ServeSettings) -> set[str]:
+    own = own_names(id_)
+    return own | {alias for alias, target in settings.alias_table.items() if target in own}
+
+
+def check_model(asked: str | None, id_: str, settings: ServeSettings) -> None:
+    """Raises Problem, 404, for a name that is not this model's."""
+    if asked is not None and asked not in names_of(id_, settings):
+        raise unknown(asked, [id_])
+
+
+def unknown(asked: str, ids: Sequence[str]) -> Problem:
+    here = f"here {'is' if len(ids) == 1 else 'are'} {', '.join(map(repr, ids))}"
+    message = f"The model {asked[:100]!r} does not exist; {here}."
+    return Problem(404, message, "model", "model_not_found")

@@ -1,0 +1,372 @@
+"""Several image models behind one service: the request's `model` chooses, and nobody is told of one
+and given another's picture."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.images import read_parameters
+from sdxl.params import InvalidParams
+from sdxl.pipeline import Pipeline
+from serve.app import fewest_of
+from serve.errors import Problem
+from serve.front.api import create_app
+from serve.front.served_models import PATIENCE_S, START_S, ServedModels
+from serve.models import deployment_names, image_models
+from serve.orders import Done, ImageBackend, ImageOrder, ModelCard
+from serve.settings import ServeSettings
+from serve.worker.replica import ImageReplica
+from serve.worker.worker import Worker
+from tests.fakes import fake_engines
+from tests.serve.servers import GENERATE, client_of, error_of
+from tests.serve.test_api import PROMPT, events_of
+from tests.serve.test_edits import EDIT, QUICK, png
+from tests.serve.workers import order, running
+
+TABLES: list[dict[str, Any]] = [{"model": "mini"}, {"model": "/models/other"}]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
+    with running() as first, running(other) as second:
+        yield [first, second]
+
+
+@asynccontextmanager
+async def served(
+    backends: list[Worker], tables: list[dict[str, Any]] = TABLES, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(backends, ServeSettings(models=tables, **settings))
+    async with client_of(app) as http:
+        yield http
+
+
+def asked(workers: list[Worker], path: str, json: Any = None, **settings: Any) -> httpx.Response:
+    async def scenario() -> httpx.Response:
+        async with served(workers, **settings) as http:
+            return await (http.get(path) if json is None else http.post(path, json=json))
+
+    return asyncio.run(scenario())
+
+
+def painter(data: str) -> Any:
+    """The model that a picture itself names."""
+    return read_parameters(base64.b64decode(data))["model"]
+
+
+ALIASES = "gpt-image-1=other, dall-e-3=mini"
+NAMES = [
+    (None, "sdxl-mini"),
+    ("mini", "sdxl-mini"),
+    ("sdxl-mini", "sdxl-mini"),
+    ("dall-e-3", "sdxl-mini"),
+    ("other", "other"),
+    ("gpt-image-1", "other"),
+]
+
+
+@pytest.mark.parametrize(("name", "made_by"), NAMES)
+def test_the_model_asked_for_makes_the_picture_and_the_answer_names_it(
+    workers: list[Worker], name: str | None, made_by: str
+) -> None:
+    body = {"prompt": PROMPT, "steps": 2, "model": name}
+    told = asked(workers, GENERATE, body, aliases=ALIASES).json()
+    assert told["model"] == made_by == painter(told["data"][0]["b64_json"])
+
+
+def test_a_stream_names_the_model_too(workers: list[Worker]) -> None:
+    body = {"prompt": PROMPT, "steps": 2, "model": "gpt-image-1", "stream": True}
+    (last,) = events_of(asked(workers, GENERATE, body, aliases=ALIASES).text)
+    assert last["model"] == "other" == painter(last["b64_json"])
+
+
+def test_an_edit_goes_to_the_model_that_it_names(workers: list[Worker]) -> None:
+    fields: list[dict[str, str]] = [{"model": "other"}, {}]
+
+    async def scenario() -> list[Any]:
+        async with served(workers) as http:
+            return [
+                (await http.post(EDIT, data=QUICK | named, files={"image": png()})).json()
+                for named in fields
+            ]
+
+    models = [
+        (told["model"], painter(told["data"][0]["b64_json"])) for told in asyncio.run(scenario())
+    ]
+    assert models == [("other", "other"), ("sdxl-mini", "sdxl-mini")]
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/v1/models/dall-e-9"])
+def test_an_unknown_model_is_a_404_that_lists_what_there_is(
+    workers: list[Worker], path: str
+) -> None:
+    body = {"prompt": PROMPT, "model": "dall-e-9"} if path == GENERATE else None
+    answer = asked(workers, path, body)
+    assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
+    message = "The model 'dall-e-9' does not exist; here are 'sdxl-mini', 'other'."
+    assert error_of(answer)["message"] == message
+
+
+def test_every_list_of_models_has_them_all(workers: list[Worker]) -> None:
+    async def scenario() -> None:
+        async with served(workers) as http:
+            listed = (await http.get("/v1/models")).json()["data"]
+            assert [model["id"] for model in listed] == ["sdxl-mini", "other"]
+            assert all(model["images"]["presets"] for model in listed)
+            assert (await http.get("/v1/models/mini")).json()["id"] == "sdxl-mini"
+            ready = (await http.get("/readyz")).json()
+            assert ready["models"] == {"sdxl-mini": "ready", "other": "ready"}
+            assert ready["model"] == "sdxl-mini"
+            infos = (await http.get("/v1/metadata")).json()["modelInfo"]
+            assert [info["shortName"] for info in infos] == ["sdxl-mini", "other"]
+
+    asyncio.run(scenario())
+
+
+def test_a_model_has_limits_of_its_own(workers: list[Worker]) -> None:
+    tables = [{"model": "mini", "max_steps": 5}, {"model": "/models/other", "max_side": 128}]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"model": "mini", "steps": 6}, "steps"),
+        ({"model": "other", "size": "256x256"}, "size"),
+    ]
+    for said, param in refused:
+        answer = asked(workers, GENERATE, {"prompt": PROMPT, **said}, tables=tables)
+        assert answer.status_code == 400 and error_of(answer)["param"] == param
+    taken: list[dict[str, Any]] = [
+        {"model": "other", "steps": 6},
+        {"model": "mini", "size": "256x256", "steps": 2},
+    ]
+    for said in taken:
+        answer = asked(workers, GENERATE, {"prompt": PROMPT, **said}, tables=tables)
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_client_of_webui_chooses_by_its_checkpoint(workers: list[Worker]) -> None:
+    txt2img, options = "/sdapi/v1/txt2img", "/sdapi/v1/options"
+    body = {"prompt": PROMPT, "steps": 2}
+
+    async def scenario() -> None:
+        async with served(workers, sdapi=True, aliases=ALIASES) as http:
+
+            async def made(**more: Any) -> Any:
+                told = (await http.post(txt2img, json=body | more)).json()
+                named = json.loads(told["info"])["sd_model_name"]
+                assert named == painter(told["images"][0])
+                return named
+
+            titles = [m["title"] for m in (await http.get("/sdapi/v1/sd-models")).json()]
+            assert titles == ["sdxl-mini.safetensors", "other.safetensors"]
+            assert await made() == "sdxl-mini"
+            chosen = {"sd_model_checkpoint": "other.safetensors"}
+            assert await made(override_settings=chosen) == "other"
+            assert await made() == "sdxl-mini", "that held for one request"
+            assert (await http.post(options, json=chosen)).status_code == 200
+            told = (await http.get(options)).json()
+            assert told["sd_model_checkpoint"] == "other.safetensors"
+            assert await made() == "other"
+            assert await made(override_settings={"sd_model_checkpoint": "dall-e-3"}) == "sdxl-mini"
+            refused = await http.post(options, json={"sd_model_checkpoint": "juggernaut"})
+            assert error_of(refused)["message"].endswith("here are 'sdxl-mini', 'other'.")
+
+    asyncio.run(scenario())
+
+
+# -- one of them away -----------------------------------------------------------------------
+
+
+class Away(ImageBackend):
+    """Replicas that say nothing, or refuse at once."""
+
+    def __init__(self, is_silent: bool) -> None:
+        self.is_silent = is_silent
+
+    async def card(self) -> ModelCard:
+        if self.is_silent:
+            await asyncio.Event().wait()
+        raise Problem(503, "loading", None, "starting")
+
+    ready = card
+
+    def generate(self, order: ImageOrder) -> AsyncGenerator[Any]:
+        raise Problem(503, "loading", None, "starting")
+
+    async def metrics(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_one_that_is_away_keeps_nobody_from_the_others(
+    workers: list[Worker], is_silent: bool
+) -> None:
+    async def scenario() -> None:
+        app = create_app([Away(is_silent), workers[1]], ServeSettings(models=TABLES))
+        async with client_of(app) as http, asyncio.timeout(10 * PATIENCE_S):
+            listed = (await http.get("/v1/models")).json()["data"]
+            assert [model["id"] for model in listed] == ["other"]
+            body = {"prompt": PROMPT, "steps": 2}
+            made = await http.post(GENERATE, json=body | {"model": "other"})
+            assert made.status_code == 200
+            if not is_silent:
+                assert (await http.post(GENERATE, json=body)).status_code == 503
+            assert (await http.get("/metrics")).status_code == 200
+
+    asyncio.run(scenario())
+
+
+def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[Worker]) -> None:
+    now_s, away = 0.0, Away(False)
+    gone: ImageBackend = away
+
+    class Second:
+        async def ready(self) -> ModelCard:
+            return await gone.ready()
+
+    async def scenario() -> None:
+        nonlocal gone, now_s
+        models = ServedModels(ServeSettings(models=TABLES), [workers[0], Second()], lambda: now_s)  # type: ignore[list-item]
+
+        async def states() -> list[str]:
+            return [type(said).__name__ for _, said in await models.ready()]
+
+        with pytest.raises(Problem, match="loading"):
+            await states()
+        gone = workers[1]
+        assert await states() == ["ModelCard", "ModelCard"]
+        gone = away
+        assert await states() == ["ModelCard", "Problem"], "it was there"
+
+        fresh = ServedModels(ServeSettings(models=TABLES), [workers[0], away], lambda: now_s)
+        now_s += START_S
+        assert [type(said).__name__ for _, said in await fresh.ready()] == ["ModelCard", "Problem"]
+        with pytest.raises(Problem):
+            await ServedModels(ServeSettings(models=TABLES), [away, away], lambda: now_s).ready()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_whose_place_has_another_model_makes_nothing_for_it(
+    workers: list[Worker],
+) -> None:
+    """While one model takes another's place, replicas of both are in one deployment."""
+    replica = ImageReplica.__new__(ImageReplica)
+    replica.worker, replica.model = workers[0], "mini"
+
+    async def last(model: str) -> Any:
+        return [update async for update in replica.generate(order(steps=2, model=model))][-1]
+
+    told = asyncio.run(last("/models/other"))
+    assert isinstance(told, Problem) and told.code == "other_model"
+    for model in ("", "mini"):
+        done = asyncio.run(last(model))
+        assert isinstance(done, Done) and done.model == "sdxl-mini"
+    del replica.worker
+
+
+# -- settings -------------------------------------------------------------------------------
+
+
+def settings_of(*tables: dict[str, Any], **rest: Any) -> ServeSettings:
+    return ServeSettings(models=list(tables), **rest)
+
+
+def test_what_a_table_leaves_out_is_as_for_all() -> None:
+    settings = settings_of(
+        {"model": "a", "replicas": 3}, {"model": "b", "precision": "int8"}, replicas=2, queue=7
+    )
+    first, second = image_models(settings)
+    assert (first.settings.replicas, second.settings.replicas) == (3, 2)
+    assert (first.settings.precision, second.settings.precision) == ("", "int8")
+    assert first.settings.queue == second.settings.queue == 7
+    assert first.settings.models == (), "another model's changes are none of its own"
+
+
+@pytest.mark.parametrize(
+    ("tables", "rest", "named"),
+    [
+        ([{"replicas": 1}], {}, "models: .*needed model in each"),
+        (
+            [{"model": "a", "port": 1}],
+            {},
+            "models: 'port' is not allowed; needed one of model, vae",
+        ),
+        ([{"model": "a", "replicas": -1}], {}, "replicas: -1"),
+        (["a", "b"], {}, "models: .*needed a table"),
+        ([{"model": "/x/sdxl"}, {"model": "/y/sdxl"}], {}, "model: 'sdxl'.*two have this name"),
+        ([{"model": "mini"}, {"model": "sdxl-mini"}], {}, "model: 'sdxl-mini'.*two"),
+        ([{"model": "/x/mini-llm"}], {}, "model: 'mini-llm'.*two"),
+        (TABLES, {"aliases": "x=nowhere"}, "aliases: 'nowhere'.*sdxl-mini, other"),
+        (TABLES, {"aliases": "mini=other"}, "aliases: 'mini'.*own name"),
+    ],
+)
+def test_what_is_wrong_with_models_is_named(tables: Any, rest: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidParams, match=named):
+        image_models(ServeSettings(models=tables, **rest))
+
+
+def test_the_first_deployment_keeps_its_name_and_the_others_go_by_their_models() -> None:
+    settings = settings_of({"model": "mini"}, {"model": "/m/my model"}, {"model": "/m/b"})
+    names = deployment_names(image_models(settings))
+    assert names == ["ImageReplica", "ImageReplica-my-model", "ImageReplica-b"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "gpus", "expected"),
+    [
+        ([0], 8, [8]),
+        ([0], 0, [1]),
+        ([0, 0], 8, [4, 4]),
+        ([0, 0, 0], 8, [3, 3, 2]),
+        ([6, 0], 8, [6, 2]),
+        ([0, 0], 1, [1, 1]),
+        ([2, 5], 8, [2, 5]),
+    ],
+)
+def test_gpus_are_shared_between_the_models_that_do_not_say(
+    replicas: list[int], gpus: int, expected: list[int]
+) -> None:
+    each = [ServeSettings(replicas=count) for count in replicas]
+    assert fewest_of(each, is_gpu=gpus > 0, gpus=gpus) == expected
+    assert fewest_of(each, is_gpu=False, gpus=0) == [count or 1 for count in replicas]
+
+
+def test_a_models_name_is_known_where_its_folder_is_not() -> None:
+    from sdxl.model_names import name_of
+
+    names = {
+        "mini": "sdxl-mini",
+        "/nowhere/juggernaut": "juggernaut",
+        "/nowhere/juggernautXL.safetensors": "juggernautXL",
+        "org/sdxl@main": "sdxl",
+        "/nowhere/sdxl,vae=/v/fixed.safetensors": "sdxl+fixed",
+        str(MINI): MINI.name,
+    }
+    assert {model: name_of(model) for model in names} == names
+
+
+def test_flags_tables_and_the_environment_say_models_once(tmp_path: Path) -> None:
+    from serve.settings import read
+    from tests.serve.test_settings import flags
+
+    file = tmp_path / "serve.toml"
+    file.write_text('[[models]]\nmodel = "a"\nreplicas = 6\n[[models]]\nmodel = "b"\n')
+    assert [(s.model, s.replicas) for s in read(file, {}).of_models] == [("a", 6), ("b", 0)]
+    several = read(file, {}, flags("--model", "c", "--model", "d", "--replicas", "2"))
+    assert [(s.model, s.replicas) for s in several.of_models] == [("c", 2), ("d", 2)]
+    for one in (read(file, {"SDXL_MODEL": "e"}), read(file, {}, flags("--model", "e"))):
+        assert [s.model for s in one.of_models] == ["e"]
+    file.write_text('model = "a"\n[[models]]\nmodel = "b"\n')
+    with pytest.raises(InvalidParams, match="models: .*not both"):
+        read(file, {})
+    with pytest.raises(InvalidParams, match="models: .*--model for each"):
+        read(None, {"SDXL_MODELS": "a,b"})
