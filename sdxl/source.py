@@ -67,7 +67,7 @@ class GivenImage:
     """A picture and its mask as somebody gave them, decoded and upright."""
 
     picture: Image.Image
-    """RGBA where its own transparency is the mask"""
+    """RGBA if some of it is transparent: colours are spread into that, whatever the mask"""
     mask: Image.Image | None
     digests: Mapping[str, str]
     """of the files, by the names that a result's metadata has for them"""
@@ -77,7 +77,8 @@ class GivenImage:
         """Raises InvalidParams for what is no picture that can be worked at. Without a mask, a
         picture's own transparency is one."""
         picture = decode(data, "image")
-        white = transparent(picture) if mask is None else white_where_masked(decode(mask, "mask"))
+        own = transparent(picture)
+        white = own if mask is None else white_where_masked(decode(mask, "mask"))
         if white is not None and white.size != picture.size:
             needed = "needed the image's size, {}x{}".format(*picture.size)
             raise InvalidParams("mask", "{}x{}".format(*white.size), needed)
@@ -85,8 +86,7 @@ class GivenImage:
             raise InvalidParams("mask", "all of it kept", "needed a transparent or a white part")
         files = {DIGESTS[0]: data} | ({} if mask is None else {DIGESTS[1]: mask})
         digests = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-        has_hole = mask is None and white is not None
-        return cls(picture.convert("RGBA" if has_hole else "RGB"), white, digests)
+        return cls(picture.convert("RGB" if own is None else "RGBA"), white, digests)
 
     def size(self, sizes: Sizes, *, is_part: bool) -> tuple[int, int]:
         """What to work at where nobody says: the picture's own size, with no more pixels than the

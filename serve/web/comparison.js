@@ -1,5 +1,4 @@
-// DeepCache off and on: the same request and seed twice, one after the other, so that neither takes
-// the other's time.
+// DeepCache off and on: the same request twice, one after the other for the sake of their times.
 
 import { draw } from "./drawing.js";
 import { cacheWords } from "./parameters.js";

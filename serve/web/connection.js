@@ -1,5 +1,4 @@
-// What the page knows of the service: whether it is there, which model it has, whether it wants a
-// key.
+// Whether the service is there, which model it has, whether it wants a key.
 
 import { byId } from "./elements.js";
 import { askForKey, forgetKey, storedKey } from "./key.js";

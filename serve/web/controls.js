@@ -1,9 +1,8 @@
-// The form's controls for a picture's parameters, made as the service describes them. Those that
-// the page has in a form of its own (the prompt, DeepCache, the size) only get their words.
+// The form's controls for a picture's parameters, as the service describes them. Those that the
+// page has already (the prompt, DeepCache, the size) only get their words.
 
 import { byId, make } from "./elements.js";
 
-/** A control for each of the parameters: edits' by their picture, others below "More settings". */
 export function buildControls(form, parameters) {
   for (const each of parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
@@ -23,7 +22,7 @@ export function showEditDefaults(form, parameters, hasMask) {
 
 function place(each) {
   const control = controlOf(each);
-  const label = make("label", { for: each.name, title: each.help }, each.label);
+  const label = make("label", { for: each.name }, each.label);
   const field = make("div", { class: "field" }, label, control);
   if (each.edit_defaults) field.append(sliderOf(each, control));
   byId(placeOf(each, control)).append(field);
@@ -63,7 +62,7 @@ function controlOf(
   });
 }
 
-/** Beside a number, for the hand; it has no name of its own, so the form does not hold it. */
+/** Without a name: the form does not hold it. */
 function sliderOf({ name, label, minimum, maximum }, control) {
   return make("input", {
     id: `${name}-slider`, type: "range", min: minimum, max: maximum, step: (maximum - minimum) / 20,

@@ -1,11 +1,10 @@
-// One request from its first event to its last: what arrives goes to the tiles, and each finished
-// picture to whoever keeps them.
+// One request: what arrives goes to the tiles, finished pictures to whoever keeps them.
 
 import { parametersIn } from "./picture_file.js";
 import { requestOf } from "./requests.js";
 import { generate, ServiceError } from "./service.js";
 
-/** Resolves to the pictures, in the order of the tiles. `onDone(picture, tile, source)` hears of each. */
+/** Resolves to the pictures, in the order of the tiles. */
 export async function draw(settings, tiles, signal, onDone) {
   const pictures = [];
   for await (const event of generate(requestOf(settings), signal)) {

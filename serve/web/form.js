@@ -5,7 +5,7 @@ import { byId, make } from "./elements.js";
 import { cacheWords, learn, usualSettings } from "./parameters.js";
 
 const DRAFT = "settings";
-/** Of the page's own controls; those of all others come with the service's description. */
+/** Of the page's own controls. */
 const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: 2, expand_prompt: false };
 const NUMBERS = ["n", "cache_interval"];
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];

@@ -1,5 +1,4 @@
-// Making pictures: one order at a time, and its end: done, cancelled or failed. The others wait,
-// and outlive a reload.
+// Making pictures, one order at a time. The others wait, and outlive a reload.
 
 import { compare, sidesOf, titlesOf } from "./comparison.js";
 import { lose, model, needKey } from "./connection.js";
@@ -122,7 +121,7 @@ function showQueue() {
     const { prompt, n } = each.settings;
     const remove = () => put(orders.filter((other) => other !== each), isBusy);
     const label = `Remove from the queue: ${prompt}`;
-    const words = `${prompt}${n > 1 ? ` × ${n}` : ""} ✕`;
+    const words = `${prompt}${n > 1 ? ` × ${n}` : ""}\u00a0✕`;
     return make("li", {}, make("button",
       { type: "button", class: "chip", "aria-label": label, onclick: remove }, words));
   }));

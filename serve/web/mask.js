@@ -1,5 +1,4 @@
-// A mask being painted: what was done to it, in order, so that it can be undone. It lies on a canvas
-// of the picture's size, coloured where the picture is to be made anew.
+// A mask being painted, on a canvas of the picture's size: all that was done, so that it can be undone.
 
 const COLOUR = "#f0288c";
 /** Sides of the small copy that says how much is painted. */

@@ -44,7 +44,7 @@ function wordsFor({ status, message }) {
   return message || `The service failed (${status}).`;
 }
 
-/** The button counts down to when it is worth trying again; the words are said once. */
+/** The button counts down; the words are said once. */
 function busy({ message, retryAfterS }, [label, again]) {
   let left = retryAfterS ?? 1;
   const text = `The service is busy. ${message} It is worth trying again in ${left} s.`;

@@ -8,7 +8,7 @@ const canvas = byId("painter-canvas");
 const brush = byId("brush");
 const size = byId("brush-size");
 
-const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+export const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const ACTIONS = {
   undo: () => mask.undo(),
   redo: () => mask.redo(),
@@ -43,13 +43,14 @@ export function startPainter() {
     for (const each of [...(event.getCoalescedEvents?.() ?? []), event]) moveTo(pointOf(each));
   });
   for (const end of ["pointerup", "pointercancel", "blur"]) canvas.addEventListener(end, lift);
-  painter.addEventListener("keydown", onKey);
+  painter.addEventListener("keydown", (event) => isPainting() && onKey(event));
   canvas.addEventListener("keyup", ({ key }) => key === " " && lift());
   size.addEventListener("input", showBrush);
   for (const button of painter.querySelectorAll("[data-act]")) {
     button.addEventListener("click", () => act(ACTIONS[button.dataset.act]));
   }
   byId("painter-use").addEventListener("click", async () => {
+    if (!isPainting()) return;
     const file = mask.share > 0 ? await mask.toFile() : null;
     painter.close();
     keepMask(file);
@@ -61,16 +62,25 @@ export function startPainter() {
 export async function openPainter({ file, mask: before, width, height }, url, onMask) {
   const image = await createImageBitmap(before ?? file);
   keepMask = onMask;
-  byId("painter-image").src = url;
   Object.assign(canvas, { width, height });
-  byId("easel").style.setProperty("--ratio", width / height);
   mask = new PaintedMask(canvas, image);
   at = [width / 2, height / 2];
   isDown = false;
-  painter.showModal();
+  show("paint", "Paint what is to be made anew", url, width / height);
   canvas.focus();
   showBrush();
   tell();
+}
+
+const isPainting = () => painter.dataset.mode === "paint";
+
+/** For extender.js, too. */
+export function show(mode, title, url, ratio) {
+  painter.dataset.mode = mode;
+  byId("painter-title").textContent = title;
+  byId("painter-image").src = url;
+  byId("easel").style.setProperty("--ratio", ratio);
+  painter.showModal();
 }
 
 function pointOf({ clientX, clientY }) {

@@ -1,6 +1,6 @@
 // What a picture is made from: as the form holds it, as the API is asked, as a person reads it.
 
-/** As GET /v1/models describes them; the page works with what it knows until then. */
+/** As GET /v1/models describes them. */
 let table = [];
 export const learn = (parameters) => {
   table = parameters.filter(({ field }) => field !== "size");

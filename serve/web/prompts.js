@@ -1,5 +1,4 @@
-// Prompts to begin with, and what the embedded model understands. Its language is tiny
-// (sdxl/mini/README.md), so the page helps with it.
+// Prompts to begin with, and the few words that the embedded model knows (sdxl/mini/README.md).
 
 const SHAPES = ["circle", "square", "triangle", "star", "ring", "cross"];
 const COLOURS = ["red", "yellow", "green", "blue", "white", "black", "purple", "orange"];
@@ -18,7 +17,6 @@ const EXAMPLES = {
   any: [
     "a lighthouse at dusk, waves against the rocks, oil painting",
     "a bowl of lemons by a window, morning light, photograph",
-    "a small wooden cabin in deep snow, warm light inside",
     "macro photograph of a beetle on a fern, shallow depth of field",
   ],
 };

@@ -1,4 +1,4 @@
-// What the API is asked: as JSON for pictures from words, as a form for those from another picture.
+// What the API is asked: JSON for pictures from words, a form for those from another picture.
 
 import { fieldsOf, isEdit } from "./parameters.js";
 
@@ -7,7 +7,7 @@ const MOST_PREVIEWS = 3;
 const FROM_WORDS = "v1/images/generations";
 const FROM_PICTURE = "v1/images/edits";
 
-/** { path, body, headers } of a streamed request. `source` is null, or what source.js holds. */
+/** { path, body, headers } of a streamed request. `source` as source.js has it. */
 export function requestOf({ source, ...settings }) {
   const fields = {
     ...fieldsOf(settings),
@@ -40,14 +40,12 @@ function formOf(fields, { file, mask }) {
 /** The same picture for a terminal. */
 export function curlOf(settings, params) {
   const fields = fieldsOf(settings);
-  const address = (path) => new URL(path, location.href);
-  if (!isEdit(params)) {
-    return `curl ${address(FROM_WORDS)} -H 'content-type: application/json' ` +
-      `-d ${quoted(jsonOf(fields).body)}`;
-  }
-  const texts = Object.entries(fields).map(([name, value]) => `--form-string ${quoted(`${name}=${value}`)}`);
   const files = params.mask_sha256 ? "-F image=@image.png -F mask=@mask.png" : "-F image=@image.png";
-  return `curl ${address(FROM_PICTURE)} ${files} ${texts.join(" ")}`;
+  const texts = () => Object.entries(fields).map((each) => `--form-string ${quoted(each.join("="))}`);
+  const [path, ...sent] = isEdit(params)
+    ? [FROM_PICTURE, files, ...texts()]
+    : [FROM_WORDS, "--json", quoted(jsonOf(fields).body)];
+  return `curl ${new URL(path, location.href)} ${sent.join(" ")}`;
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

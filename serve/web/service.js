@@ -11,7 +11,7 @@ export class ServiceError extends Error {
   }
 }
 
-/** The image model: its id, what may be asked of it, and the language model beside it, if any. */
+/** The image model, and the id of the language model beside it, if any. */
 export async function describe() {
   const { data } = await (await call("v1/models")).json();
   return { ...data.find((model) => model.images), chat: data.find((model) => !model.images)?.id };

@@ -1,15 +1,14 @@
-// The picture that another one is made from: chosen, dropped, pasted, or one that was made here. It
-// outlives a reload.
+// The picture that another one is made from. It outlives a reload.
 
 import { byId } from "./elements.js";
+import { openExtender, startExtender } from "./extender.js";
 import { announce, notify } from "./notices.js";
 import { openPainter, startPainter } from "./painter.js";
 import * as store from "./store.js";
 
 const WORK = "source";
 
-/** { file, name, width, height, mask }, the mask a PNG that is transparent where it is to be made
- * anew, or null; null while pictures are made from words alone. */
+/** { file, name, width, height, mask }, the mask a PNG or null; null: from words alone. */
 export let source = null;
 let hear = () => {};
 let url;
@@ -24,6 +23,8 @@ export async function startSource(onChange) {
     event.target.value = "";
   });
   startPainter();
+  startExtender();
+  byId("extend").addEventListener("click", () => openExtender(source, url, setSource));
   byId("mask").addEventListener("click", () =>
     openPainter(source, url, (mask) => setSource({ ...source, mask })));
   byId("source-remove").addEventListener("click", () => {
@@ -75,7 +76,7 @@ export function setSource(next) {
   for (const old of [url, urlOfMask]) URL.revokeObjectURL(old);
   url = next && URL.createObjectURL(next.file);
   urlOfMask = next?.mask ? URL.createObjectURL(next.mask) : "";
-  byId("held").hidden = byId("mask").hidden = !next;
+  for (const id of ["held", "mask", "extend"]) byId(id).hidden = !next;
   byId("source-mask").hidden = !next?.mask;
   byId("source-mask").src = urlOfMask;
   byId("mask").textContent = next?.mask ? "Change the mask…" : "Paint a mask…";

@@ -7,7 +7,7 @@ import { leftWords, secondsWords } from "./parameters.js";
 
 const stage = byId("stage");
 
-/** Empty tiles in place of what was there. `titles` name them, if there is something to say. */
+/** Empty tiles in place of what was there. */
 export function setStage(count, [width, height], titles = []) {
   const tiles = Array.from({ length: count }, (_, i) => new PictureTile(i, count, width / height, titles[i]));
   const kind = titles.length ? "tiles sides" : "tiles";

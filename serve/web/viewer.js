@@ -38,7 +38,7 @@ const ACTIONS = {
 let shown;
 let gallery;
 let useSettings;
-/** What the picture shown was made from, if it is known, and the two in one place, if they are seen. */
+/** What the picture was made from, if it is known; both in one place, if they are seen. */
 let before;
 let wipe = null;
 

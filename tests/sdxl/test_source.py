@@ -112,6 +112,10 @@ def test_the_colours_around_a_hole_are_spread_into_it() -> None:
     part = np.asarray(GivenImage.read(saved(canvas)).source(params).part)
     assert np.array_equal(part[:, :128], np.asarray(picture))
     assert (np.abs(part.astype(int) - (0, 0, 255)) <= 8).all()
+    # A mask that says more than the hole changes nothing of that.
+    mask = Image.new("L", canvas.size, 255)
+    masked = GivenImage.read(saved(canvas), saved(mask)).source(params)
+    assert np.array_equal(np.asarray(masked.part), part)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ def paint(web: Visit, start: tuple[float, float], end: tuple[float, float]) -> N
         )
         for i in range(5)
     ]
+    drag(web, points)
+
+
+def drag(web: Visit, points: list[tuple[float, float]]) -> None:
     if web.view.name == "phone":
         touch(web, points)
         return
@@ -195,3 +199,28 @@ def test_a_picture_is_seen_at_its_own_size_and_larger(web: Visit) -> None:
     expect(web.page.locator("#zoom-says")).to_have_text("800%")
     web.page.get_by_role("button", name="Fit").click()
     assert web.page.evaluate(width) == fitted
+
+
+def test_the_frame_is_dragged_to_a_larger_canvas_that_is_filled(web: Visit) -> None:
+    web.page.click("#extend")
+    assert web.violations() == []
+    right = web.page.get_by_role("slider", name="right")
+    box, shown = right.bounding_box(), web.page.locator("#painter-image").bounding_box()
+    assert box and shown
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    drag(web, [(x + shown["width"] * i / 16, y) for i in range(5)])
+    expect(right).to_have_attribute("aria-valuenow", "32")
+    web.page.get_by_role("slider", name="top").focus()
+    for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowDown"):
+        web.page.keyboard.press(key)
+    expect(web.page.locator("#painter-says")).to_have_text("160 × 144")
+    web.page.click("#painter-use")
+    expect(web.page.locator("#source-size")).to_have_text("160 × 144")
+    web.generate(PROMPT, steps="4", mask_padding="32")
+    web.wait_for_pictures()
+    file = web.download()
+    assert read_parameters(file)["strength"] == 1.0
+    now = pixels(file)
+    assert now.shape == (144, 160, 3)
+    assert np.array_equal(now[16:, :128], pixels(PHOTO))
+    assert now[:, 128:].std() > 1, "nothing was made beside it"
