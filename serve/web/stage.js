@@ -85,7 +85,7 @@ class PictureTile {
     };
     const chip = make("button", { class: "chip", title: "Use this seed", onclick: use }, `seed ${seed}`);
     this.words.replaceChildren(seconds, ...(this.isSide ? [] : [", ", chip]));
-    if (onEdit) {
+    if (onEdit && !this.isSide) {
       const label = `Edit this: ${picture.params.prompt}`;
       this.caption.append(
         make("button", { class: "chip", "aria-label": label, onclick: onEdit }, "Edit this"));
