@@ -8,10 +8,15 @@ from sdxl.params import InvalidParams
 
 
 def main(argv: Sequence[str]) -> int:
+    """Of a model that makes pictures, unless it says `llm`."""
     match list(argv):
         case ["llm", *rest]:
             from eval.llm.tune import main as tune_llm
 
             return tune_llm(rest)
-        case _:
-            raise InvalidParams("tune", argv[0] if argv else None, "needed llm")
+        case [name, *_] if not name.startswith("-"):
+            raise InvalidParams("tune", name, "needed llm, or flags for a model of pictures")
+        case flags:
+            from eval.tuning.command import main as tune_pictures
+
+            return tune_pictures(flags)

@@ -23,7 +23,17 @@ MAY_IMPORT = {
 ROOMS = {
     "serve": ("batch_api", "batch", "render", "front", "llm", "worker", "fleet"),
     "engines": ("pytorch", "trt", "parity", "cuda", "folders"),
-    "eval": ("h200", "llm", "mlperf", "robustness", "speed", "quality", "service", "measuring"),
+    "eval": (
+        "h200",
+        "llm",
+        "mlperf",
+        "robustness",
+        "speed",
+        "tuning",
+        "quality",
+        "service",
+        "measuring",
+    ),
 }
 """Each imports only those after it."""
 UNKNOWN = {

@@ -146,7 +146,7 @@ class Evaluation:
                 raise InvalidParams("images", shown, f"needed {side}×{side}")
 
     def _summary(self, judges: Judges, rounds: int) -> Scores:
-        found = self._findings()
+        found = self.findings()
         features, count = found["features"], len(found["clip"])
         quick = QuickFrechet(judges.reference)
         fid = frechet_distance(features.split(self.chunk), judges.reference)
@@ -165,7 +165,8 @@ class Evaluation:
         )
         return scores
 
-    def _findings(self) -> Findings:
+    def findings(self) -> Findings:
+        """What every picture scored, in their order."""
         chunks = []
         for start in range(0, len(self.task.captions), self.chunk):
             with np.load(self._file(start)) as stored:

@@ -47,7 +47,7 @@ def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
             fontsize=8,
             columnspacing=1.2,
         )
-        _write(figure, stem)
+        write_figure(figure, stem)
 
 
 def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
@@ -139,10 +139,10 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
         axis.invert_yaxis()
         axis.set_xlabel("images/s: median, least to most")
         axis.legend(frameon=False, loc="upper right")
-        _write(figure, stem)
+        write_figure(figure, stem)
 
 
-def _write(figure: Figure, stem: Path) -> None:
+def write_figure(figure: Figure, stem: Path) -> None:
     for suffix in ("png", "svg"):
         data = io.BytesIO()
         # No date: the same figures give the same bytes.

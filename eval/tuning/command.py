@@ -1,0 +1,159 @@
+"""`sdxl tune`: for a model, its schedulers and step counts, which steps should run the whole UNet,
+and whether that is worth more than plain choices. It checks everything it can before a model is
+loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sdxl.arguments import MODEL, Parser, number, whole
+from sdxl.params import PARAMETERS, InvalidParams
+from sdxl.presets import MEASURED
+
+if TYPE_CHECKING:
+    from eval.tuning.tuning import Tuning
+
+BUDGETS = (0.35, 0.5, 0.75)
+FEWEST = 2
+"""pictures that a covariance needs"""
+FEWEST_STEPS = 4
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
+    check(options)
+    # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
+    from tqdm import tqdm
+
+    from eval.tuning.report import told
+
+    # A person sees a bar move; a log gets a line now and then.
+    with tqdm(file=sys.stderr, unit="step", mininterval=1) as bar:
+        result = prepare(options, bar).run()
+    print(told(result))
+    return 0
+
+
+def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
+    from eval.quality.captions import unseen_scenes
+    from eval.quality.inputs import read_task
+    from eval.quality.task import is_embedded
+    from eval.tuning.tuning import Tuning, TuningSpec
+
+    spec = TuningSpec(
+        options.model,
+        options.backend,
+        tuple(options.precisions),
+        tuple(options.schedulers),
+        tuple(options.step_counts),
+        tuple(options.guided_until),
+        dict(zip(MEASURED, options.budgets, strict=True)),
+        options.prompts,
+    )
+    until_s = time.perf_counter() + (options.seconds or math.inf)
+    task, checkpoint = read_task(options)
+    is_drawn = is_embedded(checkpoint) and not options.captions
+
+    def tell(what: str) -> None:
+        bar.set_description_str(what, refresh=False)
+        bar.update()
+
+    return Tuning(
+        spec,
+        replace(task, load=cache(task.load)),
+        checkpoint,
+        unseen_scenes(options.count) if is_drawn else None,
+        Path(options.out),
+        lambda: time.perf_counter() > until_s,
+        tell,
+    )
+
+
+def build_parser() -> Parser:
+    from engines import BACKENDS
+
+    parser = Parser(
+        prog="sdxl tune",
+        description="Find which steps should run the whole UNet. `sdxl tune llm` is for a language "
+        "model.",
+    )
+    add = parser.add_argument
+    add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
+    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--out", default="out/tune", metavar="DIR", help="findings (default %(default)s)")
+    add("--prompts", type=whole, default=8, metavar="N", help="to tune on (default %(default)s)")
+    add(
+        "--check-prompts",
+        type=whole,
+        default=64,
+        metavar="N",
+        help="others, to check what was found on (default %(default)s)",
+    )
+    add("--seconds", type=number, metavar="S", help="begin nothing more after so long")
+    add(
+        "--budget",
+        dest="budgets",
+        type=number,
+        nargs=len(MEASURED),
+        default=BUDGETS,
+        metavar="SHARE",
+        help=f"of the exact model's cost, for {', '.join(MEASURED)} (default {BUDGETS})",
+    )
+    ways = parser.add_argument_group(
+        "what is tried", "all combinations; the first of each together are the exact model"
+    )
+    several: Any = {"nargs": "+"}
+    ways.add_argument("--precision", dest="precisions", default=["fp32"], **several)
+    ways.add_argument(
+        "--scheduler", dest="schedulers", default=["euler"], metavar="NAME", **several
+    )
+    ways.add_argument(
+        "--steps", dest="step_counts", type=whole, default=[20], metavar="N", **several
+    )
+    ways.add_argument(
+        "--guided-until",
+        type=number,
+        default=[1.0],
+        metavar="SHARE",
+        help="of the steps, from the first, that are guided (default 1)",
+        **several,
+    )
+    ways.add_argument("--guidance", type=number, default=argparse.SUPPRESS, metavar="X")
+    files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
+    for name in ("captions", "inception", "clip", "statistics"):
+        files.add_argument(f"--{name}", metavar="FILE", help="as sdxl eval takes it")
+    return parser
+
+
+def check(options: argparse.Namespace) -> None:
+    options.count = options.prompts + options.check_prompts
+    for name, low in (("prompts", 1), ("check_prompts", FEWEST)):
+        if (value := getattr(options, name)) < low:
+            raise InvalidParams(name, value, f"needed at least {low}")
+    for steps in options.step_counts:
+        PARAMETERS["steps"].check(steps)
+        if steps < FEWEST_STEPS:
+            raise InvalidParams(
+                "steps", steps, f"needed at least {FEWEST_STEPS}, to leave some out"
+            )
+    for name in options.schedulers:
+        PARAMETERS["scheduler"].check(name)
+    for share in options.guided_until:
+        if not 0 < share <= 1:
+            raise InvalidParams("guided_until", share, "needed a share above 0, to 1")
+    budgets = options.budgets
+    is_rising = all(a < b for a, b in itertools.pairwise(budgets))
+    if not (is_rising and budgets[0] > 0 and budgets[-1] <= 1):
+        raise InvalidParams("budget", tuple(budgets), "needed rising shares above 0, to 1")
+    if options.seconds is not None and options.seconds <= 0:
+        raise InvalidParams("seconds", options.seconds, "needed more than 0")

@@ -1,0 +1,93 @@
+"""`sdxl tune` from flags to its report, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import engines
+from eval.quality.captions import unseen_scenes
+from eval.quality.task import embedded_task, mini_judges
+from eval.tuning import tuning
+from eval.tuning.tuning import Tuning, TuningSpec
+from sdxl.checkpoint import find
+from sdxl.params import InvalidParams
+from sdxl.pipeline import Pipeline
+
+SPEC = TuningSpec(
+    "mini", "torch", ("fp32",), ("euler",), (4,), (1.0,), {"low": 0.5, "high": 0.8}, prompts=1
+)
+COUNT = 4
+
+
+@pytest.fixture
+def quick_tuning(
+    mini: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Tuning]:
+    monkeypatch.setattr(engines, "load", lambda *_, **__: mini)
+    monkeypatch.setattr(tuning, "COST_IMAGES", 1)
+    judges = mini_judges(8)
+    task = replace(embedded_task({}, COUNT), load=lambda: judges)
+
+    def made(spec: TuningSpec = SPEC, *, is_late: bool = False) -> Tuning:
+        scenes = unseen_scenes(COUNT)
+        told: list[str] = []
+        return Tuning(spec, task, find("mini"), scenes, tmp_path, lambda: is_late, told.append)
+
+    return made
+
+
+def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_goes_on_where_it_was(
+    quick_tuning: Callable[..., Tuning], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = quick_tuning().run()
+    assert found is not None
+    page = (tmp_path / "tuning.md").read_text()
+    assert "| fp32 euler 4, exact | 1.000 |" in page and "interval 2" in page
+    assert re.search(r"tuned plans? pay|No tuned plan", page)
+    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((tmp_path / "tuning.json").read_text())
+    assert set(report["chosen"]) <= {"low", "high"}
+    assert {len(c["errors"]) for c in report["courses"]} == {4}
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("done again")
+
+    monkeypatch.setattr(Pipeline, "generate", refuse)
+    monkeypatch.setattr(tuning, "measure_costs", refuse)
+    again = quick_tuning().run()
+    assert again is not None and again.as_dict()["checked"] == found.as_dict()["checked"]
+
+
+def test_time_that_is_up_before_a_check_is_said(quick_tuning: Callable[..., Tuning]) -> None:
+    assert quick_tuning(is_late=True).run() is None
+
+
+def test_a_folder_of_another_tuning_is_refused(
+    quick_tuning: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    quick_tuning(is_late=True).run()
+    with pytest.raises(InvalidParams, match="it holds another tuning"):
+        quick_tuning(replace(SPEC, prompts=2), is_late=True).run()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--steps", "3"), "steps: 3 is not allowed; needed at least 4"),
+        (("--scheduler", "best"), "scheduler: 'best' is not allowed; needed one of"),
+        (("--guided-until", "0"), "guided_until: 0.0 is not allowed; needed a share above 0"),
+        (("--budget", "0.5", "0.4", "0.9"), "budget: .* needed rising shares"),
+        (("--check-prompts", "1"), "check_prompts: 1 is not allowed; needed at least 2"),
+        (("--seconds", "0"), "seconds: 0.0 is not allowed; needed more than 0"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    flags: tuple[str, ...], said: str, refused: Callable[..., str]
+) -> None:
+    assert re.search(said, refused("tune", *flags))
