@@ -99,7 +99,7 @@ class Checkpoint:
     @cached_property
     def presets(self) -> Presets:
         try:
-            return load_presets(self.folder)
+            return load_presets(self.folder, lambda: self.digest)
         except BrokenPresets as error:
             raise CheckpointError(str(error)) from error
 

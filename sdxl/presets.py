@@ -1,28 +1,59 @@
-"""What a quality's name stands for: the steps and the cache interval that the model itself needs.
+"""What a quality's name stands for: the steps and the caches that the model itself needs.
 
-A model's own are in `presets.json` beside its `model_index.json`, as `sdxl eval --sweep` measured
-them. It renders nothing.
+A model's own are in `presets.json` beside its `model_index.json`, as `sdxl eval --sweep` or `sdxl
+tune` measured them. It renders nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sdxl.params import InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 
 FILE = "presets.json"
+COURSE = ("steps", "scheduler", "cache_interval", "deep_steps", "strength")
+"""Parameters that deep steps are chosen for, or that say others."""
 MEASURED = ("low", "medium", "high")
 """What a model may have its own of, the fastest first."""
 
 
 @dataclass(frozen=True)
 class Preset:
+    """Deep steps are of a tuned plan: for these steps of this scheduler."""
+
     steps: int
     cache_interval: int
+    scheduler: str | None = None
+    deep_steps: tuple[int, ...] | None = None
+    guidance_interval: tuple[float, float] | None = None
+
+    def values(self) -> dict[str, Any]:
+        """The parameters of a picture that it stands for."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The same where others are given: those go first, and deep steps that were chosen for
+        another course than theirs are left out."""
+        own = {"scheduler": GenerationParams.scheduler, **self.values()}
+        said = {name: given[name] for name in COURSE if given.get(name) is not None}
+        values = {**self.values(), **{n: v for n, v in given.items() if v is not None}}
+        if "deep_steps" not in said and any(own.get(name) != v for name, v in said.items()):
+            values.pop("deep_steps", None)
+        return values
+
+    def told(self) -> str:
+        """In a few words, for people."""
+        caches = f"interval {self.cache_interval}"
+        if self.deep_steps is not None:
+            caches = f"deep {','.join(map(str, self.deep_steps))}"
+        name = f"{self.scheduler}, " if self.scheduler else ""
+        guided = self.guidance_interval
+        share = f", guided {guided[0]:g} to {guided[1]:g}" if guided else ""
+        return f"{name}{self.steps} steps, {caches}{share}"
 
 
 Presets = Mapping[str, Preset]
@@ -37,42 +68,57 @@ class BrokenPresets(ValueError):
     """A presets.json that holds none: what it should hold."""
 
 
-def load_presets(folder: Path) -> Presets:
+def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
+    """`digest` is the model's, asked for where the file is of one model alone."""
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return UNMEASURED
     try:
-        return presets_of(json.loads(text)["presets"])
-    except (KeyError, TypeError, ValueError) as error:
+        stored = json.loads(text)
+        found, model = presets_of(stored["presets"]), stored.get("model_digest")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         needed = ", ".join(MEASURED)
         raise BrokenPresets(
             f"{path}: needed steps and cache_interval, whole numbers above 0, of each of {needed}; "
             f"or remove it ({type(error).__name__}: {error})"
         ) from error
+    if model is not None and model != digest():
+        raise BrokenPresets(
+            f"{path}: tuned for the model {str(model)[:12]}, needed {digest()[:12]}; run sdxl tune "
+            "--store-presets on this one, or remove it"
+        )
+    return found
 
 
-def preset_named(presets: Presets, name: str) -> dict[str, int]:
-    """Its parameters of a picture. Raises InvalidParams for a name that is none."""
+def preset_named(presets: Presets, name: str) -> Preset:
+    """Raises InvalidParams for a name that is none."""
     if name not in presets:
         raise InvalidParams("quality", name, f"needed one of {', '.join(presets)}")
-    return asdict(presets[name])
+    return presets[name]
 
 
 def presets_of(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Preset]:
-    found = {name: Preset(**values[name]) for name in MEASURED}
-    for preset in found.values():
-        if not all(type(value) is int and value > 0 for value in asdict(preset).values()):
-            raise ValueError(f"{preset} is not allowed")
+    found = {name: _preset_of(values[name]) for name in MEASURED}
     return {**found, **EXACT}
 
 
+def _preset_of(values: Mapping[str, Any]) -> Preset:
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    preset = Preset(**{**values, **lists})
+    # The field table refuses what is out of bounds.
+    whole = {"steps": preset.steps, "cache_interval": preset.cache_interval}
+    GenerationParams(**{**preset.values(), **whole})
+    return preset
+
+
 def told(presets: Presets) -> list[str]:
-    return [f"{name} {p.steps} steps, interval {p.cache_interval}" for name, p in presets.items()]
+    return [f"{name} {preset.told()}" for name, preset in presets.items()]
 
 
-def as_file(presets: Presets, measured: Mapping[str, Any]) -> bytes:
-    """`measured`: what they were found on."""
-    own = {name: asdict(presets[name]) for name in MEASURED}
-    return (json.dumps({"presets": own, "measured": measured}, indent=1) + "\n").encode()
+def as_file(presets: Presets, measured: Mapping[str, Any], model_digest: str = "") -> bytes:
+    """`measured`: what they were found on; with a digest they are refused for another model."""
+    own = {name: presets[name].values() for name in MEASURED}
+    model = {"model_digest": model_digest} if model_digest else {}
+    return (json.dumps({"presets": own, **model, "measured": measured}, indent=1) + "\n").encode()

@@ -76,6 +76,7 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
         Path(options.out),
         lambda: time.perf_counter() > until_s,
         tell,
+        options.stores_presets,
     )
 
 
@@ -108,6 +109,12 @@ def build_parser() -> Parser:
         default=BUDGETS,
         metavar="SHARE",
         help=f"of the exact model's cost, for {', '.join(MEASURED)} (default {BUDGETS})",
+    )
+    add(
+        "--store-presets",
+        action="store_true",
+        dest="stores_presets",
+        help="write what low, medium and high should stand for beside the model",
     )
     ways = parser.add_argument_group(
         "what is tried", "all combinations; the first of each together are the exact model"

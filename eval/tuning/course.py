@@ -10,6 +10,7 @@ from typing import Any
 
 from sdxl.deepcache import StepPlan, plan, plan_of
 from sdxl.params import GenerationParams
+from sdxl.presets import Preset
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,15 @@ class CachePlan:
             "deep_steps": None if self.has_even_caches else self.deep_steps,
             "guidance_interval": None if share == 1 else (0.0, share),
         }
+
+    @property
+    def preset(self) -> Preset:
+        """As a quality's name would stand for it."""
+        values = self.values()
+        if values["deep_steps"] is not None:
+            # For a request that names other steps, whose deep ones it cannot be.
+            values["cache_interval"] = max(1, round(self.course.steps / len(self.deep_steps)))
+        return Preset(**values)
 
     def asked(self, request: GenerationParams) -> GenerationParams:
         return replace(request, **self.values(), guided_steps=None)

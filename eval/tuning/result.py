@@ -13,6 +13,7 @@ from eval.quality.frechet import QuickFrechet
 from eval.tuning.checks import CheckedPlan
 from eval.tuning.tuned_course import TunedCourse
 from eval.tuning.verdict import TuningVerdict, choose, judge
+from sdxl.presets import EXACT, MEASURED, Presets
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,17 @@ class TuningResult:
 
     @cached_property
     def chosen(self) -> dict[str, CheckedPlan]:
-        return choose(self.checked, self.exact, self.quick, self.budgets_s)
+        """Of the exact model's own precision: which engines run is not a picture's to say."""
+        precision = self.exact.plan.course.precision
+        own = [each for each in self.checked if each.plan.course.precision == precision]
+        return choose(own, self.exact, self.quick, self.budgets_s)
+
+    @property
+    def presets(self) -> Presets | None:
+        """None until each quality has a plan."""
+        if set(self.chosen) != set(MEASURED):
+            return None
+        return {name: self.chosen[name].plan.preset for name in MEASURED} | EXACT
 
     def as_dict(self) -> dict[str, Any]:
         verdicts = [

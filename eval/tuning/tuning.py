@@ -23,6 +23,7 @@ from eval.tuning.result import TuningResult
 from eval.tuning.step_costs import StepCosts, measure_costs
 from eval.tuning.tuned_course import INTERVALS, IsLate, Tell, TunedCourse
 from eval.tuning.verdict import TOLERANCE
+from sdxl import presets
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.mini.scenes import Scene
@@ -65,6 +66,8 @@ class Tuning:
     folder: Path
     is_late: IsLate
     tell: Tell
+    stores_presets: bool = False
+    """beside the model too, whose `quality` means them from then on"""
     tuned: list[TunedCourse] = field(default_factory=list)
     checked: list[CheckedPlan] = field(default_factory=list)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
@@ -150,7 +153,17 @@ class Tuning:
             tuple(self.checked), tuple(self.tuned), budgets_s, quick, self.task.name, self.task.note
         )
         write_report(result, self.folder)
+        self._store(result)
         return result
+
+    def _store(self, result: TuningResult) -> None:
+        """Among the findings, and where asked beside the model, which has them from there on."""
+        if (chosen := result.presets) is None:
+            return
+        measured = {"task": result.task, "pictures": result.pictures, "by": "sdxl tune"}
+        data = presets.as_file(chosen, measured, self.checkpoint.digest)
+        for folder in (self.folder, *([self.checkpoint.folder] if self.stores_presets else [])):
+            write_atomic(folder / presets.FILE, data)
 
     # -- what is made once ------------------------------------------------------------------
 

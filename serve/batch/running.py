@@ -116,8 +116,9 @@ def describe(order: BatchSpec) -> BatchJob:
 
 def with_quality(order: BatchSpec, presets: Presets) -> dict[str, Any]:
     """Flags of their own go before what the quality stands for."""
-    named = preset_named(presets, order.quality) if order.quality else {}
-    return {**named, **order.parameters}
+    if not order.quality:
+        return dict(order.parameters)
+    return preset_named(presets, order.quality).beside(order.parameters)
 
 
 @contextmanager

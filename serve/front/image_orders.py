@@ -94,15 +94,9 @@ def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -
     # An explicit field of the request wins.
     preset = card.presets[request.effective_quality]
     asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
-    return GenerationParams.from_dict(
-        {
-            "width": width,
-            "height": height,
-            "steps": min(preset.steps, settings.max_steps),
-            "cache_interval": preset.cache_interval,
-            **{name: value for name, value in asked.items() if value is not None},
-        }
-    )
+    if preset.steps > settings.max_steps and asked["steps"] is None:
+        asked["steps"] = settings.max_steps
+    return GenerationParams.from_dict({"width": width, "height": height, **preset.beside(asked)})
 
 
 def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tuple[int, int]:

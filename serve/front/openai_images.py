@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -250,8 +249,9 @@ class ImageLimits(Reply):
     """/v1/images/edits makes pictures from others"""
     at_once: int
     """pictures that are best under way at once, over all replicas; 0: not known"""
-    presets: dict[str, dict[str, int]]
-    """the steps and the cache interval that each `quality` stands for; auto is medium"""
+    presets: dict[str, dict[str, Any]]
+    """the parameters that each `quality` stands for, steps and cache interval among them; auto is
+    medium"""
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     parameters: tuple[Control, ...]
 
@@ -267,14 +267,15 @@ class ImageLimits(Reply):
             max_prompt_chars=settings.max_prompt_chars,
             can_edit=card.can_edit,
             at_once=card.at_once,
-            presets={name: asdict(preset) for name, preset in card.presets.items()},
+            presets={name: preset.values() for name, preset in card.presets.items()},
             parameters=tuple(controls_of(card)),
         )
 
 
 def controls_of(card: ModelCard) -> Iterator[Control]:
     """With the defaults of a request that names neither steps nor quality."""
-    usual: dict[str, Any] = asdict(card.presets[SAME_QUALITY["auto"]])
+    preset = card.presets[SAME_QUALITY["auto"]]
+    usual: dict[str, Any] = {"steps": preset.steps, "cache_interval": preset.cache_interval}
     for name, each in PARAMETERS.items():
         control = Control.of(each)
         yield control.model_copy(update={"default": usual.get(name, control.default)})

@@ -144,7 +144,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     if not 1 <= options.n <= MAX_IMAGES // len(prompts):
         most = f"needed 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
-    values = {**stored, **preset_values(options, stored_model), **given_params(options)}
+    values = {**stored, **with_quality(options, stored_model)}
     requests = [
         each
         for prompt in prompts
@@ -164,13 +164,16 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     )
 
 
-def preset_values(options: argparse.Namespace, stored_model: str | None) -> dict[str, Any]:
+def with_quality(options: argparse.Namespace, stored_model: str | None) -> dict[str, Any]:
+    """The flags that were given, beside what the quality stands for."""
+    given = given_params(options)
     if not options.quality:
-        return {}
+        return given
     # Here and not above: it reads the model's folder, which a plain picture need not yet.
     from sdxl.checkpoint import find
 
-    return dict(preset_named(find(named_model(options, stored_model)).presets, options.quality))
+    presets = find(named_model(options, stored_model)).presets
+    return preset_named(presets, options.quality).beside(given)
 
 
 def named_model(options: argparse.Namespace, stored_model: str | None) -> str:

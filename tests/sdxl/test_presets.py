@@ -9,7 +9,17 @@ import pytest
 
 from sdxl.checkpoint import Checkpoint, CheckpointError, find
 from sdxl.params import InvalidParams
-from sdxl.presets import EXACT, FILE, MEASURED, UNMEASURED, Preset, as_file, preset_named
+from sdxl.presets import (
+    EXACT,
+    FILE,
+    MEASURED,
+    UNMEASURED,
+    BrokenPresets,
+    Preset,
+    as_file,
+    load_presets,
+    preset_named,
+)
 from sdxl.single_file.folder import MINI_FILES
 
 
@@ -19,7 +29,7 @@ def test_a_model_without_presets_has_the_default_and_one_with_them_its_own(tmp_p
     own = {name: Preset(n, 1) for n, name in enumerate(MEASURED, 7)} | EXACT
     (tmp_path / FILE).write_bytes(as_file(own, {"task": "a task", "pictures": 5}))
     assert Checkpoint("foreign", tmp_path).presets == own
-    assert preset_named(own, "low") == {"steps": 7, "cache_interval": 1}
+    assert preset_named(own, "low").values() == {"steps": 7, "cache_interval": 1}
 
 
 def test_the_embedded_model_has_its_own_which_go_where_it_goes() -> None:
@@ -47,3 +57,42 @@ def test_a_file_that_holds_no_presets_is_one_line_that_says_what_it_should_hold(
 def test_a_name_that_is_no_preset_is_refused_by_name() -> None:
     with pytest.raises(InvalidParams, match="quality: 'best' is not allowed; needed one of low"):
         preset_named(UNMEASURED, "best")
+
+
+# -- of tuned plans -------------------------------------------------------------------------
+
+TUNED = Preset(20, 3, "euler", (0, 1, 3, 6, 10, 15), (0.0, 0.6))
+
+
+def test_a_tuned_plan_is_stored_and_read_for_its_own_model_alone(tmp_path: Path) -> None:
+    own = dict.fromkeys(MEASURED, TUNED) | EXACT
+    (tmp_path / FILE).write_bytes(as_file(own, {"task": "a task"}, "a" * 64))
+    assert load_presets(tmp_path, lambda: "a" * 64) == own
+    with pytest.raises(BrokenPresets, match="tuned for the model aaaaaaaaaaaa, needed bbbb"):
+        load_presets(tmp_path, lambda: "b" * 64)
+
+
+@pytest.mark.parametrize("deep", [[1, 2], [0, 20], [0, 0], "0,1", [0, 1.5], []])
+def test_deep_steps_that_no_picture_could_have_are_refused(deep: object, tmp_path: Path) -> None:
+    preset = {"steps": 20, "cache_interval": 1, "deep_steps": deep}
+    (tmp_path / FILE).write_text(json.dumps({"presets": dict.fromkeys(MEASURED, preset)}))
+    with pytest.raises(BrokenPresets, match="needed steps and"):
+        load_presets(tmp_path, lambda: "")
+
+
+def test_what_is_given_goes_first_and_a_plan_for_other_steps_is_left_out() -> None:
+    assert TUNED.beside({})["deep_steps"] == TUNED.deep_steps
+    same = TUNED.beside({"steps": 20, "scheduler": "euler", "guidance": 7.0, "seed": None})
+    assert same["deep_steps"] == TUNED.deep_steps and same["guidance"] == 7.0
+    assert "seed" not in same, "nothing was said of it"
+    for other in ({"steps": 10}, {"scheduler": "ddim"}, {"cache_interval": 2}, {"strength": 0.5}):
+        assert (
+            "deep_steps" not in TUNED.beside(other) and TUNED.beside(other).items() >= other.items()
+        )
+    assert TUNED.beside({"steps": 10, "deep_steps": (0, 4)})["deep_steps"] == (0, 4)
+
+
+def test_a_plan_without_a_scheduler_is_for_the_usual_one() -> None:
+    preset = Preset(20, 3, deep_steps=(0, 5))
+    assert preset.beside({"scheduler": "euler"})["deep_steps"] == (0, 5)
+    assert "deep_steps" not in preset.beside({"scheduler": "ddim"})

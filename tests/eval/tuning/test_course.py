@@ -29,6 +29,13 @@ def test_features_age_until_the_next_deep_step() -> None:
     assert ages((0, 1, 4), 7) == [0, 0, 1, 2, 0, 1, 2]
 
 
+def test_a_quality_can_stand_for_a_plan() -> None:
+    found = CachePlan(COURSE, (0, 1, 5)).preset
+    assert (found.steps, found.scheduler, found.deep_steps) == (10, "euler", (0, 1, 5))
+    assert found.guidance_interval == (0.0, 0.6) and found.cache_interval == 3
+    assert even(COURSE, 2).preset.deep_steps is None
+
+
 def test_plans_have_folders_of_their_own() -> None:
     plans = [even(COURSE, 1), even(COURSE, 2), CachePlan(COURSE, (0, 1)), CachePlan(COURSE, (0, 2))]
     plans += [even(Course(steps=10), 2)]
