@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval.tuning.checks import RIGHT, CheckedPlan
-from eval.tuning.plot import plot_tuning
 from eval.tuning.result import TuningResult
 from eval.tuning.tuned_course import TunedCourse
 from sdxl.files import write_atomic
@@ -20,7 +19,6 @@ def write_report(result: TuningResult, folder: Path) -> None:
     text = json.dumps(result.as_dict(), indent=1) + "\n"
     write_atomic(folder / f"{STEM}.json", text.encode())
     write_atomic(folder / f"{STEM}.md", page(result).encode())
-    plot_tuning(result, folder / STEM)
 
 
 def page(result: TuningResult) -> str:

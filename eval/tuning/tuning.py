@@ -18,7 +18,8 @@ from eval.quality.task import QualityTask
 from eval.tuning.checks import CheckedPlan, PlanCheck
 from eval.tuning.course import CachePlan, Course, even, exact
 from eval.tuning.local_errors import images_at_once
-from eval.tuning.report import write_report
+from eval.tuning.plot import plot_tuning
+from eval.tuning.report import STEM, write_report
 from eval.tuning.result import TuningResult
 from eval.tuning.step_costs import StepCosts, measure_costs
 from eval.tuning.tuned_course import INTERVALS, IsLate, Tell, TunedCourse
@@ -83,6 +84,8 @@ class Tuning:
             tuned.run(self.is_late, self.tell)
             self.tuned.append(tuned)
             self._check_all(tuned)
+            if result := self._report():
+                plot_tuning(result, self.folder / STEM)
         return self._report()
 
     # -- parts ------------------------------------------------------------------------------
@@ -127,17 +130,16 @@ class Tuning:
             self._report()
 
     def _wanted(self, tuned: TunedCourse) -> Iterator[CachePlan]:
-        """The exact model first, then each tuned plan and exact steps of its cost."""
-        course = tuned.course
+        """The exact model first, then plain choices, then tuned plans, which are held against all
+        of those."""
+        course, found = tuned.course, tuned.best()
         yield self._check.exact_of(exact(course))
         yield exact(course)
-        for plan in tuned.best():
-            yield plan
-            yield from self._fewer_steps(course, self._cost_s(plan))
+        for cost_s in (*map(self._cost_s, found), *self._budgets_s.values()):
+            yield from self._fewer_steps(course, cost_s)
         for interval in INTERVALS:
             yield even(course, interval)
-        for budget_s in self._budgets_s.values():
-            yield from self._fewer_steps(course, budget_s)
+        yield from found
 
     def _fewer_steps(self, course: Course, cost_s: float) -> list[CachePlan]:
         """As many exact steps as cost no more."""
