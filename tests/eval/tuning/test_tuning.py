@@ -31,6 +31,8 @@ def quick_tuning(
 ) -> Callable[..., Tuning]:
     monkeypatch.setattr(engines, "load", lambda *_, **__: mini)
     monkeypatch.setattr(tuning, "COST_IMAGES", 1)
+    # Drawing takes longer than all the rest here; test_verdict.py draws one.
+    monkeypatch.setattr(tuning, "plot_tuning", lambda *_: None)
     judges = mini_judges(8)
     task = replace(embedded_task({}, COUNT), load=lambda: judges)
 
@@ -42,6 +44,7 @@ def quick_tuning(
     return made
 
 
+@pytest.mark.long
 def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_goes_on_where_it_was(
     quick_tuning: Callable[..., Tuning], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +53,6 @@ def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_goes_on_where_it_was
     page = (tmp_path / "tuning.md").read_text()
     assert "| fp32 euler 4, exact | 1.000 |" in page and "interval 2" in page
     assert re.search(r"tuned plans? pay|No tuned plan", page)
-    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "tuning.json").read_text())
     assert set(report["chosen"]) <= {"low", "high"}
     assert {len(c["errors"]) for c in report["courses"]} == {4}

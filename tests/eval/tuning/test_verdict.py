@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from eval.quality.frechet import Gaussian, QuickFrechet
 from eval.tuning.checks import CheckedPlan
 from eval.tuning.course import CachePlan, Course, even, exact
+from eval.tuning.plot import plot_tuning
+from eval.tuning.report import page
+from eval.tuning.result import TuningResult
 from eval.tuning.verdict import choose, judge
 
 COURSE = Course(steps=10)
@@ -77,3 +82,15 @@ def test_where_no_tuned_plan_pays_the_plain_one_is_chosen(psnr: float, name: Cac
     assert "low" not in found, "nothing costs so little"
     assert found["medium"].plan == name
     assert found["high"].plan == exact(COURSE)
+
+
+def test_a_report_says_where_nothing_pays_and_draws_what_was_checked(tmp_path: Path) -> None:
+    checks = [EXACT, checked(even(COURSE, 2), 5.0, psnr=30), checked(TUNED, 5.0, psnr=30)]
+    budgets_s = {"low": 5.0, "medium": 5.0, "high": 10.0}
+    found = TuningResult(checks, [], budgets_s, QUICK, "a task", "a note")
+    text = page(found)
+    assert "No tuned plan pays here." in text and "★ fp32 euler 10, deep 0,1,2,5 | 0.500" in text
+    assert "- low, up to 0.5: fp32 euler 10, interval 2" in text
+    assert found.presets is not None and found.presets["medium"].deep_steps is None
+    plot_tuning(found, tmp_path / "tuning")
+    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
