@@ -82,7 +82,8 @@ def judge(
         return None
     strongest = min(rivals, key=lambda each: each.loss_to(exact))
     alike = [each for each in rivals if is_of_same_exact(each.plan, tuned.plan)]
-    near = [each for each in alike if "psnr" in each.findings]
+    # The exact pictures themselves have no PSNR, and nothing is nearer than they are.
+    near = alike if all("psnr" in each.findings for each in alike) else []
     nearest = max(near, key=lambda each: each.scores["psnr"], default=None)
     names = [name for name in ("clip", "right") if name in tuned.findings]
     gaps = {"FID": fid_gap(tuned, strongest, quick)}
