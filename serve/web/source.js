@@ -48,7 +48,7 @@ export const canEdit = () => !byId("source").hidden;
 export async function useFile(file, name = file.name, mask = null) {
   try {
     const { width, height } = await createImageBitmap(file);
-    setSource({ file, name, width, height, mask });
+    await setSource({ file, name, width, height, mask });
   } catch {
     notify(`${name} is no picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, {
       kind: "error",
@@ -64,7 +64,7 @@ export async function editPicture(picture) {
   if (await useFile(picture.file, picture.params.prompt)) byId("ask").elements.prompt.focus();
 }
 
-/** For whoever wants to make a picture again, or to see both. */
+/** To make a picture again, or see both. */
 export function keepSource({ file, mask }, { image_sha256: digest, mask_sha256: digestOfMask }) {
   store.keepSource(digest, file).catch(() => {});
   if (mask) store.keepSource(digestOfMask, mask).catch(() => {});
@@ -72,7 +72,6 @@ export function keepSource({ file, mask }, { image_sha256: digest, mask_sha256: 
 
 export function setSource(next) {
   source = next;
-  store.keepWork(WORK, next).catch(() => {});
   for (const old of [url, urlOfMask]) URL.revokeObjectURL(old);
   url = next && URL.createObjectURL(next.file);
   urlOfMask = next?.mask ? URL.createObjectURL(next.mask) : "";
@@ -87,4 +86,5 @@ export function setSource(next) {
     byId("source-size").textContent = `${next.width} × ${next.height}`;
   }
   hear(next);
+  return store.keepWork(WORK, next).catch(() => {});
 }

@@ -82,7 +82,8 @@ def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(we
     file = photo()
     chosen = FilePayload(name="chosen.png", mimeType="image/png", buffer=file)
     web.page.set_input_files("#source-file", chosen)
-    expect(web.page.locator("#source-name")).to_have_text("chosen.png")
+    # Said when it is on disk.
+    expect(web.page.locator("#announcer")).to_have_text("chosen.png is the source now.")
     web.reload()
     expect(web.page.locator("#source-name")).to_have_text("chosen.png")
     web.generate(PROMPT, steps="8", strength="0.25", seed="5")
