@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 EXIF_IFD, USER_COMMENT = 0x8769, 0x9286
 CODED = {b"ASCII\0\0\0": "ascii", b"UNICODE\0": "utf-16-be"}
@@ -33,6 +33,9 @@ def opened(data: bytes) -> Iterator[Image.Image]:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 yield image
+    except UnidentifiedImageError as error:
+        # Its own words name a Python object.
+        raise BrokenPicture("not a picture") from error
     except Exception as error:
         raise BrokenPicture(f"not a picture ({type(error).__name__}: {error})") from error
 
