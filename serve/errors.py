@@ -84,6 +84,11 @@ def starting() -> Problem:
     return Problem(503, "The model is still loading.", None, "starting", 5.0)
 
 
+def no_routes() -> Problem:
+    """Of a proxy that has just begun."""
+    return Problem(503, "The service is starting.", None, "starting", 1.0)
+
+
 def other_model() -> Problem:
     """Of a replica whose place has another model now, or had."""
     return Problem(503, "The model is being replaced by another one.", None, OTHER_MODEL, 5.0)

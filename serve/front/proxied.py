@@ -51,8 +51,7 @@ class Proxied:
             if message["type"] == "http.response.start":
                 has_begun, is_replaced = True, is_plain_error(message)
                 if is_replaced:
-                    problem = errors.of_status(message["status"])
-                    await signed(problem, scope)(scope, receive, send)
+                    await signed(problem_of(message["status"]), scope)(scope, receive, send)
             else:
                 is_over = not message.get("more_body", False)
             if not is_replaced:
@@ -67,6 +66,11 @@ class Proxied:
         else:
             log.error("%s: the answer was lost behind Ray's proxy; the client got a 500", name)
             await signed(errors.unexpected(), scope)(scope, receive, send)
+
+
+def problem_of(status: int) -> Problem:
+    """The application has every path: a proxy that finds none has not heard of it yet."""
+    return errors.no_routes() if status == 404 else errors.of_status(status)
 
 
 def signed(problem: Problem, scope: Scope) -> Response:

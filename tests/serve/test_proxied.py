@@ -68,7 +68,15 @@ def envelope(sent: list[Message]) -> dict[str, Any]:
     return error | {"status": sent[0]["status"]}
 
 
-@pytest.mark.parametrize("status", [404, 408, 503])
+def test_a_proxy_that_has_no_routes_yet_is_no_404() -> None:
+    """Clients ask again after a 503, and give up at a 404."""
+    start, _ = sent = said_by(speaker(404, b"text/plain", b"Path '/v1/models' not found."))
+    error = envelope(sent)
+    assert (error["status"], error["code"]) == (503, "starting")
+    assert dict(start["headers"])[b"retry-after"] == b"1"
+
+
+@pytest.mark.parametrize("status", [408, 500, 503])
 def test_ray_s_own_errors_get_the_envelope(status: int) -> None:
     error = envelope(said_by(speaker(status, b"text/plain", b"Deployment is unavailable")))
     assert error["status"] == status and set(error) > {"message", "type", "param", "code"}
