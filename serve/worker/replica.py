@@ -71,8 +71,7 @@ class ImageReplica:
         return replace(card, engines={**card.engines, **place})
 
     async def metrics(self) -> Sequence[Any]:
-        own = {"replica": replica_name(), "model": self.worker.pipeline.model_id}
-        return labelled(await self.worker.metrics(), **own)
+        return labelled(await self.worker.metrics(), replica=replica_name())
 
     async def check_health(self) -> None:
         """Ray asks, and replaces the replica when this raises."""

@@ -24,6 +24,7 @@ from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Group, Limits
 from sdxl.provenance import Provenance
 from serve import errors, tracing
+from serve.fleet.identity import labelled
 from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
 from serve.tracing import Stretch
 from serve.worker import warmup
@@ -169,7 +170,8 @@ class Worker:
 
     async def metrics(self) -> Sequence[Any]:
         failed = self.pipeline.engines.failed_captures()
-        return self.meters.collect(self._started().denoiser.here, failed)
+        metrics = self.meters.collect(self._started().denoiser.here, failed)
+        return labelled(metrics, model=self.pipeline.model_id)
 
     # -- what its owner asks ----------------------------------------------------------------
 

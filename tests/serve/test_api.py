@@ -175,7 +175,7 @@ def test_models_docs_metrics_and_health(worker: Worker) -> None:
             await http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
             page = (await http.get("/metrics")).text
             assert 'sdxl_http_requests_total{route="/v1/images/generations",status="200"} 1' in page
-            assert 'sdxl_images_total{outcome="done"}' in page
+            assert 'sdxl_images_total{model="sdxl-mini",outcome="done"}' in page
 
     asyncio.run(scenario())
 

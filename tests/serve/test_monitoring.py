@@ -104,6 +104,6 @@ def test_every_metric_is_there_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPa
     with listening() as (url, _):
         httpx.post(f"{url}{GENERATE}", json={"prompt": "a ring", "steps": 2}).raise_for_status()
         page = httpx.get(f"{url}/metrics").text
-    assert "sdxl_gpu_energy_joules_total{" in page and 'gpu="0"} 1.5' in page
+    assert "sdxl_gpu_energy_joules_total{" in page and 'gpu="0",model="sdxl-mini"} 1.5' in page
     missing = [told for told in unanswered(page) if not told.endswith("has no replica")]
     assert not missing, "\n".join(missing)

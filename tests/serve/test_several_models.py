@@ -134,6 +134,21 @@ def test_every_list_of_models_has_them_all(workers: list[Worker]) -> None:
     asyncio.run(scenario())
 
 
+def test_metrics_tell_the_models_apart(workers: list[Worker]) -> None:
+    name = 'sdxl_images_total{model="%s",outcome="done"}'
+
+    def made() -> dict[str, float]:
+        page = dict(line.rsplit(" ", 1) for line in asked(workers, "/metrics").text.splitlines())
+        return {id_: float(page.get(name % id_, 0)) for id_ in ("sdxl-mini", "other")}
+
+    before = made()
+    assert (
+        asked(workers, GENERATE, {"prompt": PROMPT, "steps": 2, "model": "other"}).status_code
+        == 200
+    )
+    assert made() == {"sdxl-mini": before["sdxl-mini"], "other": before["other"] + 1}
+
+
 def test_a_model_has_limits_of_its_own(workers: list[Worker]) -> None:
     tables = [{"model": "mini", "max_steps": 5}, {"model": "/models/other", "max_side": 128}]
     refused: list[tuple[dict[str, Any], str]] = [
