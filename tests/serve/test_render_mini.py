@@ -114,12 +114,15 @@ def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
     process = subprocess.Popen(
         argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/*.png")):
-        assert time.monotonic() < deadline, "no picture after 120 s"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("out/*.png")):
+            assert time.monotonic() < deadline, "no picture after 120 s"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and err == b""
     for name in files(tmp_path):
         pixels(tmp_path / name)
