@@ -88,7 +88,7 @@ def assert_same_images(found: list[Result], expected: list[Result]) -> None:
 def test_images_in_flight_together_are_those_of_pytorch(
     onnx_mini: Pipeline, reference: list[Result]
 ) -> None:
-    assert len(REQUESTS) == 24
+    assert len(REQUESTS) == 4 * len(PICTURED)
     assert_same_images(onnx_mini.generate(REQUESTS), reference)
 
 
