@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from eval.service import double
 from serve.worker.worker import Worker
 from tests.serve import workers
-from tests.serve.browsers import EITHER_WIDTH, View, chromium
+from tests.serve.browsers import EITHER_WIDTH, View, Visit, chromium, visit
 from tests.serve.services import Service, service
 
 
@@ -49,6 +49,14 @@ def browser() -> Iterator[Browser]:
 def view(request: pytest.FixtureRequest) -> View:
     found: View = request.param
     return found
+
+
+@pytest.fixture
+def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
+    """The page, once it has found its service."""
+    with visit(browser, running.url, view) as found:
+        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
+        yield found
 
 
 @pytest.fixture

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from PIL import Image
-from playwright.sync_api import Browser, FilePayload, expect
+from playwright.sync_api import FilePayload, expect
 
 from sdxl.images import read_parameters
 from tests.sdxl.test_source import animated, saved
-from tests.serve.browsers import EITHER_WIDTH, Visit, visit
-from tests.serve.services import Service
+from tests.serve.browsers import Visit
 
 PROMPT = "a yellow star on a blue background"
 PASTED = """([file]) => {
@@ -24,13 +21,6 @@ PASTED = """([file]) => {
   document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
 }"""
 SOURCE = "#drop-source"
-
-
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
-    with visit(browser, running.url, request.param) as found:
-        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
-        yield found
 
 
 def photo(width: int = 168, height: int = 96) -> bytes:

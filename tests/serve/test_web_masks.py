@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from sdxl.images import read_parameters
-from tests.serve.browsers import EITHER_WIDTH, Visit, pixels, visit
-from tests.serve.services import Service
+from tests.serve.browsers import Visit, pixels
 from tests.serve.test_web_editing import PROMPT, SOURCE, photo
 
 SIDE = 128
 
 
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
+@pytest.fixture
+def web(web: Visit) -> Visit:
     """With a picture to start from."""
-    with visit(browser, running.url, request.param) as found:
-        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
-        found.drop("photo.png", PHOTO, SOURCE)
-        expect(found.page.locator("#source-name")).to_have_text("photo.png")
-        yield found
+    web.drop("photo.png", PHOTO, SOURCE)
+    expect(web.page.locator("#source-name")).to_have_text("photo.png")
+    return web
 
 
 PHOTO = photo(SIDE, SIDE)

@@ -10,20 +10,12 @@ from playwright.sync_api import Browser, expect
 
 from sdxl.images import encode, read_parameters
 from sdxl.params import GenerationParams
-from tests.serve.browsers import EITHER_WIDTH, VIEWS, Visit, visit
+from tests.serve.browsers import VIEWS, Visit, visit
 from tests.serve.servers import listening
-from tests.serve.services import Service
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
 OTHER = "a green star on a black background"
-
-
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
-    with visit(browser, running.url, request.param) as found:
-        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
-        yield found
 
 
 @pytest.fixture
