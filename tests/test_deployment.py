@@ -88,7 +88,7 @@ def test_files_and_headings_that_it_links_to_are_there() -> None:
 # -- the stand-in ---------------------------------------------------------------------------
 
 
-def write_foreign_model(folder: Path) -> None:
+def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
     """The embedded model by another name, with weights of its own and no presets."""
     from safetensors.torch import load_file, save_file
 
@@ -98,7 +98,7 @@ def write_foreign_model(folder: Path) -> None:
     shutil.copytree(MINI, folder)
     (folder / FILE).unlink()
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    changed = {name: tensor * 1.001 for name, tensor in load_file(weights).items()}
+    changed = {name: tensor * factor for name, tensor in load_file(weights).items()}
     save_file(changed, weights)
 
 
