@@ -166,6 +166,9 @@ class Admission:
     # -- what they ask ----------------------------------------------------------------------
 
     def _measured(self, flight: Flight) -> Flight:
+        if flight.later is not None:
+            later_s = flight.later.delay_s + self.costs.work_s(flight.next_leg, self.limits)
+            flight = replace(flight, later=replace(flight.later, work_s=later_s))
         standard, work_s = self.limits.standard, self.costs.work_s(flight, self.limits)
         unit_s = self.costs.work_s(standard, self.limits) if standard else 0.0
         return replace(flight, work_s=work_s, images=work_s / unit_s if unit_s else 1.0)

@@ -6,7 +6,7 @@ It knows the two encoder engines by their specs, and nothing of the UNet but the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ class Conditioning:
     @property
     def rows(self) -> int:
         return self.context.shape[0]
+
+    def sized(self, height: int, width: int) -> Conditioning:
+        """The same prompt for a picture of this size."""
+        ids = torch.tensor([[height, width, 0, 0, height, width]] * self.rows)
+        return replace(self, time_ids=ids.to(self.time_ids))
 
 
 def encode(

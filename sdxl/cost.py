@@ -48,7 +48,7 @@ class Costs:
     image_s: float = 0.0
     """encoding of an image of the model's own size, which an edit begins with"""
     decode_s: float = 0.0
-    """from final latents to an image file"""
+    """from final latents to an image file, of the model's own size"""
 
     def observe(self, group: Group, seconds: float) -> None:
         key = CostKey(group.call, group.bucket)
@@ -88,14 +88,21 @@ class Costs:
         return min(b for b, cost in per_row.items() if cost <= best * (1 + KNEE_TOLERANCE))
 
     def work_s(self, flight: Flight, limits: Limits) -> float:
-        """Seconds of the device that an image's steps take in full calls."""
+        """Seconds of the device that an image's steps take in full calls, and what lies between
+        its legs."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
-        return sum(
+        own_s = sum(
             self.tick_s(Group(flight.call(network), (), bucket))
             * flight.plan.rows(is_deep=network == "unet_deep")
             / bucket
             for network in NETWORKS
         )
+        later = flight.later
+        return own_s + (later.delay_s + self.work_s(flight.next_leg, limits) if later else 0.0)
+
+    def decoded_s(self, flight: Flight, limits: Limits) -> float:
+        """From its final latents to its file."""
+        return self.decode_s * (size_of(flight) / size_of(limits.standard or flight))
 
     def as_dict(self) -> dict[str, Any]:
         ticks = [
@@ -117,6 +124,12 @@ class Costs:
         return cls(ticks, value["encode_s"], value["image_s"], value["decode_s"])
 
 
+def size_of(flight: Flight) -> int:
+    """Pixels of its latents."""
+    axes = dict(flight.axes)
+    return axes["latent_h"] * axes["latent_w"]
+
+
 def smoothed(mean: float | None, value: float) -> float:
     if mean is None:
         return value
@@ -133,6 +146,7 @@ def project(
     """When each image's picture will be ready if nothing else arrives. Held ones: never. It looks
     no further than the last of those `of` which it is asked; a long queue costs no more then."""
     states = {f.id: f.changed(deadline_s=math.inf) for f in flights}
+    delay_s = dict.fromkeys(states, 0.0)
     finish = {f.id: math.inf for f in flights}
     asked = set(states if of is None else of)
     while asked:
@@ -150,8 +164,12 @@ def project(
         for flight in running:
             moved = flight.advanced(ticks)
             states[flight.id] = moved
-            if moved.is_done:
-                finish[flight.id] = now + costs.decode_s
+            if moved.is_done and moved.later is not None:
+                # Others run meanwhile; it alone is later by so much.
+                delay_s[flight.id] = moved.later.delay_s
+                states[flight.id] = moved.next_leg
+            elif moved.is_done:
+                finish[flight.id] = now + delay_s[flight.id] + costs.decoded_s(moved, limits)
                 asked.discard(flight.id)
                 del states[flight.id]
     return finish

@@ -45,7 +45,8 @@ class VirtualTime:
 
     def leave(self, gone: Flight, flights: Sequence[Flight]) -> list[Flight]:
         """Those of `flights` that move up because `gone` was not finished, moved up."""
-        unused = left_of(gone) / gone.weight
+        # What is done may have a later leg, which comes again.
+        unused = 0.0 if gone.is_done else left_of(gone) / gone.weight
         same = [f for f in flights if account(f) == account(gone) and f.id != gone.id]
         if not same:
             self._remember(gone, gone.due - unused, flights)
@@ -74,7 +75,8 @@ def present(flights: Sequence[Flight]) -> float | None:
 def worked_s(flight: Flight) -> float:
     """Of an image's work, what its steps so far were."""
     done = flight.plan.rows_before
-    return flight.work_s * done[flight.step] / done[-1]
+    own_s = flight.work_s - (flight.later.work_s if flight.later else 0.0)
+    return own_s * done[flight.step] / done[-1]
 
 
 def left_of(flight: Flight) -> float:

@@ -38,6 +38,18 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
+class Leg:
+    """What an image is to run besides, once its present steps are done: at another size."""
+
+    axes: Axes
+    plan: StepPlan
+    delay_s: float = 0.0
+    """before its first step: what comes out of the steps before is decoded, and encoded again"""
+    work_s: float = 0.0
+    """seconds of the device, as of a Flight"""
+
+
+@dataclass(frozen=True)
 class Flight:
     """One image on its way: what the policy may know of it."""
 
@@ -55,7 +67,7 @@ class Flight:
     weight: float = 1.0
     """of its client's share"""
     work_s: float = 0.0
-    """seconds of the device that it takes, as estimated when it came"""
+    """seconds of the device that it takes, its later leg included, as estimated when it came"""
     images: float = 1.0
     """the same in standard images"""
     due: float = 0.0
@@ -66,6 +78,7 @@ class Flight:
     """images of one request are promised together"""
     variant: str = PLAIN
     """of the graphs that it runs on"""
+    later: Leg | None = None
 
     def call(self, network: Network) -> CallKey:
         return CallKey(network, self.axes, self.variant)
@@ -96,6 +109,25 @@ class Flight:
     @property
     def is_done(self) -> bool:
         return self.step == len(self.plan)
+
+    @property
+    def steps_left(self) -> int:
+        return len(self.plan) - self.step + (len(self.later.plan) if self.later else 0)
+
+    @property
+    def next_leg(self) -> Flight:
+        """The same image once its present steps are done: it waits again, at its old place."""
+        assert self.later is not None
+        share = self.later.work_s / self.work_s if self.work_s else 1.0
+        return self.changed(
+            axes=self.later.axes,
+            plan=self.later.plan,
+            step=0,
+            state=State.QUEUED,
+            work_s=self.later.work_s,
+            images=self.images * share,
+            later=None,
+        )
 
     @property
     def cycle(self) -> tuple[Axes, str, int]:

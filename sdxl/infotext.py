@@ -22,6 +22,8 @@ NEGATIVE = "Negative prompt:"
 FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 FEWEST_FACTS = 3
 SAMPLER, SCHEDULE = "Sampler", "Schedule type"
+UPSCALE, HIRES_STRENGTH, HIRES_STEPS = "Hires upscale", "Hires strength", "Hires steps"
+STRENGTH = "Denoising strength"
 AUTOMATIC, PLAIN = "automatic", ("", "normal", "simple")
 SCHEDULES = {label.lower(): levels for levels, label in SCHEDULE_LABELS.items()}
 PLAIN_NODES = (
@@ -115,6 +117,9 @@ def _facts(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in PARAMETERS:
         if name not in COMMON_FACTS:
             yield from _fact(name, params)
+    if params.get("upscale_strength") is not None:
+        schedule = params.get("upscale_steps") or params["steps"]
+        yield HIRES_STEPS, str(int(schedule * params["upscale_strength"]))
 
 
 def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -126,6 +131,10 @@ def _fact(name: str, params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield known, scheduler.label
         if scheduler.levels:
             yield SCHEDULE, SCHEDULE_LABELS[scheduler.levels]
+    elif name == "upscale_strength" and params.get("strength") is None:
+        yield STRENGTH, _text(value)
+    elif name == "upscaler":
+        yield known, value.capitalize()
     else:
         yield known, _text(value)
 
@@ -159,6 +168,8 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
             found.unread.append(f"{SAMPLER}: {sampler} {schedule}".rstrip())
     if match := re.fullmatch(r"(\d{1,5})x(\d{1,5})", facts.pop("Size", "")):
         found.params |= {"width": int(match[1]), "height": int(match[2])}
+    if UPSCALE in facts:
+        _read_hires(facts, found)
     by_name = {each.infotext: each for each in PARAMETERS.values() if each.infotext}
     for name, value in facts.items():
         each = by_name.get(name)
@@ -166,9 +177,31 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
             if each is None:
                 raise ValueError
             listed = value.replace(" ", ",") if each.kind is tuple else value
-            found.params[each.name] = each.parse(listed)
+            said = listed.lower() if each.choices else listed
+            if each.choices and said not in each.choices:
+                raise ValueError
+            found.params[each.name] = each.parse(said)
         except ValueError:
             found.unread.append(f"{name}: {value}")
+
+
+def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:
+    """Of a picture that was made in two legs: its only strength is the second one's, whose steps
+    are told as they are taken; as many as the first one's where nothing is told."""
+    if HIRES_STRENGTH not in facts and STRENGTH in facts:
+        facts[HIRES_STRENGTH] = facts.pop(STRENGTH)
+    try:
+        taken = int(facts.pop(HIRES_STEPS, "") or facts["Steps"])
+        strength = float(facts[HIRES_STRENGTH])
+        found.params["upscale_steps"] = schedule_steps(taken, strength)
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError, StopIteration):
+        found.unread.append(HIRES_STEPS)
+
+
+def schedule_steps(taken: int, strength: float) -> int:
+    """The fewest steps of which this share are so many."""
+    steps = max(round(taken / strength), 1)
+    return next(n for n in range(max(steps - 1, 1), steps + 3) if int(n * strength) >= taken)
 
 
 def _read_comfy_sampler(given: Mapping[str, Any], found: FoundParameters) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
-from sdxl.parameter import is_int, needed_steps
+from sdxl.parameter import needed_steps
 from sdxl.scheduler_names import SCHEDULERS
+from sdxl.sizes import Sizes as Sizes
 
+T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 DRAWN_SEEDS = 2**32
 """A seed that nobody names is drawn below this, so that a person can read it out."""
@@ -29,26 +31,11 @@ MAX_MASK_BLUR, MAX_MASK_PADDING = 64, 1024
 """pixels"""
 ENCODINGS = ("mean", "sample")
 """of an image: the mean of its latents, or a sample of them"""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The image sides a model takes, in pixels."""
-
-    default: int
-    minimum: int
-    maximum: int
-    multiple: int = 8
-
-    def resolve(self, side: str, value: int | None) -> int:
-        """This side in pixels, or the default where it was left open."""
-        if value is None:
-            return self.default
-        is_within = is_int(value) and self.minimum <= value <= self.maximum
-        if not is_within or value % self.multiple:
-            allowed = f"needed a multiple of {self.multiple} from {self.minimum} to {self.maximum}"
-            raise InvalidParams(side, value, allowed)
-        return value
+UPSCALERS = LANCZOS, LATENT = "lanczos", "latent"
+"""what is enlarged: the decoded picture by Lanczos' filter, or its latents between their values"""
+UPSCALE_STRENGTH = 0.4
+MAX_UPSCALE = 4.0
+"""the model's largest size allows less"""
 
 
 def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
@@ -180,6 +167,48 @@ class GenerationParams:
         metavar="NAME",
         placeholder=ENCODINGS[0],
     )
+    upscale: float | None = parameter(
+        None,
+        "Upscale",
+        "enlarge the finished picture so many times and make it anew at that size; 1 does not",
+        low=1,
+        high=MAX_UPSCALE,
+        infotext="Hires upscale",
+        is_told_if_given=True,
+        placeholder="1",
+        metavar="TIMES",
+    )
+    upscaler: str | None = parameter(
+        None,
+        "Upscaler",
+        f"how upscale enlarges, one of {', '.join(UPSCALERS)}: the picture, or its latents",
+        choices=UPSCALERS,
+        infotext="Hires upscaler",
+        is_told_if_given=True,
+        metavar="NAME",
+        placeholder=LANCZOS,
+    )
+    upscale_strength: float | None = parameter(
+        None,
+        "Upscale strength",
+        "the share of the steps that are taken at the larger size, above 0 to 1 (unless given: "
+        f"{UPSCALE_STRENGTH})",
+        low=0,
+        high=1,
+        infotext="Hires strength",
+        is_told_if_given=True,
+        placeholder=str(UPSCALE_STRENGTH),
+    )
+    upscale_steps: int | None = parameter(
+        None,
+        "Upscale steps",
+        "of the schedule at the larger size, of which upscale_strength takes its share; as many "
+        "as steps unless given",
+        low=1,
+        high=MAX_STEPS,
+        is_told_if_given=True,
+        placeholder="as steps",
+    )
 
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
@@ -190,9 +219,19 @@ class GenerationParams:
                 raise InvalidParams(name, numbers, needed_steps(self.steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
             raise InvalidParams("deep_steps", self.deep_steps, "needed 0 the first of them")
-        if self.taken_steps < 1:
-            needed = f"{self.steps} steps need at least {1 / self.steps:.2g}, to take one"
-            raise InvalidParams("strength", self.strength, needed)
+        self._check_taken("strength", self.steps, self.strength)
+        if self.is_upscaled:
+            strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
+            self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
+            return
+        for name in ("upscaler", "upscale_strength", "upscale_steps"):
+            if (value := getattr(self, name)) is not None:
+                raise InvalidParams(name, value, "needed upscale with it, above 1")
+
+    def _check_taken(self, name: str, steps: int, strength: float | None) -> None:
+        if strength is not None and int(steps * strength) < 1:
+            needed = f"{steps} steps need at least {1 / steps:.2g}, to take one"
+            raise InvalidParams(name, strength, needed)
 
     @property
     def is_edit(self) -> bool:
@@ -208,14 +247,63 @@ class GenerationParams:
     def first_step(self) -> int:
         return self.steps - self.taken_steps
 
+    @property
+    def is_upscaled(self) -> bool:
+        return usual(self.upscale, 1.0) > 1
+
+    @property
+    def legs(self) -> tuple[GenerationParams, ...]:
+        """What is denoised one after the other: the picture, and if it is upscaled, the same made
+        anew at the larger size. Steps with numbers of their own are the first one's."""
+        if not self.is_upscaled:
+            return (self,)
+        plain = replace(
+            self, upscale=None, upscaler=None, upscale_strength=None, upscale_steps=None
+        )
+        enlarged = replace(
+            plain,
+            width=self.enlarged(self.width),
+            height=self.enlarged(self.height),
+            steps=self.upscale_steps or self.steps,
+            strength=usual(self.upscale_strength, UPSCALE_STRENGTH),
+            deep_steps=None,
+            guided_steps=None,
+        )
+        return plain, enlarged
+
+    @property
+    def all_steps(self) -> int:
+        """That are taken, of all legs."""
+        return sum(leg.taken_steps for leg in self.legs)
+
+    @property
+    def result_size(self) -> tuple[int, int]:
+        """Width and height of the finished picture, of a resolved request."""
+        last = self.legs[-1]
+        assert last.width and last.height
+        return last.width, last.height
+
+    def enlarged(self, side: int | None) -> int | None:
+        times = usual(self.upscale, 1.0)
+        return side and round(side * times / Sizes.multiple) * Sizes.multiple
+
     def for_edit(self, *, has_mask: bool) -> GenerationParams:
-        """The same for a picture that is made from another one, its strength filled."""
+        """The same for a picture that is made from another one, its strength filled. Whoever asks
+        for nothing but its upscaling gets the second leg alone, of the image at that size."""
+        if has_mask and self.is_upscaled:
+            needed = "needed no mask with it; upscale the result by itself"
+            raise InvalidParams("upscale", self.upscale, needed)
         if not has_mask:
             for each in PARAMETERS.values():
                 if each.is_for_masks and (value := getattr(self, each.name)) is not None:
                     raise InvalidParams(each.name, value, "needed a mask with it")
-        usual = PARAMETERS["strength"].edit_defaults[has_mask]
-        return self if self.is_edit else replace(self, strength=usual)
+        if self.is_upscaled and not self.is_edit:
+            if self.upscaler == LATENT:
+                needed = f"needed {LANCZOS} for an image, or a strength to make it anew by first"
+                raise InvalidParams("upscaler", LATENT, needed)
+            return self.legs[-1]
+        strength = PARAMETERS["strength"].edit_defaults[has_mask]
+        return self if self.is_edit else replace(self, strength=strength)
 
     def check_plain(self) -> None:
         """That nothing is said of an image where none is given."""
@@ -231,12 +319,26 @@ class GenerationParams:
 
     def resolve(self, sizes: Sizes, new_seed: Callable[[], int]) -> GenerationParams:
         """The same request with nothing left open, checked against what the model allows."""
-        return replace(
+        resolved = replace(
             self,
             width=sizes.resolve("width", self.width),
             height=sizes.resolve("height", self.height),
             seed=new_seed() if self.seed is None else self.seed,
+            upscaler=usual(self.upscaler, LANCZOS) if self.is_upscaled else None,
+            upscale_strength=self.legs[-1].strength if self.is_upscaled else None,
         )
+        resolved.check_result(sizes)
+        return resolved
+
+    def check_result(self, sizes: Sizes) -> None:
+        """That what is finished fits, too, of a request with its size filled."""
+        if not self.is_upscaled:
+            return
+        across, down = self.result_size
+        if max(across, down) > sizes.maximum or across % sizes.multiple or down % sizes.multiple:
+            found = f"{self.width}x{self.height} becomes {across}x{down}"
+            needed = f"{found}; needed multiples of {sizes.multiple} up to {sizes.maximum}"
+            raise InvalidParams("upscale", self.upscale, needed)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -259,6 +361,10 @@ class GenerationParams:
             if not isinstance(value, list | tuple):
                 raise InvalidParams(name, value, "needed a list of numbers")
         return cls(**{**values, **{name: tuple(value) for name, value in lists.items()}})
+
+
+def usual(value: T | None, default: T) -> T:
+    return default if value is None else value
 
 
 def of_rest() -> Iterator[Parameter]:

@@ -24,10 +24,11 @@ from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, call, torch_dtype
 from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
-from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams, Sizes
+from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
+from sdxl.upscaling import enlarged_latents, enlarged_picture
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
@@ -58,6 +59,19 @@ class Result:
     shallow_steps: int = 0
     source: SourceImage | None = None
     """what `image` is to be pasted into"""
+
+    def took(self, stage: str, seconds: float) -> None:
+        self.timings[stage] = self.timings.get(stage, 0.0) + seconds
+
+
+@dataclass
+class _Course:
+    """A picture on its way: what is in flight, and the legs that follow."""
+
+    result: Result
+    conditioning: Conditioning
+    later: list[GenerationParams]
+    began_s: float
 
 
 @dataclass
@@ -96,17 +110,22 @@ class Pipeline:
         """Engines that were made before there were edits have no encoder for images."""
         return ENCODER in self.engines.by_name
 
-    def check_edit(self) -> None:
-        if not self.can_edit:
-            needed = f"the engines have no {ENCODER}; needed: sdxl export, and sdxl build, again"
+    def check_encoder(self, params: GenerationParams) -> None:
+        """That there is one, where a picture needs it."""
+        is_encoded = params.is_upscaled and params.upscaler != LATENT
+        if self.can_edit or not (params.is_edit or is_encoded):
+            return
+        needed = f"the engines have no {ENCODER}; needed: sdxl export, and sdxl build, again"
+        if params.is_edit:
             raise InvalidParams("image", "an edit", needed)
+        raise InvalidParams("upscale", params.upscale, f"{needed}; or upscaler {LATENT}")
 
     def check(self, params: GenerationParams) -> GenerationParams:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""
-        if params.is_edit:
-            self.check_edit()
+        self.check_encoder(params)
         resolved = self.resolve(params)
-        schedulers.table(resolved.scheduler, resolved.steps, self.checkpoint.scheduler)
+        for leg in resolved.legs:
+            schedulers.table(leg.scheduler, leg.steps, self.checkpoint.scheduler)
         self.tokenize(resolved)
         return resolved
 
@@ -142,26 +161,29 @@ class Pipeline:
         `on_tick` is told how many steps were taken, over all pictures."""
         loop = self.in_flight()
         waiting = enumerate(self._resolved(each) for each in asked)
-        pending: dict[int, Result] = {}
-        began: dict[int, float] = {}
+        pending: dict[int, _Course] = {}
         while True:
             room = ENCODE_BATCH if len(pending) < 2 * loop.limits.rows else 0
-            for id_, result in self._submit(loop, list(itertools.islice(waiting, room))):
-                pending[id_], began[id_] = result, self.clock()
+            pending |= self._submit(loop, list(itertools.islice(waiting, room)))
             if not pending:
                 return
             before = loop.steps_taken
             events = loop.tick()
             if on_tick is not None:
                 on_tick(loop.steps_taken - before)
+            ended = []
             for event in events:
-                result = pending[event.id]
-                result.timings["denoise_s"] = self.clock() - began.pop(event.id)
+                course = pending.pop(event.id)
+                result = course.result
+                result.took("denoise_s", self.clock() - course.began_s)
                 if isinstance(event, Failed):
                     result.error = event.cause
+                elif course.later:
+                    result.error = self._go_on(loop, course, event.latents, pending)
                 else:
                     result.latents = event.latents
-            ended = [pending.pop(event.id) for event in events]
+                if result.error is not None or result.latents is not None:
+                    ended.append(result)
             for together in self._decoded_together(ended):
                 self._finish(together)
                 yield from together
@@ -199,15 +221,31 @@ class Pipeline:
             is_hidden=mask is not None and params.first_step == 0,
         )
 
+    def enlarged(self, leg: GenerationParams, latents: Tensor) -> SourceLatents:
+        """What a second leg begins with, of the latents that the first one ended with."""
+        with self.engines.on_stream():
+            return enlarged_latents(latents, *self.latent_size(leg))
+
+    def conditioned(self, leg: GenerationParams, conditioning: Conditioning) -> Conditioning:
+        """A first leg's, for its second."""
+        assert leg.width and leg.height
+        with self.engines.on_stream():
+            return conditioning.sized(leg.height, leg.width)
+
+    def latent_size(self, params: GenerationParams) -> tuple[int, int]:
+        """Height and width of a resolved request."""
+        assert params.width and params.height
+        scale = self.engines.arch.vae_scale
+        return params.height // scale, params.width // scale
+
     def request(
         self,
         params: GenerationParams,
         conditioning: Conditioning,
         source: SourceLatents | None = None,
     ) -> Request:
-        """What the loop needs of a resolved request."""
+        """What the loop needs of one leg of a resolved request."""
         assert params.width and params.height and params.seed is not None
-        scale = self.engines.arch.vae_scale
         table = schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler)
         return Request(
             conditioning,
@@ -215,8 +253,7 @@ class Pipeline:
             plan_of(params),
             params.guidance,
             params.seed,
-            params.height // scale,
-            params.width // scale,
+            *self.latent_size(params),
             source=source,
         )
 
@@ -262,21 +299,44 @@ class Pipeline:
         self,
         loop: InFlight,
         numbered: list[tuple[int, tuple[GenerationParams, SourceImage | None]]],
-    ) -> Iterator[tuple[int, Result]]:
+    ) -> dict[int, _Course]:
         if not numbered:
-            return
+            return {}
+        made = {}
         start = self.clock()
         conditionings = self.encode([params for _, (params, _) in numbered])
         encode_s = (self.clock() - start) / len(numbered)
         for (index, (params, source)), conditioning in zip(numbered, conditionings, strict=True):
             start = self.clock()
-            latents = self.encode_image(params, source) if source else None
-            request = self.request(params, conditioning, latents)
-            deep = deep_count(request.plan)
+            first, *later = params.legs
+            latents = self.encode_image(first, source) if source else None
+            request = self.request(first, conditioning, latents)
+            deep = sum(deep_count(plan_of(leg)) for leg in params.legs)
             result = Result(index, params, deep_steps=deep, source=source)
-            result.shallow_steps = len(request.plan) - deep
-            result.timings["encode_s"] = encode_s + self.clock() - start
-            yield loop.submit(request), result
+            result.shallow_steps = params.all_steps - deep
+            result.took("encode_s", encode_s + self.clock() - start)
+            course = _Course(result, conditioning, later, self.clock())
+            made[loop.submit(request)] = course
+        return made
+
+    def _go_on(
+        self, loop: InFlight, course: _Course, latents: Tensor, pending: dict[int, _Course]
+    ) -> Exception | None:
+        """Into its next leg, or why not."""
+        start, leg = self.clock(), course.later.pop(0)
+        try:
+            if course.result.params.upscaler == LATENT:
+                source = self.enlarged(leg, latents)
+            else:
+                source = self.encode_image(leg, enlarged_picture(self.pixels(latents), leg))
+            conditioning = self.conditioned(leg, course.conditioning)
+            id_ = loop.submit(self.request(leg, conditioning, source))
+        except Exception as cause:
+            return cause
+        course.began_s = self.clock()
+        course.result.took("upscale_s", course.began_s - start)
+        pending[id_] = course
+        return None
 
     def _decoded_together(self, ended: Sequence[Result]) -> Iterator[list[Result]]:
         """Those of one size, as many as one decoder call takes; failed ones apart."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from PIL import Image, ImageFilter, ImageOps
 
@@ -97,6 +97,13 @@ class GivenImage:
         scale = min(1.0, sizes.default / math.sqrt(across * down))
         scale = max(scale, sizes.minimum / min(across, down))
         return nearest(across * scale, sizes), nearest(down * scale, sizes)
+
+    def sized(self, params: GenerationParams, sizes: Sizes) -> GenerationParams:
+        """A request with the size and the strength that it leaves open, checked at its largest."""
+        width, height = self.size(sizes, is_part=params.mask_padding is not None)
+        params = replace(params, width=params.width or width, height=params.height or height)
+        params.check_result(sizes)
+        return params.for_edit(has_mask=self.mask is not None)
 
     def source(self, params: GenerationParams) -> SourceImage:
         """For a request with its size filled."""

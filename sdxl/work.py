@@ -14,9 +14,12 @@ from sdxl.params import GenerationParams, Sizes
 
 def standard_images(params: GenerationParams, sizes: Sizes) -> float:
     side = sizes.default
-    standard = GenerationParams(width=side, height=side)
-    pixels = (params.width or side) * (params.height or side) / side**2
-    return pixels * _row_steps(params) / _row_steps(standard)
+    unit = _row_steps(GenerationParams(width=side, height=side))
+    return sum(_pixels(leg, side) * _row_steps(leg) for leg in params.legs) / (unit * side**2)
+
+
+def _pixels(params: GenerationParams, side: int) -> int:
+    return (params.width or side) * (params.height or side)
 
 
 def _row_steps(params: GenerationParams) -> float:

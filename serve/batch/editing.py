@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +74,7 @@ def order_of(row: BatchRow, format: str, card: ModelCard) -> ImageOrder:
     try:
         mask = None if row.mask is None else read(MASK, row.mask)
         given = GivenImage.read(read(IMAGE, row.image), mask)
-        params = row.params.for_edit(has_mask=given.mask is not None)
-        width, height = given.size(card.sizes, is_part=params.mask_padding is not None)
-        params = replace(params, width=params.width or width, height=params.height or height)
-        params = params.resolve(card.sizes, lambda: 0)
+        params = given.sized(row.params, card.sizes).resolve(card.sizes, lambda: 0)
         return ImageOrder(params, format, source=given.source(params))
     except InvalidParams as error:
         raise of_params(error) from None

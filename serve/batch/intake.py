@@ -106,7 +106,9 @@ class Intake:
         images = [self._image(id_, values, n, i) for i in range(n)]
         for _, params in images:
             # Whether there is a mask is known when the image is read.
-            params.for_edit(has_mask=True) if pictures else params.check_plain()
+            params.for_edit(has_mask=not params.is_upscaled) if pictures else params.check_plain()
+            if self.sizes and params.width and params.height:
+                params.check_result(self.sizes)
         return images, pictures
 
     def _image(

@@ -154,7 +154,7 @@ def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> di
         created=batch.finalizing_at or batch.created_at,
         data=[data_of(batch, asked, entry) for entry in entries],
         output_format=asked.format,
-        size=f"{params['width']}x{params['height']}",
+        size="{}x{}".format(*GenerationParams.from_dict(params).result_size),
         quality=asked.effective_quality,
         model=batch.model,
         usage=Usage(
@@ -169,13 +169,13 @@ def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> di
 
 
 def data_of(batch: BatchRecord, asked: ImageRequest, entry: Entry) -> ImageData:
-    plan = plan_of(GenerationParams.from_dict(entry.params))
-    deep = deep_count(plan)
+    params = GenerationParams.from_dict(entry.params)
+    deep = sum(deep_count(plan_of(leg)) for leg in params.legs)
     facts: dict[str, Any] = {
         "seed": entry.seed,
         "timings": entry.timings,
         "deep_steps": deep,
-        "shallow_steps": len(plan) - deep,
+        "shallow_steps": params.all_steps - deep,
     }
     if asked.response_format == "url":
         name = f"{entry.ordinal}.{asked.format}"

@@ -10,11 +10,11 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sdxl.params import InvalidParams
+from sdxl.params import InvalidParams, of_rest
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
 from serve.front.generations import Generations
-from serve.front.image_orders import check_limits, params_of
+from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_edits import EditAsked, EditRequest, read_edit
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -56,14 +56,14 @@ def read_images(
 def prepared(
     asked: R, given: GivenImage, card: ModelCard, settings: ServeSettings
 ) -> tuple[R, SourceImage]:
-    """The request with its size and strength filled, and its image at that size. Raises
+    """The request with all that it leaves open filled, and its image at its size. Raises
     InvalidParams."""
     if asked.size in (None, "auto"):
         width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
         asked = asked.model_copy(update={"size": f"{width}x{height}"})
-    params = params_of(asked, card, settings)
-    params = params.for_edit(has_mask=given.mask is not None)
-    return asked.model_copy(update={"strength": params.strength}), given.source(params)
+    params = given.sized(params_of(asked, card, settings), served_sizes(card, settings))
+    fields = {each.client_name: None for each in of_rest()} | params.as_rest()
+    return asked.model_copy(update=fields), given.source(params)
 
 
 def check_can_edit(card: ModelCard) -> None:

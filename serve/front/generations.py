@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -144,7 +145,7 @@ def marked(
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:
     """No file is larger than its pixels by more than its metadata."""
-    return sum(3 * (order.params.width or 0) * (order.params.height or 0) for order in orders)
+    return sum(3 * math.prod(order.params.result_size) for order in orders)
 
 
 def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
@@ -198,4 +199,4 @@ def trace_of(request: Request) -> str:
 
 
 def size(order: ImageOrder) -> str:
-    return f"{order.params.width}x{order.params.height}"
+    return "{}x{}".format(*order.params.result_size)

@@ -30,10 +30,11 @@ def orders_of(
     is_streamed = bool(request.stream)
     try:
         params = params_of(request, card, settings)
+        params.check_result(served_sizes(card, settings))
         each = [replace(params, seed=seed + i) for i in range(count)]
     except InvalidParams as error:
         raise of_params(error) from None
-    previews = preview_steps(params.taken_steps, request.partial_images or 0) if is_streamed else ()
+    previews = preview_steps(params.all_steps, request.partial_images or 0) if is_streamed else ()
     if request.priority == "batch" and request.deadline_s is None:
         # It waits for ticks that nobody else needs, however long: the usual deadline is not its.
         deadline_s = math.inf
@@ -67,7 +68,8 @@ def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings
         raise invalid("background", "background: 'transparent' is not possible; needed 'opaque'")
     if request.stream and request.response_format == "url":
         raise invalid("response_format", "response_format: a stream carries b64_json alone")
-    for field, most in (("n", settings.max_n), ("steps", settings.max_steps)):
+    steps = settings.max_steps
+    for field, most in (("n", settings.max_n), ("steps", steps), ("upscale_steps", steps)):
         value = getattr(request, field)
         if value is not None and value > most:
             raise invalid(field, f"{field}: {value} is not allowed; at most {most}")
@@ -97,6 +99,10 @@ def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -
     if preset.steps > settings.max_steps and asked["steps"] is None:
         asked["steps"] = settings.max_steps
     return GenerationParams.from_dict({"width": width, "height": height, **preset.beside(asked)})
+
+
+def served_sizes(card: ModelCard, settings: ServeSettings) -> Sizes:
+    return replace(card.sizes, maximum=longest_side(card, settings))
 
 
 def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tuple[int, int]:

@@ -191,8 +191,9 @@ def check_image(source: str | None, digests: Sequence[object], image: ImageToEdi
 def params_for(values: dict[str, Any], image: ImageToEdit | None) -> GenerationParams:
     params = GenerationParams.from_dict(values)
     if image is not None:
-        return image.filled(params)
-    params.check_plain()
+        image.check(params)
+    else:
+        params.check_plain()
     return params
 
 
@@ -285,7 +286,7 @@ def watched(
     """The results as they come, under a progress bar where a person is looking."""
     from tqdm import tqdm
 
-    total = sum(request.taken_steps for request in requests)
+    total = sum(request.all_steps for request in requests)
     is_hidden = not sys.stderr.isatty()
     with tqdm(total=total, unit="step", file=sys.stderr, disable=is_hidden, leave=False) as bar:
         asked = image.edits(requests) if image else requests

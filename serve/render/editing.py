@@ -4,7 +4,7 @@ loaded, brought to size when it is known what the model takes."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,11 @@ class ImageToEdit:
             GivenImage.read(content(image, "image"), content(mask, "mask") if mask else None)
         )
 
-    def filled(self, params: GenerationParams) -> GenerationParams:
-        return params.for_edit(has_mask=self.given.mask is not None)
+    def check(self, params: GenerationParams) -> None:
+        params.for_edit(has_mask=self.given.mask is not None)
 
     def sized(self, params: GenerationParams, pipeline: Pipeline) -> GenerationParams:
-        is_part = params.mask_padding is not None
-        width, height = self.given.size(pipeline.sizes, is_part=is_part)
-        return replace(params, width=params.width or width, height=params.height or height)
+        return self.given.sized(params, pipeline.sizes)
 
     def edits(self, requests: Sequence[GenerationParams]) -> Iterator[Edit]:
         """All requests of a command have the same size and mask."""

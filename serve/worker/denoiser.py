@@ -201,12 +201,16 @@ class Denoiser:
             watcher.failed(error)
         finally:
             self.forget(promised)
+            if promised.id in self._watched and promised.later is not None:
+                # While this leg is in the loop, the next one stands behind it: see `here`.
+                self._coming[promised.id] = promised.next_leg
 
     def _drop(self, watcher: Watcher) -> None:
         id_ = self._ids.pop(id(watcher), None)
         if id_ is not None:
             self.loop.cancel(id_)
             self._watched.pop(id_, None)
+            self._coming.pop(id_, None)
             self.flights = self.loop.flights
 
     def _tell_end(self, event: Event) -> None:
@@ -215,6 +219,7 @@ class Denoiser:
             return
         self._ids.pop(id(watched.watcher), None)
         if isinstance(event, Failed):
+            self._coming.pop(event.id, None)
             watched.watcher.failed(event.cause)
         else:
             watched.watcher.finished(event.latents)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from sdxl.conditioning import TokenRow
+from sdxl.conditioning import Conditioning, TokenRow
 from sdxl.deepcache import deep_count
 from sdxl.flight import Flight
 from sdxl.params import GenerationParams
@@ -34,7 +34,10 @@ class ImageJob:
     """as it was promised"""
     clock: Callable[[], float]
     on_latents: Callable[[ImageJob, Tensor], None]
+    """of what comes last"""
     on_preview: Callable[[ImageJob, int, Tensor], None]
+    on_leg: Callable[[ImageJob, Tensor], None]
+    """of a leg that another one follows"""
     is_cancelled: bool = False
     last_file: Future[None] | None = None
     """the making of its latest picture or preview"""
@@ -42,11 +45,16 @@ class ImageJob:
     """seconds by stage, as far as they have passed"""
     stretches: list[Stretch] = field(default_factory=list)
     """the stages and engine calls, if its request is traced"""
+    conditioning: Conditioning | None = None
+    """for the legs that follow"""
+    _number: int = 0
+    """of the leg that is made"""
 
     def __post_init__(self) -> None:
         self.began_s = self.stage_s = self.clock()
         self._tasks_loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[News] = asyncio.Queue()
+        self._legs = self.params.legs
 
     async def updates(self) -> AsyncGenerator[Update]:
         while True:
@@ -68,9 +76,9 @@ class ImageJob:
         """End a stage of the work, and say how long it took."""
         now = self.clock() if now is None else now
         began_s, self.stage_s = self.stage_s, max(now, self.stage_s)
-        self.timings[name] = self.stage_s - began_s
+        self.timings[name] = self.timings.get(name, 0.0) + self.stage_s - began_s
         self.note(name.removesuffix("_s"), began_s, self.stage_s)
-        return self.timings[name]
+        return self.stage_s - began_s
 
     def note(self, name: str, began_s: float, ended_s: float, **facts: str | int) -> None:
         if self.order.trace:
@@ -82,7 +90,22 @@ class ImageJob:
 
     @property
     def deep_steps(self) -> int:
-        return deep_count(self.flight.plan)
+        later = self.flight.later
+        return deep_count(self.flight.plan) + (deep_count(later.plan) if later else 0)
+
+    @property
+    def leg(self) -> GenerationParams:
+        """What is made now."""
+        return self._legs[self._number]
+
+    @property
+    def leg_flight(self) -> Flight:
+        return self.flight.next_leg if self._number else self.flight
+
+    @property
+    def steps_before(self) -> int:
+        """Of the legs before."""
+        return sum(leg.taken_steps for leg in self._legs[: self._number])
 
     # -- Watcher ----------------------------------------------------------------------------
 
@@ -92,7 +115,7 @@ class ImageJob:
 
     @property
     def preview_steps(self) -> tuple[int, ...]:
-        return self.order.preview_steps
+        return tuple(step - self.steps_before for step in self.order.preview_steps)
 
     def started(self, at_s: float) -> None:
         self.stage("queue_s", at_s)
@@ -102,14 +125,24 @@ class ImageJob:
 
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
         eta_s = max(ready_s - self.clock(), 0.0)
-        self.tell(ImageProgress(flight.step, len(flight.plan), position, eta_s))
+        steps = self.flight.steps_left
+        # Between its legs it is under way, not in the queue.
+        place = 0 if self._number else position
+        self.tell(ImageProgress(steps - flight.steps_left, steps, place, eta_s))
 
     def previewed(self, step: int, latents: Tensor) -> None:
-        self.on_preview(self, step, latents)
+        self.on_preview(self, self.steps_before + step, latents)
 
     def finished(self, latents: Tensor) -> None:
         self.stage("denoise_s")
-        self.on_latents(self, latents)
+        if self._number + 1 == len(self._legs):
+            self.on_latents(self, latents)
+            return
+        self._number += 1
+        if 0 in self.preview_steps:
+            # A leg's last step is not one of those that the loop tells.
+            self.previewed(0, latents)
+        self.on_leg(self, latents)
 
     def failed(self, cause: Exception) -> None:
         self.tell(cause)

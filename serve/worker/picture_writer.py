@@ -19,9 +19,13 @@ from torch import Tensor
 
 from sdxl import images
 from sdxl.cost import Costs, smoothed
+from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
+from sdxl.params import LATENT
 from sdxl.pipeline import Pipeline
 from sdxl.provenance import OFF, Provenance
+from sdxl.source import SourceImage
+from sdxl.upscaling import enlarged_picture
 from serve.orders import Done, Preview, Update
 from serve.worker.job import ImageJob
 from serve.worker.side_stream import Mark, SideStream, mark
@@ -31,6 +35,7 @@ T = TypeVar("T")
 
 FILE_THREADS = 2
 PREVIEW_QUALITY = 80
+Enlarged = Callable[[ImageJob, SourceImage | SourceLatents], None]
 UNMARKED = Provenance(OFF)
 
 
@@ -54,9 +59,15 @@ class PictureWriter:
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
 
     def finish(self, job: ImageJob, latents: Tensor) -> None:
-        ready = mark(self.pipeline.engines)
+        self._submit(job, partial(self._decode, job, latents, mark(self.pipeline.engines)))
+
+    def enlarge(self, job: ImageJob, latents: Tensor, then: Enlarged) -> None:
+        """What the next leg begins with, of the latents that the last one ended with."""
+        self._submit(job, partial(self._enlarge, job, latents, mark(self.pipeline.engines), then))
+
+    def _submit(self, job: ImageJob, work: Callable[[], None]) -> None:
         place = job.order.priority, job.flight.due, next(self._arrivals)
-        self._latents.put((place, partial(self._decode, job, latents, ready)))
+        self._latents.put((place, work))
         self._decoder.submit(self._decode_next)
 
     def preview(self, job: ImageJob, step: int, latents: Tensor) -> None:
@@ -96,40 +107,53 @@ class PictureWriter:
         _, decode = self._latents.get_nowait()
         decode()
 
+    def _pixels(self, latents: Tensor, ready: Mark) -> images.Pixels:
+        size = tuple(latents.shape[-2:])
+        with self.calls.watch(size), self._stream.after(ready, latents):
+            return self.pipeline.pixels(latents)
+
     def _decode(self, job: ImageJob, latents: Tensor, ready: Mark) -> None:
         if job.is_cancelled:
             return
         try:
-            size = tuple(latents.shape[-2:])
-            with self.calls.watch(size), self._stream.after(ready, latents):
-                pixels = self.pipeline.pixels(latents)
+            pixels = self._pixels(latents, ready)
         except Exception as error:
             job.failed(error)
             return
-        job.stage("decode_s")
-        self._make(job, partial(self._picture, job, pixels))
+        decode_s = job.stage("decode_s")
+        self._make(job, partial(self._picture, job, pixels, decode_s))
 
-    def _picture(self, job: ImageJob, pixels: images.Pixels) -> Done:
-        order = job.order
+    def _enlarge(self, job: ImageJob, latents: Tensor, ready: Mark, then: Enlarged) -> None:
+        if job.is_cancelled:
+            return
+        try:
+            if job.params.upscaler == LATENT:
+                with self._stream.after(ready, latents):
+                    then(job, self.pipeline.enlarged(job.leg, latents))
+            else:
+                then(job, enlarged_picture(self._pixels(latents, ready), job.leg))
+        except Exception as error:
+            job.failed(error)
+
+    def _picture(self, job: ImageJob, pixels: images.Pixels, decode_s: float) -> Done:
+        order, size = job.order, pixels.size / pixels.shape[-1]
         pixels = self._pasted(job, pixels)
         xmp = self.provenance.xmp
         file = images.encode(pixels, order.format, self._metadata(job), order.compression, xmp)
         file = self._sign(file, order.format)
-        job.stage("file_s")
-        took_s = job.timings["decode_s"] + job.timings["file_s"]
-        self.costs.decode_s = smoothed(self.costs.decode_s, took_s)
+        took_s = decode_s + job.stage("file_s")
+        standard = self.pipeline.sizes.default**2
+        self.costs.decode_s = smoothed(self.costs.decode_s, took_s * standard / size)
         job.timings["total_s"] = job.stage_s - job.began_s
-        shallow = job.params.taken_steps - job.deep_steps
+        shallow = job.params.all_steps - job.deep_steps
         steps, model = (job.deep_steps, shallow), self.pipeline.model_id
         return Done(file, job.params, job.timings, *steps, job.prompt_tokens, model)
 
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
         if ready is not None:
             ready.synchronize()
-        assert job.params.width and job.params.height
-        size = (job.params.width, job.params.height)
         small = Image.fromarray(images.preview(latents, self._preview_map))
-        pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
+        pixels = np.asarray(small.resize(job.params.result_size, Image.Resampling.BICUBIC))
         pixels = self._pasted(job, pixels)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         xmp = self.provenance.xmp

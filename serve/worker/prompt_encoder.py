@@ -53,6 +53,10 @@ class PromptEncoder:
         with self._lock, suppress(ValueError):
             self._waiting.remove(job)
 
+    def begin_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
+        """A later leg of a job that was submitted before."""
+        self._thread.submit(self._hand_over_leg, job, source)
+
     def call(self, function: Callable[[], T]) -> T:
         """Run it as prompts are encoded, and wait for what it returns."""
         return self._thread.submit(self._beside, function).result()
@@ -108,7 +112,7 @@ class PromptEncoder:
     def _encode_image(self, job: ImageJob, source: SourceImage) -> SourceLatents:
         began = self.pipeline.clock()
         with self.calls.watch(source.size):
-            latents = self._beside(partial(self.pipeline.encode_image, job.params, source))
+            latents = self._beside(partial(self.pipeline.encode_image, job.leg, source))
         costs = self.denoiser.loop.costs
         size = source.size[0] * source.size[1] / self.pipeline.sizes.default**2
         costs.image_s = smoothed(costs.image_s or None, (self.pipeline.clock() - began) / size)
@@ -120,9 +124,26 @@ class PromptEncoder:
         try:
             source = job.order.source
             latents = self._encode_image(job, source) if source is not None else None
-            request = self.pipeline.request(job.params, conditioning, latents)
+            request = self.pipeline.request(job.leg, conditioning, latents)
         except Exception as error:
             job.failed(error)
             return
+        job.conditioning = conditioning
         job.stage("encode_s")
-        self.denoiser.submit(request, job.flight, job)
+        self.denoiser.submit(request, job.leg_flight, job)
+
+    def _hand_over_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
+        if job.is_cancelled:
+            return
+        try:
+            assert job.conditioning is not None
+            latents = self._encode_image(job, source) if isinstance(source, SourceImage) else source
+            sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
+            conditioning = self._beside(sized)
+            self._stream.give(conditioning.time_ids)
+            request = self.pipeline.request(job.leg, conditioning, latents)
+        except Exception as error:
+            job.failed(error)
+            return
+        job.stage("upscale_s")
+        self.denoiser.submit(request, job.leg_flight, job)

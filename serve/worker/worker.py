@@ -17,9 +17,9 @@ from sdxl import images
 from sdxl.admission import Refused, check_length
 from sdxl.cost import Costs, project
 from sdxl.deepcache import plan_of
-from sdxl.flight import Flight, State
+from sdxl.flight import Flight, Leg, State
 from sdxl.inflight import InFlight
-from sdxl.params import GenerationParams
+from sdxl.params import LATENT, GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Group, Limits
 from sdxl.provenance import Provenance
@@ -235,23 +235,39 @@ class Worker:
         params = self.pipeline.resolve(order.params)
         # Before its text is looked at: who is refused under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
-        if order.source is not None:
-            self.pipeline.check_edit()
+        self.pipeline.check_encoder(params)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params)
         assert rows[0] is not None
         chunks = len(rows[0][0].ids)
         check_length(chunks, self.max_prompt_tokens)
-        delay_s = self._image_s(params, threads) if order.source is not None else 0.0
+        is_edit = order.source is not None
+        delay_s = self._image_s(params, threads) if is_edit else 0.0
         flight = threads.denoiser.admit(self._flight(order, params, threads, chunks), delay_s)
         writer, clock = threads.writer, self.pipeline.clock
-        return ImageJob(order, params, rows, flight, clock, writer.finish, writer.preview)
+        on_leg = partial(writer.enlarge, then=threads.encoder.begin_leg)
+        return ImageJob(order, params, rows, flight, clock, writer.finish, writer.preview, on_leg)
 
     def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
         """How long its image will take to encode."""
+        return threads.denoiser.loop.costs.image_s * self._share(params)
+
+    def _share(self, params: GenerationParams) -> float:
+        """Of the pixels of the model's own size."""
         assert params.height and params.width
-        size = params.height * params.width / self.pipeline.sizes.default**2
-        return threads.denoiser.loop.costs.image_s * size
+        return params.height * params.width / self.pipeline.sizes.default**2
+
+    def _later(self, params: GenerationParams, threads: _Threads, chunks: int) -> Leg | None:
+        """What an upscaled picture runs after its first leg."""
+        if not params.is_upscaled:
+            return None
+        then, delay_s = params.legs[-1], 0.0
+        assert then.height and then.width
+        if params.upscaler != LATENT:
+            decode_s = threads.denoiser.loop.costs.decode_s * self._share(params)
+            delay_s = decode_s + self._image_s(then, threads)
+        axes = self.pipeline.axes(then.height, then.width, chunks)
+        return Leg(axes, plan_of(then), delay_s)
 
     def _flight(
         self, order: ImageOrder, params: GenerationParams, threads: _Threads, chunks: int = 1
@@ -266,6 +282,7 @@ class Worker:
             client=order.client,
             weight=order.weight,
             request_id=order.request_id,
+            later=self._later(params, threads, chunks),
         )
 
     def _note_call(self, denoiser: Denoiser, group: Group, seconds: float) -> None:
@@ -276,7 +293,7 @@ class Worker:
         if self.tracer is None or not job.order.trace:
             return
         clock = self.pipeline.clock
-        facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.taken_steps}
+        facts: dict[str, str | int] = {"outcome": outcome, "steps": job.params.all_steps}
         whole = Stretch("image", job.began_s, clock(), facts)
         order, parts = job.order, list(job.stretches)
         tracing.record(self.tracer, order.trace, order.request_id, whole, parts, clock)

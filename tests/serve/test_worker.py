@@ -103,7 +103,8 @@ def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
         request = pipeline.request(params, conditioning)
         flight = denoiser.admit(replace(standard(pipeline), id=denoiser.loop.new_id()))
         clock = pipeline.clock
-        gone = ImageJob(order(), params, rows, flight, clock, print, print, is_cancelled=True)
+        does = (print, print, print)
+        gone = ImageJob(order(), params, rows, flight, clock, *does, is_cancelled=True)
         denoiser.cancel(gone)
         denoiser.submit(request, flight, gone)
         before = worker.steps_taken

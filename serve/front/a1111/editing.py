@@ -40,6 +40,8 @@ def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, 
         if value not in (None, *allowed):
             needed = " or ".join(map(str, allowed))
             raise invalid(name, f"{name}: {value} is not possible here; needed {needed}")
+    if asked.enable_hr:
+        raise invalid("enable_hr", "enable_hr: is for txt2img; here the size may be larger")
     request = request_of(asked, chosen)
     strength = 0.75 if asked.denoising_strength is None else asked.denoising_strength
     facts: dict[str, Any] = {"strength": strength}

@@ -33,7 +33,7 @@ from serve.orders import Done, ImageBackend, ImageOrder, ImageProgress, ModelCar
 from serve.settings import ServeSettings
 
 EMPTY_LISTS = (
-    *("loras", "upscalers", "latent-upscale-modes", "sd-vae", "hypernetworks", "face-restorers"),
+    *("loras", "sd-vae", "hypernetworks", "face-restorers"),
     *("realesrgan-models", "prompt-styles", "script-info"),
 )
 """What clients look through before they begin, and nothing here has any of."""
@@ -89,7 +89,7 @@ class WebuiApi:
         model: ServedModel,
         state: ClientState,
     ) -> dict[str, Any]:
-        run = Run(len(orders), orders[0].params.steps)
+        run = Run(len(orders), orders[0].params.all_steps)
         state.runs.append(run)
         try:
             done = await self._run(orders, run, model.backend)
@@ -209,6 +209,14 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
     @app.get(f"{PREFIX}/schedulers")
     async def list_webui_schedulers() -> list[dict[str, Any]]:
         return wire.schedulers()
+
+    @app.get(f"{PREFIX}/upscalers")
+    async def list_webui_upscalers() -> list[dict[str, Any]]:
+        return wire.upscalers()
+
+    @app.get(f"{PREFIX}/latent-upscale-modes")
+    async def list_webui_latent_modes() -> list[dict[str, str]]:
+        return wire.latent_upscale_modes()
 
     @app.get(f"{PREFIX}/scripts")
     async def list_webui_scripts() -> dict[str, list[str]]:

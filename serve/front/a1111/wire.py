@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sdxl.infotext import scheduler_of
+from sdxl.infotext import schedule_steps, scheduler_of
+from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 from serve.errors import Problem, invalid
 from serve.front.openai_images import ImageRequest
@@ -31,7 +32,6 @@ SUFFIX = ".safetensors"
 OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
 """What a client may set for itself, besides the checkpoint. SDXL always skips CLIP's last layer."""
 UNSET: dict[str, tuple[Any, ...]] = {
-    "enable_hr": (False,),
     "restore_faces": (False,),
     "tiling": (False,),
     "subseed_strength": (0,),
@@ -48,6 +48,19 @@ UNSET: dict[str, tuple[Any, ...]] = {
     "init_images": ([],),
 }
 """What cannot be done here, and the values that do not ask for it; none is one of them."""
+UNSET_OF_HIRES: dict[str, tuple[Any, ...]] = {
+    "hr_resize_x": (0,),
+    "hr_resize_y": (0,),
+    "hr_checkpoint_name": ("", "Use same checkpoint"),
+    "hr_sampler_name": ("", "Use same sampler"),
+    "hr_scheduler": ("", "Use same scheduler"),
+    "hr_prompt": ("",),
+    "hr_negative_prompt": ("",),
+}
+"""The same of a second leg."""
+HIRES_UPSCALERS = {each.capitalize(): each for each in UPSCALERS}
+HIRES_UPSCALER, HIRES_STRENGTH = "Latent", 0.75
+"""of who names none"""
 
 
 class TextToImage(BaseModel):
@@ -70,6 +83,11 @@ class TextToImage(BaseModel):
     override_settings: dict[str, Any] | None = None
     alwayson_scripts: dict[str, Any] | None = None
     send_images: bool | None = True
+    enable_hr: bool | None = False
+    hr_scale: float | None = 2.0
+    hr_upscaler: str | None = None
+    hr_second_pass_steps: Annotated[int, Field(ge=0)] | None = 0
+    denoising_strength: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @property
     def count(self) -> int:
@@ -117,6 +135,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         "n": asked.count,
         "scheduler": scheduler_asked(asked),
         "output_format": FORMATS[chosen.get(FORMAT, "png")],
+        **(upscale_of(asked) if asked.enable_hr else {}),
     }
     try:
         return ImageRequest(**{name: value for name, value in fields.items() if value is not None})
@@ -126,16 +145,43 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         raise invalid(name, f"{name}: {first['msg']}.") from None
 
 
+def upscale_of(asked: TextToImage) -> dict[str, Any]:
+    """What a second leg is asked for. There, its steps are as many as are taken."""
+    check_unset(asked, UNSET_OF_HIRES)
+    name = asked.hr_upscaler or HIRES_UPSCALER
+    if name not in HIRES_UPSCALERS:
+        needed = f"needed one of {', '.join(HIRES_UPSCALERS)}"
+        raise invalid("hr_upscaler", f"hr_upscaler: {name[:60]!r} is not here; {needed}")
+    given, taken = asked.denoising_strength, asked.hr_second_pass_steps or asked.steps
+    strength = HIRES_STRENGTH if given is None else given
+    if not strength:
+        raise invalid("denoising_strength", "denoising_strength: 0 takes no step; needed more")
+    scale = 2.0 if asked.hr_scale is None else asked.hr_scale
+    if not 1 < scale <= MAX_UPSCALE:
+        needed = f"needed more than 1, at most {MAX_UPSCALE:g}"
+        raise invalid("hr_scale", f"hr_scale: {scale:g} is not possible here; {needed}")
+    return {
+        "upscale": scale,
+        "upscaler": HIRES_UPSCALERS[name],
+        "upscale_strength": strength,
+        "upscale_steps": schedule_steps(taken, strength) if taken else None,
+    }
+
+
 def check_features(asked: TextToImage) -> None:
-    extra = asked.model_extra or {}
-    for name, plain in UNSET.items():
-        value = extra.get(name)
-        if value is not None and value not in plain:
-            raise invalid(name, f"{name}: {str(value)[:100]!r} is not possible here; leave it out")
+    check_unset(asked, UNSET)
     for name, script in (asked.alwayson_scripts or {}).items():
         if is_active(script):
             shown = name[:100]
             raise invalid("alwayson_scripts", f"alwayson_scripts: no script {shown!r} here")
+
+
+def check_unset(asked: TextToImage, fields: Mapping[str, tuple[Any, ...]]) -> None:
+    extra = asked.model_extra or {}
+    for name, plain in fields.items():
+        value = extra.get(name)
+        if value is not None and value not in plain:
+            raise invalid(name, f"{name}: {str(value)[:100]!r} is not possible here; leave it out")
 
 
 def is_active(script: object) -> bool:
@@ -249,6 +295,16 @@ def schedulers() -> list[dict[str, Any]]:
     rest = {"aliases": None, "default_rho": -1.0, "need_inner_model": False}
     labels = ("Automatic", "Normal", *SCHEDULE_LABELS.values())
     return [{"name": n.lower().replace(" ", "_"), "label": n, **rest} for n in labels]
+
+
+def upscalers() -> list[dict[str, Any]]:
+    """Those that enlarge pictures."""
+    empty = {"model_name": None, "model_path": None, "model_url": None}
+    return [{"name": LANCZOS.capitalize(), **empty, "scale": MAX_UPSCALE}]
+
+
+def latent_upscale_modes() -> list[dict[str, str]]:
+    return [{"name": LATENT.capitalize()}]
 
 
 def image_bytes(text: str) -> bytes:

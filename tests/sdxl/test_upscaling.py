@@ -1,0 +1,210 @@
+"""Pictures made anew at a larger size, against diffusers' two pipelines one after the other, and
+among others in flight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from sdxl.images import read_parameters
+from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.pipeline import Edit, Pipeline
+from sdxl.work import standard_images
+from tests.conftest import psnr
+from tests.sdxl.test_editing import edit, params_of
+from tests.sdxl.test_pipeline import set_scheduler
+from tests.sdxl.their_schedulers import eta_of
+
+PROMPT = "a small yellow star above a green square on a white background"
+SIZES = Sizes(128, 64, 256)
+
+
+def upscaled(**fields: Any) -> GenerationParams:
+    usual = {"width": 96, "height": 128, "steps": 5, "seed": 7, "cache_interval": 1}
+    return GenerationParams(PROMPT, **{**usual, "upscale": 1.5, **fields})
+
+
+@pytest.fixture(scope="module")
+def pipes(diffusers_mini: Any) -> Any:
+    """diffusers' text to image and image to image, on the same parts."""
+    from diffusers import StableDiffusionXLImg2ImgPipeline
+
+    scheduler = diffusers_mini.scheduler
+    enlarging = StableDiffusionXLImg2ImgPipeline(**diffusers_mini.components)
+    enlarging.set_progress_bar_config(disable=True)
+    yield diffusers_mini, enlarging
+    diffusers_mini.scheduler = scheduler
+
+
+@torch.inference_mode()
+def theirs(pipes: Any, params: GenerationParams) -> Tensor:
+    """Each pipeline draws its noise from the seed anew. Latents go in where we encode the mean."""
+    first, second = pipes
+    assert params.seed is not None
+    is_latent = params.upscaler == "latent"
+    width, height = params.result_size
+    usual: dict[str, Any] = {
+        "guidance_scale": params.guidance,
+        "eta": eta_of(params.scheduler),
+    }
+    for pipe in pipes:
+        set_scheduler(pipe, params.scheduler)
+    found = first(
+        params.prompt,
+        width=params.width,
+        height=params.height,
+        num_inference_steps=params.steps,
+        generator=torch.Generator("cpu").manual_seed(params.seed),
+        output_type="latent" if is_latent else "pil",
+        **usual,
+    ).images[0]
+    if is_latent:
+        latents = interpolate(found[None], (height // 8, width // 8), mode="bilinear")
+    else:
+        larger = found.resize((width, height), Image.Resampling.LANCZOS)
+        pixels = second.image_processor.preprocess(larger)
+        latents = second.vae.encode(pixels).latent_dist.mean * second.vae.config.scaling_factor
+    image: Tensor = second(
+        params.prompt,
+        image=latents,
+        strength=params.upscale_strength,
+        num_inference_steps=params.upscale_steps or params.steps,
+        generator=torch.Generator("cpu").manual_seed(params.seed),
+        output_type="pt",
+        **usual,
+    ).images[0]
+    return image * 2 - 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"upscaler": "latent", "upscale_strength": 0.8},
+        {"scheduler": "dpmpp_2m", "upscale_steps": 9, "upscale": 2.0, "height": 80},
+        {"scheduler": "euler_a", "guidance": 1.0},
+    ],
+    ids=["lanczos", "latent", "other steps", "noisy"],
+)
+def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: Any) -> None:
+    (result,) = mini.generate([upscaled(**fields)])
+    assert result.error is None and result.image is not None
+    assert result.image.shape[1:] == result.params.result_size[::-1]
+    found = psnr(result.image.clamp(-1, 1), theirs(pipes, result.params))
+    assert found >= 60, f"{result.params}: {found:.1f} dB, needed 60"
+
+
+def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> None:
+    """Two of each, which share calls in the first leg's size and in the second's."""
+    usual: dict[str, Any] = {"guidance": 5.0, "cache_interval": 2}
+    text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128)
+    large = replace(text, width=192, height=192, seed=11)
+    asked: list[GenerationParams | Edit] = [
+        text,
+        large,
+        edit(params_of("ddim", (128, 128), 0.5, **usual)),
+        edit(params_of("euler", (192, 192), 0.5, **usual)),
+        edit(params_of("euler_a", (128, 128), 0.7, **usual), is_masked=True),
+        edit(params_of("euler", (128, 128), 1.0, **usual), is_masked=True),
+        replace(text, seed=4, upscale=1.5),
+        replace(text, seed=5, upscale=1.5, upscaler="latent", upscale_strength=0.7),
+    ]
+    launched: list[tuple[int, int]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, launched)
+        together = mini.generate(asked)
+    at_large = [count for side, count in launched if side == 24]
+    assert max(at_large) >= 2, f"calls of {at_large} images at the larger size, needed shared ones"
+    taken = sum(result.params.all_steps for result in together)
+    assert sum(count for _, count in launched) == taken
+    for result, each in zip(together, asked, strict=True):
+        (alone,) = mini.generate([each])
+        assert alone.image is not None and result.image is not None
+        found = psnr(result.image, alone.image)
+        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+
+
+def watch(patch: pytest.MonkeyPatch, launched: list[tuple[int, int]]) -> None:
+    """Notes of every call the latents' side and how many images share it."""
+    from sdxl.inflight import InFlight
+
+    launch = InFlight._launch
+
+    def counted(self: InFlight, group: Any, events: Any) -> None:
+        launched.append((dict(group.call.axes)["latent_h"], len(group.ids)))
+        launch(self, group, events)
+
+    patch.setattr(InFlight, "_launch", counted)
+
+
+def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
+    """With a strength of its own it has two legs; without, its image begins at the larger size."""
+    plain = edit(params_of("euler", (128, 128), 0.5))
+    both = replace(plain, params=replace(plain.params, upscale=1.5))
+    (result,) = mini.generate([both])
+    assert result.image is not None and result.image.shape[1:] == (192, 192)
+    assert (result.deep_steps, result.shallow_steps) == (5 + 4, 0)
+    alone = upscaled(steps=10).for_edit(has_mask=False)
+    assert (alone.width, alone.height, alone.strength, alone.upscale) == (144, 192, 0.4, None)
+
+
+def test_a_request_without_upscale_says_nothing_of_it(mini: Pipeline) -> None:
+    """Its file is the one from before there was any."""
+    from sdxl.images import encode, to_pixels
+
+    (result,) = mini.generate([GenerationParams(PROMPT, steps=2, seed=1, cache_interval=1)])
+    assert result.image is not None
+    file = encode(to_pixels(result.image), "png", {**result.params.as_dict(), "model": "mini"})
+    told = read_parameters(file)
+    assert not [name for name in told if "upscale" in name] and b"Hires" not in file
+    assert set(result.timings) == {"encode_s", "denoise_s", "decode_s"}
+
+
+def test_the_second_leg_follows_the_first_one_s_parameters() -> None:
+    asked = upscaled(steps=10, deep_steps=(0, 4), guided_steps=(0, 1), cache_interval=3)
+    first, then = asked.legs
+    assert (first.deep_steps, first.guided_steps, first.upscale) == ((0, 4), (0, 1), None)
+    assert (then.deep_steps, then.guided_steps, then.cache_interval) == (None, None, 3)
+    assert (then.width, then.height, then.taken_steps) == (144, 192, 4)
+    assert asked.all_steps == 14
+    assert GenerationParams(upscale=1.0).legs == (GenerationParams(upscale=1.0),)
+
+
+def test_both_legs_are_work() -> None:
+    """1.5 times as wide and as high, and two fifths of the steps."""
+    one, both = standard_images(upscaled(upscale=None), SIZES), standard_images(upscaled(), SIZES)
+    assert both == pytest.approx(one * (1 + 1.5**2 * 0.4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"upscale": 2.5}, "upscale: 2.5 .*96x128 becomes 240x320; .* up to 256"),
+        ({"upscale": 0.5}, "upscale: 0.5 .*from 1 to 4"),
+        ({"upscaler": "esrgan"}, "upscaler: 'esrgan' .*one of lanczos, latent"),
+        ({"upscale_strength": 0.1}, "upscale_strength: 0.1 .*5 steps need at least 0.2"),
+        ({"upscale": None, "upscaler": "latent"}, "upscaler: 'latent' .*needed upscale with it"),
+    ],
+)
+def test_what_cannot_be_upscaled_is_refused_by_name(fields: Any, words: str) -> None:
+    with pytest.raises(InvalidParams, match=words):
+        upscaled(**fields).resolve(SIZES, lambda: 0)
+
+
+def test_a_masked_picture_is_upscaled_by_itself() -> None:
+    with pytest.raises(InvalidParams, match="upscale: 1.5 .*needed no mask with it"):
+        upscaled(strength=0.5).for_edit(has_mask=True)
+
+
+def test_engines_without_the_encoder_upscale_latents_alone(mini: Pipeline) -> None:
+    known = {n: e for n, e in mini.engines.by_name.items() if n != "vae_encoder"}
+    older = replace(mini, engines=replace(mini.engines, by_name=known))
+    with pytest.raises(InvalidParams, match="upscale: 1.5 .*no vae_encoder.*or upscaler latent"):
+        older.check(upscaled())
+    older.check(upscaled(upscaler="latent"))
