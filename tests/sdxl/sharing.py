@@ -12,7 +12,7 @@ from sdxl.admission import Admission, Refused
 from sdxl.cost import CostKey, Costs
 from sdxl.deepcache import plan
 from sdxl.fairness import VirtualTime
-from sdxl.flight import Flight, Network, Priority, State
+from sdxl.flight import Flight, Leg, Network, Priority, State
 from sdxl.policy import Limits, plan_tick
 from sdxl.specs import Axes
 from tests.fakes import axes
@@ -89,8 +89,12 @@ class Device:
             flight = self.flights[id_] = self.flights[id_].advanced()
             if flight.is_done:
                 self.drop(id_)
-                self.worked[flight.client] = self.worked.get(flight.client, 0.0) + flight.work_s
-                self.on_end.pop(id_)(True)
+                own_s = flight.work_s - (flight.later.work_s if flight.later else 0.0)
+                self.worked[flight.client] = self.worked.get(flight.client, 0.0) + own_s
+                if flight.later:
+                    self.flights[id_] = flight.next_leg
+                else:
+                    self.on_end.pop(id_)(True)
         return bool(decided.groups)
 
 
@@ -137,6 +141,7 @@ class Caller:
     steps: int = 20
     interval: int = 2
     axes: Axes = SHAPE
+    later: Leg | None = None
     weight: float = 1.0
     pause_s: Callable[[], float] = lambda: 0.0
     deadline_s: float = 20.0
@@ -177,6 +182,7 @@ class Caller:
                 client=self.name,
                 weight=self.weight,
                 request_id=request,
+                later=self.later,
             )
             try:
                 taken.append((device, device.submit(wanted, ended)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sdxl.cost import SHALLOW_SHARE, CostKey, Costs, project, smoothed
 from sdxl.deepcache import Step, plan
-from sdxl.flight import CallKey, Flight, Priority, State
+from sdxl.flight import CallKey, Flight, Leg, Priority, State
 from sdxl.policy import Group, Limits, plan_tick
 from tests.fakes import axes
 
@@ -159,7 +159,9 @@ def tick_by_tick(
         now += sum(known.tick_s(group) for group in found.groups)
         for id_ in (id_ for group in found.groups for id_ in group.ids):
             states[id_] = replace(states[id_], step=states[id_].step + 1)
-            if states[id_].is_done:
+            if states[id_].is_done and states[id_].later:
+                states[id_] = states[id_].next_leg
+            elif states[id_].is_done:
                 finish[id_] = now + known.decode_s
                 del states[id_]
     return finish
@@ -171,6 +173,7 @@ def any_flight(draw: st.DrawFn) -> Flight:
     guided = draw(st.sets(st.integers(0, steps - 1)) | st.none())
     made = plan(steps, draw(st.integers(1, 4)), guided_steps=guided)
     state = draw(st.sampled_from(State))
+    later = Leg(WIDE, plan(draw(st.integers(1, 5)), draw(st.integers(1, 3))))
     return Flight(
         0,
         draw(st.sampled_from((SHAPE, WIDE))),
@@ -179,6 +182,7 @@ def any_flight(draw: st.DrawFn) -> Flight:
         priority=draw(st.sampled_from(Priority)),
         state=state,
         is_held=draw(st.integers(0, 5)) == 0,
+        later=draw(st.sampled_from((None, later))),
     )
 
 

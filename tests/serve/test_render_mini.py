@@ -60,6 +60,21 @@ def test_a_fresh_process_renders(tmp_path: Path) -> None:
     assert all(facts[name] > 0 for name in ("encode_s", "denoise_s", "decode_s"))
 
 
+def test_an_upscaled_picture_makes_itself_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = [*QUICK, "--upscale", "1.5", "--upscale-strength", "0.5", "--width", "64"]
+    assert cli.main(["render", "a green star", *flags, "--out", "a.png"]) == 0
+    assert cli.main(["render", "--from", "a.png", "--out", "b.png"]) == 0
+    assert pixels("a.png").shape == (192, 96, 3)
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert cli.main(["render", "a star", "--image", "a.png", "--upscale", "2", *QUICK]) == 0
+    (made,) = (Path("out") / name for name in files(tmp_path / "out"))
+    # An image larger than the model's own size begins at that.
+    assert pixels(made).shape == (368, 176, 3)
+
+
 @pytest.mark.parametrize("scheduler", ["euler", "euler_a"])
 def test_a_picture_makes_itself_again(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -151,3 +151,22 @@ def test_engines_that_cannot_edit_bury_the_row_and_say_why(tmp_path: Path) -> No
     (letter,) = dead_letters(tmp_path / "out")
     assert "without vae_encoder" in str(letter)
     assert len(pictures(tmp_path / "out")) == 1
+
+
+def test_rows_are_upscaled_and_one_too_large_is_a_dead_letter(tmp_path: Path) -> None:
+    """Of text and of an image; what cannot be is known before anything is drawn."""
+    (tmp_path / "a.png").write_bytes(saved(plain(96, 160)))
+    rows = [
+        {"prompt": "a ring", "upscale": 1.5, "upscaler": "latent", "upscale_strength": 0.5},
+        {"prompt": "a star", "image": "a.png", "upscale": 2.0},
+        {"prompt": "a cross", "width": 256, "height": 256, "upscale": 3.0},
+        {"prompt": "a square", "upscale_steps": 9},
+    ]
+    out = tmp_path / "out"
+    assert make(jsonl(tmp_path, rows), out, load=Editor) == HAS_DEAD
+    first, second = (each["params"] for each in ledger(out) if each["file"])
+    assert (first["upscale"], first["upscaler"], first["upscale_steps"]) == (1.5, "latent", None)
+    assert (second["width"], second["height"], second["strength"]) == (192, 320, 0.4)
+    errors = [each["error"] for each in dead_letters(out)]
+    assert "upscale: 3.0" in errors[0] and "becomes 768x768" in errors[0]
+    assert "upscale_steps: 9" in errors[1] and "needed upscale with it" in errors[1]
