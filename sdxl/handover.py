@@ -2,13 +2,17 @@
 
 Futures, executors, events and `Thread.start` are Python code around a lock: an interrupt inside
 leaves the lock held, and whoever needs it next waits for ever. Here the threads share only what C
-does whole or not at all: a SimpleQueue, a dict's `setdefault`, the start of a thread. Such a thread
-ends with the process. It does not know what the work is.
+does whole or not at all: a SimpleQueue, a dict's `setdefault`, the start of a thread, a lock of the
+C library's, whose wait goes on through a signal. Such a thread ends with the process. It does not
+know what the work is.
 """
 
 from __future__ import annotations
 
+import ctypes
+import operator
 from _thread import start_new_thread
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -17,6 +21,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 U = TypeVar("U")
 CALLER, THREAD = "caller", "thread"
+_LIBC = ctypes.CDLL(None)
+_LOCK_BYTES = 256  # more than a pthread_rwlock_t of any system
 
 
 class HandedWork(Generic[T]):
@@ -27,6 +33,11 @@ class HandedWork(Generic[T]):
         self._is_over = False
         self._answer: list[T] = []
         self._error: BaseException | None = None
+        lock = ctypes.create_string_buffer(_LOCK_BYTES)
+        _LIBC.pthread_rwlock_init(lock, None)
+        self._hold = partial(_LIBC.pthread_rwlock_wrlock, lock)
+        self._hold_shared = partial(_LIBC.pthread_rwlock_rdlock, lock)
+        self._let_go = partial(_LIBC.pthread_rwlock_unlock, lock)
 
     def take(self, who: str) -> bool:
         """Whether it is theirs to do: of whoever asks first, however often they ask."""
@@ -34,8 +45,14 @@ class HandedWork(Generic[T]):
 
     def run(self) -> None:
         """On the thread. Nothing is done that the caller has taken back."""
-        if not self.take(THREAD):
-            return
+        self._hold()
+        try:
+            if self.take(THREAD):
+                self._do()
+        finally:
+            self._let_go()
+
+    def _do(self) -> None:
         try:
             self._answer.append(self._call())
         except BaseException as error:
@@ -52,17 +69,11 @@ class HandedWork(Generic[T]):
                 return False
         return True
 
-    def finish(self) -> None:
-        """Take it back or, if the thread has begun, wait until it is done: only then is an
-        interrupt raised. Asked again, it waits again."""
-        interrupt: BaseException | None = None
-        while not (self.take(CALLER) or self._is_over):
-            try:
-                self._ended.get()
-            except BaseException as caught:
-                interrupt = caught
-        if interrupt is not None:
-            raise interrupt
+    def settling(self) -> Callable[[], object]:
+        """Takes it back or, if the thread has begun, waits until it is done. All of that is one
+        call of C, between whose steps no interrupt comes, and a wait that none of them ends."""
+        steps = (partial(self._taken.setdefault, "by", CALLER), self._hold_shared, self._let_go)
+        return partial(deque, map(operator.call, steps), 0)
 
     def result(self) -> T:
         """Of work that is over, or else of doing it here."""
@@ -84,15 +95,16 @@ class WorkThread:
         """Both at the same time, `there` on the thread, or here if that finds no time for it. When
         this returns or raises, neither runs any more."""
         work = HandedWork(there)
+        settle, settle_again = work.settling(), work.settling()
         try:
             try:
                 self._inbox.put(work)
                 here()
             finally:
-                work.finish()
+                settle()
         finally:
-            # An interrupt may have struck as that began to wait, or between two looks.
-            work.finish()
+            # Python lets no interrupt in just before the one above; a debugger does.
+            settle_again()
         work.result()
 
     def _run(self) -> None:

@@ -31,8 +31,10 @@ class Both:
     def there(self) -> None:
         self.begun += 1
         self.is_running = True
-        time.sleep(0.001)
-        self.is_running = False
+        try:
+            time.sleep(0.001)
+        finally:  # done here, where the thread found no time for it, it is interrupted too
+            self.is_running = False
 
     def call(self) -> None:
         self.thread.together(self.here, self.there)
@@ -67,6 +69,36 @@ def test_interrupts_in_quick_succession_wait_for_the_other_thread(
                 signal.setitimer(signal.ITIMER_REAL, 0)
             assert not both.is_running
     both.check()
+
+
+@pytest.mark.parametrize("apart_s", [1e-5, 2e-5])
+def test_interrupts_that_come_while_the_last_is_handled_wait_for_the_other_thread(
+    monkeypatch: pytest.MonkeyPatch, apart_s: float
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda *_: None)
+    both, left = Both(), 0
+
+    def strike(*_: object) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            signal.setitimer(signal.ITIMER_REAL, apart_s if left else 0)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for call in range(300):
+            left = 5
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.000005 * call)
+                both.call()
+                left = 0
+            except KeyboardInterrupt:
+                left = 0
+            assert not both.is_running
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_error_of_either_piece_is_the_calls() -> None:
