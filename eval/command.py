@@ -15,6 +15,7 @@ from sdxl.params import InvalidParams
 ROUNDS = 200
 FETCH = "fetch"
 """`sdxl eval fetch`, which evaluates nothing"""
+WATERMARK = "watermark"
 FEWEST = 2
 """pictures that a covariance needs"""
 
@@ -24,6 +25,10 @@ def main(argv: Sequence[str]) -> int:
         from eval.quality.fetch import main as fetch
 
         return fetch(argv[1:])
+    if argv and argv[0] == WATERMARK:
+        from eval.quality.watermark import main as watermark
+
+        return watermark(argv[1:])
     options = build_parser().parse_args(argv)
     check(options)
     if options.is_sweep:

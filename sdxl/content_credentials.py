@@ -54,9 +54,11 @@ class Claim:
     failures: tuple[str, ...]
 
 
-def signer_of(certificate: str, private_key: str) -> Callable[[bytes, str], bytes]:
+def signer_of(
+    certificate: str, private_key: str, is_watermarked: bool = False
+) -> Callable[[bytes, str], bytes]:
     """What adds a manifest to a file. Raises InvalidParams for a key or certificate that cannot
-    sign."""
+    sign. `is_watermarked`: the pixels hold a mark, and the manifest says so."""
     c2pa = _library()
     if certificate:
         chain, key = (Path(p).expanduser().read_bytes() for p in (certificate, private_key))
@@ -72,13 +74,13 @@ def signer_of(certificate: str, private_key: str) -> Callable[[bytes, str], byte
         private_key=key,
         ta_url=None,
     )
-    own = threading.local()
+    own, manifest = threading.local(), _manifest(is_watermarked)
 
     def sign(file: bytes, format: str) -> bytes:
         if not hasattr(own, "signer"):
             own.signer = c2pa.Signer.from_info(info)
         signed = io.BytesIO()
-        with c2pa.Builder(_manifest(), _context()) as builder:
+        with c2pa.Builder(manifest, _context()) as builder:
             builder.sign(own.signer, f"image/{format}", io.BytesIO(file), signed)
         return signed.getvalue()
 
@@ -233,12 +235,15 @@ def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
         raise InvalidParams("certificate", certificate, needed)
 
 
-def _manifest() -> dict[str, Any]:
+def _manifest(is_watermarked: bool) -> dict[str, Any]:
     agent = {"name": GENERATOR, "version": sdxl.__version__}
     created = {"action": "c2pa.created", "digitalSourceType": SOURCE_TYPE, "softwareAgent": agent}
+    # "Unbound": the mark does not lead back to this manifest.
+    watermarked = {"action": "c2pa.watermarked.unbound", "softwareAgent": agent}
+    actions = [created, watermarked] if is_watermarked else [created]
     return {
         "claim_generator_info": [agent],
-        "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": [created]}}],
+        "assertions": [{"label": "c2pa.actions.v2", "data": {"actions": actions}}],
     }
 
 

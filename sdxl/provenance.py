@@ -1,7 +1,9 @@
-"""How a picture says that a model made it: in its metadata, by a signed manifest, or not at all.
+"""How a picture says that a model made it: in its metadata, by a signed manifest, in its pixels, or
+not at all.
 
-The metadata's mark is IPTC's digital source type; C2PA's manifests are in content_credentials.py.
-It does not know how a picture is made, and imports nothing heavy.
+The metadata's mark is IPTC's digital source type; C2PA's manifests are in content_credentials.py,
+the mark in the pixels in watermark.py. It does not know how a picture is made, and imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -10,11 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdxl.params import InvalidParams
 
-OFF, METADATA, C2PA = PROVENANCES = ("off", "metadata", "c2pa")
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+AND_WATERMARK = "+watermark"
+OFF, METADATA, C2PA = "off", "metadata", "c2pa"
+PROVENANCES = (OFF, METADATA, C2PA, METADATA + AND_WATERMARK, C2PA + AND_WATERMARK)
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
 """IPTC NewsCodes: made by a model that was trained on samples."""
 XMP = (
@@ -56,14 +64,30 @@ class Provenance:
         """The packet that goes into the file's metadata."""
         return None if self.kind == OFF else XMP
 
+    @property
+    def is_signed(self) -> bool:
+        return self.kind.removesuffix(AND_WATERMARK) == C2PA
+
+    @property
+    def is_watermarked(self) -> bool:
+        return self.kind.endswith(AND_WATERMARK)
+
+    def mark(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The pixels that go into the file."""
+        if not self.is_watermarked:
+            return pixels
+        from sdxl.watermark import mark
+
+        return mark(pixels)
+
     @cached_property
     def sign(self) -> Callable[[bytes, str], bytes]:
         """From a picture's file and format to the file with a manifest, where one is wanted."""
-        if self.kind != C2PA:
+        if not self.is_signed:
             return lambda file, format: file
         from sdxl.content_credentials import signer_of
 
-        return signer_of(self.certificate, self.private_key)
+        return signer_of(self.certificate, self.private_key, self.is_watermarked)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What signs stays in its process.

@@ -29,7 +29,7 @@ from sdxl.arguments import (
     whole,
 )
 from sdxl.params import GenerationParams, InvalidParams
-from sdxl.provenance import C2PA
+from sdxl.provenance import PROVENANCES, Provenance
 from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec
 from serve.render.destination import SUFFIXES
 from serve.supervision import STRUCK, supervise
@@ -133,8 +133,9 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     if options.through and options.address:
         raise InvalidParams("address", options.address, "--through needs no cluster")
     provenance = given_provenance(options)
-    if provenance.kind == C2PA and options.deterministic and not options.through:
-        needed = "a manifest has random salts: needed --no-deterministic, or off or metadata"
+    if provenance.is_signed and options.deterministic and not options.through:
+        kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)
+        needed = f"a manifest has random salts: needed --no-deterministic, or one of {kinds}"
         raise InvalidParams("provenance", provenance.kind, needed)
     parameters = given_params(options)
     GenerationParams(**parameters)

@@ -300,9 +300,10 @@ def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:
     pixels = to_pixels(result.image)
     if result.source is not None:
         pixels = pasted(pixels, result.source)
+    format, marks = order.destination.format, order.provenance
+    pixels = marks.mark(pixels)
     metadata = _metadata(order, result.params)
     path = order.destination.path(result.params, metadata)
-    format, marks = order.destination.format, order.provenance
     file = marks.sign(encode(pixels, format, metadata, xmp=marks.xmp), format)
     if order.destination.is_stdout:
         sys.stdout.buffer.write(file)

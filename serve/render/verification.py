@@ -12,16 +12,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from PIL.Image import Image
+
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
 from sdxl.provenance import SOURCE_TYPE
 
 HOLDS, CHANGED, UNSIGNED, UNMARKED = "holds", "changed", "unsigned", "unmarked"
+WATERMARKED = "watermarked"
 WORDS = {
     HOLDS: "holds: the picture is as it was signed",
     CHANGED: "does not hold: the file is not as it was signed",
     UNSIGNED: "unsigned: says that a model made it, but nothing proves that it is unchanged",
+    WATERMARKED: "watermarked: its pixels alone say that a model made it",
     UNMARKED: "unmarked: says nothing of its origin",
 }
 
@@ -35,6 +39,11 @@ class Verdict:
     signer: str = ""
     is_trusted: bool = False
     generator: str = ""
+    is_watermarked: bool = False
+    watermark_score: float = 0.0
+    """needed: watermark.FOUND"""
+    watermark_chance: float = 1.0
+    """that a picture without a watermark has this score"""
     failures: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
 
@@ -67,15 +76,16 @@ def verify(path: Path, trusted: bytes = b"") -> Verdict:
     try:
         with opened(data) as image:
             image.load()
-            format, marks = str(image.format).lower(), _marks(image)
+            format, marks, facts = str(image.format).lower(), _marks(image), _watermark(image)
     except BrokenPicture as error:
         return Verdict(name, CHANGED, failures=(str(error),))
     claim = read_claim(data, format, trusted)
-    facts: dict[str, Any] = {"format": format, "parameters": _parameters(data)}
+    facts |= {"format": format, "parameters": _parameters(data)}
     if claim is None:
         is_marked = SOURCE_TYPE in marks
-        source = SOURCE_TYPE if is_marked else ""
-        return Verdict(name, UNSIGNED if is_marked else UNMARKED, source_type=source, **facts)
+        source = SOURCE_TYPE if is_marked or facts["is_watermarked"] else ""
+        in_pixels = WATERMARKED if source else UNMARKED
+        return Verdict(name, UNSIGNED if is_marked else in_pixels, source_type=source, **facts)
     return Verdict(
         name,
         HOLDS if claim.is_intact else CHANGED,
@@ -98,6 +108,8 @@ def describe(verdict: Verdict) -> str:
     if verdict.signer:
         trust = "trusted" if verdict.is_trusted else "not among the trusted; --trust names more"
         lines.append(f"  signed by    {verdict.signer} ({trust})")
+    if verdict.format:
+        lines.append(f"  watermark    {_describe_watermark(verdict)}")
     for name in ("prompt", "seed", "model"):
         if name in verdict.parameters:
             lines.append(f"  {name:<12} {verdict.parameters[name]}")
@@ -112,7 +124,31 @@ def read(name: str, what: str) -> bytes:
         raise InvalidParams(what, name, f"needed a file ({error.strerror})") from error
 
 
-def _marks(image: Any) -> str:
+def _watermark(image: Image) -> dict[str, Any]:
+    import numpy as np
+
+    from sdxl.watermark import find
+
+    finding = find(np.asarray(image.convert("RGB")))
+    return {
+        "is_watermarked": finding.is_found,
+        "watermark_score": round(finding.score, 2),
+        "watermark_chance": finding.chance,
+    }
+
+
+def _describe_watermark(verdict: Verdict) -> str:
+    from sdxl.watermark import FOUND
+
+    if not verdict.is_watermarked:
+        return f"not found (score {verdict.watermark_score:.1f}; needed {FOUND})"
+    return (
+        f"found: score {verdict.watermark_score:.1f}; without one, a picture has that "
+        f"with probability {verdict.watermark_chance:.0e}"
+    )
+
+
+def _marks(image: Image) -> str:
     packet = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or ""
     return packet.decode(errors="replace") if isinstance(packet, bytes) else str(packet)
 

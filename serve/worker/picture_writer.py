@@ -137,7 +137,7 @@ class PictureWriter:
 
     def _picture(self, job: ImageJob, pixels: images.Pixels, decode_s: float) -> Done:
         order, size = job.order, pixels.size / pixels.shape[-1]
-        pixels = self._pasted(job, pixels)
+        pixels = self.provenance.mark(self._pasted(job, pixels))
         xmp = self.provenance.xmp
         file = images.encode(pixels, order.format, self._metadata(job), order.compression, xmp)
         file = self._sign(file, order.format)

@@ -13,15 +13,32 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdxl.images import encode, read_parameters
+from sdxl.images import Pixels, encode, read_parameters
 from sdxl.params import GenerationParams, InvalidParams
-from sdxl.provenance import C2PA, METADATA, OFF, SOURCE_TYPE, Provenance
-from serve.render.verification import CHANGED, HOLDS, UNMARKED, UNSIGNED, main, verify
+from sdxl.provenance import (
+    AND_WATERMARK,
+    C2PA,
+    METADATA,
+    OFF,
+    PROVENANCES,
+    SOURCE_TYPE,
+    Provenance,
+)
+from serve.render.verification import (
+    CHANGED,
+    HOLDS,
+    UNMARKED,
+    UNSIGNED,
+    WATERMARKED,
+    main,
+    verify,
+)
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 IPTC = "http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
 FORMATS = ("png", "jpeg", "webp")
 PIXELS = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+SMOOTH = np.linspace(40, 200, 128 * 128 * 3).reshape(128, 128, 3).astype(np.uint8)
 PARAMS = GenerationParams(prompt="a red circle", seed=7, width=64, height=64).as_dict()
 
 
@@ -30,8 +47,8 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
 
 
-def picture(format: str, provenance: Provenance) -> bytes:
-    file = encode(PIXELS, format, PARAMS, xmp=provenance.xmp)
+def picture(format: str, provenance: Provenance, pixels: Pixels = PIXELS) -> bytes:
+    file = encode(provenance.mark(pixels), format, PARAMS, xmp=provenance.xmp)
     return provenance.sign(file, format)
 
 
@@ -106,6 +123,43 @@ def test_unsigned_and_unmarked_pictures_are_told_apart(tmp_path: Path) -> None:
     assert verify(stored(tmp_path, b"no picture")).verdict == CHANGED
 
 
+@pytest.mark.parametrize("kind", PROVENANCES)
+def test_pixels_are_marked_only_where_that_was_chosen(kind: str) -> None:
+    is_same = np.array_equal(Provenance(kind).mark(PIXELS), PIXELS)
+    assert is_same != kind.endswith(AND_WATERMARK)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_watermark_is_found_beside_a_manifest_and_after_both_are_gone(
+    tmp_path: Path, format: str
+) -> None:
+    pytest.importorskip("c2pa")
+    path = stored(tmp_path, picture(format, Provenance(C2PA + AND_WATERMARK), SMOOTH), format)
+    signed = verify(path)
+    assert (signed.verdict, signed.is_watermarked) == (HOLDS, True)
+    assert signed.watermark_chance < 1e-6
+    with Image.open(path) as image:
+        image.convert("RGB").save(tmp_path / "again.png")
+    again = verify(tmp_path / "again.png")
+    assert (again.verdict, again.source_type) == (WATERMARKED, SOURCE_TYPE)
+    unmarked = verify(stored(tmp_path, picture(format, Provenance(C2PA), SMOOTH), format))
+    assert (unmarked.verdict, unmarked.is_watermarked) == (HOLDS, False)
+
+
+def test_a_manifest_says_that_the_pixels_are_watermarked(tmp_path: Path) -> None:
+    c2pa = pytest.importorskip("c2pa")
+    for kind, actions in (
+        (C2PA, ["c2pa.created"]),
+        (C2PA + AND_WATERMARK, ["c2pa.created", "c2pa.watermarked.unbound"]),
+    ):
+        file = picture("png", Provenance(kind))
+        with c2pa.Reader("image/png", io.BytesIO(file)) as reader:
+            manifest = json.loads(reader.json())
+        (active,) = manifest["manifests"].values()
+        (stated,) = (each["data"] for each in active["assertions"] if "actions" in each["label"])
+        assert [each["action"] for each in stated["actions"]] == actions
+
+
 def test_an_operators_certificate_signs_and_its_root_is_trusted(tmp_path: Path) -> None:
     pytest.importorskip("c2pa")
     from sdxl.content_credentials import self_made
@@ -150,7 +204,9 @@ def test_verify_answers_in_words_and_in_json(
     pytest.importorskip("c2pa")
     path = stored(tmp_path, picture("png", Provenance(C2PA)))
     assert main([str(path)]) == 0
-    assert "holds: the picture is as it was signed" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert "holds: the picture is as it was signed" in words
+    assert "watermark    not found (score" in words
     assert main([str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"]["prompt"] == "a red circle"
     assert main([str(stored(tmp_path, picture("png", Provenance(OFF))))]) == 1

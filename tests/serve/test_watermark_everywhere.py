@@ -1,0 +1,70 @@
+"""The watermark is in the pictures of `sdxl render` and of workers, which are the service's and the
+batch's: the same mark, in the same picture."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import engines
+from sdxl.images import Pixels
+from sdxl.params import InvalidParams
+from sdxl.pipeline import Pipeline
+from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, Provenance
+from sdxl.watermark import find, mark
+from serve.batch.command import build_parser, read_order
+from serve.orders import Done, ImageOrder
+from serve.render.command import main as render
+from tests.serve.workers import order, running, updates_of
+
+WATERMARKED = METADATA + AND_WATERMARK
+PROMPT = "a red circle on a blue background"
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    return engines.load("mini", "onnxruntime", is_deterministic=True)
+
+
+def pixels_of(file: bytes) -> Pixels:
+    with Image.open(io.BytesIO(file)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def made_by_worker(pipeline: Pipeline, kind: str, asked: ImageOrder) -> bytes:
+    with running(pipeline, provenance=Provenance(kind)) as worker:
+        last = asyncio.run(updates_of(worker, asked))[-1]
+    assert isinstance(last, Done)
+    return last.image
+
+
+def test_a_worker_marks_the_picture_that_it_makes_without(pipeline: Pipeline) -> None:
+    asked = order(PROMPT, seed=7)
+    plain = pixels_of(made_by_worker(pipeline, OFF, asked))
+    assert not find(plain).is_found
+    marked = pixels_of(made_by_worker(pipeline, WATERMARKED, asked))
+    assert np.array_equal(marked, mark(plain)) and find(marked).is_found
+
+
+def test_render_marks_its_pictures(tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    argv = [PROMPT, "--steps", "4", "--provenance", WATERMARKED, "--out", str(file)]
+    assert render(argv) == 0
+    assert find(pixels_of(file.read_bytes())).is_found
+
+
+def test_a_batch_that_is_the_same_to_the_byte_takes_a_watermark_and_no_manifest(
+    tmp_path: Path,
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(PROMPT)
+    argv = [str(prompts), "--out", str(tmp_path / "out"), "--provenance"]
+    assert read_order(build_parser().parse_args([*argv, WATERMARKED])).provenance.is_watermarked
+    for kind in (C2PA, C2PA + AND_WATERMARK):
+        with pytest.raises(InvalidParams, match="off, metadata, metadata\\+watermark"):
+            read_order(build_parser().parse_args([*argv, kind]))
