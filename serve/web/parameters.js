@@ -53,7 +53,8 @@ export function factsOf({ params, seconds, made }) {
   const parameters = table.map(({ name, label }) => [label, wordsOf(name, params[name])]);
   return [
     ...parameters,
-    ["Size", `${params.width} × ${params.height}`],
+    ["Size", [params.width, params.height]
+      .map((side) => Math.round(side * (params.upscale ?? 1) / 8) * 8).join(" × ")],
     ["Model", params.model],
     ["Made in", secondsWords(seconds)],
     ["Made", new Date(made).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })],

@@ -80,8 +80,6 @@ function show(picture) {
   const image = byId("viewer-image");
   image.src = picture.url;
   image.alt = picture.params.prompt;
-  image.width = picture.params.width;
-  image.height = picture.params.height;
   const rows = factsOf(picture).map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, value)));
   byId("viewer-facts").replaceChildren(...rows);

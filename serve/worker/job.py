@@ -49,6 +49,8 @@ class ImageJob:
     """for the legs that follow"""
     _number: int = 0
     """of the leg that is made"""
+    _ready_s: float | None = None
+    """as was last told; None where nobody asks"""
 
     def __post_init__(self) -> None:
         self.began_s = self.stage_s = self.clock()
@@ -124,11 +126,14 @@ class ImageJob:
         self.note(group.network, began_s, ended_s, images=len(group.ids), bucket=group.bucket)
 
     def stepped(self, flight: Flight, position: int, ready_s: float) -> None:
-        eta_s = max(ready_s - self.clock(), 0.0)
-        steps = self.flight.steps_left
+        self._ready_s = ready_s
         # Between its legs it is under way, not in the queue.
-        place = 0 if self._number else position
-        self.tell(ImageProgress(steps - flight.steps_left, steps, place, eta_s))
+        self._tell_step(flight.steps_left, 0 if self._number else position)
+
+    def _tell_step(self, left: int, position: int) -> None:
+        steps, ready_s = self.flight.steps_left, self._ready_s or 0.0
+        eta_s = max(ready_s - self.clock(), 0.0)
+        self.tell(ImageProgress(steps - left, steps, position, eta_s))
 
     def previewed(self, step: int, latents: Tensor) -> None:
         self.on_preview(self, self.steps_before + step, latents)
@@ -139,6 +144,9 @@ class ImageJob:
             self.on_latents(self, latents)
             return
         self._number += 1
+        if self._ready_s is not None:
+            # Nothing is told of it until its next leg has begun.
+            self._tell_step(self.leg_flight.steps_left, 0)
         if 0 in self.preview_steps:
             # A leg's last step is not one of those that the loop tells.
             self.previewed(0, latents)

@@ -77,7 +77,7 @@ def test_progress_and_previews_go_through_both_legs() -> None:
         updates = asyncio.run(updates_of(worker, asked))
     told = [u for u in updates if isinstance(u, ImageProgress)]
     steps = [u.step for u in told]
-    assert steps == sorted(steps) and {2, 4, 6} <= set(steps) and {u.steps for u in told} == {7}
+    assert steps == sorted(steps) and {2, 4, 5, 6} <= set(steps) and {u.steps for u in told} == {7}
     assert all(u.position == 0 for u in told if u.step)
     previews = [u for u in updates if isinstance(u, Preview)]
     assert [p.step for p in previews] == [2, 5, 6]

@@ -68,6 +68,26 @@ def test_a_result_is_edited_and_a_picture_from_words_comes_after_it(web: Visit) 
     assert "image_sha256" not in made(web)
 
 
+def test_an_upscaled_picture_is_shown_in_its_larger_size_and_a_result_is_upscaled(
+    web: Visit,
+) -> None:
+    web.generate(PROMPT, steps="5", seed="3", upscale="1.5")
+    web.wait_for_pictures()
+    first = made(web)
+    assert (first["width"], first["upscale"], first["upscale_strength"]) == (128, 1.5, 0.4)
+    web.page.locator("#thumbs button").first.click()
+    expect(web.page.locator("#viewer-facts")).to_contain_text("192 × 192")
+    natural = "element => [element.naturalWidth, element.naturalHeight]"
+    assert web.page.locator("#viewer-image").evaluate(natural) == [192, 192]
+    web.page.keyboard.press("Escape")
+    web.page.get_by_role("button", name="Edit this").click()
+    web.generate(PROMPT, steps="5", upscale="2")
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+    told = made(web)
+    assert (told["width"], told["height"], told["strength"]) == (256, 256, 0.4)
+    assert web.violations() == []
+
+
 def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(web: Visit) -> None:
     file = photo()
     chosen = FilePayload(name="chosen.png", mimeType="image/png", buffer=file)
