@@ -1,4 +1,4 @@
-// DeepCache off and on: the same request twice, one after the other for the sake of their times.
+// DeepCache off and on: the same request twice, one after the other to be timed.
 
 import { draw } from "./drawing.js";
 import { cacheWords } from "./parameters.js";

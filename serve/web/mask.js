@@ -1,4 +1,4 @@
-// A mask being painted, on a canvas of the picture's size: all that was done, so that it can be undone.
+// A mask being painted, on a canvas of the picture's size; what was done can be undone.
 
 const COLOUR = "#f0288c";
 /** Sides of the small copy that says how much is painted. */

@@ -1,4 +1,4 @@
-// What the page says in words: to the eye beside the pictures, and to a screen reader.
+// What the page says in words, to the eye and to a screen reader.
 
 import { byId, make } from "./elements.js";
 import { controlFor } from "./parameters.js";

@@ -1,4 +1,4 @@
-// Painting a mask over the picture: by mouse, pen and finger, and by the keyboard alone.
+// Painting a mask over the picture: by mouse, pen, finger or keys alone.
 
 import { byId } from "./elements.js";
 import { PaintedMask } from "./mask.js";

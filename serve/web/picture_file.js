@@ -34,7 +34,7 @@ function textOf(type, data) {
   return [name, new TextDecoder().decode(data.subarray(translated + 1))];
 }
 
-// A seed may have more digits than a number can hold here, so it stays text.
+// A seed may have more digits than a number can hold: it stays text.
 function parse(text) {
   try {
     const found = JSON.parse(text.replace(/("seed": *)(\d+)/, '$1"$2"'));

@@ -19,7 +19,7 @@ export function startRestoring(modelNow) {
     byId("drop-source").hidden = !canEdit();
   });
   addEventListener("dragleave", (event) => {
-    // Leaving one element for another has somewhere to go; leaving the window has not.
+    // Leaving the window leads to no other element.
     if (!event.relatedTarget) curtain.hidden = true;
   });
   addEventListener("drop", (event) => {

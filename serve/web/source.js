@@ -8,7 +8,7 @@ import * as store from "./store.js";
 
 const WORK = "source";
 
-/** { file, name, width, height, mask }, the mask a PNG or null; null: from words alone. */
+/** { file, name, width, height, mask: a PNG or null }; null: from words alone. */
 export let source = null;
 let hear = () => {};
 let url;

@@ -60,7 +60,7 @@ class PictureTile {
   preview({ b64_json: base64, step }) {
     const part = step / this.steps;
     this.image.hidden = false;
-    // A preview has a colour for each of the few latents, so it is softened: less with every step.
+    // A preview has few pixels, so it is softened: less with every step.
     this.frame.style.setProperty("--blur", `${5 - 2.5 * part}cqw`);
     this.image.src = `data:image/png;base64,${base64}`;
     return new Promise((resolve) => { this.image.onload = this.image.onerror = resolve; });

@@ -2,6 +2,7 @@
 
 import { closeOnOutside } from "./dialogs.js";
 import { byId, make } from "./elements.js";
+import { writeForm } from "./form.js";
 import { factsOf, fileName, settingsOf } from "./parameters.js";
 import { curlOf } from "./requests.js";
 import { canEdit, editPicture } from "./source.js";
@@ -19,6 +20,13 @@ const ACTIONS = {
   edit: () => {
     viewer.close();
     editPicture(shown);
+  },
+  upscale: async () => {
+    viewer.close();
+    await editPicture(shown);
+    const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
+    writeForm({ ...settingsOf(shown.params), ...anew });
+    byId("ask").requestSubmit();
   },
   wipe: () => showWipe(!wipe),
   newer: () => step(-1),
@@ -61,7 +69,7 @@ export function startViewer(onUse) {
 
 export function openViewer(picture, of) {
   gallery = of;
-  viewer.querySelector("[data-do=edit]").hidden = !canEdit();
+  for (const each of viewer.querySelectorAll(".edits")) each.hidden = !canEdit();
   show(picture);
   viewer.showModal();
   byId("view").focus();

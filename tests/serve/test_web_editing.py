@@ -88,6 +88,19 @@ def test_an_upscaled_picture_is_shown_in_its_larger_size_and_a_result_is_upscale
     assert web.violations() == []
 
 
+def test_one_press_upscales_a_picture_close_to_what_it_is(web: Visit) -> None:
+    web.generate(PROMPT, steps="5", seed="3")
+    web.wait_for_pictures()
+    first = made(web)
+    web.page.locator("#thumbs button").first.click()
+    web.page.get_by_role("button", name="Upscale", exact=True).click()
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+    second = made(web)
+    assert (second["width"], second["height"], second["strength"]) == (256, 256, 0.2)
+    assert [second[name] for name in ("prompt", "seed", "steps")] == [PROMPT, 3, 5]
+    assert "image_sha256" in second and "image_sha256" not in first
+
+
 def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(web: Visit) -> None:
     file = photo()
     chosen = FilePayload(name="chosen.png", mimeType="image/png", buffer=file)
