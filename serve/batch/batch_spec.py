@@ -31,6 +31,7 @@ class BatchSpec:
     address: str | None
     through: str | None
     model: str
+    """of a service that runs: one of its names; empty for its first"""
     backend: str
     precision: str | None
     engines: str

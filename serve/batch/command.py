@@ -86,7 +86,7 @@ def build_parser() -> Parser:
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
     flag = partial(add, action="store_true")
-    add("--model", default="mini", help=f"{MODEL} (%(default)s)")
+    add("--model", help=f"{MODEL} (mini); with --through one of the service's (its first)")
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help="the backend's own choice unless given")
@@ -132,6 +132,8 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
         raise InvalidParams("stall_s", options.stall_s, "needed seconds above 0")
     if options.through and options.address:
         raise InvalidParams("address", options.address, "--through needs no cluster")
+    if options.through and options.vae:
+        raise InvalidParams("vae", options.vae, "the service at --through has its own")
     provenance = given_provenance(options)
     if provenance.is_signed and options.deterministic and not options.through:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)
@@ -141,7 +143,8 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     GenerationParams(**parameters)
     given = {f.name: getattr(options, f.name) for f in fields(BatchSpec) if f.name in options}
     given |= {"inputs": tuple(options.inputs), "parameters": parameters, "provenance": provenance}
-    return BatchSpec(**{**given, "model": model_with(options.model, options.vae)})
+    model = options.model or ("" if options.through else "mini")
+    return BatchSpec(**{**given, "model": model_with(model, options.vae)})
 
 
 def show_status(place: str, is_json: bool) -> int:

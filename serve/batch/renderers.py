@@ -17,6 +17,7 @@ from sdxl.params import InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets, presets_of
 from sdxl.provenance import OFF, Provenance
 from serve.errors import Problem
+from serve.models import own_names
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
 THROUGH_WINDOW = 32
@@ -130,7 +131,9 @@ def load_local(
 class HttpRenderer:
     """A running service, asked at low priority. That it is busy or restarts is waited out."""
 
-    def __init__(self, url: str, key: str | None, window: int = THROUGH_WINDOW) -> None:
+    def __init__(
+        self, url: str, key: str | None, model: str = "", window: int = THROUGH_WINDOW
+    ) -> None:
         import httpx
 
         self.url, self.window, self._key = url.rstrip("/"), window, key
@@ -140,12 +143,12 @@ class HttpRenderer:
         self._http = httpx.AsyncClient(
             headers=headers, transport=door, timeout=httpx.Timeout(30, read=ANSWER_S)
         )
-        self._model: str | None = None
+        self._model = model
         self._answers = 0
         self._asked = 0
 
     async def card(self) -> ModelCard:
-        model, presets = await asyncio.to_thread(service_model, self.url, self._key)
+        model, presets = await asyncio.to_thread(service_model, self.url, self._key, self._model)
         self._model = model
         return ModelCard(model, Sizes(0, 0, 0), engines={"service": model}, presets=presets)
 
@@ -192,8 +195,9 @@ def headers_of(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def service_model(url: str, key: str | None) -> tuple[str, Presets]:
-    """The id of its image model, and what `quality` means there."""
+def service_model(url: str, key: str | None, asked: str) -> tuple[str, Presets]:
+    """The id of one of its image models, of the first unless one is asked for, and what `quality`
+    means there."""
     import httpx
 
     try:
@@ -202,7 +206,12 @@ def service_model(url: str, key: str | None) -> tuple[str, Presets]:
         raise InvalidParams("through", url, f"needed a service that runs ({error})") from error
     if answer.status_code != 200:
         raise InvalidParams("through", url, problem_of(answer).message)
-    model = answer.json()["data"][0]
+    models = answer.json()["data"]
+    named = [each for each in models if not asked or asked in own_names(each["id"])]
+    if not named:
+        ids = ", ".join(each["id"] for each in models)
+        raise InvalidParams("model", asked, f"needed one that {url} has: {ids}")
+    model = named[0]
     try:
         presets: Presets = presets_of(model["images"]["presets"])
     except (KeyError, TypeError, ValueError):
@@ -211,7 +220,7 @@ def service_model(url: str, key: str | None) -> tuple[str, Presets]:
     return str(model["id"]), presets
 
 
-def body_of(order: ImageOrder, model: str | None) -> dict[str, Any]:
+def body_of(order: ImageOrder, model: str) -> dict[str, Any]:
     return {
         **order.params.as_rest(),
         "model": model,

@@ -82,7 +82,7 @@ def describe(order: BatchSpec) -> BatchJob:
     """Everything about the job that can be known without a worker."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
-        model, presets = service_model(order.through, order.key)
+        model, presets = service_model(order.through, order.key, order.model)
         facts: dict[str, Any] = {"model": model, "model_sha256": "", "sizes": None}
     else:
         from engines.folders.digests import model_digest
@@ -156,7 +156,7 @@ def through_service(
     order: BatchSpec, job: BatchJob, task: BatchTask
 ) -> Iterator[tuple[StartWorker, int]]:
     assert order.through is not None
-    yield thread_workers(partial(HttpRenderer, order.through, order.key), task), 1
+    yield thread_workers(partial(HttpRenderer, order.through, order.key, job.model), task), 1
 
 
 @contextmanager

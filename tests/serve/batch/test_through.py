@@ -10,16 +10,22 @@ from pathlib import Path
 import httpx
 import pytest
 
+from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.flight import Priority
+from sdxl.images import read_parameters
 from sdxl.params import InvalidParams
+from sdxl.pipeline import Pipeline
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.renderers import HttpRenderer, RendererLost
 from serve.batch.running import run
 from serve.errors import Problem
+from serve.front.api import create_app
+from serve.settings import ServeSettings
 from serve.worker.worker import Worker
+from tests.fakes import fake_engines
 from tests.serve.batch.drawers import dead_letters, jsonl, order_of, pictures, prompts
-from tests.serve.servers import GENERATE, listening, post
+from tests.serve.servers import GENERATE, listening, listening_to, post
 from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, updates_of
 
 QUICK = ("--steps", "4", "--shard-size", "8")
@@ -38,6 +44,26 @@ def test_a_job_goes_through_a_service_and_resumes(tmp_path: Path) -> None:
         assert through(source, out, url) == 0
     assert len(before) == 20 and pictures(out) == before
     assert command.main(["--verify", str(out)]) == 0
+
+
+def test_the_named_one_of_a_service_s_models_makes_the_job(tmp_path: Path) -> None:
+    source = prompts(tmp_path, 3)
+    settings = ServeSettings(models=[{"model": "mini"}, {"model": "/models/other"}])
+    other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
+    with (
+        running() as first,
+        running(other) as second,
+        listening_to(create_app([first, second], settings)) as url,
+    ):
+        for model, flags in (("sdxl-mini", ()), ("sdxl-mini", ("mini",)), ("other", ("other",))):
+            out = tmp_path / "-".join(("out", *flags))
+            named = ("--model", *flags) if flags else ()
+            order = order_of(source, out, "--through", url, *named, *QUICK)
+            assert run(order) == 0
+            assert {read_parameters(data)["model"] for data in pictures(out).values()} == {model}
+        absent = order_of(source, tmp_path / "no", "--through", url, "--model", "third", *QUICK)
+        with pytest.raises(InvalidParams, match="'third' .*: sdxl-mini, other"):
+            run(absent)
 
 
 def test_what_the_service_refuses_is_a_dead_letter_with_its_words(tmp_path: Path) -> None:
