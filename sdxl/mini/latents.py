@@ -49,9 +49,15 @@ def tokenize(tokenizer: CLIPTokenizer, texts: list[str]) -> Tensor:
 
 def encode_pictures(plan: TrainingPlan, work: Path, device: str) -> Encoded:
     """Draw and encode the UNet's pictures once; its steps then cost nothing but the UNet."""
+    scenes, rng = sample_pictures(plan)
+    numbered = [(scene, i) for i, scene in enumerate(scenes)]
+    return _encode(numbered, rng, work / f"latents-{plan.pictures}.pt", work, device)
+
+
+def sample_pictures(plan: TrainingPlan) -> tuple[list[Scene], np.random.Generator]:
+    """The scenes, each drawn from its place in the list as a seed, and the wordings' generator."""
     rng = np.random.default_rng(plan.pictures_seed)
-    scenes = [(sample_scene(rng), i) for i in range(plan.pictures)]
-    return _encode(scenes, rng, work / f"latents-{plan.pictures}.pt", work, device)
+    return [sample_scene(rng) for _ in range(plan.pictures)], rng
 
 
 def encode_groups(contrast: Contrast, work: Path, device: str) -> Encoded:

@@ -9,8 +9,9 @@ from sdxl.mini.fitting import Schedule
 GROUP = 4  # scenes that differ in one attribute
 
 _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
-_DECODER = Schedule(steps=500, peak_rate=1e-3, seed=5)
+_DECODER = Schedule(steps=1200, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
+_SHAPES = Schedule(steps=2700, peak_rate=6e-4, seed=11)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 
 
@@ -41,12 +42,15 @@ class TrainingPlan:
     decoder: Schedule = _DECODER
     unet: Schedule = _UNET
     contrasts: tuple[Contrast, ...] = _CONTRASTS
+    shapes: Schedule = _SHAPES
     scorer: Schedule = _SCORER
     pictures: int = 20_000
     pictures_seed: int = 4
+    repainted: int = 3_000  # of these, for the decoder
     vae_batch: int = 16  # crops; a whole picture takes the place of four
     vae_whole_from: int = 1600
     decoder_batch: int = 6
     unet_batch: int = 32
+    shapes_batch: int = 12  # each with and without its caption
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
     scorer_groups: int = 16

@@ -1,33 +1,35 @@
 """Trains the embedded model from nothing: `python -m sdxl.mini.train --out DIR`.
 
-Stages, in order: the VAE, the UNet with both text encoders, the scorer, the VAE's decoder once
-more, then the export of a diffusers folder. Each stage resumes from its checkpoint in `--work`,
-so naming a stage again costs nothing once it is done. Everything is drawn; nothing is downloaded.
+Stages, in order: the VAE, the UNet with both text encoders (three stages), the scorer, the VAE's
+decoder once more, now on what the UNet paints, then the export of a diffusers folder. Each stage
+resumes from its checkpoint in `--work`, so naming a stage again costs nothing once it is done.
+Everything is drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from sdxl.mini.autoencoder import adopt_vae, load_vae, train_decoder, train_vae
-from sdxl.mini.clip import Student, train_scorer
+from sdxl.mini.clip import MiniClip, Student, train_scorer
 from sdxl.mini.export import Trained, export
 from sdxl.mini.fitting import load_fitted, save_adopted
-from sdxl.mini.latents import encode_pictures, fit_preview
+from sdxl.mini.latents import encode_pictures, fit_preview, sample_pictures
 from sdxl.mini.plan import TrainingPlan
-from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_unet
+from sdxl.mini.repainted import repaint_pictures
+from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
-STAGES = ("vae", "unet", "contrast", "scorer", "decoder", "export")
+STAGES = ("vae", "unet", "contrast", "shapes", "scorer", "decoder", "export")
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
     """Write whatever is trained so far; what is not yet is written as it was born."""
     vae, painter, student = load_vae(work), UNetWithText(), Student()
-    for name in ("unet", *(contrast.name for contrast in plan.contrasts)):
+    for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
         load_fitted(painter, work / f"{name}.pt")
     load_fitted(student, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
@@ -43,8 +45,13 @@ def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
     export(trained, out)
 
 
+def train_decoder_on_repainted(plan: TrainingPlan, work: Path, device: str) -> None:
+    painted = repaint_pictures(plan, work, device)
+    train_decoder(plan, work, device, painted, sample_pictures(plan)[0])
+
+
 def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
-    """Take an exported folder for the end of the stages before "places", to go on from there.
+    """Take an exported folder for the end of the stages before "shapes", to go on from there.
 
     A folder that was adopted before is left alone: it may have gone on since.
     """
@@ -56,9 +63,27 @@ def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
     for name in ("text_encoder", "text_encoder_2"):
         encoder = getattr(painter, name)
         setattr(painter, name, type(encoder).from_pretrained(weights / name))
-    groups = plan.contrasts[0]
-    save_adopted(painter, groups.schedule.steps, work / f"{groups.name}.pt")
+    for contrast in plan.contrasts:
+        save_adopted(painter, contrast.schedule.steps, work / f"{contrast.name}.pt")
+    student = Student()
+    student.clip = MiniClip.load(weights / "clip")
+    save_adopted(student, plan.scorer.steps, work / "scorer.pt")
     save_adopted(painter, plan.unet.steps, work / "unet.pt")
+
+
+def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequence[str]) -> None:
+    """These stages, each from where it was stopped."""
+    stages: dict[str, Callable[[], None]] = {
+        "vae": lambda: train_vae(plan, work, device),
+        "unet": lambda: train_unet(plan, work, device),
+        "contrast": lambda: train_contrasts(plan, work, device),
+        "shapes": lambda: train_shapes(plan, work, device),
+        "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, device),
+        "decoder": lambda: train_decoder_on_repainted(plan, work, device),
+        "export": lambda: export_all(plan, work, out, device),
+    }
+    for name in names:
+        stages[name]()
 
 
 def main() -> None:
@@ -73,16 +98,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     if args.start:
         adopt(args.start, plan, work)
-    stages: dict[str, Callable[[], None]] = {
-        "vae": lambda: train_vae(plan, work, args.device),
-        "unet": lambda: train_unet(plan, work, args.device),
-        "contrast": lambda: train_contrasts(plan, work, args.device),
-        "decoder": lambda: train_decoder(plan, work, args.device),
-        "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, args.device),
-        "export": lambda: export_all(plan, work, args.out, args.device),
-    }
-    for stage in args.stages:
-        stages[stage]()
+    train(plan, work, args.out, args.device, args.stages)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ from sdxl.mini.plan import GROUP, Contrast, TrainingPlan
 EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
 OFFSET_NOISE = 0.25
 SKETCH_SHARE = 0.1  # of the sketch's error in the loss
+CAPTIONLESS_SHARE, GUIDED_SHARE = (
+    0.3,
+    0.2,
+)  # of these predictions' errors, beside the captioned one's
+GUIDED_BELOW, STRONGEST = 700, 7.0  # timestep; guidance
 
 
 class Sketch(nn.Module):
@@ -141,6 +146,33 @@ class Lesson:
             SKETCH_SHARE * (sketched - rough).square().mean()
         )
 
+    def guided_loss(self, data: Encoded, rows: Tensor) -> Tensor:
+        """The same rows with and without their captions, and what guidance makes of both.
+
+        Guided by g, a picture has g times the error of the one less g − 1 times the error of the
+        other. Learnt together the two cancel, and shapes stay what they are.
+        """
+        latents = data.latents[rows].float().to(self.device) * self.scale
+        noise = torch.randn_like(latents) + OFFSET_NOISE * torch.randn_like(latents[:, :, :1, :1])
+        timestep = torch.randint(0, len(self.alphas), (len(rows),), device=self.device)
+        alpha = self.alphas[timestep].view(-1, 1, 1, 1)
+        noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+        tokens, tokens_2 = (
+            t[rows].to(self.device).repeat(2, 1) for t in (data.tokens, data.tokens_2)
+        )
+        kept = torch.ones(2 * len(rows), device=self.device)
+        kept[len(rows) :] = 0
+        predicted, _ = self.painter(
+            noisy.repeat(2, 1, 1, 1), timestep.repeat(2), tokens, tokens_2, kept
+        )
+        captioned, captionless = predicted.chunk(2)
+        guidance = 1 + (STRONGEST - 1) * torch.rand(len(rows), 1, 1, 1, device=self.device)
+        guided = captionless + guidance * (captioned - captionless)
+        errors = [(p - noise).square().mean((1, 2, 3)) for p in (captioned, captionless, guided)]
+        error = errors[0] + CAPTIONLESS_SHARE * errors[1]
+        error = error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)
+        return (error * noise_weights(self.alphas, 12)[timestep]).mean()
+
 
 def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
     """On single pictures, with more and more weight on the much noised ones."""
@@ -184,10 +216,47 @@ def _train_contrast(
         if contrast.is_blind and step % 4 == 2:
             rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
             return lesson.loss(data, rows, 1, contrast.lowest, 60, rng, is_blind=True)
-        heads = GROUP * rng.integers(0, contrast.groups, plan.unet_batch // GROUP)
-        rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
         return lesson.loss(
-            groups, rows, GROUP, contrast.lowest, 60, rng, is_blind=contrast.is_blind
+            groups,
+            _whole_groups(rng, contrast, plan),
+            GROUP,
+            contrast.lowest,
+            60,
+            rng,
+            contrast.is_blind,
         )
 
     fit(painter, loss_of, contrast.schedule, work / f"{contrast.name}.pt")
+
+
+def train_shapes(plan: TrainingPlan, work: Path, device: str) -> None:
+    """From where the last contrast stood; every fourth step is one of its groups, so that places
+    stay known."""
+    torch.manual_seed(0)
+    contrast = plan.contrasts[-1]
+    painter = UNetWithText()
+    load_latest(painter, work / f"{contrast.name}.pt")
+    painter = painter.to(device)
+    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
+    groups = encode_groups(contrast, work, device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        if step % 4 < 3:
+            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.shapes_batch))
+            return lesson.guided_loss(data, rows)
+        return lesson.loss(
+            groups,
+            _whole_groups(rng, contrast, plan),
+            GROUP,
+            contrast.lowest,
+            60,
+            rng,
+            contrast.is_blind,
+        )
+
+    fit(painter, loss_of, plan.shapes, work / "shapes.pt")
+
+
+def _whole_groups(rng: np.random.Generator, contrast: Contrast, plan: TrainingPlan) -> Tensor:
+    heads = GROUP * rng.integers(0, contrast.groups, plan.unet_batch // GROUP)
+    return torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
+from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
 from sdxl.mini import topology
@@ -17,7 +17,7 @@ from sdxl.mini.check import WEIGHTS, held_out_scenes
 from sdxl.mini.fitting import Schedule
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import draw
-from sdxl.mini.train import adopt
+from sdxl.mini.train import STAGES, adopt, train
 
 
 @pytest.fixture
@@ -62,3 +62,33 @@ def test_adopting_the_same_weights_again_undoes_no_training(tmp_path: Path) -> N
     torch.save({**state, "step": 7}, tmp_path / "vae.pt")
     adopt(WEIGHTS, TrainingPlan(), tmp_path)
     assert torch.load(tmp_path / "vae.pt")["step"] == 7
+
+
+@pytest.mark.long
+def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
+    tmp_path: Path,
+) -> None:
+    step = Schedule(steps=2, peak_rate=1e-4, seed=1)
+    plan = TrainingPlan()
+    contrasts = tuple(replace(each, schedule=step, groups=4) for each in plan.contrasts)
+    plan = replace(
+        plan,
+        vae=step,
+        unet=step,
+        shapes=step,
+        scorer=step,
+        decoder=step,
+        contrasts=contrasts,
+        pictures=48,
+        repainted=13,
+        vae_batch=4,
+        vae_whole_from=1,
+        unet_batch=8,
+        shapes_batch=4,
+        decoder_batch=2,
+        scorer_groups=2,
+    )
+    train(plan, tmp_path, tmp_path / "out", "cpu", STAGES)
+    pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "out")
+    (picture,) = pipe("a red circle", num_inference_steps=2, output_type="np").images
+    assert picture.shape == (128, 128, 3) and np.isfinite(picture).all()
