@@ -167,7 +167,9 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     expect(web.page.locator("#notices")).to_contain_text("circle.png")
     names = {"guidance_scale": "guidance"}
     expected = {names.get(k, k): str(v) for k, v in asked.items()} | {"n": "1"}
-    expected |= dict.fromkeys(("deep_steps", "guidance_interval", "guided_steps"), "")
+    unsaid = ("deep_steps", "guidance_interval", "guided_steps")
+    upscaling = ("upscale", "upscaler", "upscale_strength", "upscale_steps")
+    expected |= dict.fromkeys((*unsaid, *upscaling), "")
     assert web.holds() == expected
     web.generate()
     web.wait_for_pictures()
