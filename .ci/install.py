@@ -96,6 +96,9 @@ def main(arguments: Sequence[str]) -> int:
     uv = find_uv()
     if uv is not None:
         command = [uv, "pip", "install", "--python", sys.executable, *uv_flags(settings)]
+        if sys.dont_write_bytecode:
+            # Else every process would compile PyTorch and all the rest anew.
+            command.append("--compile-bytecode")
         if can_choose_torch(command):
             command += CHOOSE_TORCH
         if subprocess.run([*command, *arguments], env=environment(settings)).returncode == 0:
