@@ -101,9 +101,10 @@ class Lesson:
     """The noise prediction loss on cached latents, captions dropped now and then."""
 
     def __init__(self, painter: UNetWithText, plan: TrainingPlan, work: Path, device: str) -> None:
-        self.painter, self.device = painter, device
+        self.painter, self.plan, self.device = painter, plan, device
         self.alphas = topology.new_scheduler().alphas_cumprod.to(device)
-        self.scale = encode_pictures(plan, work, device).scale
+        self.data = encode_pictures(plan, work, device)
+        self.scale = self.data.scale
         self.empty, self.empty_2 = (tokenize(t, [""]) for t in tokenizers(work))
 
     def loss(
@@ -146,19 +147,30 @@ class Lesson:
             SKETCH_SHARE * (sketched - rough).square().mean()
         )
 
-    def guided_loss(self, data: Encoded, rows: Tensor) -> Tensor:
+    def any_rows(self, rng: np.random.Generator, count: int) -> Tensor:
+        return torch.from_numpy(rng.integers(0, len(self.data.latents), count))
+
+    def contrast_loss(
+        self, groups: Encoded, contrast: Contrast, rng: np.random.Generator
+    ) -> Tensor:
+        """Of whole groups, as many as a batch takes."""
+        heads = GROUP * rng.integers(0, contrast.groups, self.plan.unet_batch // GROUP)
+        rows = torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
+        return self.loss(groups, rows, GROUP, contrast.lowest, 60, rng, contrast.is_blind)
+
+    def guided_loss(self, rows: Tensor) -> Tensor:
         """The same rows with and without their captions, and what guidance makes of both.
 
         Guided by g, a picture has g times the error of the one less g − 1 times the error of the
         other. Learnt together the two cancel, and shapes stay what they are.
         """
-        latents = data.latents[rows].float().to(self.device) * self.scale
+        latents = self.data.latents[rows].float().to(self.device) * self.scale
         noise = torch.randn_like(latents) + OFFSET_NOISE * torch.randn_like(latents[:, :, :1, :1])
         timestep = torch.randint(0, len(self.alphas), (len(rows),), device=self.device)
         alpha = self.alphas[timestep].view(-1, 1, 1, 1)
         noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
         tokens, tokens_2 = (
-            t[rows].to(self.device).repeat(2, 1) for t in (data.tokens, data.tokens_2)
+            t[rows].to(self.device).repeat(2, 1) for t in (self.data.tokens, self.data.tokens_2)
         )
         kept = torch.ones(2 * len(rows), device=self.device)
         kept[len(rows) :] = 0
@@ -178,12 +190,12 @@ def train_unet(plan: TrainingPlan, work: Path, device: str) -> None:
     """On single pictures, with more and more weight on the much noised ones."""
     torch.manual_seed(0)
     painter = UNetWithText().to(device)
-    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
+    lesson = Lesson(painter, plan, work, device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
+        rows = lesson.any_rows(rng, plan.unet_batch)
         limit = [limit for first, limit in plan.unet_emphasis if first <= step][-1]
-        return lesson.loss(data, rows, 1, 0, limit, rng)
+        return lesson.loss(lesson.data, rows, 1, 0, limit, rng)
 
     fit(painter, loss_of, plan.unet, work / "unet.pt")
 
@@ -192,71 +204,46 @@ def train_contrasts(plan: TrainingPlan, work: Path, device: str) -> None:
     """One cycle after the other, each from where the one before stood, not from its average."""
     before = "unet"
     for contrast in plan.contrasts:
-        painter = UNetWithText()
-        load_latest(painter, work / f"{before}.pt")
-        _train_contrast(contrast, painter.to(device), plan, work, device)
+        _train_contrast(contrast, _gone_on(before, plan, work, device), work)
         before = contrast.name
 
 
-def _train_contrast(
-    contrast: Contrast, painter: UNetWithText, plan: TrainingPlan, work: Path, device: str
-) -> None:
+def _gone_on(before: str, plan: TrainingPlan, work: Path, device: str) -> Lesson:
+    """With the weights that this stage ended with."""
+    painter = UNetWithText()
+    load_latest(painter, work / f"{before}.pt")
+    return Lesson(painter.to(device), plan, work, device)
+
+
+def _train_contrast(contrast: Contrast, lesson: Lesson, work: Path) -> None:
     """Every other step on groups that share seed, noise and timestep and differ in one attribute.
 
     What they share cancels in the gradient of what tells them apart: so "top" and "bottom",
     which single pictures leave alike for very long, part within some hundred steps.
     """
-    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
-    groups = encode_groups(contrast, work, device)
+    groups, batch = encode_groups(contrast, work, lesson.device), lesson.plan.unet_batch
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         if step % 2 == 1:
-            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
-            return lesson.loss(data, rows, 1, 0, 12, rng)
+            return lesson.loss(lesson.data, lesson.any_rows(rng, batch), 1, 0, 12, rng)
         if contrast.is_blind and step % 4 == 2:
-            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.unet_batch))
-            return lesson.loss(data, rows, 1, contrast.lowest, 60, rng, is_blind=True)
-        return lesson.loss(
-            groups,
-            _whole_groups(rng, contrast, plan),
-            GROUP,
-            contrast.lowest,
-            60,
-            rng,
-            contrast.is_blind,
-        )
+            rows = lesson.any_rows(rng, batch)
+            return lesson.loss(lesson.data, rows, 1, contrast.lowest, 60, rng, is_blind=True)
+        return lesson.contrast_loss(groups, contrast, rng)
 
-    fit(painter, loss_of, contrast.schedule, work / f"{contrast.name}.pt")
+    fit(lesson.painter, loss_of, contrast.schedule, work / f"{contrast.name}.pt")
 
 
 def train_shapes(plan: TrainingPlan, work: Path, device: str) -> None:
     """From where the last contrast stood; every fourth step is one of its groups, so that places
     stay known."""
-    torch.manual_seed(0)
     contrast = plan.contrasts[-1]
-    painter = UNetWithText()
-    load_latest(painter, work / f"{contrast.name}.pt")
-    painter = painter.to(device)
-    data, lesson = encode_pictures(plan, work, device), Lesson(painter, plan, work, device)
+    lesson = _gone_on(contrast.name, plan, work, device)
     groups = encode_groups(contrast, work, device)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         if step % 4 < 3:
-            rows = torch.from_numpy(rng.integers(0, len(data.latents), plan.shapes_batch))
-            return lesson.guided_loss(data, rows)
-        return lesson.loss(
-            groups,
-            _whole_groups(rng, contrast, plan),
-            GROUP,
-            contrast.lowest,
-            60,
-            rng,
-            contrast.is_blind,
-        )
+            return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
+        return lesson.contrast_loss(groups, contrast, rng)
 
-    fit(painter, loss_of, plan.shapes, work / "shapes.pt")
-
-
-def _whole_groups(rng: np.random.Generator, contrast: Contrast, plan: TrainingPlan) -> Tensor:
-    heads = GROUP * rng.integers(0, contrast.groups, plan.unet_batch // GROUP)
-    return torch.from_numpy((heads[:, None] + np.arange(GROUP)).ravel())
+    fit(lesson.painter, loss_of, plan.shapes, work / "shapes.pt")
