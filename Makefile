@@ -19,7 +19,7 @@ BACKENDS := tensorrt tensorrt-rtx
 IMAGE_EXTRAS := serve export eval c2pa s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-long check format bench screenshots quality mini-onnx lock full-size full-size-drill clean
+.PHONY: help setup serve load demo test test-slow test-long check format bench screenshots quality mini-onnx lock full-size full-size-drill clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,10 +35,13 @@ demo: $(INSTALLED) ## render a contact sheet with the embedded model into out/
 	$(VENV)/bin/sdxl render - --seed 7 --out out/demo --sheet out/contact_sheet.png < $(CAPTIONS)
 	@echo "see out/contact_sheet.png"
 
-test: $(INSTALLED) ## every test that takes seconds
-	$(PYTEST) -n 2 -m "not long" $(PYTEST_FLAGS)
+test: $(INSTALLED) ## every test that takes a few seconds at most
+	$(PYTEST) -n 2 -m "not slow and not long" $(PYTEST_FLAGS)
 
-test-long: $(INSTALLED) ## the tests that take minutes
+test-slow: $(INSTALLED) ## the tests that take up to a minute or two
+	$(PYTEST) -n 2 -m "slow and not long" $(PYTEST_FLAGS)
+
+test-long: $(INSTALLED) ## the tests that take minutes to hours
 	$(PYTEST) -n 1 -m long --timeout 3600
 
 check: $(INSTALLED) ## format, lint, types, import rules

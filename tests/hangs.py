@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in a shell's background: what is started from here would ignore it as well.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     assert sys.__stderr__ is not None
     # A copy: while a test runs, its own output is caught.
     config.stash[STDERR] = os.dup(sys.__stderr__.fileno())

@@ -60,6 +60,7 @@ IN_PYTHON = (
 IN_C = ("hangs_in_c", "hangs_in_c_without_the_interpreters_lock")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_python", "in_c"),
     [

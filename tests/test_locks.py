@@ -100,6 +100,7 @@ def test_locks_of_several_backends_install_together() -> None:
     assert all(second[name] == version for name, version in first.items() if name in second)
 
 
+@pytest.mark.slow
 def test_a_file_with_other_bytes_than_the_lock_says_is_not_installed(tmp_path: Path) -> None:
     """pip itself, as the image calls it, on a wheel that is here."""
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"

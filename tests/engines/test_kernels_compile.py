@@ -81,6 +81,7 @@ def cache(request: pytest.FixtureRequest) -> Path:
     return Path(request.config.cache.mkdir("triton"))
 
 
+@pytest.mark.slow
 def test_products_compile_for_hopper(cache: Path) -> None:
     forms = compiled(cache, "90", "--products")
     kinds = {(f["number"], f["constants"]["TAPS"]) for f in forms}

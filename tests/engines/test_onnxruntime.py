@@ -85,6 +85,7 @@ def assert_same_images(found: list[Result], expected: list[Result]) -> None:
         )
 
 
+@pytest.mark.slow
 def test_images_in_flight_together_are_those_of_pytorch(
     onnx_mini: Pipeline, reference: list[Result]
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_failure_in_either_half_is_the_calls(tiny_engines: Engines, half: int)
         broken(inputs, outputs)
 
 
+@pytest.mark.slow
 def test_threads_that_wait_cost_nothing(tmp_path: Path) -> None:
     code = """
 import time, engines
@@ -216,6 +218,7 @@ print(time.process_time() - before)
     assert float(spent) < 0.5, f"{spent} s of computing in an idle second"
 
 
+@pytest.mark.slow
 def test_a_picture_needs_neither_diffusers_nor_transformers(tmp_path: Path) -> None:
     code = """
 import sys, engines
@@ -259,6 +262,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_its_tensors_alone(
     assert at_every_bytecode(lambda: deep(inputs, outputs), check) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("runs", "interrupts", "computing"),
     [

@@ -32,6 +32,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> ExportFolder:
     return write_export(tmp_path_factory.mktemp("exports") / "half", dtype="float16")
 
 
+@pytest.mark.slow
 def test_all_networks_build_for_an_l40s(export: ExportFolder, tmp_path: Path) -> None:
     shares: dict[str, list[float]] = {}
     engines = build(
@@ -79,6 +80,7 @@ def test_a_plan_that_does_not_fit_on_the_disk_is_a_full_disk(
     assert not (tmp_path / "l40s").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_build_stops_at_once_and_goes_on_later(
     export: ExportFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

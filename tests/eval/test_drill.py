@@ -24,6 +24,7 @@ def test_every_step_passes_and_is_not_done_twice(
     assert capsys.readouterr().out.count("done before") == len(STEPS)
 
 
+@pytest.mark.slow
 def test_a_failed_step_is_told_and_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,6 +166,7 @@ def url_of(**settings: Any) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_the_runs_run(tmp_path: Path) -> None:
     """On a service in this process, which has nothing to compute."""
     plan = RunPlan(seconds=2.0, count=60)

@@ -109,6 +109,7 @@ def test_graphs_hold_no_weights(tiny_export: ExportFolder) -> None:
         assert inside < 20_000, f"{name}: {inside} bytes of constants, at most 20000"
 
 
+@pytest.mark.slow
 def test_what_is_stored_as_float32_is_halved_in_the_graph(tiny: Checkpoint, out: Path) -> None:
     """As the embedded model's text encoders are."""
     mixed = copy_of(tiny, out.with_name("mixed"))

@@ -87,6 +87,7 @@ def differences(found: nn.Module, expected: nn.Module) -> float:
     return max(float((ours[n].float() - theirs[n].float()).abs().max()) for n in theirs)
 
 
+@pytest.mark.slow
 def test_fused_weights_are_those_of_diffusers(files: dict[str, Path]) -> None:
     from diffusers import StableDiffusionXLPipeline
 

@@ -53,6 +53,7 @@ def test_a_graph_says_nothing_of_where_it_was_made(name: str, graphs: dict[str, 
         assert not node.metadata_props and not node.doc_string, node.name
 
 
+@pytest.mark.slow
 def test_weights_have_no_part_in_a_graph(tiny: Checkpoint, graphs: dict[str, ir.Model]) -> None:
     """Zeros would be folded away, and equal tensors made one, by an optimiser that sees them."""
     network = networks_of("vae", tiny.part("vae"))["vae_decoder"]

@@ -29,6 +29,7 @@ def test_the_embedded_model_is_an_sdxl_at_another_size() -> None:
     assert found.force_zeros
 
 
+@pytest.mark.slow
 def test_configs_and_tokenizers_need_no_model_library() -> None:
     import subprocess
     import sys
@@ -109,6 +110,7 @@ def test_missing_and_truncated_weights(folder: Path) -> None:
     assert "unet: not there; needed a folder in diffusers layout" in refusal(folder)
 
 
+@pytest.mark.slow
 def test_a_network_with_a_tensor_too_few(folder: Path) -> None:
     tensors = load_file(folder / UNET)
     del tensors["conv_out.weight"]

@@ -62,6 +62,7 @@ def test_floods_get_work_by_their_weights(rows: int, weight: float, within: floa
     kept(world)
 
 
+@pytest.mark.slow
 def test_two_replicas_that_decide_by_themselves_share_alike() -> None:
     world = World([Device(4, queue=12), Device(4, queue=12)])
     Caller(world, "one", connections=8, n=10, steps=30, deadline_s=math.inf)

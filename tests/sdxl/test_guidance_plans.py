@@ -170,6 +170,7 @@ EIGHT = [
 ]
 
 
+@pytest.mark.slow
 def test_eight_plans_in_flight_give_what_each_gives_alone_and_in_the_plain_loop(
     mini: Pipeline,
 ) -> None:
@@ -189,6 +190,7 @@ def test_eight_plans_in_flight_give_what_each_gives_alone_and_in_the_plain_loop(
         )
 
 
+@pytest.mark.slow
 def test_guidance_in_an_interval_equals_diffusers_with_its_guidance_switched_on_and_off(
     mini: Pipeline, diffusers_mini: Any
 ) -> None:
@@ -225,6 +227,7 @@ def _by_diffusers(pipe: Any, condition: Any, params: GenerationParams, steps: ra
     return x[0]
 
 
+@pytest.mark.slow
 def test_deterministic_bytes_stay_the_same_beside_changing_neighbours(mini: Pipeline) -> None:
     fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
     one = GenerationParams(PROMPT, seed=11, steps=6, guidance_interval=(0.3, 0.7))

@@ -50,6 +50,7 @@ def fetch(address: str, home: Path, *models: str, **environment: str) -> list[st
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_revision_is_fetched_and_known_by_its_commit(address: str, tmp_path: Path) -> None:
     models = ("org/name", "org/name@v1.0", f"org/name@{TAGGED}", "org/name@gone")
     *found, gone = fetch(address, tmp_path, *models)
@@ -93,6 +94,7 @@ def test_the_hub_is_asked_for_the_revision(
     assert asked == [(repo, revision)] and found.origin == f"org/name@{MAIN}"
 
 
+@pytest.mark.slow
 def test_of_each_network_one_variant_is_fetched(tmp_path: Path) -> None:
     """The public hub's SDXL has both, a second VAE and other frameworks' files."""
     model, home = tmp_path / "model", tmp_path / "home"

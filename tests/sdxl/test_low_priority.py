@@ -103,6 +103,7 @@ def simulated() -> tuple[Simulation, Simulation]:
     return alone, beside
 
 
+@pytest.mark.slow
 def test_interactive_latency_hardly_grows(simulated: tuple[Simulation, Simulation]) -> None:
     alone, beside = simulated
     before, after = (quantile(each.latencies, 0.99) for each in simulated)

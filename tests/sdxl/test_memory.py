@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 from sdxl.memory import peak_bytes
 
 MIB = 2**20
 
 
+@pytest.mark.slow
 def test_it_counts_what_was_held_and_given_back() -> None:
     before = peak_bytes()
     held = bytearray(before + 32 * MIB)

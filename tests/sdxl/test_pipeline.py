@@ -161,6 +161,7 @@ def test_a_picture_alone_and_among_seven_others(mini: Pipeline) -> None:
     assert found >= 60, f"{found:.1f} dB, needed 60"
 
 
+@pytest.mark.slow
 def test_deterministic_gives_the_same_bytes_in_every_slot(mini: Pipeline) -> None:
     fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
     one = GenerationParams(PROMPT, seed=11, steps=4)

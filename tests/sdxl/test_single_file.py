@@ -48,6 +48,7 @@ def test_a_file_is_turned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert find(str(file)).folder == first
 
 
+@pytest.mark.slow
 def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> None:
     file = write_single_file(MINI, tmp_path / "shapes.safetensors")
     first = find(str(file))

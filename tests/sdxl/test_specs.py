@@ -32,6 +32,7 @@ def full_size_networks(cut: Cut) -> dict[str, torch.nn.Module]:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 def test_every_shape_at_full_size(cut: Cut) -> None:
     networks = full_size_networks(cut)

@@ -100,6 +100,7 @@ def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: A
     assert found >= 60, f"{result.params}: {found:.1f} dB, needed 60"
 
 
+@pytest.mark.slow
 def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> None:
     """Two of each, which share calls in the first leg's size and in the second's."""
     usual: dict[str, Any] = {"guidance": 5.0, "cache_interval": 2}

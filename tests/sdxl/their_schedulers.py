@@ -36,8 +36,12 @@ PICTURED = (
     *("dpmpp_2m_sde", "lcm", "tcd"),
 )
 """Every solver, and what differs in more than its levels."""
+QUICK = ("euler", "euler_a", "dpmpp_2m")
 EACH = [
-    name if name in PICTURED else pytest.param(name, marks=pytest.mark.long) for name in SCHEDULERS
+    name
+    if name in QUICK
+    else pytest.param(name, marks=pytest.mark.slow if name in PICTURED else pytest.mark.long)
+    for name in SCHEDULERS
 ]
 """for tests that make pictures"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)

@@ -199,6 +199,7 @@ def test_a_file_that_is_none_of_requests_fails_as_a_whole(tmp_path: Path) -> Non
             assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number), case
 
 
+@pytest.mark.slow
 def test_what_was_made_before_a_cancel_stays(tmp_path: Path) -> None:
     with doors(tmp_path, tick_s=0.02) as found:
         first = found.begin(*(line(str(i), steps=20) for i in range(300)))
@@ -221,6 +222,7 @@ def test_what_was_made_before_a_cancel_stays(tmp_path: Path) -> None:
             found.client.batches.cancel(second.id)
 
 
+@pytest.mark.slow
 def test_a_restart_goes_on_and_makes_nothing_twice(tmp_path: Path) -> None:
     with doors(tmp_path, tick_s=0.02) as found:
         batch = found.begin(*(line(str(i), steps=20) for i in range(60)))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from tests.serve.servers import listening
@@ -25,6 +26,7 @@ def test_the_python_example_makes_a_picture(tmp_path: Path) -> None:
         assert image.size == (128, 128)
 
 
+@pytest.mark.slow
 def test_the_batch_example_makes_a_file_of_answers(tmp_path: Path) -> None:
     requests = "".join(json.dumps(line(name)) + "\n" for name in "ab")
     (tmp_path / "requests.jsonl").write_text(requests)

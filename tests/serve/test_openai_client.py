@@ -152,6 +152,7 @@ def test_a_client_that_leaves_frees_its_slot(server: tuple[str, Worker], is_stre
     assert worker.is_idle, "still working 1 s after the client left"
 
 
+@pytest.mark.slow
 def test_overload_is_only_200_and_429() -> None:
     async def call(http: httpx.AsyncClient, seed: int) -> int:
         body = {"prompt": PROMPT, "seed": seed, "steps": 10, "deadline_s": 5}

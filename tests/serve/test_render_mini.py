@@ -124,6 +124,7 @@ def test_strength_says_how_many_steps_are_taken(
     assert pixels(facts["file"]).shape == (160, 96, 3)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
     argv = [*COMMAND, "a ring", "--n", "5000", "--steps", "2"]
     process = subprocess.Popen(
@@ -224,6 +225,7 @@ def test_a_broken_model_is_one_line_that_names_it(
     assert files(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_fresh_process_says_one_line_too(tmp_path: Path) -> None:
     shutil.copytree(MINI, tmp_path / "model")
     truncate(weights(tmp_path / "model", "unet"))

@@ -155,6 +155,7 @@ def test_whatever_the_dashboard_and_the_alerts_ask_for_is_there(http: httpx.Clie
     assert not missing, "\n".join(missing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
     command = [
@@ -169,6 +170,7 @@ def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
     """The signal comes when a request is known to be in flight, and new ones come until it ends:
@@ -263,6 +265,7 @@ def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
     return answers
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(free_port())]

@@ -70,6 +70,7 @@ def test_its_code_is_the_service_s_and_nothing_is_left(
         assert not any(map(is_alive, below)), below
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "code"), [("pass", 0), (RAY_S_HANDLER, 0), (DEAF, 1), (STOPPED, 1)]
 )

@@ -79,6 +79,7 @@ def test_a_refused_request_s_span_says_so(collector: Collector) -> None:
     assert span.facts["status"] == str(answer.status_code) == "400"
 
 
+@pytest.mark.slow
 def test_without_an_address_nothing_of_it_is_loaded() -> None:
     code = (
         "import sys, serve.worker.worker, serve.front.api; "

@@ -43,6 +43,7 @@ def made_by_worker(pipeline: Pipeline, kind: str, asked: ImageOrder) -> bytes:
     return last.image
 
 
+@pytest.mark.slow
 def test_a_worker_marks_the_picture_that_it_makes_without(pipeline: Pipeline) -> None:
     asked = order(PROMPT, seed=7)
     plain = pixels_of(made_by_worker(pipeline, OFF, asked))

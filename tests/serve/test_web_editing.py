@@ -6,6 +6,7 @@ import base64
 import hashlib
 from typing import Any
 
+import pytest
 from PIL import Image
 from playwright.sync_api import FilePayload, expect
 
@@ -21,6 +22,8 @@ PASTED = """([file]) => {
   document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
 }"""
 SOURCE = "#drop-source"
+
+pytestmark = pytest.mark.slow
 
 
 def photo(width: int = 168, height: int = 96) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from serve.front.keys import sha256
@@ -12,6 +13,8 @@ from tests.serve.servers import listening
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
+
+pytestmark = pytest.mark.slow
 
 
 def alert(web: Visit) -> str:

@@ -13,6 +13,8 @@ from tests.serve.test_web_editing import PROMPT, SOURCE, photo
 
 SIDE = 128
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def web(web: Visit) -> Visit:

@@ -17,6 +17,8 @@ from tests.serve.workers import fake_pipeline
 PROMPT = "a red circle on a blue background"
 OTHER = "a green star on a black background"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def slow(browser: Browser) -> Iterator[Visit]:

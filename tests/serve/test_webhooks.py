@@ -58,6 +58,7 @@ def outbox_to(folder: Path, url: str, *pauses_s: float) -> Outbox:
     return Outbox(records, read_endpoints(str(folder / "webhooks")), pauses_s)
 
 
+@pytest.mark.slow
 def test_how_a_batch_ended_is_told_signed_until_it_is_taken(tmp_path: Path) -> None:
     with receiver(refusals=2) as (url, heard):
         outbox = outbox_to(tmp_path, url, 0.0, 0.0, 0.0)

@@ -77,6 +77,7 @@ def trial(reference: Engines, built: Engines, said: list[str]) -> PlanTrial:
     )
 
 
+@pytest.mark.slow
 def test_every_network_runs_in_every_profile_and_pictures_are_the_models(
     reference: Engines, built: Engines
 ) -> None:
@@ -97,6 +98,7 @@ def test_every_network_runs_in_every_profile_and_pictures_are_the_models(
     assert all(seconds > 0 for costs in proof.costs.values() for seconds in costs.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "is_off"),
     [
@@ -114,6 +116,7 @@ def test_one_network_that_is_off_in_one_profile_is_refused(
         trial(reference, wrong, []).run()
 
 
+@pytest.mark.slow
 def test_a_profile_that_no_call_meets_is_refused(reference: Engines, built: Engines) -> None:
     asked = trial(reference, built, [])
     strange = {"latents": ((3, 4, 9, 9),) * 3}

@@ -34,6 +34,7 @@ def wrong() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kernel_computes_what_pytorch_does_in_float64(
     name: str, wrong: dict[str, list[str]]

@@ -37,6 +37,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDXL_HOME", str(tmp_path / "home"))
 
 
+@pytest.mark.slow
 def test_a_dry_run_finds_what_a_cpu_can_show(own_home: None, tmp_path: Path) -> None:
     sections = dry_run(tmp_path / "out", QUICK)["sections"]
     assert sections["requests"]["fp8"]["broken"] == 0, sections["requests"]
@@ -104,6 +105,7 @@ def test_the_same_command_goes_on_where_the_last_one_ended(
     assert not (tmp_path / "out" / FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_not_installed_costs_its_own_figures_alone(tmp_path: Path) -> None:
     class WithoutPeers(Bench):
         def peer(self, name: str) -> Any:

@@ -23,6 +23,7 @@ def full() -> dict[str, CallWork]:
     return work_of(configs_of(FULL_SIZE), Shapes(1024, 2), "fp16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_full_size_networks_compute_what_is_published(
     name: str, full: dict[str, CallWork]
@@ -37,6 +38,7 @@ def test_weights_have_the_bytes_of_their_precision(full: dict[str, CallWork]) ->
     assert full["unet_prompt"].weight_bytes == pytest.approx(0.135 * whole, rel=0.01)
 
 
+@pytest.mark.slow
 def test_eight_bit_weights_are_counted_by_the_recipe() -> None:
     configs = configs_of("mini")
     half, eight = (

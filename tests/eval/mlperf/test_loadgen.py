@@ -70,6 +70,7 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_loadgen_calls_short_runs_valid(scenario: str, runs: Path) -> None:
     summary = Summary.read(runs / scenario)
@@ -78,6 +79,7 @@ def test_loadgen_calls_short_runs_valid(scenario: str, runs: Path) -> None:
     assert (runs / scenario / "mlperf_log_detail.txt").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_the_server_scenario_over_http_is_valid(tmp_path: Path) -> None:
     with listening(fake_pipeline(buckets=(1, 2, 4, 8)), queue=512) as (url, _):
         system = OverHttp(url, REQUESTS, complete)

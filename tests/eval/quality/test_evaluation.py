@@ -30,6 +30,7 @@ def whole(task: QualityTask, tmp_path_factory: pytest.TempPathFactory) -> Scores
     return run(task, Noise(), tmp_path_factory.mktemp("whole") / "out", Noise())
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_numbers(
     task: QualityTask, tmp_path: Path, whole: Scores
 ) -> None:

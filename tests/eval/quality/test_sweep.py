@@ -70,6 +70,7 @@ def test_changes_are_shares_of_the_exact_model() -> None:
     assert not change(EXAMPLES[2], EXAMPLES[0]).is_within
 
 
+@pytest.mark.slow
 def test_the_table_and_the_plot_are_made(tmp_path: Path) -> None:
     text = table(EXAMPLES)
     assert text.splitlines()[2].startswith("| ★ fp32, interval 1") and text.count("\n") == 5

@@ -91,6 +91,7 @@ def test_nobody_is_offered_it() -> None:
     assert not any("double" in name or ":" in name for name in engines.BACKENDS)
 
 
+@pytest.mark.slow
 def test_one_command_writes_the_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eval.service.double", str(tmp_path / "sdxl"), "--speed", "7"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout

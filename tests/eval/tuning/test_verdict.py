@@ -84,6 +84,7 @@ def test_where_no_tuned_plan_pays_the_plain_one_is_chosen(psnr: float, name: Cac
     assert found["high"].plan == exact(COURSE)
 
 
+@pytest.mark.slow
 def test_a_report_says_where_nothing_pays_and_draws_what_was_checked(tmp_path: Path) -> None:
     checks = [EXACT, checked(even(COURSE, 2), 5.0, psnr=30), checked(TUNED, 5.0, psnr=30)]
     budgets_s = {"low": 5.0, "medium": 5.0, "high": 10.0}

@@ -68,6 +68,7 @@ def test_captions_read_as_written(scene: Scene, text: str) -> None:
     assert caption(scene) == text
 
 
+@pytest.mark.slow
 def test_the_pixel_judge_accepts_every_drawn_scene() -> None:
     for seed, scene in enumerate(_scenes(150)):
         assert faults(draw(scene, seed), scene) == [], caption(scene)

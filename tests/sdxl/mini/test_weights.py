@@ -113,6 +113,7 @@ def test_the_vae_gives_a_picture_back() -> None:
     assert psnr > 26, f"{psnr:.1f} dB, at least 26"
 
 
+@pytest.mark.slow
 def test_the_scorer_ranks_originals_first(scorer: Scorer) -> None:
     scenes = held_out_scenes(60, seed=99)
     drawn = [draw(scene, i) for i, scene in enumerate(scenes)]
@@ -120,6 +121,7 @@ def test_the_scorer_ranks_originals_first(scorer: Scorer) -> None:
     assert first >= 0.95, f"{first:.1%} of originals rank first, at least 95%"
 
 
+@pytest.mark.slow
 def test_generated_pictures_show_their_captions(scorer: Scorer) -> None:
     check_pictures(scorer, count=40)
 

@@ -86,6 +86,7 @@ def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_made_again(
     assert command.main(["--verify", str(out)]) == 0
 
 
+@pytest.mark.slow
 def test_two_starts_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
     from serve.batch.running import locked
 

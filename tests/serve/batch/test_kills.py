@@ -85,6 +85,7 @@ def undisturbed(folder: Path, source: Path, flags: tuple[str, ...]) -> dict[str,
     return pictures(folder / "undisturbed")
 
 
+@pytest.mark.slow
 def test_three_kills_of_the_driver_lose_nothing(tmp_path: Path) -> None:
     rows, kills, flags = 60, 3, ("--shard-size", "16")
     source, chance = prompts(tmp_path, rows), random.Random(3)

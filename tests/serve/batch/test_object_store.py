@@ -25,6 +25,7 @@ def objects(url: str) -> dict[str, bytes]:
     return {name.removeprefix(f"{root}/"): files.cat_file(name) for name in files.find(root)}
 
 
+@pytest.mark.slow
 def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
     bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import pytest
 
 from serve.batch import command
 from serve.batch.batch_spec import HAS_DEAD
@@ -33,6 +34,7 @@ from tests.serve.batch.drawers import (
 )
 
 
+@pytest.mark.slow
 def test_a_poison_set_leaves_exactly_its_rows_as_dead_letters(
     on_ray: OnRay, tmp_path: Path
 ) -> None:
@@ -47,6 +49,7 @@ def test_a_poison_set_leaves_exactly_its_rows_as_dead_letters(
     assert len(pictures(out)) == 7 and command.main(["--verify", str(out)]) == 0
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_does_not_keep_its_rows(on_ray: OnRay, tmp_path: Path) -> None:
     """Long before it is called slow, and nothing is given up: the next one makes the row."""
     rows = [{"prompt": STOPS if i == 3 else f"a ring, {i}", "id": f"i{i}"} for i in range(10)]
@@ -74,6 +77,7 @@ class Accompanied(Drawer):
             yield update
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_job_and_make_the_same_pictures(on_ray: OnRay, tmp_path: Path) -> None:
     source, log = prompts(tmp_path, 64), tmp_path / "log"
     load = partial(Accompanied, str(log), 0.05)
@@ -84,6 +88,7 @@ def test_two_workers_share_a_job_and_make_the_same_pictures(on_ray: OnRay, tmp_p
     assert len({line.split()[0] for line in noted(log)}) == 2, "one worker did everything"
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_load_stop_the_job_with_their_reason(
     on_ray: OnRay, tmp_path: Path
 ) -> None:
@@ -98,6 +103,7 @@ def test_workers_that_cannot_load_stop_the_job_with_their_reason(
     assert time.monotonic() - began < 120
 
 
+@pytest.mark.slow
 def test_a_worker_whose_engines_broke_is_replaced_and_nothing_is_given_up(
     on_ray: OnRay, tmp_path: Path
 ) -> None:
