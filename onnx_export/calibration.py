@@ -26,6 +26,12 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 SEED = 0
 
 
+def encoders_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The parts that a calibration runs besides the UNet: an inpainting checkpoint's reads latents
+    of a picture, too."""
+    return (*ENCODERS, "vae") if checkpoint.arch.masked_channels else ENCODERS
+
+
 @dataclass
 class StepClock:
     """The step that is calibrated now; a statistic by steps reads it."""

@@ -196,7 +196,9 @@ class _Builder:
     def quantise(self, unet: nn.Module) -> Quantised:
         order, recipe = self.order, RECIPES[self.order.precision]
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        encoders = load_parts(order.checkpoint, order.loras, *calibration.ENCODERS)
+        encoders = load_parts(
+            order.checkpoint, order.loras, *calibration.encoders_of(order.checkpoint)
+        )
         parts = {name: part.to(device) for name, part in {**encoders, "unet": unet}.items()}
         start = time.perf_counter()
         quantised = quantisation.quantise(

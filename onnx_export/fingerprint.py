@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from onnx_export.calibration import encoders_of
 from onnx_export.export_spec import ExportSpec
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import NETWORK_FOLDERS
@@ -45,8 +46,8 @@ def of_parts(order: ExportSpec) -> dict[str, str]:
 def _of_part(order: ExportSpec, part: str) -> list[Any]:
     is_quantised = part == "unet" and order.precision in RECIPES
     files = order.checkpoint.file_digests
-    # A calibration runs the text encoders too.
-    parts = (part, "text_encoder", "text_encoder_2") if is_quantised else (part,)
+    # A calibration runs the encoders too.
+    parts = (part, *encoders_of(order.checkpoint)) if is_quantised else (part,)
     facts: list[Any] = [
         {name: digest for name, digest in files.items() if name.partition("/")[0] in parts},
         # A part's place in the specs is not stated here: a changed tensor changes them all.

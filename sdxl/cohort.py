@@ -50,6 +50,8 @@ class NewImage:
     estimate: Tensor | None = None
     """of the finished picture, where there is one already"""
     is_guided: bool = True
+    masked: Tensor | None = None
+    """what an inpainting checkpoint's UNet reads beside the latents"""
 
     @property
     def rows(self) -> range:
@@ -127,6 +129,14 @@ class Cohort:
         return self.buffers.estimate[: len(self.guided)]
 
     @cached_property
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """What the UNet reads: the part that every step writes, and the part that stays, which has
+        no channels but in an inpainting checkpoint."""
+        channels = self.buffers.latents.shape[1]
+        whole = self.buffers.by_name["sample"]
+        return whole[:, :channels], whole[:, channels:]
+
+    @cached_property
     def guidance(self) -> Tensor:
         return self.buffers.guidance[: len(self.guided)]
 
@@ -157,8 +167,15 @@ class Cohort:
         """Fill the UNet's per-step inputs: the scaled sample and each row's own timestep."""
         scaled, times = self.latents * self.coefficients[SCALE], self.coefficients[TIMESTEP]
         named, image_of_row = self.buffers.by_name, self.buffers.image_of_row
-        named["sample"].copy_(scaled.index_select(0, image_of_row))
+        self.sample[0].copy_(scaled.index_select(0, image_of_row))
         named["timestep"].copy_(times.flatten().index_select(0, image_of_row))
+
+    def show_masked(self, images: Sequence[Tensor | None]) -> None:
+        """Fill the part of the UNet's input that stays."""
+        stays = self.sample[1]
+        if stays.shape[1]:
+            found = torch.stack([each for each in images if each is not None])
+            stays.copy_(found.index_select(0, self.buffers.image_of_row))
 
     def inputs(self, spec: ModelSpec) -> dict[str, Tensor]:
         return {t.name: self.buffers.by_name[t.name] for t in spec.inputs}
@@ -219,6 +236,7 @@ class BufferPool:
         for index, image in enumerate(images):
             if image.estimate is not None:
                 cohort.estimate[index].copy_(image.estimate)
+        cohort.show_masked([image.masked for image in images])
         rows = _rows([(image.conditioning, image.rows) for image in images], bucket)
         prompt = self._engines[PROMPT]
         inputs = {
@@ -252,6 +270,7 @@ class BufferPool:
         torch.stack([p.cohort.guidance[p.index] for p in places], out=cohort.guidance)
         torch.stack([p.cohort.latents[p.index] for p in places], out=cohort.latents)
         torch.stack([p.cohort.estimate[p.index] for p in places], out=cohort.estimate)
+        cohort.show_masked([p.cohort.sample[1][p.index] for p in places])
         own = [
             (p.cohort.buffers, p.cohort.rows[p.index][: 2 if is_guided else 1])
             for p, is_guided in zip(places, guided, strict=True)
@@ -284,7 +303,8 @@ class BufferPool:
             for name, spec in self._specs.items()
             if with_cache or name not in self._cache_names
         }
-        dims = (bucket, *named["sample"].shape[1:])
+        # The UNet's input may have more channels.
+        dims = (bucket, *named["noise"].shape[1:])
         latents, estimate, noise = (torch.empty(dims, device=device) for _ in range(3))
         coefficients = torch.empty(bucket, len(schedulers.COLUMNS), device=device)
         guidance = torch.empty(bucket, 1, 1, 1, device=device)

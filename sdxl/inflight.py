@@ -92,19 +92,21 @@ class _Image:
     noise: NoiseSource
     place: RowSlot | None = None
     kept: KeptPart | None = None
+    masked: Tensor | None = None
 
     def new_image(self, is_guided: bool, device: torch.device) -> NewImage:
         """What `unet_prompt` is asked for it: before its first step, or where guidance begins anew
         and its negative row is made again."""
-        request, estimate = self.request, None
+        request, source, estimate = self.request, self.request.source, None
         if self.place is not None:
             cohort, index = self.place.cohort, self.place.index
             latents, estimate = cohort.latents[index], cohort.estimate[index]
-        elif request.source is None:
+        elif source is None:
             latents = self.noise.start() * request.table.start
         else:
-            latents, self.kept = begin(request.source, request.table, self.noise, device)
-        return NewImage(request.conditioning, request.guidance, latents, estimate, is_guided)
+            latents, self.kept, self.masked = begin(source, request.table, self.noise, device)
+        told = request.conditioning, request.guidance
+        return NewImage(*told, latents, estimate, is_guided, self.masked)
 
 
 @dataclass(frozen=True)

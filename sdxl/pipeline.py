@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,7 +22,8 @@ from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.deepcache import deep_count, plan_of
 from sdxl.editing import SourceLatents
-from sdxl.engine import Engines, call, torch_dtype
+from sdxl.engine import Engines, call, to_host, torch_dtype
+from sdxl.image_encoder import ENCODER, ImageEncoder
 from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
@@ -32,7 +34,6 @@ from sdxl.upscaling import enlarged_latents, enlarged_picture
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
-ENCODER = "vae_encoder"
 BROKEN = "the decoded image holds NaN or infinity"
 
 
@@ -198,33 +199,22 @@ class Pipeline:
                 params, rows, self.engines, fixed_chunks=2 if self.is_deterministic else None
             )
 
+    @cached_property
+    def image_encoder(self) -> ImageEncoder:
+        return ImageEncoder(self.engines)
+
     def encode_image(self, params: GenerationParams, source: SourceImage) -> SourceLatents:
         """What an edit begins with, of a resolved request."""
-        engine, arch = self.engines[ENCODER], self.engines.arch
-        image = torch.from_numpy(np.array(source.part)).movedim(-1, 0)[None].float() / 127.5 - 1
-        dtype = torch_dtype(engine.spec.inputs[0])
-        with self.engines.on_stream():
-            inputs = {"image": image.to(self.engines.device, dtype).contiguous()}
-            outputs = call(engine, arch, inputs)
-            mean, deviation = (
-                to_host(outputs[name][0].float(), self.engines) for name in ("mean", "deviation")
-            )
-            self.engines.fence()()
-        part_mask, mask = source.part_mask, None
-        if part_mask is not None:
-            small = part_mask.reduce(arch.vae_scale)
-            mask = torch.from_numpy(np.array(small))[None].float() / 255
-        return SourceLatents(
-            mean,
-            deviation if params.encoding == "sample" else None,
-            mask,
-            is_hidden=mask is not None and params.first_step == 0,
+        return self.image_encoder.latents(
+            source, is_sampled=params.encoding == "sample", is_full=params.first_step == 0
         )
 
     def enlarged(self, leg: GenerationParams, latents: Tensor) -> SourceLatents:
         """What a second leg begins with, of the latents that the first one ended with."""
+        height, width = self.latent_size(leg)
+        masked = self.image_encoder.nothing(height, width)
         with self.engines.on_stream():
-            return enlarged_latents(latents, *self.latent_size(leg))
+            return enlarged_latents(latents, height, width, masked)
 
     def conditioned(self, leg: GenerationParams, conditioning: Conditioning) -> Conditioning:
         """A first leg's, for its second."""
@@ -247,13 +237,17 @@ class Pipeline:
         """What the loop needs of one leg of a resolved request."""
         assert params.width and params.height and params.seed is not None
         table = schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler)
+        height, width = self.latent_size(params)
+        if source is None and (masked := self.image_encoder.nothing(height, width)):
+            source = SourceLatents(masked.mean, is_hidden=True, masked=masked)
         return Request(
             conditioning,
             table.begun(params.first_step),
             plan_of(params),
             params.guidance,
             params.seed,
-            *self.latent_size(params),
+            height,
+            width,
             source=source,
         )
 
@@ -373,12 +367,3 @@ def checked(image: Tensor) -> Tensor:
     if not np.isfinite(image.numpy()).all():
         raise BrokenImage(BROKEN)
     return image
-
-
-def to_host(tensor: Tensor, engines: Engines) -> Tensor:
-    """Without waiting where the device is asynchronous: whoever reads it waits for a fence. From
-    memory that is not pinned a copy would wait, and take three times as long."""
-    if engines.device.type == "cpu":
-        return tensor
-    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return host.copy_(tensor, non_blocking=True)

@@ -94,6 +94,12 @@ def _check_whole(field: str, value: object, most: int = MAX_WIDTH) -> None:
         raise ValueError(f"{field} is {brief(value)}, needed a whole number from 1 to {most}")
 
 
+def _check_masked(channels: object, latents: int) -> None:
+    if type(channels) is not int or channels not in (0, latents + 1):
+        extra = f"has {brief(channels)} channels besides the {latents} latents"
+        raise ValueError(f"the UNet's input {extra}; needed none, or {latents + 1} of inpainting")
+
+
 def brief(value: object) -> str:
     """The beginning of a value for a message, whatever it is."""
     try:
@@ -124,11 +130,15 @@ class Architecture:
     pooled_width: int
     sample_size: int
     """latent side the model was trained at"""
+    masked_channels: int = 0
+    """of the UNet's input besides the latents, where the model was made for inpainting: a mask, and
+    the latents of the picture under it"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "attention_widths":
+            if field.name not in ("attention_widths", "masked_channels"):
                 _check_whole(field.name, getattr(self, field.name))
+        _check_masked(self.masked_channels, self.latent_channels)
         _check_whole("stem_layers", self.stem_layers, MAX_LAYERS)
         if not 0 < len(self.attention_widths) <= MAX_ATTENTIONS:
             raise ValueError(
@@ -147,7 +157,7 @@ class Architecture:
     ) -> Architecture:
         _check_levels(unet, vae)
         return cls(
-            latent_channels=unet["in_channels"],
+            latent_channels=vae["latent_channels"],
             image_channels=vae["out_channels"],
             vae_scale=2 ** (len(vae["block_out_channels"]) - 1),
             stem_channels=unet["block_out_channels"][0],
@@ -159,6 +169,7 @@ class Architecture:
             clip_g_width=clip_g["hidden_size"],
             pooled_width=clip_g["projection_dim"],
             sample_size=unet["sample_size"],
+            masked_channels=unet["in_channels"] - vae["latent_channels"],
         )
 
     @classmethod
@@ -230,12 +241,13 @@ def network_specs(
         return TensorSpec(name, dtype, dims)
 
     token_ids = TensorSpec("token_ids", "int64", ("chunks", CHUNK))
-    sample = tensor("sample", "rows", arch.latent_channels, "latent_h", "latent_w")
+    channels = arch.latent_channels + arch.masked_channels
+    sample = tensor("sample", "rows", channels, "latent_h", "latent_w")
     timestep = TensorSpec("timestep", "float32", ("rows",))
     context = tensor("context", "rows", "tokens", arch.context_width)
     pooled = tensor("pooled", "rows", arch.pooled_width)
     time_ids = tensor("time_ids", "rows", TIME_IDS)
-    noise = replace(sample, name="noise")
+    noise = tensor("noise", "rows", arch.latent_channels, "latent_h", "latent_w")
     cache = cache_specs(arch, dtype, cut)
     added = tensor("added", "rows", arch.embedding_width)
     latents = tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w")

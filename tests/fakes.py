@@ -56,7 +56,7 @@ class FakeEngine:
         assert isinstance(signal, Tensor)
         for i, t in enumerate(self.spec.outputs):
             shape = outputs[t.name].shape
-            noisy = 0.1 * inputs["sample"] if t.name == "noise" else 0.0
+            noisy = 0.1 * inputs["sample"][:, : shape[1]] if t.name == "noise" else 0.0
             wave = torch.sin(signal * (i + 1)).view(-1, *[1] * (len(shape) - 1)).expand(shape)
             outputs[t.name].copy_(wave + noisy)
 

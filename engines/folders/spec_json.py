@@ -37,7 +37,7 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
     """What keeps these from being today's networks, in words: names, dims and types."""
     for name in network_specs(arch, cut=cut):
         if name not in specs:
-            if name in OPTIONAL:
+            if name in OPTIONAL and not arch.masked_channels:
                 continue
             return f"{name!r} is missing"
         found = specs[name]

@@ -13,7 +13,7 @@ import torch
 from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one
-from onnx_export.calibration import ENCODERS, StepClock, first_steps
+from onnx_export.calibration import StepClock, encoders_of, first_steps
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.random_weights import write_checkpoint
 from onnx_export.recipes import RECIPES
@@ -94,7 +94,8 @@ class Bench:
         """Maxima over the recipe's steps of two pictures, in float32."""
         path = self.out / f"{checkpoint.name}-{precision}.safetensors"
         if not path.exists():
-            parts = {name: checkpoint.part(name).to(self.device) for name in (*ENCODERS, "unet")}
+            names = (*encoders_of(checkpoint), "unet")
+            parts = {name: checkpoint.part(name).to(self.device) for name in names}
             recipe = RECIPES[precision]
             prompts = PROMPTS[: 1 if self.is_dry else recipe.batch]
             settings = usual_settings(checkpoint)

@@ -23,7 +23,14 @@ from sdxl.checkpoint_checks import foreign_errors
 from sdxl.files import OutputError, grant_usual, prepare_folder, write_atomic
 from sdxl.places import home
 from sdxl.single_file import configs
-from sdxl.single_file.recognition import STEM, UNET, Header, check_is_sdxl, read_header
+from sdxl.single_file.recognition import (
+    STEM,
+    UNET,
+    Header,
+    check_is_sdxl,
+    input_channels,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +117,7 @@ def _convert(header: Header, mini: Path | None, making: Path) -> None:
 
     from sdxl.single_file.conversion import parts_of
 
-    found = _configs(mini)
+    found = _configs(header, mini)
     with foreign_errors(header.path):
         tensors = load_file(header.path)
     parts = parts_of(header.path, tensors, found)
@@ -118,17 +125,21 @@ def _convert(header: Header, mini: Path | None, making: Path) -> None:
         # Of a VAE that is missing the configuration alone: the file that replaces it needs one.
         _write_part(making / part, part, parts.get(part, {}))
         config = making / part / "config.json"
-        if mini is None:
-            config.write_text(json.dumps(found[part], indent=1), encoding="utf-8")
-        else:
+        if mini is not None and found[part] == _stored(mini, part):
             shutil.copyfile(mini / part / "config.json", config)
+        else:
+            config.write_text(json.dumps(found[part], indent=1), encoding="utf-8")
     _write_rest(header, mini, making)
 
 
-def _configs(mini: Path | None) -> Mapping[str, Mapping[str, Any]]:
-    if mini is None:
-        return configs.SDXL_1_0
-    return {part: json.loads((mini / part / "config.json").read_text()) for part in PARTS}
+def _configs(header: Header, mini: Path | None) -> Mapping[str, Mapping[str, Any]]:
+    whole = configs.SDXL_1_0 if mini is None else {part: _stored(mini, part) for part in PARTS}
+    return {**whole, "unet": {**whole["unet"], "in_channels": input_channels(header)}}
+
+
+def _stored(folder: Path, part: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((folder / part / "config.json").read_text())
+    return found
 
 
 def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:

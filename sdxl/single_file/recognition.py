@@ -18,6 +18,8 @@ UNET, VAE = "model.diffusion_model.", "first_stage_model."
 CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.1.model."
 STEM = f"{UNET}input_blocks.0.0.weight"
 LATENT_CHANNELS = 4
+INPUTS = (LATENT_CHANNELS, 2 * LATENT_CHANNELS + 1)
+"""channels that a UNet reads: the second one is made for inpainting"""
 FLOATS = ("F32", "F16", "BF16")
 PREFIXES = {
     "FLUX": ("double_blocks.0.", f"{UNET}double_blocks.0."),
@@ -31,7 +33,7 @@ PREFIXES = {
 """Whose tensors begin so. The order counts: a refiner has no other mark than its one encoder."""
 CONTEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 1280: "the SDXL refiner"}
 """What a UNet without text encoders was made for, by the width of what its attention reads."""
-INPUTS = {9: "an inpainting checkpoint", 8: "an InstructPix2Pix checkpoint"}
+FOREIGN_INPUTS = {8: "an InstructPix2Pix checkpoint"}
 
 
 @dataclass(frozen=True)
@@ -110,13 +112,20 @@ def foreign_kind(header: Header) -> str | None:
 
 
 def _kind_of_unet(header: Header) -> str | None:
-    stem = header.shapes.get(STEM)
-    if stem is not None and len(stem) == 4 and stem[1] != LATENT_CHANNELS:
-        known = INPUTS.get(stem[1], "a checkpoint")
-        return f"{known} with {stem[1]} input channels instead of {LATENT_CHANNELS}"
+    channels = input_channels(header)
+    if channels not in INPUTS:
+        known = FOREIGN_INPUTS.get(channels, "a checkpoint")
+        needed = " or ".join(map(str, INPUTS))
+        return f"{known} with {channels} input channels instead of {needed}"
     for width in _context_widths(header):
         return CONTEXT_WIDTHS.get(width)
     return _kind_of_library(header)
+
+
+def input_channels(header: Header) -> int:
+    """That its UNet reads; those of SDXL where nothing says so."""
+    stem = header.shapes.get(STEM, ())
+    return stem[1] if len(stem) == 4 else LATENT_CHANNELS
 
 
 def _context_widths(header: Header) -> Iterator[int]:

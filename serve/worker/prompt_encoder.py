@@ -16,6 +16,7 @@ from sdxl.conditioning import Conditioning
 from sdxl.cost import smoothed
 from sdxl.editing import SourceLatents
 from sdxl.flight import Priority
+from sdxl.inflight import Request
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK
@@ -124,13 +125,19 @@ class PromptEncoder:
         try:
             source = job.order.source
             latents = self._encode_image(job, source) if source is not None else None
-            request = self.pipeline.request(job.leg, conditioning, latents)
+            request = self._request(job, conditioning, latents)
         except Exception as error:
             job.failed(error)
             return
         job.conditioning = conditioning
         job.stage("encode_s")
         self.denoiser.submit(request, job.leg_flight, job)
+
+    def _request(
+        self, job: ImageJob, conditioning: Conditioning, latents: SourceLatents | None
+    ) -> Request:
+        # An inpainting checkpoint has an empty picture encoded at each new size.
+        return self._beside(partial(self.pipeline.request, job.leg, conditioning, latents))
 
     def _hand_over_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
         if job.is_cancelled:
@@ -141,7 +148,7 @@ class PromptEncoder:
             sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
             conditioning = self._beside(sized)
             self._stream.give(conditioning.time_ids)
-            request = self.pipeline.request(job.leg, conditioning, latents)
+            request = self._request(job, conditioning, latents)
         except Exception as error:
             job.failed(error)
             return

@@ -6,13 +6,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sdxl import deepcache, schedulers
+from sdxl.editing import MaskedPicture, SourceLatents
 from sdxl.inflight import Event, Failed, Finished, InFlight, Request
 from sdxl.policy import Limits
 from sdxl.schedulers import SchedulerConfig
-from tests.fakes import FakeClock, FakeEngine, fake_conditioning, fake_engines
+from sdxl.specs import Architecture
+from tests.fakes import ARCH, FakeClock, FakeEngine, fake_conditioning, fake_engines
 
 CONFIG = SchedulerConfig.from_dict(
     {
@@ -52,8 +55,16 @@ def request(
     )
 
 
-def loop(rows: int = 8, calls_ahead: int = 0, **limits: Any) -> InFlight:
-    engines = replace(fake_engines(), calls_ahead=calls_ahead)
+def masked_source(seed: int, height: int, width: int) -> SourceLatents:
+    """Of an inpainting checkpoint, random."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, below = torch.randn(2, ARCH.latent_channels, height, width, generator=generator)
+    mask = torch.rand(1, height, width, generator=generator).round()
+    return SourceLatents(mean, masked=MaskedPicture(mask, below))
+
+
+def loop(rows: int = 8, calls_ahead: int = 0, arch: Architecture = ARCH, **limits: Any) -> InFlight:
+    engines = replace(fake_engines(arch=arch), calls_ahead=calls_ahead)
     return InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=rows, **limits))
 
 
@@ -61,6 +72,9 @@ def engine(flight: InFlight, network: str) -> FakeEngine:
     found = flight.engines[network]
     assert isinstance(found, FakeEngine)
     return found
+
+
+INPAINTING = replace(ARCH, masked_channels=ARCH.latent_channels + 1)
 
 
 def latents_of(events: list[Event]) -> dict[int, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sdxl import schedulers
+from sdxl.editing import begin
 from sdxl.engine import Engines, call
 from sdxl.inflight import Request
 from sdxl.noise import NoiseSource
@@ -14,7 +15,11 @@ from sdxl.noise import NoiseSource
 def denoise(engines: Engines, request: Request) -> Tensor:
     dims = (engines.arch.latent_channels, request.latent_h, request.latent_w)
     noise = NoiseSource(request.seed, dims)
-    x = noise.start()[None] * request.table.start
+    x, masked = noise.start()[None] * request.table.start, torch.zeros(1, 0, *dims[1:])
+    if request.source is not None:
+        begun = begin(request.source, request.table, noise, torch.device("cpu"))
+        assert begun.kept is None and begun.masked is not None, "only an inpainting checkpoint's"
+        x, masked = begun.latents[None], begun.masked[None]
     h = torch.zeros_like(x)
     condition = request.conditioning
     told = {name: getattr(condition, name) for name in ("context", "pooled", "time_ids")}
@@ -24,7 +29,7 @@ def denoise(engines: Engines, request: Request) -> Tensor:
     for row, step in zip(request.table.rows, request.plan, strict=True):
         coefficients = torch.from_numpy(row).float()[None]
         inputs = {
-            "sample": (x * coefficients[0, 0]).repeat(step.rows, 1, 1, 1),
+            "sample": torch.cat([x * coefficients[0, 0], masked], 1).repeat(step.rows, 1, 1, 1),
             "timestep": coefficients[:, 1].repeat(step.rows),
         }
         told = {name: tensor[: step.rows] for name, tensor in ready.items()}

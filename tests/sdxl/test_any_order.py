@@ -12,7 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sdxl.flight import Priority, State
 from sdxl.inflight import Event, Failed, Finished, Request
 from sdxl.scheduler_names import SCHEDULERS
-from tests.sdxl.flights import assert_same, cohorts_of, engine, loop, request
+from sdxl.specs import Architecture
+from tests.fakes import ARCH
+from tests.sdxl.flights import (
+    INPAINTING,
+    assert_same,
+    cohorts_of,
+    engine,
+    loop,
+    masked_source,
+    request,
+)
 from tests.sdxl.reference import denoise
 
 STEPS = st.integers(1, 6)
@@ -21,9 +31,13 @@ STEPS = st.integers(1, 6)
 class AnyOrder(RuleBasedStateMachine):
     """Admit, cancel, pause, resume, fail and tick in any order."""
 
-    @initialize(cap=st.sampled_from([0, 2, 16]), rows=st.sampled_from([2, 3, 8]))
-    def begin(self, cap: int, rows: int) -> None:
-        self.flight = loop(rows=rows, paused_cache_rows=cap)
+    @initialize(
+        cap=st.sampled_from([0, 2, 16]),
+        rows=st.sampled_from([2, 3, 8]),
+        arch=st.sampled_from([ARCH, INPAINTING]),
+    )
+    def begin(self, cap: int, rows: int, arch: Architecture) -> None:
+        self.flight = loop(rows=rows, paused_cache_rows=cap, arch=arch)
         self.open: dict[int, Request] = {}
         self.closed: set[int] = set()
         self.held: set[int] = set()
@@ -40,7 +54,10 @@ class AnyOrder(RuleBasedStateMachine):
         guided_steps=st.none() | st.sets(st.integers(0, 5)),
     )
     def submit(self, **kwargs: Any) -> None:
-        made = request(next(self.seeds), **kwargs)
+        seed, side = next(self.seeds), kwargs["side"]
+        if self.flight.engines.arch.masked_channels:
+            kwargs["source"] = masked_source(seed, side, side + 2)
+        made = request(seed, **kwargs)
         self.open[self.flight.submit(made)] = made
 
     @rule()

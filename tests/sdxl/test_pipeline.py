@@ -92,21 +92,24 @@ def test_negative_prompts_mean_what_they_mean_in_diffusers(mini: Pipeline, resto
         assert found >= 60, f"{result.params.negative_prompt!r}: {found:.1f} dB, needed 60"
 
 
-def test_interval_2_equals_the_full_unet_with_tensors_substituted(
+def test_interval_2_equals_the_full_unet_with_tensorssubstituted(
     mini: Pipeline, diffusers_mini: Any
 ) -> None:
     params = mini.resolve(GenerationParams(PROMPT, steps=20, seed=5, cache_interval=2))
     (result,) = mini.generate([params])
     (condition,) = mini.encode([params])
-    expected = _substituted(diffusers_mini, condition, params)
+    expected = substituted(diffusers_mini, condition, params)
     assert result.latents is not None
     difference = float((result.latents - expected).abs().max())
     assert difference <= 1e-4, f"differs by {difference:.2e}, allowed 1e-4"
 
 
 @torch.inference_mode()
-def _substituted(pipe: Any, condition: Any, params: GenerationParams) -> Tensor:
-    """diffusers' UNet in full at every step; at odd ones its inner tensors are the last ones'."""
+def substituted(
+    pipe: Any, condition: Any, params: GenerationParams, masked: Tensor | None = None
+) -> Tensor:
+    """diffusers' UNet in full at every step; at odd ones its inner tensors are the last ones'. An
+    inpainting checkpoint's reads `masked` [channels, h, w] besides."""
     unet = pipe.unet
     kept: dict[str, Tensor] = {}
     step = 0
@@ -133,6 +136,8 @@ def _substituted(pipe: Any, condition: Any, params: GenerationParams) -> Tensor:
     try:
         for step, t in enumerate(scheduler.timesteps):  # noqa: B007 (hooks read it)
             model_input = scheduler.scale_model_input(torch.cat([x, x]), t)
+            if masked is not None:
+                model_input = torch.cat([model_input, torch.stack([masked, masked])], dim=1)
             noise = unet(model_input, t, condition.context, added_cond_kwargs=added).sample
             guided = noise[1:] + params.guidance * (noise[:1] - noise[1:])
             x = scheduler.step(guided, t, x).prev_sample

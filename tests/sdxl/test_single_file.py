@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sdxl.checkpoint import MINI, NETWORK_FOLDERS, CheckpointError, find
+from sdxl.checkpoint import MINI, NETWORK_FOLDERS, Checkpoint, CheckpointError, find
+from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.single_files import CLIP_G, CLIP_L, UNET, VAE, original_vae, write_single_file
 
 LABELS = [f"{UNET}label_emb.0.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")]
@@ -30,6 +31,17 @@ def test_a_single_file_is_the_folder_it_was_made_from(tmp_path: Path) -> None:
     assert found.tokenizers[1].encode("a red circle") == find("mini").tokenizers[1].encode(
         "a red circle"
     )
+
+
+def test_a_checkpoint_made_for_inpainting_says_so_by_its_width(tmp_path: Path) -> None:
+    folder = write_inpainting(tmp_path / "folder")
+    found = find(str(write_single_file(folder, tmp_path / "inpainting.safetensors")))
+    assert found.arch == Checkpoint("folder", folder).arch
+    assert found.arch.masked_channels == 5
+    for part in NETWORK_FOLDERS:
+        (kept,) = (load_file(path) for path in found.weight_files(part))
+        (whole,) = (load_file(path) for path in Checkpoint("folder", folder).weight_files(part))
+        assert all(torch.equal(kept[name], whole[name]) for name in whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -119,7 +131,8 @@ def names(*keys: str, width: int = 768, channels: int = 4) -> dict[str, tuple[in
         (names("model.diffusion_model.joint_blocks.0.x"), "Stable Diffusion 3"),
         (names("lora_unet_down_blocks.lora_up.weight"), "a LoRA"),
         (names("control_model.time_embed.0.weight"), "a ControlNet"),
-        (names(UNET, CLIP_L + "x", CLIP_G + "x", width=2048, channels=9), "an inpainting"),
+        (names(UNET, CLIP_L + "x", CLIP_G + "x", width=2048, channels=8), "an InstructPix2Pix"),
+        (names(UNET, "cond_stage_model.transformer.x", channels=9), "Stable Diffusion 1"),
         (names("edm_mean"), "Playground 2.5"),
         (names("encoder.conv_in.bias", "decoder.conv_in.bias"), "a VAE alone"),
         (names("patchify_proj.weight"), "'ltx-video'"),
@@ -160,19 +173,21 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
         find(str(file))
 
 
-def test_every_tensor_of_the_full_size_has_its_place() -> None:
+@pytest.mark.parametrize("channels", [4, 9])
+def test_every_tensor_of_the_full_size_has_its_place(channels: int) -> None:
     """Names and shapes alone: SDXL 1.0's networks to the original layout, and back."""
     from sdxl.checkpoint_checks import shapes_of_network
     from sdxl.single_file.configs import SDXL_1_0
     from sdxl.single_file.conversion import parts_of
     from tests.sdxl.single_files import RENAMED
 
+    configs = {**SDXL_1_0, "unet": {**SDXL_1_0["unet"], "in_channels": channels}}
     original: dict[str, torch.Tensor] = {}
     for part, rename in RENAMED.items():
-        shapes = shapes_of_network(part, SDXL_1_0[part])
+        shapes = shapes_of_network(part, configs[part])
         wrapped = {wrapped_name(part, name): shape for name, shape in shapes.items()}
         original |= rename({n: torch.empty(s, device="meta") for n, s in wrapped.items()})
-    parts = parts_of(Path("full"), original, SDXL_1_0)
+    parts = parts_of(Path("full"), original, configs)
     assert {part: len(tensors) for part, tensors in parts.items()} == {
         "text_encoder": 196,
         "text_encoder_2": 517,

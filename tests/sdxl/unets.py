@@ -62,7 +62,7 @@ def architecture(size: str) -> Architecture:
     width = sizes["cross_attention_dim"]
     return Architecture.from_configs(
         {**TOPOLOGY, **sizes},
-        {"out_channels": 3, "block_out_channels": [1, 1, 1, 1]},
+        {"out_channels": 3, "latent_channels": 4, "block_out_channels": [1, 1, 1, 1]},
         {"hidden_size": width // 2},
         {"hidden_size": width - width // 2, "projection_dim": pooled},
     )

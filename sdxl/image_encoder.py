@@ -1,0 +1,93 @@
+"""From a picture, and the mask over it, to what the loop begins with: the VAE's encoder at work.
+
+It knows no schedulers and no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sdxl.editing import MaskedPicture, SourceLatents
+from sdxl.engine import Engines, call, to_host, torch_dtype
+from sdxl.source import SourceImage
+
+ENCODER = "vae_encoder"
+MANY = 64
+"""sizes that grey is remembered of"""
+Encoded = tuple[Tensor, Tensor]
+"""mean and deviation, [channels, h, w] each"""
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    engines: Engines
+    _grey: dict[tuple[int, int], Encoded] = field(default_factory=dict)
+    """latents of nothing, by their height and width"""
+
+    def latents(self, source: SourceImage, *, is_sampled: bool, is_full: bool) -> SourceLatents:
+        """`is_full`: at full strength, where diffusers hides what a mask covers."""
+        picture, mask = _pixels(source.part), source.part_mask
+        is_hidden = mask is not None and is_full
+        masked = self._masked(picture, mask, is_sampled=is_sampled)
+        if masked is not None and is_hidden:
+            return SourceLatents(masked.mean, is_hidden=True, masked=masked)
+        mean, deviation = self._encoded(picture)
+        scale = self.engines.arch.vae_scale
+        soft = _white(mask.reduce(scale)) if mask is not None and masked is None else None
+        return SourceLatents(mean, deviation if is_sampled else None, soft, is_hidden, masked)
+
+    def nothing(self, height: int, width: int, *, is_sampled: bool = False) -> MaskedPicture | None:
+        """For latents of that size, all of them masked: what an inpainting checkpoint reads where
+        there is no mask. None for other models, which read none."""
+        if not self.engines.arch.masked_channels:
+            return None
+        encoded = self._grey.get((height, width))
+        if encoded is None:
+            if len(self._grey) >= MANY:
+                self._grey.clear()
+            scale, channels = self.engines.arch.vae_scale, self.engines.arch.image_channels
+            encoded = self._encoded(torch.zeros(channels, height * scale, width * scale))
+            self._grey[height, width] = encoded
+        mean, deviation = encoded
+        return MaskedPicture(torch.ones(1, height, width), mean, deviation if is_sampled else None)
+
+    def _masked(
+        self, picture: Tensor, mask: Image.Image | None, *, is_sampled: bool
+    ) -> MaskedPicture | None:
+        """As diffusers makes it: in or out, whatever the mask's softness."""
+        if not self.engines.arch.masked_channels:
+            return None
+        scale = self.engines.arch.vae_scale
+        if mask is None:
+            height, width = (side // scale for side in picture.shape[1:])
+            return self.nothing(height, width, is_sampled=is_sampled)
+        hole = _white(mask).round()
+        mean, deviation = self._encoded(picture * (1 - hole))
+        return MaskedPicture(hole[:, ::scale, ::scale], mean, deviation if is_sampled else None)
+
+    def _encoded(self, picture: Tensor) -> Encoded:
+        """Of [channels, height, width] in -1..1."""
+        engine, arch = self.engines[ENCODER], self.engines.arch
+        dtype = torch_dtype(engine.spec.inputs[0])
+        with self.engines.on_stream():
+            inputs = {"image": picture[None].to(self.engines.device, dtype).contiguous()}
+            outputs = call(engine, arch, inputs)
+            mean, deviation = (
+                to_host(outputs[name][0].float(), self.engines) for name in ("mean", "deviation")
+            )
+            self.engines.fence()()
+        return mean, deviation
+
+
+def _pixels(picture: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(picture)).movedim(-1, 0).float() / 127.5 - 1
+
+
+def _white(mask: Image.Image) -> Tensor:
+    """[1, height, width] in 0..1."""
+    return torch.from_numpy(np.array(mask))[None].float() / 255

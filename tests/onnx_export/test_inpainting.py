@@ -1,0 +1,51 @@
+"""A checkpoint made for inpainting on ONNX Runtime, as it is in PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from engines.onnxruntime_engine import load_onnxruntime
+from engines.pytorch.torch_engine import load_torch
+from onnx_export.random_weights import write_checkpoint
+from sdxl.checkpoint import Checkpoint
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Edit, Pipeline
+from sdxl.source import SourceImage
+from tests.conftest import psnr
+from tests.onnx_export.conftest import PROMPTS
+from tests.onnx_export.exports import TINY, export_tiny
+
+BOUNDS = {"fp32": 60.0, "int8": 15.0}
+"""dB; what 8 bits cost, the tiny model's random weights say little of"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_inpainting_checkpoint_s_graphs_paint_its_pictures(
+    tmp_path: Path, precision: str
+) -> None:
+    configs = {**TINY, "unet": {**TINY["unet"], "in_channels": 9}}
+    write_checkpoint(tmp_path / "nine", configs)
+    checkpoint = Checkpoint("nine", tmp_path / "nine")
+    prompts = PROMPTS if precision == "int8" else ()
+    folder = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
+    assert folder.graphs["unet_deep"].spec.inputs[0].dims[1] == 9
+    text = GenerationParams("a red circle", steps=4, seed=3, width=32, height=32)
+    whole = (0, 0, 32, 32)
+    noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
+    mask = Image.new("L", (32, 32), 0)
+    mask.paste(255, (8, 8, 20, 24))
+    source = SourceImage(Image.fromarray(noise), mask, whole, (32, 32))
+    asked: list[GenerationParams | Edit] = [text, Edit(text.for_edit(has_mask=True), source)]
+    found, expected = (
+        Pipeline(checkpoint, loaded).generate(asked)
+        for loaded in (load_onnxruntime(folder), load_torch(checkpoint))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.image is not None and theirs.image is not None, ours.error
+        measured, needed = psnr(ours.image, theirs.image), BOUNDS[precision]
+        assert measured >= needed, f"{measured:.1f} dB, needed {needed}"

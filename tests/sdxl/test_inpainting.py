@@ -1,0 +1,238 @@
+"""Checkpoints made for inpainting, whose UNet reads a mask and what lies under it, against
+diffusers' own pipeline on the same folder."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import engines
+from sdxl.checkpoint import CheckpointError, find
+from sdxl.images import pasted, to_pixels
+from sdxl.inflight import InFlight
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Edit, Pipeline
+from sdxl.source import GivenImage
+from tests.conftest import psnr
+from tests.sdxl.inpainting import write_inpainting
+from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of, png
+from tests.sdxl.test_pipeline import set_scheduler, substituted
+from tests.sdxl.their_schedulers import EACH, eta_of
+
+HOLE = (13, 27, 75, 90)
+"""Its edges are not those of latents: which of them are masked, one pixel of each decides."""
+QUICK = list(zip(("euler", "euler_a", "dpmpp_2m"), SIZES, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_inpainting(tmp_path_factory.mktemp("models") / "sdxl-inpainting")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Pipeline:
+    return engines.load(str(folder), "torch")
+
+
+@pytest.fixture(scope="module")
+def pipe(folder: Path) -> Any:
+    from diffusers import StableDiffusionXLInpaintPipeline
+
+    made = StableDiffusionXLInpaintPipeline.from_pretrained(str(folder))
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def hole(size: tuple[int, int]) -> Image.Image:
+    """Soft at one side."""
+    mask = Image.new("L", size, 0)
+    mask.paste(255, HOLE)
+    mask.paste(100, (HOLE[2], HOLE[1], HOLE[2] + 6, HOLE[3]))
+    mask.paste(140, (HOLE[2] + 6, HOLE[1], HOLE[2] + 15, HOLE[3]))
+    return mask
+
+
+def edit(params: GenerationParams, mask: Image.Image | None = None) -> Edit:
+    assert params.width and params.height
+    picture = drawing(params.width, params.height)
+    given = GivenImage.read(png(picture), None if mask is None else png(mask))
+    params = params.for_edit(has_mask=mask is not None)
+    return Edit(params, given.source(params))
+
+
+@torch.inference_mode()
+def theirs(pipe: Any, asked: Edit | GenerationParams) -> Tensor:
+    """Without a mask, everything is masked. Latents go in where we encode the mean: diffusers
+    draws a sample of pixels."""
+    params = asked.params if isinstance(asked, Edit) else asked
+    assert params.width and params.height and params.seed is not None
+    size = params.width, params.height
+    picture, mask = Image.new("RGB", size), Image.new("L", size, 255)
+    if isinstance(asked, Edit):
+        picture, mask = asked.source.picture, asked.source.mask or mask
+    set_scheduler(pipe, params.scheduler)
+    image: Any = picture
+    masked = {}
+    if params.encoding != "sample":
+        pixels = pipe.image_processor.preprocess(picture)
+        white = torch.from_numpy(np.array(mask) / 255)
+        image, masked["masked_image_latents"] = (
+            pipe.vae.encode(each).latent_dist.mean * pipe.vae.config.scaling_factor
+            for each in (pixels, pixels * (white < 0.5))
+        )
+    found: Tensor = pipe(
+        params.prompt,
+        image=image,
+        mask_image=mask,
+        width=params.width,
+        height=params.height,
+        strength=1.0 if params.strength is None else params.strength,
+        num_inference_steps=params.steps,
+        guidance_scale=params.guidance,
+        eta=eta_of(params.scheduler),
+        generator=torch.Generator("cpu").manual_seed(params.seed),
+        output_type="pt",
+        **masked,
+    ).images[0]
+    return found * 2 - 1
+
+
+def compare(model: Pipeline, pipe: Any, asked: list[Edit | GenerationParams]) -> None:
+    for result, each in zip(model.generate(asked), asked, strict=True):
+        assert result.error is None and result.image is not None, result.error
+        found = psnr(result.image.clamp(-1, 1), theirs(pipe, each))
+        assert found >= 60, f"{result.params}: {found:.1f} dB, needed 60"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "size"),
+    [
+        each if each in QUICK else pytest.param(*each, marks=pytest.mark.long)
+        for each in itertools.product(EACH, SIZES)
+    ],
+)
+def test_inpainting_equals_diffusers(
+    model: Pipeline, pipe: Any, scheduler: str, size: tuple[int, int]
+) -> None:
+    """Every strength, in flight together, every second one without guidance."""
+    pairs = zip(STRENGTHS, itertools.cycle((5.0, 1.0)), strict=False)
+    compare(
+        model,
+        pipe,
+        [
+            edit(params_of(scheduler, size, strength, guidance=guidance), hole(size))
+            for strength, guidance in pairs
+        ],
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_has_no_mask_is_all_masked(model: Pipeline, pipe: Any, size: tuple[int, int]) -> None:
+    """A picture from text, as diffusers inpaints one at full strength, and one made from another
+    one."""
+    from_text = params_of("euler", size, 1.0, steps=5)
+    compare(
+        model,
+        pipe,
+        [replace(from_text, strength=None), edit(params_of("dpmpp_2m", size, 0.6, steps=5))],
+    )
+
+
+def test_samples_are_drawn_in_the_order_of_diffusers(model: Pipeline, pipe: Any) -> None:
+    size = SIZES[1]
+    compare(
+        model,
+        pipe,
+        [
+            edit(params_of("euler_a", size, strength, steps=5, encoding="sample"), hole(size))
+            for strength in (0.6, 1.0)
+        ],
+    )
+
+
+def test_interval_2_equals_the_full_unet_with_tensors_substituted(
+    model: Pipeline, pipe: Any
+) -> None:
+    size = SIZES[1]
+    asked = edit(params_of("euler", size, 1.0, steps=20, cache_interval=2), hole(size))
+    asked = replace(asked, params=model.resolve(asked.params))
+    (result,), (condition,) = model.generate([asked]), model.encode([asked.params])
+    set_scheduler(pipe, "euler")
+    pixels = pipe.image_processor.preprocess(asked.source.picture)
+    white = (torch.from_numpy(np.array(hole(size))) >= 128).float()
+    with torch.inference_mode():
+        kept = pipe.vae.encode(pixels * (1 - white)).latent_dist.mean[0]
+    masked = torch.cat([white[None, ::8, ::8], kept * pipe.vae.config.scaling_factor])
+    expected = substituted(pipe, condition, asked.params, masked)
+    assert result.latents is not None
+    difference = float((result.latents - expected).abs().max())
+    assert difference <= 1e-4, f"differs by {difference:.2e}, allowed 1e-4"
+
+
+def test_all_kinds_share_calls_and_are_what_they_are_alone(model: Pipeline) -> None:
+    size = SIZES[0]
+    usual = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
+    text = replace(params_of("euler", size, 1.0, **usual), strength=None)
+    asked = [
+        text,
+        edit(params_of("ddim", size, 0.5, **usual)),
+        edit(params_of("euler_a", size, 1.0, **usual), hole(size)),
+        edit(params_of("euler", size, 0.7, **usual, guided_steps=(0, 1, 3)), hole(size)),
+        replace(text, scheduler="dpmpp_2m", seed=4, upscale=1.25),
+        replace(text, seed=5, upscale=1.25, upscaler="latent", upscale_strength=0.7),
+    ]
+    sizes: list[int] = []
+    launch = InFlight._launch
+
+    def counted(self: InFlight, group: Any, events: Any) -> None:
+        sizes.append(len(group.ids))
+        launch(self, group, events)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InFlight, "_launch", counted)
+        together = model.generate(asked)
+    assert max(sizes) == len(asked), sizes
+    for result, each in zip(together, asked, strict=True):
+        (alone,) = model.generate([each])
+        assert alone.image is not None and result.image is not None, result.error
+        found = psnr(result.image, alone.image)
+        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+
+
+def test_a_picture_depends_on_its_mask_and_on_what_is_around_it(model: Pipeline) -> None:
+    size = SIZES[0]
+    params = params_of("euler", size, 1.0, steps=3)
+    one = edit(params, hole(size))
+    other = Image.new("RGB", size, (200, 30, 60))
+    given = replace(one, source=replace(one.source, picture=other))
+    wider = edit(params, Image.new("L", size, 255))
+    images = [result.image for result in model.generate([one, given, wider])]
+    assert images[0] is not None
+    for image in images[1:]:
+        assert image is not None
+        found = psnr(image, images[0])
+        assert found < 30, f"{found:.1f} dB, another picture has less than 30"
+
+
+def test_what_a_mask_keeps_is_the_source_to_the_byte(model: Pipeline) -> None:
+    size = SIZES[2]
+    asked = edit(params_of("euler", size, 1.0, steps=2), hole(size))
+    (result,) = model.generate([asked])
+    assert result.image is not None
+    made, before = pasted(to_pixels(result.image), asked.source), np.asarray(drawing(*size))
+    kept = np.asarray(hole(size)) == 0
+    assert np.array_equal(made[kept], before[kept]) and not np.array_equal(made, before)
+
+
+def test_other_inputs_are_refused_by_their_number(tmp_path: Path) -> None:
+    eight = find(str(write_inpainting(tmp_path / "eight", channels=8)))
+    with pytest.raises(CheckpointError, match="4 channels besides the 4 latents; needed none, or"):
+        assert eight.arch
