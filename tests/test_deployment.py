@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import shlex
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sdxl.cli import COMMANDS
+from tests.documents import (
+    ROOT,
+    blocks,
+    calls_of_sdxl,
+    check_bash,
+    check_flags,
+    check_links,
+    commands,
+)
 from tests.isolation import run_alone
 
-ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "deploy.md"
 ELSEWHERE = {"docker", "hf", "make", "sdxl", "serve"}
 """Programs of `sh` blocks, which need a GPU, Docker or a network."""
@@ -23,66 +26,32 @@ STAND_IN = "--width 128 --height 128 --steps 4 --count 8"
 """What the evaluation needs besides, where the model is a small one."""
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.M | re.S)
-
-
-def commands() -> list[str]:
-    lines = (line for block in blocks("console") for line in block.splitlines())
-    return [line.removeprefix("$ ") for line in lines]
-
-
 def elsewhere() -> list[str]:
-    text = "".join(blocks("sh")).replace("\\\n", " ")
-    return text.splitlines()
-
-
-def calls_of_sdxl() -> Iterator[list[str]]:
-    """The arguments of each, in a container or not, up to whatever the shell makes of the rest."""
-    for line in [*commands(), *elsewhere()]:
-        found = re.search(r"(?:^|docker run .*? )sdxl (?P<rest>[^>&|]*)", line)
-        if found:
-            yield shlex.split(found["rest"])
+    return "".join(blocks(DOCUMENT, "sh")).replace("\\\n", " ").splitlines()
 
 
 def test_every_command_is_bash_and_every_block_is_run_or_needs_more() -> None:
-    for line in [*commands(), *elsewhere()]:
-        done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+    check_bash([*commands(DOCUMENT), *elsewhere()])
     assert set(re.findall(r"^```(\w+)$", DOCUMENT.read_text(), re.M)) == {"console", "sh"}
     assert {line.split()[0] for line in elsewhere()} == ELSEWHERE
 
 
 def test_every_flag_is_one_that_its_command_has() -> None:
-    calls = list(calls_of_sdxl())
-    seen = set()
-    for command, *flags in calls:
-        module, _, _ = COMMANDS[command][0].partition(":")
-        if flags[:1] == ["fetch"]:
-            module, flags = "eval.quality.fetch", flags[1:]
-        build_parser = getattr(importlib.import_module(module), "build_parser", None)
-        if build_parser is not None:
-            build_parser().parse_args(flags)
-            seen.add(command)
-    assert {"export", "build", "engines", "eval", "batch"} <= seen
+    calls = list(calls_of_sdxl([*commands(DOCUMENT), *elsewhere()]))
+    assert {"export", "build", "engines", "eval", "batch"} <= check_flags(calls)
     assert {"serve", "key"} <= {command for command, *_ in calls}
 
 
 def test_the_settings_of_the_service_are_settings() -> None:
     from serve.cli import read_settings
 
-    for command, *flags in calls_of_sdxl():
+    for command, *flags in calls_of_sdxl([*commands(DOCUMENT), *elsewhere()]):
         if command == "serve":
             assert read_settings(flags).model == "models/sdxl"
 
 
 def test_files_and_headings_that_it_links_to_are_there() -> None:
-    text = DOCUMENT.read_text()
-    titles = re.findall(r"^#+ (.+)$", text, re.M)
-    headings = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        there = target[1:] in headings if target[0] == "#" else (DOCUMENT.parent / target).exists()
-        assert there, target
+    check_links(DOCUMENT)
 
 
 # -- the stand-in ---------------------------------------------------------------------------
@@ -136,7 +105,7 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     write_benchmark_files(tmp_path / "mlperf")
     (tmp_path / "prompts.txt").write_text("a red circle\na green star\na red circle\n")
     own = f"export SDXL_HOME=/mnt/home SDXL_SHUTDOWN_S=200 PYTHONPATH={ROOT}"
-    done = run_alone("\n".join(["set -x", own, *map(as_run, commands())]), tmp_path, 7000)
+    done = run_alone("\n".join(["set -x", own, *map(as_run, commands(DOCUMENT))]), tmp_path, 7000)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     assert "3 rows: 3 pictures, 0 dead letters, no problems" in done.stdout
     assert len(list((tmp_path / "through" / "images").rglob("*.png"))) == 3

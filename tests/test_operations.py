@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.documents import ROOT, blocks, check_bash, check_links, commands
 from tests.isolation import run_alone
 
-ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "operations.md"
 ELSEWHERE = {"docker", "kubectl"}
 """Programs that need more than a plain machine."""
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT.read_text(), re.M | re.S)
-
-
-def commands() -> list[str]:
-    lines = (line for block in blocks("console") for line in block.splitlines())
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-
-
 def told() -> Iterator[str]:
     """Lines that the document says are printed."""
-    for block in blocks("console"):
+    for block in blocks(DOCUMENT, "console"):
         yield from (line for line in block.splitlines() if not line.startswith("$ "))
 
 
 def test_every_command_is_bash() -> None:
-    for command in commands():
-        done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+    check_bash(commands(DOCUMENT))
 
 
 def test_what_is_not_run_needs_another_machine() -> None:
-    programs = {line.split()[0] for block in blocks("sh") for line in block.splitlines()}
+    programs = {line.split()[0] for block in blocks(DOCUMENT, "sh") for line in block.splitlines()}
     assert programs == ELSEWHERE
 
 
@@ -49,20 +36,8 @@ def test_every_block_is_one_or_the_other() -> None:
     assert set(kinds) == {"console", "sh"}
 
 
-def test_files_it_links_to_are_there() -> None:
-    text = DOCUMENT.read_text()
-    headings = {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings, target
-        else:
-            assert (DOCUMENT.parent / target).exists(), target
-
-
-def test_every_alert_is_explained() -> None:
-    rules = yaml.safe_load((ROOT / "serve/deploy/alerts.yml").read_text())["groups"][0]["rules"]
-    explained = set(re.findall(r"^\| (Sdxl\w+) \|", DOCUMENT.read_text(), re.M))
-    assert explained == {rule["alert"] for rule in rules}
+def test_files_and_headings_that_it_links_to_are_there() -> None:
+    check_links(DOCUMENT)
 
 
 @pytest.mark.long
@@ -71,7 +46,7 @@ def test_every_command_works_and_says_what_the_document_says(tmp_path: Path) -> 
     for name in ("serve", "eval", "sdxl", "engines", "onnx_export"):
         (tmp_path / name).symlink_to(ROOT / name)
     # A busy machine may take longer to finish what is in flight than operators would wait.
-    script = "\n".join(["set -x", "export SDXL_SHUTDOWN_S=200", *commands()])
+    script = "\n".join(["set -x", "export SDXL_SHUTDOWN_S=200", *commands(DOCUMENT)])
     done = run_alone(script, tmp_path, 2300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     said = done.stdout + done.stderr

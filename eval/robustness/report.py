@@ -20,6 +20,15 @@ STEP_S = 10.0
 """how finely the plot counts answers"""
 GREY = "#555555"
 COLOURS = {"200": "#2a9d8f", "429": "#e9a23b", "left": "#9aa5b1", "other": "#d1495b"}
+ABOVE: dict[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "borderaxespad": 0,
+    "frameon": False,
+    "fontsize": 8,
+    "ncols": 5,
+}
+"""where a legend hides nothing"""
 
 
 @dataclass(frozen=True)
@@ -136,13 +145,15 @@ def plot(report: RunReport, path: Path) -> None:
         memory.plot([], [], color=f"C{number}", label=title)
     memory.set_ylabel("resident MB")
     memory.set_xlabel("s")
-    memory.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
+    memory.set_ylim(bottom=0)
+    memory.legend(**ABOVE)
     for axis in (answers, times, memory):
         axis.spines[["top", "right"]].set_visible(False)
         for killed_s, _ in report.kills:
             axis.axvline(killed_s - zero_s, color=GREY, lw=0.4, ls=":")
     verdict = "everything held" if report.holds else "not everything held"
-    figure.suptitle(f"{report.name}: {verdict}; dotted: a process was killed", fontsize=10)
+    dotted = "; dotted: a process was killed" if report.kills else ""
+    figure.suptitle(f"{report.name}: {verdict}{dotted}", fontsize=10)
     data = io.BytesIO()
     figure.savefig(data, format="png")
     write_atomic(path, data.getvalue())
@@ -161,4 +172,4 @@ def _plot_answers(axis: Any, outcomes: Sequence[Outcome], zero_s: float) -> None
         axis.bar(places, heights, STEP_S, bottom=below, color=COLOURS[name], label=name)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     axis.set_ylabel(f"answers in {STEP_S:g} s")
-    axis.legend(frameon=False, fontsize=8, ncols=4, loc="upper left")
+    axis.legend(**ABOVE)

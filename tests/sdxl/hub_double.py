@@ -19,7 +19,9 @@ REPO = "org/name"
 
 
 @contextmanager
-def hub(folder: Path, revisions: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+def hub(
+    folder: Path, revisions: Mapping[str, str], repo: str = REPO, port: int = 0
+) -> Iterator[tuple[str, list[str]]]:
     """Its address, and a list of what it is asked. `revisions` maps names to commits."""
     asked: list[str] = []
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
@@ -28,9 +30,9 @@ def hub(folder: Path, revisions: Mapping[str, str]) -> Iterator[tuple[str, list[
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             asked.append(path)
-            if found := re.fullmatch(rf"/api/models/{REPO}/(revision|tree)/([^/]+)/?", path):
+            if found := re.fullmatch(rf"/api/models/{repo}/(revision|tree)/([^/]+)/?", path):
                 self.describe(*found.groups())
-            elif found := re.fullmatch(rf"/{REPO}/resolve/([^/]+)/(.+)", path):
+            elif found := re.fullmatch(rf"/{repo}/resolve/([^/]+)/(.+)", path):
                 self.send(*found.groups())
             else:
                 self.answer(404, b"{}")
@@ -50,7 +52,7 @@ def hub(folder: Path, revisions: Mapping[str, str]) -> Iterator[tuple[str, list[
                 self.answer(200, json.dumps(rows).encode())
                 return
             siblings = [{"rfilename": name} for name in files]
-            facts = {"id": REPO, "sha": commit, "siblings": siblings, "private": False}
+            facts = {"id": repo, "sha": commit, "siblings": siblings, "private": False}
             self.answer(200, json.dumps(facts).encode())
 
         def send(self, revision: str, name: str) -> None:
@@ -79,7 +81,7 @@ def hub(folder: Path, revisions: Mapping[str, str]) -> Iterator[tuple[str, list[
     def oid(path: Path) -> str:
         return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

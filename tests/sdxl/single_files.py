@@ -69,6 +69,12 @@ def write_single_file(
     return file
 
 
+def write_vae_alone(folder: Path, file: Path) -> Path:
+    tensors = original_vae(_weights(folder / "vae"), prefix="")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    return file
+
+
 def original_unet(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {UNET + _unet_name(name): tensor for name, tensor in tensors.items()}
 

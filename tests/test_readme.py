@@ -1,0 +1,68 @@
+"""README.md: its commands are typed as they stand, in an empty folder; a double of the hub has a
+foreign checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documents import ROOT, blocks, calls_of_sdxl, check_flags, check_links, commands
+from tests.isolation import run_alone
+from tests.test_deployment import write_foreign_model
+
+DOCUMENT = ROOT / "README.md"
+PORT = 8765
+LEFT_OUT = ("sdxl build", "sdxl eval --sweep", "sdxl tune", "sdxl bench peers")
+"""What needs a GPU (docs/deploy.md builds for one without), or measures for longer than this."""
+HUB = f"""
+from pathlib import Path
+from tests.sdxl.hub_double import hub
+with hub(Path("model"), {{"main": "a" * 40}}, "stabilityai/stable-diffusion-xl-base-1.0", {PORT}):
+    input()
+"""
+
+
+def typed() -> list[str]:
+    return [line for line in commands(DOCUMENT) if line.startswith("sdxl ")]
+
+
+def test_every_flag_is_one_that_its_command_has() -> None:
+    assert {"export", "build", "eval", "batch"} <= check_flags(calls_of_sdxl(typed()))
+
+
+def test_files_and_headings_that_it_links_to_are_there() -> None:
+    check_links(DOCUMENT)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_path: Path) -> None:
+    from tests.sdxl.single_files import write_single_file, write_vae_alone
+
+    model = tmp_path / "model"
+    write_foreign_model(model)
+    write_single_file(model, tmp_path / "juggernautXL.safetensors")
+    write_vae_alone(model, tmp_path / "sdxl_vae.safetensors")
+    (tmp_path / "prompts.txt").write_text("a red circle\na green star\n")
+    rows = [{"id": str(i), "prompt": "a red circle", "steps": 4} for i in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [line for line in typed() if not line.startswith(LEFT_OUT)]
+    (library,) = (text for text in blocks(DOCUMENT, "python") if "from engines" in text)
+    (tmp_path / "library.py").write_text(library + "assert pixels.shape == (128, 128, 3)\n")
+    script = [
+        "set -x",
+        f"export SDXL_HOME=/mnt/home PYTHONPATH={ROOT} HF_ENDPOINT=http://127.0.0.1:{PORT}",
+        "export HF_HUB_DISABLE_XET=1",
+        f"(sleep 3500 | python -c '{HUB}') &",
+        f"until (echo > /dev/tcp/127.0.0.1/{PORT}) 2> /dev/null; do sleep 0.2; done",
+        *lines,
+        "python library.py",
+    ]
+    done = run_alone("\n".join(script), tmp_path, 3400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    assert re.search(r"8 rows: 8 pictures, 0 dead letters, no problems", done.stdout)
+    assert (tmp_path / "again.png").read_bytes()
