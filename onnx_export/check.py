@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engines.folders.export_folder import ExportFolder, changed_file
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.parity.bounds import PICTURE_BOUNDS, STEP_BOUNDS
-from engines.parity.calls import EngineCall, call_errors, listening
+from engines.parity.calls import EngineCall, listening, picture_errors, worst
 from engines.parity.findings import (
     CheckFailed,
     Finding,
@@ -32,6 +31,7 @@ from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import Say, load_parts
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
+from sdxl import schedulers
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.flight import Network
@@ -181,15 +181,15 @@ class _Run:
             for ours, theirs in zip(found, expected, strict=True)
             for t in spec.outputs
         ]
-        # Unlike Python's, NumPy's passes on what is no number.
-        worst = float(np.max(differences))
-        return Finding(f"{name}, {precision}", worst, GRAPH_BOUNDS[precision])
+        return Finding(f"{name}, {precision}", worst(differences), GRAPH_BOUNDS[precision])
 
     def compared_steps(self, graphs: Engines, calls: list[EngineCall]) -> Finding:
-        errors = call_errors(graphs, calls)
+        subject, checkpoint = self.subject, self.order.checkpoint
+        table = schedulers.table(subject.scheduler, subject.steps, checkpoint.scheduler)
+        errors = picture_errors(graphs, calls, table)
         self.errors = [(c.network, round(e, 5)) for c, e in zip(calls, errors, strict=True)]
-        what = f"noise of {len(calls)} steps, relative L2, worst"
-        return Finding(what, float(np.max(errors)), STEP_BOUNDS[self.export.precision])
+        what = f"picture expected at {len(calls)} steps, relative L2, worst"
+        return Finding(what, worst(errors), STEP_BOUNDS[self.export.precision])
 
     def compared_pictures(self, graphs: Engines, reference: ReferencePictures) -> Iterator[Finding]:
         checkpoint, subject, precision = self.order.checkpoint, self.subject, self.export.precision

@@ -7,11 +7,12 @@ first step; the bounds lie between that and what rounding costs (docs/log.md has
 from __future__ import annotations
 
 STEP_BOUNDS = {"fp32": 0.001, "fp16": 0.02, "int8": 0.2, "fp8": 0.2}
-"""of the noise of every step, from the reference's own input in float32, as relative L2"""
+"""of the finished picture as every step expects it, from the reference's own input in float32, as
+relative L2 of latents"""
 PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0, "int8": 20.0, "fp8": 20.0}
 """PSNR in dB, least, beside the same course in float32"""
 PLAN_BOUNDS = {**STEP_BOUNDS, "fp32": 0.01}
-"""the same of a plan: a GPU multiplies float32 in TF32"""
+"""of what a plan's call gives: a GPU multiplies float32 in TF32"""
 PLAN_PICTURE_BOUNDS = {**PICTURE_BOUNDS, "fp32": 40.0}
 EIGHT_BIT_NETWORKS = ("unet_deep", "unet_shallow")
 

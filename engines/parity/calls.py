@@ -6,7 +6,7 @@ It does not know what the engines are, nor which figure is good enough.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engines.parity.findings import relative_norm
 from sdxl.engine import Engine, Engines, call, torch_dtype
+from sdxl.schedulers import COLUMNS, Table
 from sdxl.specs import ModelSpec
 
 NOISE = "noise"
@@ -87,16 +88,44 @@ def listening(engines: Engines, *names: str) -> tuple[Engines, list[EngineCall]]
 
 def call_errors(engines: Engines, calls: Sequence[EngineCall]) -> list[float]:
     """The relative L2 of what comes out, call by call: of several outputs the worst."""
-    return [_error(engines, each) for each in calls]
-
-
-def _error(engines: Engines, each: EngineCall) -> float:
-    with engines.on_stream():
-        found = call(engines[each.network], engines.arch, each.on(engines))
-        engines.fence()()
-    errors = [
-        relative_norm(found[name].float().cpu(), expected.float())
-        for name, expected in each.outputs.items()
+    return [
+        worst(relative_norm(found[name], expected) for name, expected in each.outputs.items())
+        for each, found in answers(engines, calls)
     ]
-    # Python's max passes over what is no number.
-    return float(torch.tensor(errors).max()) if errors else 0.0
+
+
+def picture_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> list[float]:
+    """The relative L2 of the finished picture's latents as a UNet's call expects them then. What
+    noise it finds in a nearly finished one moves that by next to nothing, however wrong it is."""
+    return [
+        relative_norm(
+            finished(each.inputs, found[NOISE], table),
+            finished(each.inputs, each.outputs[NOISE], table),
+        )
+        for each, found in answers(engines, calls)
+    ]
+
+
+def finished(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tensor:
+    """By the scheduler's own coefficients, of every row by itself."""
+    rows = torch.from_numpy(table.rows)
+    far = rows[:, COLUMNS.index("timestep")] - inputs["timestep"].double()[:, None]
+    own = rows[far.abs().argmin(1)]
+    scale, signal, level = (own[:, COLUMNS.index(c)].view(-1, 1, 1, 1) for c in "sef")
+    return signal / scale * inputs["sample"].double() + level * noise.double()
+
+
+def answers(
+    engines: Engines, calls: Iterable[EngineCall]
+) -> Iterator[tuple[EngineCall, dict[str, Tensor]]]:
+    """What these engines make of the same inputs."""
+    for each in calls:
+        with engines.on_stream():
+            found = call(engines[each.network], engines.arch, each.on(engines))
+            engines.fence()()
+        yield each, {name: value.float().cpu() for name, value in found.items()}
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Python's max passes over what is no number."""
+    return float(torch.tensor([0.0, *errors]).max())

@@ -51,7 +51,7 @@ def test_a_figure_is_beside_its_bound(tiny_export: ExportFolder, tiny: Checkpoin
     run(tiny_export, tiny, said)
     lines = [line for line in said if "measured" in line]
     assert len(lines) == 12 and sum("required at" in line for line in lines) == 9, lines
-    assert [line for line in lines if "noise of 2 steps" in line]
+    assert [line for line in lines if "expected at 2 steps" in line]
 
 
 def test_another_models_weights_are_found_out(

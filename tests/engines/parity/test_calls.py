@@ -1,0 +1,56 @@
+"""A call's error is held against the picture that it expects."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engines.parity.calls import NOISE, finished, listening, picture_errors
+from sdxl import schedulers
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Pipeline
+
+GUIDANCE = 5.0
+
+
+@pytest.mark.parametrize("scheduler", ["euler", "dpmpp_2m"])
+def test_the_last_call_expects_the_picture_that_comes_out(mini: Pipeline, scheduler: str) -> None:
+    heard, calls = listening(mini.engines, "unet_deep", "unet_shallow", "vae_decoder")
+    params = GenerationParams(
+        "a red circle", steps=3, guidance=GUIDANCE, scheduler=scheduler, cache_interval=1, seed=7
+    )
+    list(Pipeline(mini.checkpoint, heard).generate([params]))
+    *_, last, decoded = calls
+    table = schedulers.table(scheduler, 3, mini.checkpoint.scheduler)
+    expected, negative = finished(last.inputs, last.outputs[NOISE], table)
+    found = torch.lerp(negative, expected, GUIDANCE)
+    (latents,) = decoded.inputs["latents"].double()
+    scale = (latents / found).median()
+    assert torch.allclose(found * scale, latents, atol=0.02)
+
+
+def test_wrong_noise_counts_by_how_noised_a_picture_is(mini: Pipeline) -> None:
+    heard, calls = listening(mini.engines, "unet_deep")
+    list(Pipeline(mini.checkpoint, heard).generate([GenerationParams("a ring", steps=20, seed=7)]))
+    table = schedulers.table("euler", 20, mini.checkpoint.scheduler)
+    off = replace(mini.engines, by_name={**mini.engines.by_name, "unet_deep": Off(calls, mini)})
+    first, *_, last = picture_errors(off, calls, table)
+    assert first > 0.5 > 0.05 > last > 0
+    broken = [replace(each, outputs={NOISE: each.outputs[NOISE] * math.nan}) for each in calls]
+    assert all(math.isnan(error) for error in picture_errors(mini.engines, broken, table))
+
+
+class Off:
+    """A deep UNet whose noise is a tenth too strong."""
+
+    def __init__(self, calls: Any, mini: Pipeline) -> None:
+        self._engine = mini.engines["unet_deep"]
+        self.spec = self._engine.spec
+
+    def __call__(self, inputs: Any, outputs: Any) -> None:
+        self._engine(inputs, outputs)
+        outputs[NOISE].mul_(1.1)
