@@ -19,7 +19,7 @@ BACKENDS := tensorrt tensorrt-rtx
 IMAGE_EXTRAS := serve export eval c2pa s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-slow test-long check format bench screenshots quality mini-onnx lock full-size full-size-drill clean
+.PHONY: help setup serve load demo test test-slow test-long check format bench editing-sheet screenshots quality mini-onnx lock full-size full-size-drill clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ quality: $(INSTALLED) ## quality against speed of the embedded model: renews doc
 
 load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload
 	$(PYTHON_OF_VENV) -m eval.service.load
+
+editing-sheet: $(INSTALLED) ## the picture of docs/editing.md again
+	$(PYTHON_OF_VENV) -m serve.render.editing_sheet docs/editing.png
 
 screenshots: $(INSTALLED) ## the web page's pictures in docs/ again, from its tests; needs Chromium
 	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest tests/serve/test_web_page.py -k "how_it_looks or side_by_side"
