@@ -28,6 +28,8 @@ def test_the_last_call_expects_the_picture_that_comes_out(mini: Pipeline, schedu
     table = schedulers.table(scheduler, 3, mini.checkpoint.scheduler)
     expected, negative = finished(last.inputs, last.outputs[NOISE], table)
     found = torch.lerp(negative, expected, GUIDANCE)
+    inpainting = {**last.inputs, "sample": last.inputs["sample"].repeat(1, 2, 1, 1)}
+    assert torch.equal(finished(inpainting, last.outputs[NOISE], table)[0], expected)
     (latents,) = decoded.inputs["latents"].double()
     scale = (latents / found).median()
     assert torch.allclose(found * scale, latents, atol=0.02)
