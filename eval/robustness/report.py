@@ -130,13 +130,16 @@ def plot(report: RunReport, path: Path) -> None:
 
     assert report.watch is not None
     zero_s = report.watch.began_s
-    figure = Figure(figsize=(9, 8), layout="constrained", dpi=110)
-    answers, times, memory = figure.subplots(3, 1, sharex=True)
-    _plot_answers(answers, report.outcomes, zero_s)
-    good = [o for o in report.outcomes if o.status == 200]
-    at_s, took_s = [o.ended_s - zero_s for o in good], [o.took_s for o in good]
-    times.scatter(at_s, took_s, s=4, color=COLOURS["200"])
-    times.set_ylabel("s to a picture")
+    panels = 3 if report.outcomes else 1
+    figure = Figure(figsize=(9, 1 + 2.4 * panels), layout="constrained", dpi=110)
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+    memory = axes[-1]
+    if report.outcomes:
+        _plot_answers(axes[0], report.outcomes, zero_s)
+        good = [o for o in report.outcomes if o.status == 200]
+        at_s, took_s = [o.ended_s - zero_s for o in good], [o.took_s for o in good]
+        axes[1].scatter(at_s, took_s, s=4, color=COLOURS["200"])
+        axes[1].set_ylabel("s to a picture")
     titles = list(report.watch.titles)
     for (title, _), samples in report.watch.seen.items():
         colour = f"C{titles.index(title)}"
@@ -147,7 +150,7 @@ def plot(report: RunReport, path: Path) -> None:
     memory.set_xlabel("s")
     memory.set_ylim(bottom=0)
     memory.legend(**ABOVE)
-    for axis in (answers, times, memory):
+    for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         for killed_s, _ in report.kills:
             axis.axvline(killed_s - zero_s, color=GREY, lw=0.4, ls=":")

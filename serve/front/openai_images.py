@@ -6,10 +6,11 @@ Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from sdxl.params import PARAMETERS, Parameter, of_rest
 from sdxl.scheduler_names import SCHEDULERS
@@ -19,11 +20,21 @@ from serve.settings import MAX_N, ServeSettings
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
+SURROGATE = re.compile("[\ud800-\udfff]")
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
 class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_unicode(cls, value: Any) -> Any:
+        """JSON can spell halves of characters, which no tokenizer takes and no answer can hold."""
+        for text in value if isinstance(value, list) else (value,):
+            if isinstance(text, str) and not text.isascii() and SURROGATE.search(text):
+                raise ValueError("needed valid Unicode, without lone surrogates")
+        return value
 
 
 def field_of(each: Parameter) -> Any:

@@ -24,6 +24,8 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "prompt of another kind": ({"prompt": ["a"]}, "prompt"),
     "null prompt": ({"prompt": None}, "prompt"),
     "surrogate": ({"prompt": "\ud800"}, "prompt"),
+    "surrogate as a model": ({"prompt": "a", "model": "\ud800"}, "model"),
+    "surrogate as a user": ({"prompt": "a", "user": "a\udfff"}, "user"),
     "long prompt": ({"prompt": "a" * 4001}, "prompt"),
     "many tokens": ({"prompt": "ring " * 300}, "prompt"),
     "unknown field": ({"prompt": "a", "stepz": 3}, "stepz"),

@@ -221,6 +221,27 @@ def test_bad_input_is_openai_s_error(
     assert caught.value.param == param and code in (None, caught.value.code)
 
 
+@pytest.mark.parametrize(
+    ("route", "asked", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a \ud800"}]}, "messages"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]},
+            "messages",
+        ),
+        ("/v1/completions", {"prompt": "\ud800"}, "prompt"),
+        ("/v1/completions", {"prompt": ["円", "\ud800"]}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "stop": ["\ud800"]}, "stop"),
+        ("/v1/completions", {"prompt": "a", "model": "\ud800"}, "model"),
+    ],
+)
+def test_half_a_character_is_a_400(url: str, route: str, asked: Any, param: str) -> None:
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{url}{route}", content=json.dumps(asked), headers=headers)
+    assert (answer.status_code, error_of(answer)["param"]) == (400, param), answer.text
+
+
 def test_invalid_json_is_a_400(url: str) -> None:
     answer = httpx.post(f"{url}{CHAT}", content=b'{"messages": [')
     assert answer.status_code == 400 and error_of(answer)
