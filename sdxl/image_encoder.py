@@ -5,7 +5,7 @@ It knows no schedulers and no files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -41,11 +41,20 @@ class ImageEncoder:
         soft = _white(mask.reduce(scale)) if mask is not None and masked is None else None
         return SourceLatents(mean, deviation if is_sampled else None, soft, is_hidden, masked)
 
-    def nothing(self, height: int, width: int, *, is_sampled: bool = False) -> MaskedPicture | None:
-        """For latents of that size, all of them masked: what an inpainting checkpoint reads where
-        there is no mask. None for other models, which read none."""
-        if not self.engines.arch.masked_channels:
-            return None
+    def completed(
+        self, source: SourceLatents | None, height: int, width: int
+    ) -> SourceLatents | None:
+        """With what an inpainting checkpoint's UNet reads where nobody gave it a mask: everything
+        is masked. So it makes a picture from text, too."""
+        if not self.engines.arch.masked_channels or (source and source.masked):
+            return source
+        masked = self.nothing(height, width)
+        if source is None:
+            return SourceLatents(masked.mean, is_hidden=True, masked=masked)
+        return replace(source, masked=masked)
+
+    def nothing(self, height: int, width: int, *, is_sampled: bool = False) -> MaskedPicture:
+        """Latents of that size, all of them masked."""
         encoded = self._grey.get((height, width))
         if encoded is None:
             if len(self._grey) >= MANY:

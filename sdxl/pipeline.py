@@ -211,10 +211,8 @@ class Pipeline:
 
     def enlarged(self, leg: GenerationParams, latents: Tensor) -> SourceLatents:
         """What a second leg begins with, of the latents that the first one ended with."""
-        height, width = self.latent_size(leg)
-        masked = self.image_encoder.nothing(height, width)
         with self.engines.on_stream():
-            return enlarged_latents(latents, height, width, masked)
+            return enlarged_latents(latents, *self.latent_size(leg))
 
     def conditioned(self, leg: GenerationParams, conditioning: Conditioning) -> Conditioning:
         """A first leg's, for its second."""
@@ -238,8 +236,6 @@ class Pipeline:
         assert params.width and params.height and params.seed is not None
         table = schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler)
         height, width = self.latent_size(params)
-        if source is None and (masked := self.image_encoder.nothing(height, width)):
-            source = SourceLatents(masked.mean, is_hidden=True, masked=masked)
         return Request(
             conditioning,
             table.begun(params.first_step),
@@ -248,7 +244,7 @@ class Pipeline:
             params.seed,
             height,
             width,
-            source=source,
+            source=self.image_encoder.completed(source, height, width),
         )
 
     def decode(self, latents: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from sdxl.editing import MaskedPicture, SourceLatents
+from sdxl.editing import SourceLatents
 from sdxl.images import Pixels
 from sdxl.params import GenerationParams
 from sdxl.source import SourceImage
@@ -23,9 +23,7 @@ def enlarged_picture(pixels: Pixels, leg: GenerationParams) -> SourceImage:
     return SourceImage(picture, None, (0, 0, *picture.size), (leg.width, leg.height))
 
 
-def enlarged_latents(
-    latents: Tensor, height: int, width: int, masked: MaskedPicture | None = None
-) -> SourceLatents:
+def enlarged_latents(latents: Tensor, height: int, width: int) -> SourceLatents:
     """Bilinear, as stable-diffusion-webui's "Latent"."""
     whole = interpolate(latents.cpu()[None], (height, width), mode="bilinear")
-    return SourceLatents(whole[0], masked=masked)
+    return SourceLatents(whole[0])
