@@ -144,7 +144,32 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     try:
         ray_serve.run(application(settings), logging_config=QUIET)
     except RuntimeError as error:
-        raise ServeFailed(cause_of(error)) from error
+        wait_for_replacements(error)
+
+
+def wait_for_replacements(error: RuntimeError) -> None:
+    """Where a replica had started and then died before all others had, Ray calls the deployment
+    failed, and replaces it nevertheless. What cannot start at all is what `error` says."""
+    is_said = False
+    while triggers := failures():
+        if triggers != {"HEALTH_CHECK_FAILED"}:
+            raise ServeFailed(cause_of(error)) from error
+        if not is_said:
+            say("a replica died while others were starting; it is replaced")
+            is_said = True
+        time.sleep(WATCH_S)
+
+
+def failures() -> set[str]:
+    """Of deployments that Ray calls failed."""
+    from ray import serve as ray_serve
+
+    return {
+        deployment.status_trigger
+        for each in ray_serve.status().applications.values()
+        for deployment in each.deployments.values()
+        if deployment.status == "DEPLOY_FAILED"
+    }
 
 
 def check_port(host: str, port: int) -> None:

@@ -38,14 +38,13 @@ LIBC = ctypes.CDLL(None)
 class Service:
     process: subprocess.Popen[bytes]
     log: Path
-    url: str = ""
+    url: str
 
-    def wait_until_ready(self) -> str:
+    def wait_until_ready(self) -> None:
         until = time.monotonic() + START_S
         while True:
-            found = READY.search(self.text)
-            if found:
-                return found[1]
+            if READY.search(self.text):
+                return
             assert self.process.poll() is None, f"it ended:\n{self.text}"
             assert time.monotonic() < until, f"not ready after {START_S} s:\n{self.text}"
             time.sleep(0.1)
@@ -88,6 +87,14 @@ def end_with_tests() -> None:
 
 @contextmanager
 def service(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Iterator[Service]:
+    with starting(folder, *flags, command=command) as found:
+        found.wait_until_ready()
+        yield found
+
+
+@contextmanager
+def starting(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Iterator[Service]:
+    """Not ready yet."""
     log, port = folder / "serve.log", free_port()
     argv = [*command, "--port", str(port), *flags]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SDXL_", "RAY_"))}
@@ -96,9 +103,8 @@ def service(folder: Path, *flags: str, command: Sequence[str] = COMMAND) -> Iter
         process = subprocess.Popen(
             argv, cwd=folder, stdout=file, stderr=file, env=environment, preexec_fn=end_with_tests
         )
-    found = Service(process, log)
+    found = Service(process, log, f"http://127.0.0.1:{port}")
     try:
-        found.url = found.wait_until_ready()
         yield found
     finally:
         if process.poll() is None:

@@ -8,15 +8,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import psutil
 import pytest
 
 from tests.serve.servers import GENERATE
-from tests.serve.services import ROOT, Service, free_port, is_alive, service
+from tests.serve.services import ROOT, Service, free_port, is_alive, service, starting
 
+T = TypeVar("T")
 SHUTDOWN_S = 5.0
 ENDS_S = 15.0
 """After which a service that cannot go on has ended."""
@@ -37,6 +40,13 @@ def is_answered(url: str) -> bool:
         return httpx.post(f"{url}{GENERATE}", json=body, timeout=60).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def wait_for(is_there: Callable[[], T]) -> T:
+    """Within the test's own time."""
+    while not (found := is_there()):
+        time.sleep(0.1)
+    return found
 
 
 def has_ended(found: Service, within_s: float) -> bool:
@@ -129,3 +139,19 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path, after_s: float, number
     assert has_ended(found, SHUTDOWN_S + 10), found.text
     assert process.returncode in (0, 1, 130, -number), found.text
     check_nothing_is_left(found, below)
+
+
+def test_a_replica_that_dies_while_another_starts_is_replaced(tmp_path: Path) -> None:
+    title = "ServeReplica:default:ImageReplica"
+    with starting(tmp_path, *FLAGS, "--replicas", "2") as found:
+        slow = wait_for(lambda: found.named(title)[1:2])[0]
+        slow.send_signal(signal.SIGSTOP)
+        # The other one serves already.
+        wait_for(lambda: is_answered(found.url))
+        for each in found.named(title):
+            if each.pid != slow.pid:
+                each.kill()
+        wait_for(lambda: "a replica died" in found.text)
+        slow.send_signal(signal.SIGCONT)
+        found.wait_until_ready()
+        assert is_answered(found.url) and len(found.named(title)) == 2, found.text
