@@ -34,6 +34,7 @@ ATTENTION, MEMORY = "attention", "passes over memory"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
 OUR_PRODUCTS = ("_product", "_tma_product")
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
+CONVOLVE = torch.ops.aten.convolution.default
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,9 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         out = attended(*args[:2]) if func is ATTEND else func(*args, **(kwargs or {}))
+        if func is CONVOLVE and any(is_last(each) for each in args[:2]):
+            # As cuDNN answers; the meta device forgets the order, and maps would be turned around.
+            out = out.contiguous(memory_format=torch.channels_last)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if is_view(func):
             for tensor in tensors:
@@ -88,6 +92,10 @@ class Recorder(TorchDispatchMode):
 def attended(query: Tensor, key: Tensor) -> Tensor:
     """As a GPU's kernels lay it out: the heads of a token side by side."""
     return torch.empty_like(query.transpose(1, 2).contiguous()).transpose(1, 2)
+
+
+def is_last(value: Tensor) -> bool:
+    return value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
 
 
 def is_view(func: Any) -> bool:

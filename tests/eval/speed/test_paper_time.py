@@ -66,6 +66,20 @@ def test_work_is_counted_by_hand_alike() -> None:
     assert (convolution.unit, convolution.flops) == ("convolution", 2 * 3 * 35 * 72 * 16)
 
 
+def test_a_convolution_keeps_the_order_of_its_map_as_on_a_gpu() -> None:
+    """What follows it would else begin with a copy that no GPU makes."""
+    with torch.device("meta"):
+        network, x = nn.Conv2d(8, 16, 3, padding=1).half(), torch.empty(3, 8, 5, 7).half()
+    for layout, copies in ((torch.channels_last, 0), (torch.contiguous_format, 1)):
+        network, given = network.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
+
+        def call(given: Tensor = given, network: nn.Module = network) -> Tensor:
+            found: Tensor = network(given)
+            return found.contiguous(memory_format=torch.channels_last)
+
+        assert len(list(work_of(network, call))) == 1 + copies, layout
+
+
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory() -> None:
     rate = RATES["product", False, 16]
     arithmetic = 2e12 * (1 + rate.fill / 400) / (rate.teraflops * 1e12)
