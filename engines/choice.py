@@ -208,7 +208,7 @@ def _torch(asked: EngineRequest) -> Engines:
         # It computes from the checkpoint's own weights.
         raise InvalidParams("engines", asked.folder, "torch runs no engines of a folder")
 
-    def load(numbers: Path | None = None) -> Engines:
+    def load(numbers: tuple[Path, ...] = ()) -> Engines:
         return load_torch(
             asked.checkpoint,
             device=asked.device,

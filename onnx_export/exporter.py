@@ -18,7 +18,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engines.folders.digests import sha256_of
 from engines.folders.export_folder import (
@@ -28,12 +28,15 @@ from engines.folders.export_folder import (
     ExportFolder,
     Graph,
     changed_file,
+    further_file,
 )
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
 from onnx_export.export_spec import ExportSpec
+from onnx_export.input_maxima import watched
 from onnx_export.lora import Lora, fuse
+from onnx_export.plain_maxima import numbers_of
 from onnx_export.quantisation import Quantised
 from onnx_export.recipes import RECIPES
 from onnx_export.stored import Stored, unchanged_places, write_tensors
@@ -152,6 +155,9 @@ class _Builder:
                     link_or_copy(old.folder / data, self.folder / data)
                     self.data[data] = old.data[data]
             self.say(f"{name:<13} unchanged")
+        if (further := further_file(part)) in old.data:
+            link_or_copy(old.folder / further, self.folder / further)
+            self.data[further] = old.data[further]
         report = old.folder / REPORT
         if part == "unet" and report.exists():
             link_or_copy(report, self.folder / REPORT)
@@ -177,14 +183,17 @@ class _Builder:
         if part == "unet" and order.precision in RECIPES:
             changed |= self.quantise(nn.Module.float(module)).tensors
         if changed:
-            file = changed_file(part)
-            places |= write_tensors(changed, self.folder / file)
-            size = (self.folder / file).stat().st_size
-            self.data[file] = DataFile(sha256_of(self.folder / file), size)
+            places |= self.write_data(changed, changed_file(part))
         for name, network in networks.items():
             parameter_names = network.named_parameters(remove_duplicate=False)
             bind(models[name], {n: names[id(p)] for n, p in parameter_names}, places)
             self.write_graph(models[name], specs[name])
+
+    def write_data(self, tensors: Mapping[str, Tensor], file: str) -> dict[str, Stored]:
+        places = write_tensors(tensors, self.folder / file)
+        size = (self.folder / file).stat().st_size
+        self.data[file] = DataFile(sha256_of(self.folder / file), size)
+        return places
 
     def trace(self, name: str, network: nn.Module) -> ir.Model:
         start = time.perf_counter()
@@ -200,24 +209,30 @@ class _Builder:
             order.checkpoint, order.loras, *calibration.encoders_of(order.checkpoint)
         )
         parts = {name: part.to(device) for name, part in {**encoders, "unet": unet}.items()}
+        dtype = torch_dtype(order.specs["unet_deep"].outputs[0])
+        layers = dict(parts["unet"].named_modules())
+        further = {name: layer for name, layer in layers.items() if recipe.further_rule_for(name)}
         start = time.perf_counter()
-        quantised = quantisation.quantise(
-            parts["unet"],
-            recipe,
-            lambda clock: calibration.first_steps(
-                order.checkpoint,
-                parts,
-                order.prompts,
+        with watched(further) as maxima:
+            quantised = quantisation.quantise(
+                parts["unet"],
                 recipe,
-                order.settings,
-                clock,
-                order.cut,
-            ),
-            torch_dtype(order.specs["unet_deep"].outputs[0]),
-        )
+                lambda clock: calibration.first_steps(
+                    order.checkpoint,
+                    parts,
+                    order.prompts,
+                    recipe,
+                    order.settings,
+                    clock,
+                    order.cut,
+                ),
+                dtype,
+            )
+        self.write_data(numbers_of(further, maxima, recipe, dtype), further_file("unet"))
         took = time.perf_counter() - start
         self.say(f"calibrated on {len(order.prompts)} prompts, {took:.1f} s; layers:")
         self.say(quantisation.summary(quantised.report))
+        self.say(f"  {len(further):5} more in 8 bits for PyTorch's backend alone")
         text = json.dumps(quantised.as_list(), indent=1)
         write_atomic(self.folder / REPORT, text.encode())
         return quantised

@@ -7,8 +7,7 @@ from.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from onnx_export.input_maxima import watched
 from onnx_export.quantisation import stored_numbers
-from onnx_export.recipes import Recipe, matching
+from onnx_export.recipes import Recipe
 from sdxl.files import grant_usual
 
 
@@ -26,26 +26,25 @@ def write_numbers(
 ) -> tuple[str, ...]:
     """`run` sends calibration data through the UNet; the names of the layers that `path` holds."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-    chosen = [name for name, rule in matching(recipe, layers).items() if rule.is_quantised]
-    maxima: dict[str, Tensor] = {}
-    hooks = [layers[n].register_forward_pre_hook(partial(_collect, maxima, n)) for n in chosen]
-    try:
+    chosen = {n: m for n, m in layers.items() if recipe.own_rule_for(n).is_quantised}
+    with watched(chosen) as maxima:
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    tensors: dict[str, Tensor] = {}
-    for name in chosen:
-        weight: Any = layers[name].weight
-        per_channel = weight.flatten(1).abs().amax(1)
-        tensors |= stored_numbers(name, weight, per_channel, maxima[name], recipe, torch.float16)
+    tensors = numbers_of(chosen, maxima, recipe, torch.float16)
     save_file({key: value.cpu().contiguous() for key, value in tensors.items()}, path)
     grant_usual(path)
     return tuple(chosen)
 
 
-def _collect(
-    maxima: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor, ...]
-) -> None:
-    found = inputs[0].detach().abs().amax()
-    maxima[name] = torch.maximum(maxima[name], found) if name in maxima else found
+def numbers_of(
+    layers: Mapping[str, nn.Module],
+    maxima: Mapping[str, Tensor],
+    recipe: Recipe,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """`maxima`: of their inputs; `dtype`: of the scales."""
+    tensors: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        weight: Any = layer.weight
+        per_channel = weight.flatten(1).abs().amax(1)
+        tensors |= stored_numbers(name, weight, per_channel, maxima[name], recipe, dtype)
+    return tensors

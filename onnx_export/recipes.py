@@ -34,6 +34,8 @@ class Recipe:
     number: Number
     rules: tuple[Rule, ...]
     """The first that matches decides; what none matches is kept."""
+    further: tuple[Rule, ...] = ()
+    """Layers beyond these that PyTorch's backend takes in 8 bits; graphs keep them."""
     steps: int = 20
     calibrated_steps: int = 8
     """Maxima are collected over the first so many of `steps`: later ones have outliers that would
@@ -43,7 +45,15 @@ class Recipe:
     """prompts that are calibrated together"""
 
     def rule_for(self, layer: str) -> Rule:
+        """In graphs."""
         return next((rule for rule in self.rules if re.fullmatch(rule.pattern, layer)), OTHER)
+
+    def further_rule_for(self, layer: str) -> Rule | None:
+        return next((rule for rule in self.further if re.fullmatch(rule.pattern, layer)), None)
+
+    def own_rule_for(self, layer: str) -> Rule:
+        """In PyTorch's backend."""
+        return self.further_rule_for(layer) or self.rule_for(layer)
 
 
 OTHER = Rule(".*", False, "not in the recipe: small, or too sensitive to gain from 8 bits")
@@ -59,6 +69,13 @@ RESBLOCK_CONVS = r".*\.resnets\.\d+\.conv[12]"
 PROJECTIONS = r".*\.(attn1\.to_[qkv]|attn2\.to_q)"
 FEED_FORWARD = r".*\.ff\.net\.(0\.proj|2)"
 
+# The reference keeps them; docs/log.md (2026-11-22) has what each costs the embedded model.
+FURTHER = (
+    Rule(r".*\.attn\d\.to_out\.0", True, "sums what attention found"),
+    Rule(r".*\.proj_(in|out)", True, "into a transformer and out of it"),
+    Rule(r".*\.upsamplers\.0\.conv", True, "as much arithmetic as several ResBlocks"),
+)
+
 # "min-mean" is the reference's choice for SDXL, whose convolutions see rare outliers. The embedded
 # model has none: there plain maxima measured 36.1 dB against 30.1, and both keep its CLIP score.
 INT8 = Recipe(
@@ -69,6 +86,7 @@ INT8 = Recipe(
         Rule(PROJECTIONS, True, "query, key, value of what a step computes", smoothing=0.8),
         Rule(FEED_FORWARD, True, "feed-forward", smoothing=0.8),
     ),
+    FURTHER,
 )
 FP8 = Recipe(
     "fp8",
@@ -83,6 +101,7 @@ FP8 = Recipe(
         Rule(PROJECTIONS, True, "query, key, value of what a step computes"),
         Rule(FEED_FORWARD, True, "feed-forward"),
     ),
+    FURTHER,
 )
 RECIPES: dict[str, Recipe] = {recipe.number: recipe for recipe in (INT8, FP8)}
 

@@ -140,11 +140,12 @@ class ExportFolder:
         return {name: graph.spec for name, graph in self.graphs.items()}
 
     @property
-    def numbers(self) -> Path:
-        """The file of the UNet's 8-bit weights and scales."""
+    def numbers(self) -> tuple[Path, ...]:
+        """The files of the UNet's 8-bit weights and scales."""
         if (name := changed_file("unet")) not in self.data:
             raise ExportError(f"{self.folder}: no {name} there; needed an int8 or fp8 export")
-        return self._listing.file(name)
+        names = [name, further_file("unet")]
+        return tuple(self._listing.file(each) for each in names if each in self.data)
 
     def graph_bytes(self, name: str) -> bytes:
         """The graph itself, proven to be the one that was exported."""
@@ -197,6 +198,12 @@ class ExportFolder:
 def changed_file(part: str) -> str:
     """The file beside the graphs with the tensors that the checkpoint's files do not hold so."""
     return f"{part}.changed.safetensors"
+
+
+def further_file(part: str) -> str:
+    """The file with the numbers of layers that graphs keep and PyTorch's backend does not; exports
+    made before there were any lack it."""
+    return f"{part}.further.safetensors"
 
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:

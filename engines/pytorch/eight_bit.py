@@ -64,13 +64,14 @@ class EightBit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.product(self.stored(x), x.dtype)
 
-    def stored(self, x: Tensor) -> Tensor:
-        """A map, or tokens, in steps of the 8-bit number."""
+    def stored(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """A map, or tokens, in steps of the 8-bit number, after `added` was."""
         if has_kernels(x):
             x = _channels_last(x)
-            found: Tensor = kernels().affine(x, **self.rounding)
+            found: Tensor = kernels().affine(x, added=added, **self.rounding)
             return found
-        return self.rounded(x.float() * _along_channels(self.steps, x))
+        total = x.float() if added is None else x.float() + added.float()
+        return self.rounded(total * _along_channels(self.steps, x))
 
     @property
     def rounding(self) -> dict[str, Any]:
@@ -148,9 +149,10 @@ def flagged(network: nn.Module) -> nn.Module:
     return network if layer is None else Flagged(network, layer.flags)
 
 
-def quantise(unet: nn.Module, file: Path) -> tuple[str, ...]:
-    """Put 8-bit layers in the place of those that the file holds numbers for; their names."""
-    return put_layers(unet, load_file(file))
+def quantise(unet: nn.Module, *files: Path) -> tuple[str, ...]:
+    """Put 8-bit layers in the place of those that the files hold numbers for; their names."""
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    return put_layers(unet, tensors)
 
 
 def put_layers(unet: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:

@@ -197,13 +197,25 @@ class Transformer(nn.Module):
     def forward(
         self, x: Tensor, encoder_hidden_states: Text, return_dict: bool = False
     ) -> tuple[Tensor]:
-        tokens = self.proj_in(self.norm(x).permute(0, 2, 3, 1).flatten(1, 2))
-        added = None
+        normed = self.norm(x, into=self.proj_in)
+        tokens, added = apply(self.proj_in, tokens_of(normed), like=x), None
         for block in self.transformer_blocks:
             tokens, added = block(tokens, added, encoder_hidden_states)
-        tokens = tokens if added is None else tokens + added
-        out = self.proj_out(tokens).unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
-        return (out + x,)
+        total = added_for(self.proj_out, tokens, added)
+        out = apply(self.proj_out, total, like=x, residual=tokens_of(x))
+        return (out.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2),)
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    """Of a map, which moves nothing where it is channels-last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def added_for(layer: nn.Module, x: Tensor, added: Tensor | None) -> Tensor:
+    """The sum as the layer reads it."""
+    if isinstance(layer, EightBit):
+        return layer.stored(x, added)
+    return x if added is None else x + added
 
 
 def joined(layers: Sequence[nn.Module]) -> nn.Module | None:

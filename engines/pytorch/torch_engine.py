@@ -4,7 +4,7 @@ in 8 bits too, from the numbers of an export.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -53,9 +53,9 @@ def load_torch(
     precision: str | None = None,
     cut: Cut = "reference",
     options: TorchOptions | None = None,
-    numbers: Path | None = None,
+    numbers: Sequence[Path] = (),
 ) -> Engines:
-    """`numbers` is an export's file of 8-bit weights and scales, for the 8-bit precisions."""
+    """`numbers` are an export's files of 8-bit weights and scales, for the 8-bit precisions."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = chosen.type == "cuda"
     if is_cuda:
@@ -118,13 +118,13 @@ def _warming(device: torch.device) -> AbstractContextManager[None]:
     return measuring(products().tiles(device))
 
 
-def _check(precision: str, numbers: Path | None) -> None:
+def _check(precision: str, numbers: Sequence[Path]) -> None:
     allowed = (*PRECISIONS, *EIGHT_BIT)
     if precision not in allowed:
         raise InvalidParams("precision", precision, f"needed one of {', '.join(allowed)}")
-    if (precision in EIGHT_BIT) != (numbers is not None):
+    if (precision in EIGHT_BIT) != bool(numbers):
         needed = f"needed with, and only with, {' and '.join(EIGHT_BIT)}: an export's numbers"
-        raise InvalidParams("numbers", None if numbers is None else str(numbers), needed)
+        raise InvalidParams("numbers", [str(each) for each in numbers] or None, needed)
 
 
 def _specs(checkpoint: Checkpoint, precision: str, is_cuda: bool, cut: Cut) -> dict[str, ModelSpec]:
@@ -136,11 +136,11 @@ def _specs(checkpoint: Checkpoint, precision: str, is_cuda: bool, cut: Cut) -> d
     return {**specs, **{name: whole[name] for name in VAE}}
 
 
-def _unet(unet: nn.Module, options: TorchOptions, numbers: Path | None) -> nn.Module:
+def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn.Module:
     # Before the 8-bit layers come: a change of type would change theirs.
     unet = unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if numbers is not None:
-        quantise(unet, numbers)
+    if numbers:
+        quantise(unet, *numbers)
     if options.rearranged:
         from engines.pytorch.fast_unet import rearrange
 

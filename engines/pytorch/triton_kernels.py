@@ -105,6 +105,7 @@ def _store_rounded(out, flag, value, mask, largest):
 @triton.jit
 def _affine(
     x,
+    added,
     factor,
     offset,
     steps,
@@ -114,6 +115,7 @@ def _affine(
     pixels,
     channels,
     largest,
+    HAS_ADDED: tl.constexpr,
     HAS_AFFINE: tl.constexpr,
     HAS_SILU: tl.constexpr,
     HAS_STEPS: tl.constexpr,
@@ -137,6 +139,9 @@ def _affine(
     source = (row * pixels + pixel)[:, None] * channels + channel[None, :]
     mask = (target < places)[:, None] & here[None, :]
     value = tl.load(x + source, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
+    if HAS_ADDED:
+        more = tl.load(added + source, mask=inside[:, None] & here[None, :], other=0.0)
+        value += more.to(tl.float32)
     if HAS_AFFINE:
         a = tl.load(factor + row * channels + channel, mask=here, other=0.0)
         b = tl.load(offset + row * channels + channel, mask=here, other=0.0)
@@ -267,14 +272,15 @@ def affine(
     factor: Tensor | None = None,
     offset: Tensor | None = None,
     *,
+    added: Tensor | None = None,
     has_silu: bool = False,
     steps: Tensor | None = None,
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
     is_bordered: bool = False,
 ) -> Tensor:
-    """x * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a unit;
-    channels are the last dimension in memory: a map in channels-last, or tokens. `is_bordered`: as
+    """(x + added) * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a
+    unit; channels are the last dimension in memory: a map in channels-last, or tokens. `is_bordered`: as
     triton_tma_product.py reads a map; only when rounding."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
@@ -288,6 +294,7 @@ def affine(
         _affine,
         (rows, triton.cdiv(places, PIXELS), triton.cdiv(channels, CHANNELS)),
         x,
+        x if added is None else added,
         x if factor is None else factor,
         x if offset is None else offset,
         x if steps is None else steps,
@@ -297,6 +304,7 @@ def affine(
         pixels,
         channels,
         LARGEST.get(out.dtype, 0.0),
+        HAS_ADDED=added is not None,
         HAS_AFFINE=factor is not None,
         HAS_SILU=has_silu,
         HAS_STEPS=steps is not None,

@@ -79,7 +79,7 @@ class Bench:
         return self._peers[name]
 
     def _load(self, checkpoint: Checkpoint, precision: str, options: str) -> Pipeline:
-        numbers = self._numbers(checkpoint, precision) if precision in EIGHT_BIT else None
+        numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []
         # What the others are held against is diffusers' own arithmetic.
         wanted = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
         engines = load_torch(

@@ -58,7 +58,7 @@ def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
     for name, layer in unet.named_modules():
         if not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
-        rule = RECIPES[precision].rule_for(name)
+        rule = RECIPES[precision].own_rule_for(name)
         if rule.is_quantised:
             out, inside = layer.weight.shape[:2]
             yield name + WEIGHT, torch.empty(layer.weight.shape, dtype=NUMBERS[precision])

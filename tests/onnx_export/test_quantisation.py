@@ -23,6 +23,7 @@ from engines.folders.export_folder import (
     changed_file,
 )
 from engines.parity.findings import relative_norm
+from engines.pytorch.eight_bit import quantise as put_in_8_bits
 from onnx_export.calibration import (
     StepClock,
     calibration_prompts,
@@ -275,6 +276,24 @@ def test_what_is_not_quantised_stays_in_the_checkpoints_file(folder: ExportFolde
     layers = {key.removesuffix(INPUT_SCALE) for key in written if key.endswith(INPUT_SCALE)}
     kinds = (WEIGHT, SCALE, INPUT_SCALE, SMOOTHING)
     assert set(written) <= {layer + kind for layer in layers for kind in kinds}
+
+
+def test_what_only_pytorch_takes_in_8_bits_lies_beside_the_graphs(
+    folder: ExportFolder, tiny: Checkpoint
+) -> None:
+    recipe, unet = RECIPES[folder.precision], tiny.part("unet")
+    _, beside = folder.numbers
+    further = load_file(beside)
+    names = {key.removesuffix(INPUT_SCALE) for key in further if key.endswith(INPUT_SCALE)}
+    assert names == {name for name in layers_of(unet) if recipe.further_rule_for(name)}
+    for name in names:
+        scale, stored = further[name + SCALE].float(), further[name + WEIGHT].float()
+        weight = stored * scale.view(-1, *[1] * (stored.dim() - 1))
+        measured = relative_norm(weight, unet.get_submodule(name).weight)
+        assert measured <= FLIPS[folder.precision], f"{name}: {measured:.4f} off"
+    assert not any(beside.name in graph.data for graph in folder.graphs.values())
+    own = {name for name in layers_of(unet) if recipe.own_rule_for(name).is_quantised}
+    assert set(put_in_8_bits(unet, *folder.numbers)) == own
 
 
 def test_the_embedded_model_is_calibrated_on_its_own_scenes() -> None:

@@ -148,6 +148,21 @@ def rounding() -> Iterator[str]:
 
 
 @check
+def rounding_of_sums() -> Iterator[str]:
+    """What is no number in either of the two shows."""
+    steps = torch.rand(CHANNELS) * 20 + 1
+    x, added = torch.randn(2, ROWS, 7, CHANNELS)
+    yield from wrong_by(affine(x, added=added), x.double() + added.double(), 1e-6, "sum")
+    x[1, 2, 3], added[2, 4, 5], added[0, 1, 2], x[0, 3, 4] = NAN, NAN, INFINITY, -INFINITY
+    expected = (x.double() + added.double()) * steps
+    for number in NUMBERS:
+        flags = torch.zeros(ROWS)
+        found = affine(x, added=added, steps=steps, number=number, flags=flags)
+        yield from differing(found, rounded(expected, number), number)
+        yield from flags_wrong(flags, {1, 2}, number, number)
+
+
+@check
 def gating() -> Iterator[str]:
     for width in (CHANNELS, 1100):
         wide, steps = torch.randn(ROWS, 5, 2 * width), torch.rand(width) * 20 + 1

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from engines.folders.export_folder import INPUT_SCALE, SCALE, WEIGHT
 from engines.pytorch.eight_bit import EightBit, flagged, quantise
 from engines.pytorch.fast_unet import Attention, rearrange
 from engines.pytorch.torch_engine import load_torch
@@ -103,15 +105,20 @@ def test_8_bit_layers_are_the_recipes(numbers: tuple[str, Path], unet: nn.Module
     ours = copy.deepcopy(unet)
     replaced = set(quantise(ours, path))
     layers = [n for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    rules = matching(RECIPES[number], layers)
-    assert replaced == {name for name, rule in rules.items() if rule.is_quantised}
+    own = {name for name in layers if RECIPES[number].own_rule_for(name).is_quantised}
+    in_graphs = {n for n, rule in matching(RECIPES[number], layers).items() if rule.is_quantised}
+    assert replaced == own > in_graphs
     assert all(isinstance(ours.get_submodule(name), EightBit) for name in replaced)
 
 
 def test_8_bits_here_are_what_the_exports_reference_computes(
-    numbers: tuple[str, Path], unet: nn.Module, inputs: dict[str, Tensor]
+    numbers: tuple[str, Path], unet: nn.Module, inputs: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    number, path = numbers
+    """Of the layers that graphs have in 8 bits."""
+    number, path = numbers[0], tmp_path / "of_graphs.safetensors"
+    recipe, tensors = RECIPES[number], load_file(numbers[1])
+    in_graphs = {k: t for k, t in tensors.items() if recipe.rule_for(layer_of(k)).is_quantised}
+    save_file(in_graphs, path)
     ours, theirs = copy.deepcopy(unet), copy.deepcopy(unet)
     quantise(ours, path)
     rearrange(ours)
@@ -121,12 +128,35 @@ def test_8_bits_here_are_what_the_exports_reference_computes(
     assert measured <= 0.01, f"{number}: {measured:.4f}, at most 0.01"
 
 
+def test_each_further_layer_is_what_its_numbers_stand_for(
+    numbers: tuple[str, Path], unet: nn.Module
+) -> None:
+    number, path = numbers
+    ours, theirs = copy.deepcopy(unet), copy.deepcopy(unet)
+    replaced = quantise(ours, path)
+    fake_quantise(theirs, path)
+    further = [name for name in replaced if RECIPES[number].further_rule_for(name)]
+    assert further
+    for name in further:
+        layer: Any = ours.get_submodule(name)
+        shape = (2, 5, 7) if layer.weight.dim() == 4 else (2, 9)
+        given = torch.randn(shape[0], *shape[1:], layer.weight.shape[-1]).movedim(-1, 1)
+        given = given if layer.weight.dim() == 4 else given.movedim(1, -1)
+        with torch.inference_mode():
+            measured = relative(layer(given), theirs.get_submodule(name)(given))
+        assert measured <= 0.01, f"{number} {name}: {measured:.4f}, at most 0.01"
+
+
+def layer_of(key: str) -> str:
+    return key.removesuffix(INPUT_SCALE).removesuffix(SCALE).removesuffix(WEIGHT)
+
+
 def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini: Pipeline) -> None:
     from eval.speed.agreement import errors_by_step
 
     number, path = numbers
     engines = load_torch(
-        mini.checkpoint, device="cpu", precision=number, numbers=path, options=TorchOptions()
+        mini.checkpoint, device="cpu", precision=number, numbers=[path], options=TorchOptions()
     )
     errors = errors_by_step(mini, engines, PICTURE)
     print(f"{number}: the UNet's relative L2 by step", [f"{e:.4f}" for e in errors])
@@ -190,7 +220,7 @@ def test_an_unknown_option_is_named(text: str) -> None:
 def test_8_bits_and_numbers_go_together(mini: Pipeline, tmp_path: Path) -> None:
     settings: list[dict[str, Any]] = [
         {"precision": "fp8"},
-        {"precision": "fp16", "numbers": tmp_path},
+        {"precision": "fp16", "numbers": [tmp_path]},
     ]
     for each in settings:
         with pytest.raises(InvalidParams, match="numbers"):
