@@ -30,6 +30,10 @@ ATTENTION = {
 }
 
 
+Sum = tuple[Tensor, Tensor | None]
+"""Of which the second was not added to the first yet, if there is one."""
+
+
 class NormAct(nn.Module):
     """A group norm, with or without SiLU; `into` is the layer that reads the result."""
 
@@ -67,6 +71,14 @@ def apply(layer: nn.Module, value: Tensor, like: Tensor, residual: Tensor | None
         return layer.product(value, like.dtype, residual)
     out: Tensor = layer(value)
     return out if residual is None else out + residual
+
+
+def added_to(x: Tensor, layer: nn.Module, value: Tensor) -> Sum:
+    """x and what a layer makes of a value: in 8 bits its product ends with the sum; else the norm
+    that follows adds them."""
+    if isinstance(layer, EightBit):
+        return layer.product(value, x.dtype, x), None
+    return x, layer(value)
 
 
 class AddNorm(nn.Module):
@@ -133,11 +145,11 @@ class Attention(nn.Module):
         """The layer that its input is made for; None where several read it, each in its own way."""
         return self.joint if self.layer is None else self.to_q
 
-    def forward(self, x: Tensor, like: Tensor, text: Text = ()) -> Tensor:
-        """`like` has the type of the result."""
+    def forward(self, normed: Tensor, x: Tensor, text: Text = ()) -> Sum:
+        """x, which is `normed`, and what attention finds."""
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
-            found: Tensor = self.to_out(attend(*self._projected(x, like, text), self.heads))
-        return found
+            found = attend(*self._projected(normed, x, text), self.heads)
+        return added_to(x, self.to_out, added_for(self.to_out, found, None))
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:
@@ -155,16 +167,18 @@ class FeedForward(nn.Module):
         super().__init__()
         self.rise, self.fall = feed_forward.net[0].proj, feed_forward.net[2]
 
-    def forward(self, x: Tensor, like: Tensor) -> Tensor:
-        """`like` has the type of the result."""
-        hidden = apply(self.rise, x, like)
+    def forward(self, normed: Tensor, x: Tensor) -> Sum:
+        """x, which is `normed`, and what is made of it."""
+        return added_to(x, self.fall, self._gated(apply(self.rise, normed, x)))
+
+    def _gated(self, hidden: Tensor) -> Tensor:
         into = self.fall if isinstance(self.fall, EightBit) else None
         if has_kernels(hidden):
-            rounding = into.rounding if into else {}
-            return apply(self.fall, kernels().gated(hidden, **rounding), like)
+            found: Tensor = kernels().gated(hidden, **(into.rounding if into else {}))
+            return found
         value, gate = hidden.chunk(2, dim=-1)
         product = value * F.gelu(gate)
-        return apply(self.fall, into.stored(product) if into else product, like)
+        return into.stored(product) if into else product
 
 
 class Block(nn.Module):
@@ -175,12 +189,11 @@ class Block(nn.Module):
         self.attn2 = Attention(block.attn2, kernel, layer)
         self.ff = FeedForward(block.ff)
 
-    def forward(self, x: Tensor, added: Tensor | None, text: Text) -> tuple[Tensor, Tensor]:
-        """`added` was not added to x yet, and the second result is to be added to the first."""
+    def forward(self, x: Tensor, added: Tensor | None, text: Text) -> Sum:
         x, normed = self.norm1(x, added, self.attn1.reads)
-        x, normed = self.norm2(x, self.attn1(normed, x), self.attn2.reads)
-        x, normed = self.norm3(x, self.attn2(normed, x, text), self.ff.rise)
-        return x, self.ff(normed, x)
+        x, normed = self.norm2(*self.attn1(normed, x), self.attn2.reads)
+        x, normed = self.norm3(*self.attn2(normed, x, text), self.ff.rise)
+        return self.ff(normed, x)
 
 
 class Transformer(nn.Module):

@@ -147,6 +147,20 @@ def test_each_further_layer_is_what_its_numbers_stand_for(
         assert measured <= 0.01, f"{number} {name}: {measured:.4f}, at most 0.01"
 
 
+def test_a_sum_of_tokens_is_part_of_an_8_bit_product() -> None:
+    """As on a GPU: no norm has anything left to add."""
+    from engines.pytorch.launches import noted
+    from eval.speed.paper_tick import begun, engines_of
+
+    for number, has_sums in (("fp16", True), ("int8", False), ("fp8", False)):
+        loop = begun(engines_of(number, "mini"), images=1, latent=20)
+        with noted() as launches:
+            loop.tick()
+        norms = [each for each in launches if each.name == "_add_norm"]
+        assert norms
+        assert any(each.constants["HAS_ADDED"] for each in norms) == has_sums, number
+
+
 def layer_of(key: str) -> str:
     return key.removesuffix(INPUT_SCALE).removesuffix(SCALE).removesuffix(WEIGHT)
 
