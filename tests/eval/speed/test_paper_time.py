@@ -25,7 +25,6 @@ BY_HAND = {
     ("fp16", "query, key, value"): 24,
     ("fp8", "query, key, value"): 16,
     ("fp16", "to_out"): 14,
-    ("fp8", "to_out"): 14,
     ("fp16", "3×3 convolutions"): 50,
     ("fp16", "attention"): 32,
     ("fp16", "passes over memory"): 28,
