@@ -280,8 +280,8 @@ def affine(
     is_bordered: bool = False,
 ) -> Tensor:
     """(x + added) * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a
-    unit; channels are the last dimension in memory: a map in channels-last, or tokens. `is_bordered`: as
-    triton_tma_product.py reads a map; only when rounding."""
+    unit; channels are the last dimension in memory: a map in channels-last, or tokens.
+    `is_bordered`: as triton_tma_product.py reads a map; only when rounding."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
     places = pixels = x.numel() // (rows * channels)
