@@ -281,7 +281,8 @@ def test_what_is_not_quantised_stays_in_the_checkpoints_file(folder: ExportFolde
 def test_what_only_pytorch_takes_in_8_bits_lies_beside_the_graphs(
     folder: ExportFolder, tiny: Checkpoint
 ) -> None:
-    recipe, unet = RECIPES[folder.precision], tiny.part("unet")
+    recipe = RECIPES[folder.precision]
+    unet: Any = tiny.part("unet")
     _, beside = folder.numbers
     further = load_file(beside)
     names = {key.removesuffix(INPUT_SCALE) for key in further if key.endswith(INPUT_SCALE)}
