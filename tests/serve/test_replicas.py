@@ -150,15 +150,22 @@ def test_the_card_is_that_of_any_replica_alive() -> None:
     assert caught.value.status == 503
 
 
-def test_an_order_whose_time_is_over_is_late_and_not_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("first", "status"), [(Problem(429, code="overloaded"), 429), (DIED, 408)], ids=str
+)
+def test_a_replica_refuses_what_has_no_time_and_nobody_tries_it_again(
+    first: Exception, status: int
+) -> None:
+    handle = Handle([first])
+
     async def scenario() -> None:
         late = ImageOrder(ORDER.params, deadline_s=0)
-        async for _ in Replicas(Handle()).generate(late):
+        async for _ in Replicas(handle).generate(late):
             pass
 
     with pytest.raises(Problem) as caught:
         asyncio.run(scenario())
-    assert caught.value.status == 408
+    assert caught.value.status == status and len(handle.asked) == 1
 
 
 @pytest.fixture
