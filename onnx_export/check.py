@@ -35,6 +35,7 @@ from sdxl import schedulers
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.flight import Network
+from sdxl.params import GenerationParams
 from sdxl.specs import Architecture, ModelSpec, image_axes
 
 AXES = (
@@ -184,8 +185,8 @@ class _Run:
         return Finding(f"{name}, {precision}", worst(differences), GRAPH_BOUNDS[precision])
 
     def compared_steps(self, graphs: Engines, calls: list[EngineCall]) -> Finding:
-        subject, checkpoint = self.subject, self.order.checkpoint
-        table = schedulers.table(subject.scheduler, subject.steps, checkpoint.scheduler)
+        usual = GenerationParams().scheduler
+        table = schedulers.table(usual, self.subject.steps, self.order.checkpoint.scheduler)
         errors = picture_errors(graphs, calls, table)
         self.errors = [(c.network, round(e, 5)) for c, e in zip(calls, errors, strict=True)]
         what = f"picture expected at {len(calls)} steps, relative L2, worst"

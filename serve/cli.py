@@ -150,26 +150,25 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
 def wait_for_replacements(error: RuntimeError) -> None:
     """Where a replica had started and then died before all others had, Ray calls the deployment
     failed, and replaces it nevertheless. What cannot start at all is what `error` says."""
+    from ray import serve as ray_serve
+
     is_said = False
-    while triggers := failures():
-        if triggers != {"HEALTH_CHECK_FAILED"}:
+    while True:
+        applications = ray_serve.status().applications.values()
+        triggers = {
+            deployment.status_trigger
+            for each in applications
+            for deployment in each.deployments.values()
+            if deployment.status == "DEPLOY_FAILED"
+        }
+        if not applications or triggers - {"HEALTH_CHECK_FAILED"}:
             raise ServeFailed(cause_of(error)) from error
+        if all(each.status == "RUNNING" for each in applications):
+            return
         if not is_said:
             say("a replica died while others were starting; it is replaced")
             is_said = True
         time.sleep(WATCH_S)
-
-
-def failures() -> set[str]:
-    """Of deployments that Ray calls failed."""
-    from ray import serve as ray_serve
-
-    return {
-        deployment.status_trigger
-        for each in ray_serve.status().applications.values()
-        for deployment in each.deployments.values()
-        if deployment.status == "DEPLOY_FAILED"
-    }
 
 
 def check_port(host: str, port: int) -> None:

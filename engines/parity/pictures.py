@@ -47,7 +47,6 @@ class Subject:
     side: int | None = None
     interval: int = 2
     """of the course that is served"""
-    scheduler: str = "euler"
     budget_s: float = math.inf
     """a slower machine paints fewer pictures, and then fewer steps: never none"""
 
@@ -92,7 +91,6 @@ def paint(
             prompt,
             steps=subject.steps,
             cache_interval=interval or subject.interval,
-            scheduler=subject.scheduler,
             seed=i,
             width=subject.side,
             height=subject.side,

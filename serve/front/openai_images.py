@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic_core import PydanticCustomError
 
 from sdxl.params import PARAMETERS, Parameter, of_rest
 from sdxl.scheduler_names import SCHEDULERS
@@ -33,7 +34,9 @@ class RequestModel(BaseModel):
         """JSON can spell halves of characters, which no tokenizer takes and no answer can hold."""
         for text in value if isinstance(value, list) else (value,):
             if isinstance(text, str) and not text.isascii() and SURROGATE.search(text):
-                raise ValueError("needed valid Unicode, without lone surrogates")
+                raise PydanticCustomError(
+                    "unicode", "needed valid Unicode, without lone surrogates"
+                )
         return value
 
 

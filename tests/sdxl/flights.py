@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from sdxl import deepcache, schedulers
 from sdxl.editing import MaskedPicture, SourceLatents
 from sdxl.inflight import Event, Failed, Finished, InFlight, Request
-from sdxl.policy import Limits
+from sdxl.policy import Group, Limits
 from sdxl.schedulers import SchedulerConfig
 from sdxl.specs import Architecture
 from tests.fakes import ARCH, FakeClock, FakeEngine, fake_conditioning, fake_engines
@@ -92,3 +94,18 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 def cohorts_of(flight: InFlight) -> list[Any]:
     return [image.place.cohort for image in flight._images.values() if image.place]
+
+
+@contextmanager
+def launched_groups() -> Iterator[list[Group]]:
+    """The calls that loops make meanwhile."""
+    groups: list[Group] = []
+    launch = InFlight._launch
+
+    def noted(self: InFlight, group: Group, events: Any) -> None:
+        groups.append(group)
+        launch(self, group, events)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InFlight, "_launch", noted)
+        yield groups

@@ -18,6 +18,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from tests.conftest import psnr
+from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import EACH, eta_of
 
@@ -188,8 +189,6 @@ def test_the_first_step_of_an_edit_runs_the_whole_unet(mini: Pipeline) -> None:
 def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
     """Of one size they are alike to the loop: as many calls as the longest of them has steps, and
     each picture is that of itself alone."""
-    from sdxl.inflight import InFlight
-
     text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128)
     usual = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
     asked: list[GenerationParams | Edit] = [
@@ -198,16 +197,9 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
         edit(params_of("euler_a", SIZES[0], 0.7, **usual), is_masked=True),
         replace(text, scheduler="dpmpp_2m", seed=4),
     ]
-    sizes: list[int] = []
-    launch = InFlight._launch
-
-    def counted(self: InFlight, group: Any, events: Any) -> None:
-        sizes.append(len(group.ids))
-        launch(self, group, events)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InFlight, "_launch", counted)
+    with launched_groups() as groups:
         together = mini.generate(asked)
+    sizes = [len(group.ids) for group in groups]
     assert sum(sizes) == 6 + 3 + 4 + 6 and max(sizes) == 4, sizes
     for result, each in zip(together, asked, strict=True):
         (alone,) = mini.generate([each])

@@ -17,11 +17,11 @@ from torch import Tensor
 import engines
 from sdxl.checkpoint import CheckpointError, find
 from sdxl.images import pasted, to_pixels
-from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from tests.conftest import psnr
+from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of, png
 from tests.sdxl.test_pipeline import set_scheduler, substituted
@@ -189,17 +189,9 @@ def test_all_kinds_share_calls_and_are_what_they_are_alone(model: Pipeline) -> N
         replace(text, scheduler="dpmpp_2m", seed=4, upscale=1.25),
         replace(text, seed=5, upscale=1.25, upscaler="latent", upscale_strength=0.7),
     ]
-    sizes: list[int] = []
-    launch = InFlight._launch
-
-    def counted(self: InFlight, group: Any, events: Any) -> None:
-        sizes.append(len(group.ids))
-        launch(self, group, events)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InFlight, "_launch", counted)
+    with launched_groups() as groups:
         together = model.generate(asked)
-    assert max(sizes) == len(asked), sizes
+    assert max(len(group.ids) for group in groups) == len(asked)
     for result, each in zip(together, asked, strict=True):
         (alone,) = model.generate([each])
         assert alone.image is not None and result.image is not None, result.error

@@ -17,6 +17,7 @@ from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.work import standard_images
 from tests.conftest import psnr
+from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
 from tests.sdxl.their_schedulers import eta_of
@@ -116,32 +117,17 @@ def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> 
         replace(text, seed=4, upscale=1.5),
         replace(text, seed=5, upscale=1.5, upscaler="latent", upscale_strength=0.7),
     ]
-    launched: list[tuple[int, int]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        watch(patch, launched)
+    with launched_groups() as groups:
         together = mini.generate(asked)
-    at_large = [count for side, count in launched if side == 24]
+    at_large = [len(each.ids) for each in groups if dict(each.call.axes)["latent_h"] == 24]
     assert max(at_large) >= 2, f"calls of {at_large} images at the larger size, needed shared ones"
     taken = sum(result.params.all_steps for result in together)
-    assert sum(count for _, count in launched) == taken
+    assert sum(len(each.ids) for each in groups) == taken
     for result, each in zip(together, asked, strict=True):
         (alone,) = mini.generate([each])
         assert alone.image is not None and result.image is not None
         found = psnr(result.image, alone.image)
         assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
-
-
-def watch(patch: pytest.MonkeyPatch, launched: list[tuple[int, int]]) -> None:
-    """Notes of every call the latents' side and how many images share it."""
-    from sdxl.inflight import InFlight
-
-    launch = InFlight._launch
-
-    def counted(self: InFlight, group: Any, events: Any) -> None:
-        launched.append((dict(group.call.axes)["latent_h"], len(group.ids)))
-        launch(self, group, events)
-
-    patch.setattr(InFlight, "_launch", counted)
 
 
 def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:
