@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -18,6 +18,16 @@ DEADLINE_HEADER = "x-deadline-s"
 GRACE_S = 5.0
 """How long after a deadline the backend is believed to be about to say so itself."""
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+EVENTS_IN_OPENAPI: dict[str, dict[str, Any]] = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+"""of every stream; `itemSchema`, of OpenAPI 3.2, is where readers of 3.1 look for one event too"""
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -21,6 +21,7 @@ from serve import errors
 from serve.errors import Problem
 from serve.front import metrics, openai_edits
 from serve.front.a1111 import WITH_PICTURES
+from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.batches_off import FILES_PATH, add_off_routes
 from serve.front.body_limit import BodyLimit
 from serve.front.edits import Edits
@@ -68,7 +69,7 @@ MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesResponse,
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": EVENTS_IN_OPENAPI,
         "description": "the pictures; as events with `stream`",
     }
 }

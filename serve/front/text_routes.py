@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.openai_text import (
     ChatRequest,
     ChatResponse,
@@ -19,12 +20,10 @@ from serve.front.text_answers import TextAnswers
 
 log = logging.getLogger(__name__)
 
-EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
-
 
 def answered(model: type) -> dict[int | str, Mapping[str, Any]]:
     told = "the answer; as events with `stream`"
-    return {200: {"model": model, "content": EVENTS, "description": told}}
+    return {200: {"model": model, "content": EVENTS_IN_OPENAPI, "description": told}}
 
 
 def add_text_routes(app: FastAPI, answers: TextAnswers) -> None:

@@ -96,5 +96,5 @@ function showBusy(isBusy) {
   byId("send").hidden = isBusy;
   byId("chat-stop").hidden = !isBusy;
   byId("chat-clear").hidden = !turns.length;
-  byId("turns").setAttribute("aria-busy", isBusy);
+  byId("turns").ariaBusy = isBusy;
 }

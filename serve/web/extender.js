@@ -63,8 +63,8 @@ function set(handle, pixels) {
   const most = Math.floor(length / 2 / STEP);
   added[side] = Math.min(Math.max(Math.round(pixels / STEP), 0), most) * STEP;
   byId("frame").style[side] = `${25 - added[side] / length * 50}%`;
-  handle.setAttribute("aria-valuenow", added[side]);
-  handle.setAttribute("aria-valuemax", most * STEP);
+  handle.ariaValueNow = added[side];
+  handle.ariaValueMax = most * STEP;
   byId("painter-says").textContent = sizeNow().join(" × ");
 }
 

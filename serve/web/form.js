@@ -56,7 +56,9 @@ export function startForm() {
     for (const value of place.dataset.values.split(" ")) offer(place.dataset.name, value);
   }
   offer("size", DEFAULTS.size);
-  writeForm({ ...DEFAULTS, ...draft() });
+  // It may have been typed before this program was there.
+  const prompt = form.elements.prompt.value;
+  writeForm({ ...DEFAULTS, ...draft(), ...(prompt && { prompt }) });
   form.addEventListener("input", changed);
 }
 

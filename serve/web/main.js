@@ -72,8 +72,7 @@ function startTheme() {
   const root = document.documentElement.dataset;
   const show = () => {
     byId("theme").textContent = { auto: "◐", light: "○", dark: "●" }[root.theme];
-    byId("theme").setAttribute("aria-label", `Theme: ${root.theme}`);
-    byId("theme").title = `Theme: ${root.theme}`;
+    byId("theme").ariaLabel = byId("theme").title = `Theme: ${root.theme}`;
   };
   byId("theme").addEventListener("click", () => {
     root.theme = THEMES[root.theme];

@@ -116,7 +116,7 @@ function showQueue() {
   byId("generate").textContent = isBusy ? "Add to the queue" : "Generate";
   byId("compare").hidden = isBusy;
   byId("cancel").hidden = !isBusy;
-  byId("stage").setAttribute("aria-busy", isBusy);
+  byId("stage").ariaBusy = isBusy;
   byId("queue").replaceChildren(...waiting.map((each) => {
     const { prompt, n } = each.settings;
     const remove = () => put(orders.filter((other) => other !== each), isBusy);

@@ -62,6 +62,6 @@ function markField(param) {
   const field = byId("ask").elements[controlFor(param)];
   if (!(field instanceof HTMLElement)) return;
   field.closest("details")?.setAttribute("open", "");
-  field.setAttribute("aria-invalid", "true");
+  field.ariaInvalid = "true";
   field.focus();
 }

@@ -19,7 +19,7 @@ export function startTabs() {
 export function showTab(shown) {
   for (const name of NAMES) {
     const tab = byId(`tab-${name}`);
-    tab.setAttribute("aria-selected", name === shown);
+    tab.ariaSelected = name === shown;
     tab.tabIndex = name === shown ? 0 : -1;
     byId(name).hidden = name !== shown;
   }

@@ -112,7 +112,7 @@ function showWipe(isShown) {
   const size = [params.width, params.height];
   wipe = isShown ? makeWipe(URL.createObjectURL(before), url, size, ["before", "after"]) : null;
   byId("viewer-image").hidden = isShown;
-  byId("wipe").setAttribute("aria-pressed", isShown);
+  byId("wipe").ariaPressed = isShown;
   if (!wipe) return;
   byId("view").append(wipe);
   wipe.querySelector("input").focus();

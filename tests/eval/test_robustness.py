@@ -57,7 +57,7 @@ CASE = Case(0, "mutated", (b"",))
         (http(503, ENVELOPE, "retry-after: 1\r\n"), ""),
         (http(429, ENVELOPE), "without Retry-After"),
         (Exchange(b"", 0.1), "no answer"),
-        (Exchange(b"", 20.0, "timeout"), "no end"),
+        (Exchange(b"", 20.0, "timeout"), "open for 20 s"),
     ],
 )
 def test_an_answer_is_wrong_that_no_client_can_live_with(heard: Exchange, said: str) -> None:
@@ -67,8 +67,9 @@ def test_an_answer_is_wrong_that_no_client_can_live_with(heard: Exchange, said: 
 
 def test_what_is_no_request_may_be_refused_without_words() -> None:
     raw = Case(0, "raw", (b"",), is_http=False)
-    for heard in (Exchange(b"", 0.1), http(400, b"Invalid"), Exchange(b"", 20.0, "timeout")):
+    for heard in (Exchange(b"", 0.1), http(400, b"Invalid")):
         assert wrong_exchange(raw, heard) == ""
+    assert wrong_exchange(raw, Exchange(b"", 20.0, "timeout")) == "open for 20 s"
     assert wrong_exchange(raw, http(500)) == "answered [500]"
 
 

@@ -235,3 +235,15 @@ def test_a_key_s_rate_is_a_429_that_says_when(worker: Worker, tmp_path: Path) ->
             assert error_of(answer)["type"] == "rate_limit_error"
 
     asyncio.run(scenario())
+
+
+def test_the_documentation_says_what_one_event_of_a_stream_is(worker: Worker) -> None:
+    async def scenario() -> Any:
+        async with client(worker) as http:
+            return (await http.get("/openapi.json")).json()["paths"]
+
+    paths = asyncio.run(scenario())
+    for path in (GENERATE, "/v1/images/edits"):
+        content = paths[path]["post"]["responses"]["200"]["content"]
+        assert content["text/event-stream"]["itemSchema"]["required"] == ["data"], path
+        assert "application/json" in content, path

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from sdxl.images import encode, read_parameters
 from sdxl.params import GenerationParams
@@ -124,3 +124,39 @@ def test_a_picture_of_sdxl_render_is_of_this_model(web: Visit) -> None:
     file = encode(np.zeros((128, 128, 3), np.uint8), "png", {**params, "model": "mini"})
     web.drop("rendered.png", file)
     expect(web.page.locator("#notices")).to_contain_text("Generate makes the same picture.")
+
+
+def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
+    """The page opens, and what it asks of `path` waits until what comes back is called."""
+    held: list[Route] = []
+    page.route(f"**/{path}", lambda route: held.append(route))
+    page.goto(url, wait_until="commit")
+    page.locator("#prompt").wait_for()
+
+    def answer() -> None:
+        while not held:
+            page.wait_for_timeout(50)
+        held[0].continue_()
+
+    return answer
+
+
+@pytest.mark.parametrize("path", ["web/main.js", "v1/models"])
+def test_what_is_typed_before_the_page_is_whole_stays(slow: Visit, path: str) -> None:
+    slow.page.locator("#prompt").fill("what another visit left")
+    answer = opened_without(slow.page, slow.page.url, path)
+    slow.page.locator("#prompt").fill(PROMPT)
+    answer()
+    expect(slow.page.locator("#service")).to_have_text("sdxl-mini")
+    expect(slow.page.locator("#prompt")).to_have_value(PROMPT)
+
+
+def test_a_prompt_sent_before_the_service_has_said_its_name_is_made(slow: Visit) -> None:
+    answer = opened_without(slow.page, slow.page.url, "v1/models")
+    expect(slow.page.locator("#theme")).to_have_attribute("title", "Theme: auto")
+    slow.page.locator("#prompt").fill(PROMPT)
+    slow.page.keyboard.press("Control+Enter")
+    answer()
+    slow.wait_for_pictures()
+    assert prompts(slow) == [PROMPT]
+    expect(slow.page.locator("#prompt")).to_have_value(PROMPT)
