@@ -116,7 +116,7 @@ CHUNKS = (
     b"5\r\nabcde\r\n0\r\n\r\n",
     b"zz\r\n",
     b"-1\r\na\r\n",
-    b"ffffffffffffffff\r\n",
+    (ENDLESS := b"ffffffffffffffff\r\n"),
 )
 CHEAP = {"steps": 1, "size": "64x64", "n": 1, "max_tokens": 2, "max_completion_tokens": 2}
 """what keeps a request that turns out to be good from taking long"""
@@ -158,13 +158,14 @@ class Fuzzer:
         rng = random.Random(f"{self.seed}-{number}")
         make = rng.choices([make for _, make in self.kinds], [share for share, _ in self.kinds])[0]
         kind = make.__name__
-        # A client that has sent all it will need not keep its half open.
+        parts = make(rng)
+        # Whoever sends no more of what is not whole says so, or the service may wait for it.
         return Case(
             number,
             kind,
-            make(rng),
+            parts,
             kind not in ("chunked", "raw", "pipelined"),
-            half_closes=kind == "raw",
+            half_closes=kind == "raw" or parts[-1] == ENDLESS,
         )
 
     # -- kinds ------------------------------------------------------------------------------

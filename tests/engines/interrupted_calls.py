@@ -46,6 +46,8 @@ class Strikes:
                     signal.setitimer(signal.ITIMER_REAL, self.drawn.uniform(0.0001, longest_s))
                     call()
                 finally:
+                    # A first one that strikes in here sends no second.
+                    self.left = 0
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 pass
