@@ -20,10 +20,12 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from engines.cpu import rows_on_cpu
 from engines.folders.export_folder import ExportFolder
 from engines.trt.flavours import BackendFailed
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.handover import WorkThread
+from sdxl.slow import named_if_slow
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
@@ -88,18 +90,20 @@ class OnnxRuntimeEngine:
 
 def load_onnxruntime(export: ExportFolder) -> Engines:
     def open_all() -> dict[str, Engine]:
-        return {
-            name: OnnxRuntimeEngine(graph.spec, open_session(export, name))
-            for name, graph in export.graphs.items()
-        }
+        found: dict[str, Engine] = {}
+        for name, graph in export.graphs.items():
+            with named_if_slow(f"loading {name}"):
+                found[name] = OnnxRuntimeEngine(graph.spec, open_session(export, name))
+        return found
 
     engines = export.load_checked(open_all)
+    counts = rows_on_cpu(export.arch, BUCKETS)
     return Engines(
         export.arch,
         engines,
         cut=export.cut,
-        buckets=BUCKETS,
-        decode_batch=2,
+        buckets=counts,
+        decode_batch=min(2, counts[-1] // 2),
         description={
             "backend": "onnxruntime",
             "precision": export.precision,

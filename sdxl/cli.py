@@ -5,6 +5,7 @@ exit codes. It imports no command that was not asked for; nothing imports it.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -64,11 +65,21 @@ def run(arguments: list[str]) -> int:
             print(usage(), file=sys.stderr)
             return BAD_REQUEST
         case [name, *rest] if name in COMMANDS:
+            name_what_is_slow(name)
             return command(name)(rest)
         case _:
             asked = arguments[0]
             allowed = f"needed one of {', '.join(COMMANDS)}, or --help"
             raise UnknownCommand(f"command: {asked!r} is not allowed; {allowed}")
+
+
+def name_what_is_slow(command: str) -> None:
+    """See slow.py; processes of the service have a log of their own."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"sdxl {command}: %(message)s"))
+    log = logging.getLogger("sdxl.slow")
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
 
 
 def usage() -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice
 from engines.cuda.gpus import local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
@@ -26,6 +27,7 @@ from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
+from sdxl.slow import named_if_slow
 from sdxl.specs import VAE, Cut, ModelSpec, network_specs
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -67,11 +69,12 @@ def load_torch(
     specs = _specs(checkpoint, precision, is_cuda, cut)
     engines: dict[str, Engine] = {}
     for part in NETWORK_FOLDERS:
-        module: Any = checkpoint.part(part)
-        if part == "unet":
-            dtype = getattr(torch, specs["unet_deep"].outputs[0].dtype)
-            # Not the module's own `to`, which warns of what other models need.
-            module = _unet(nn.Module.to(module, chosen, dtype), options, numbers)
+        with named_if_slow(f"loading {part}"):
+            module: Any = checkpoint.part(part)
+            if part == "unet":
+                dtype = getattr(torch, specs["unet_deep"].outputs[0].dtype)
+                # Not the module's own `to`, which warns of what other models need.
+                module = _unet(nn.Module.to(module, chosen, dtype), options, numbers)
         for name, network in networks_of(part, module, cut).items():
             placed = flagged(network) if part == "unet" else _place(network, specs[name], chosen)
             is_compiled = options.compile and part == "unet"
@@ -90,6 +93,9 @@ def load_torch(
         torch.backends.cudnn.benchmark = True
     # A GPU is given calls of the size that compiled engines have on it.
     target = local_target(chosen) if is_cuda else None
+    counts = (1, *buckets(target.max_batch)) if target else Engines.buckets
+    if not is_cuda:
+        counts = rows_on_cpu(checkpoint.arch, counts)
     said = {"backend": "torch", "precision": precision, "device": str(chosen)}
     if target:
         said["gpu"] = target.name
@@ -100,7 +106,7 @@ def load_torch(
         engines,
         device=chosen,
         cut=cut,
-        buckets=(1, *buckets(target.max_batch)) if target else Engines.buckets,
+        buckets=counts,
         memory_format=memory_format(options),
         warming=partial(_warming, chosen) if is_cuda else nullcontext,
         run_recorded=Ticks(cuda) if cuda and options.graphs else Engines.run_recorded,

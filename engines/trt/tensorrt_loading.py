@@ -13,6 +13,7 @@ from engines.folders.profiles import buckets, latent_sides
 from engines.trt.flavours import Flavour
 from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
+from sdxl.slow import named_if_slow
 
 TURNS = {
     "clip_l": "encode",
@@ -61,7 +62,8 @@ def open_plans(
     new_context = context_maker(flavour, library)
     engines: dict[str, Engine] = {}
     for name, plan in folder.plans.items():
-        deserialized = runtime.deserialize_cuda_engine(folder.plan_bytes(name))
+        with named_if_slow(f"loading {name}"):
+            deserialized = runtime.deserialize_cuda_engine(folder.plan_bytes(name))
         if deserialized is None:
             raise EngineError(
                 f"{folder.folder / plan.file}: {flavour.name} {folder.backend_version} cannot load "

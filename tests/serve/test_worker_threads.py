@@ -20,6 +20,7 @@ from serve.worker.stalls import Unhealthy
 from serve.worker.warmup import NotReady
 from serve.worker.worker import Worker
 from tests.engines.cuda_double import BEGIN, FakeCuda
+from tests.fakes import FakeClock
 from tests.serve.workers import (
     fake,
     fake_pipeline,
@@ -49,6 +50,22 @@ def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
         "vae_decoder": {"decode"},
         "vae_encoder": {"encode"},
     }
+
+
+@pytest.mark.parametrize(("call_s", "rounds"), [(0.0, 2), (30.0, 1)])
+def test_what_is_slow_on_a_processor_is_timed_once(call_s: float, rounds: int) -> None:
+    pipeline, clock = fake_pipeline(buckets=(1, 2)), FakeClock()
+    called: list[None] = []
+
+    def take_long() -> None:
+        called.append(None)
+        clock.now += call_s
+
+    fake(pipeline, "unet_deep").on_call = take_long
+    with running(replace(pipeline, clock=clock)):
+        pass
+    # A picture, one row and two: of each the first and third step of four.
+    assert len(called) == 3 * 2 * rounds
 
 
 def note_thread(names: set[str]) -> None:

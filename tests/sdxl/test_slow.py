@@ -1,0 +1,43 @@
+"""What lasts long is named while it lasts; what does not is not."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from sdxl import slow
+from sdxl.slow import named_if_slow
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A command line may have taken the log for itself."""
+    monkeypatch.setattr(slow.log, "propagate", True)
+    monkeypatch.setattr(slow, "PATIENCE_S", 0.05)
+    caplog.set_level(logging.INFO, slow.log.name)
+
+
+def test_what_lasts_is_named_before_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    with named_if_slow("loading unet"):
+        while not caplog.messages:
+            time.sleep(0.01)
+        assert caplog.messages == ["loading unet …"]
+    assert caplog.messages[1:] == ["loading unet took 0 s"]
+
+
+def test_what_is_quick_is_not_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slow, "PATIENCE_S", 60.0)
+    with named_if_slow("loading unet"):
+        pass
+    assert caplog.messages == []
+
+
+def test_an_error_ends_it_too(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyError), named_if_slow("loading unet"):
+        raise KeyError
+    time.sleep(0.2)
+    assert caplog.messages == []
