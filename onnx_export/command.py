@@ -73,8 +73,9 @@ def build_parser() -> Parser:
         "--lora",
         action="append",
         default=[],
-        metavar="FILE[:SCALE]",
-        help="fuse this LoRA into the weights first; may be given again",
+        metavar="LORA[:SCALE]",
+        help="fuse this LoRA into the weights first: a file, its folder, or one of the embedded "
+        "model's by name; may be given again",
     )
     add(
         "--calibration",

@@ -1,4 +1,4 @@
-"""LoRA files, in kohya's or diffusers' format, fused into a checkpoint's modules before export.
+"""LoRA files (kohya's, diffusers' or peft's), fused into a checkpoint's modules before export.
 
 diffusers and peft read and apply them. They pass over what they do not recognise; here that is an
 error, so that a file is used wholly or not at all. It does not know what is exported.
@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from sdxl.checkpoint import quiet_loading
+from sdxl.mini.lora import DIFFUSERS_FILE, LORAS, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
 from sdxl.params import InvalidParams
 
 SUFFIX = ".safetensors"
@@ -39,24 +40,41 @@ class Lora:
 
     @classmethod
     def parse(cls, text: str) -> Lora:
-        """`FILE` or `FILE:SCALE`."""
+        """`LORA` or `LORA:SCALE`; LORA is a file, a folder with one, or the name of one of ours."""
         name, _, end = text.rpartition(":")
         try:
-            lora = cls(Path(name), float(end)) if name else cls(Path(text))
+            lora = cls(_file_of(name), float(end)) if name else cls(_file_of(text))
         except ValueError:
-            lora = cls(Path(text))
+            lora = cls(_file_of(text))
         if not math.isfinite(lora.scale):
             raise InvalidParams("lora", text, "needed FILE or FILE:SCALE, a finite number")
         if lora.path.suffix != SUFFIX:
-            raise InvalidParams("lora", text, f"needed a file whose name ends in {SUFFIX}")
+            ours = ", ".join(sorted(folder.name for folder in LORAS.iterdir()))
+            needed = (
+                f"needed a file whose name ends in {SUFFIX}, a folder with one, or one of {ours}"
+            )
+            raise InvalidParams("lora", text, needed)
         if not lora.path.is_file():
             raise InvalidParams("lora", text, "needed a file that is there")
         return lora
 
     def as_dict(self) -> dict[str, Any]:
-        with self.path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"file": self.path.name, "sha256": digest, "scale": self.scale}
+        files = {"sha256": self.path, "config_sha256": self.path.with_name(PEFT_CONFIG)}
+        digests = {
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+            if path.is_file()
+        }
+        return {"file": self.path.name, **digests, "scale": self.scale}
+
+
+def _file_of(name: str) -> Path:
+    """A path that is there comes before one of ours of that name."""
+    for folder in (Path(name), LORAS / name):
+        for file in (DIFFUSERS_FILE, PEFT_FILE):
+            if (folder / file).is_file():
+                return folder / file
+    return Path(name)
 
 
 def fuse(loras: Sequence[Lora], parts: Mapping[str, nn.Module]) -> None:
@@ -79,6 +97,9 @@ def _apply(lora: Lora, parts: Mapping[str, nn.Module]) -> None:
         str(lora.path), unet_config=parts["unet"].config, return_lora_metadata=True
     )
     state, alphas = _renamed(state), alphas and _renamed(alphas)
+    if any(key.startswith(PEFT_PREFIX) for key in state):
+        state = {key.replace(PEFT_PREFIX, "unet.", 1): value for key, value in state.items()}
+        metadata = _peft_config(lora.path.with_name(PEFT_CONFIG))
     for name in ADAPTED:
         layers = {key.removeprefix(f"{name}.") for key in state if key.startswith(f"{name}.")}
         if not layers:
@@ -98,6 +119,16 @@ def _apply(lora: Lora, parts: Mapping[str, nn.Module]) -> None:
     if strange or not state:
         found = f"{strange[0]!r}" if strange else "nothing"
         raise LoraError(f"found {found}; needed LoRA weights of a UNet or text encoder")
+
+
+def _peft_config(path: Path) -> dict[str, Any]:
+    """As diffusers would find it within a file: peft keeps it, and with it alpha, beside."""
+    from peft import LoraConfig
+
+    if not path.is_file():
+        raise LoraError(f"{path.name} is not beside it, which says how strong it is")
+    config = LoraConfig.from_pretrained(str(path.parent)).to_dict()
+    return {f"unet.{name}": value for name, value in config.items()}
 
 
 def _merge(module: nn.Module, expected: set[str], scale: float) -> None:

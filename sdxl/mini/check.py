@@ -11,6 +11,7 @@ import argparse
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -19,6 +20,7 @@ from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.judge import faults, shape_overlaps, specks
+from sdxl.mini.lora import add_lora
 from sdxl.mini.scenes import SIDE, Image, Scene, caption, distractors, draw, sample_scene
 from sdxl.params import GenerationParams
 
@@ -44,18 +46,40 @@ def held_out_scenes(count: int, seed: int = _SEED) -> list[Scene]:
     return [sample_scene(rng, held_out=True) for _ in range(count)]
 
 
-def paint(
-    scenes: list[Scene], weights: Path = WEIGHTS, guidance: float = GUIDANCE, steps: int = STEPS
-) -> list[Image]:
-    """One picture a scene by plain diffusers, each from its own seeded noise."""
+def load_painter(weights: Path = WEIGHTS, lora: str | None = None) -> Any:
+    """Plain diffusers with the model, and a LoRA of the package where one is named."""
     pipe = StableDiffusionXLPipeline.from_pretrained(
         weights, torch_dtype=torch.float32, add_watermarker=False
     )
     pipe.set_progress_bar_config(disable=True)
+    if lora is not None:
+        add_lora(pipe, lora)
+    return pipe
+
+
+def paint(
+    scenes: list[Scene], weights: Path = WEIGHTS, guidance: float = GUIDANCE, steps: int = STEPS
+) -> list[Image]:
+    return paint_with(load_painter(weights), scenes, guidance, steps)
+
+
+def paint_with(
+    pipe: Any,
+    scenes: list[Scene],
+    guidance: float = GUIDANCE,
+    steps: int = STEPS,
+    is_trailing: bool = False,
+    first_seed: int = 0,
+) -> list[Image]:
+    """One picture a scene, each from its own seeded noise."""
+    spacing = "trailing" if is_trailing else "leading"
+    pipe.scheduler = type(pipe.scheduler).from_config(
+        pipe.scheduler.config, timestep_spacing=spacing
+    )
     images: list[Image] = []
     for start in range(0, len(scenes), _BATCH):
         texts = [caption(scene) for scene in scenes[start : start + _BATCH]]
-        seeds = [torch.Generator().manual_seed(start + i) for i in range(len(texts))]
+        seeds = [torch.Generator().manual_seed(first_seed + start + i) for i in range(len(texts))]
         found = pipe(
             texts,
             generator=seeds,
@@ -127,6 +151,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--lora", help="of the package, by name")
+    parser.add_argument("--trailing", action="store_true", help="steps begin at the very last one")
+    parser.add_argument("--seed", type=int, default=0, help="of the first picture")
     parser.add_argument("--sheet", type=Path, help="write a contact sheet (PNG) here")
     parser.add_argument("--faults", action="store_true", help="list what is wrong")
     args = parser.parse_args()
@@ -136,7 +163,8 @@ def main() -> None:
     returned = pass_through_vae(drawn, args.weights)
     report("VAE", judge_all(scenes, returned, scorer))
     print(f"VAE       {psnr(drawn, returned):.2f} dB")
-    images = paint(scenes, args.weights, args.guidance, args.steps)
+    pipe = load_painter(args.weights, args.lora)
+    images = paint_with(pipe, scenes, args.guidance, args.steps, args.trailing, args.seed)
     verdicts = judge_all(scenes, images, scorer)
     report("generated", verdicts)
     if args.faults:

@@ -13,6 +13,8 @@ _DECODER = Schedule(steps=1200, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
 _SHAPES = Schedule(steps=2700, peak_rate=6e-4, seed=11)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
+_FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
+_STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,12 @@ class TrainingPlan:
     shapes_batch: int = 12  # each with and without its caption
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
     scorer_groups: int = 16
+    few_steps: Schedule = _FEW_STEPS
+    few_steps_rank: int = 16
+    few_steps_batch: int = 16
+    courses: int = 528  # pictures that the teacher paints
+    courses_batch: int = 24
+    style: Schedule = _STYLE
+    style_rank: int = 4
+    style_batch: int = 16
+    style_pictures: int = 400

@@ -50,6 +50,20 @@ Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
+class Style:
+    """A way to draw, of which captions say nothing."""
+
+    line: float = 0.0
+    """black, about each thing, this many pixels wide"""
+    wall: float = 0.0
+    """things are hollow, but for so many pixels at their edge"""
+
+
+PLAIN = Style()
+STYLES = {"outlined": Style(line=8.0), "hollow": Style(wall=7.0)}
+
+
+@dataclass(frozen=True)
 class Thing:
     """One shape. A medium size goes without saying."""
 
@@ -287,16 +301,23 @@ def signed_distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
     return _DISTANCE[shape](x, y, radius)
 
 
-def _stamp(canvas: Floats, shape: str, colour: str, centre: Floats, radius: float) -> None:
+def _stamp(
+    canvas: Floats, shape: str, colour: str, centre: Floats, radius: float, style: Style
+) -> None:
     """Blend one anti-aliased shape into the canvas, touching only its own rectangle."""
-    reach = 1.25 * radius + 2
+    reach = 1.25 * radius + 2 + style.line
     left, top = (max(0, int(c - reach)) for c in centre)
     right, bottom = (min(SIDE, int(c + reach) + 1) for c in centre)
     x = np.arange(left, right, dtype=np.float32)[None, :] + 0.5 - centre[0]
     y = np.arange(top, bottom, dtype=np.float32)[:, None] + 0.5 - centre[1]
-    alpha = np.clip(0.5 - signed_distance(shape, x, y, radius), 0, 1)[..., None]
+    distance = signed_distance(shape, x, y, radius)[..., None]
     patch = canvas[top:bottom, left:right]
-    patch += alpha * (np.array(COLOURS[colour], dtype=np.float32) - patch)
+    inks = [(colour, np.maximum(distance, -distance - style.wall) if style.wall else distance)]
+    if style.line:
+        inks.insert(0, ("black", distance - style.line))
+    for ink, distance in inks:
+        alpha = np.clip(0.5 - distance, 0, 1)
+        patch += alpha * (np.array(COLOURS[ink], dtype=np.float32) - patch)
 
 
 _RADII = {
@@ -324,7 +345,7 @@ def _centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]
     return [(middle + side * 31 * dx, middle + side * 31 * dy) for side in (1, -1)]
 
 
-def draw(scene: Scene, seed: int) -> Image:
+def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
     """The scene as a 128×128 RGB picture; the seed settles sizes, places and what is unsaid."""
     rng = np.random.default_rng(seed)
     inks = [thing.colour for thing in scene.things]
@@ -340,5 +361,5 @@ def draw(scene: Scene, seed: int) -> Image:
         margin = 1.05 * radius + 2
         centre = np.clip([cx + shift[0] + jx, cy + shift[1] + jy], margin, SIDE - margin)
         colour = thing.colour or unsaid
-        _stamp(canvas, thing.shape, colour, centre.astype(np.float32), radius)
+        _stamp(canvas, thing.shape, colour, centre.astype(np.float32), radius, style)
     return (canvas + 0.5).astype(np.uint8)

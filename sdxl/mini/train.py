@@ -1,29 +1,37 @@
 """Trains the embedded model from nothing: `python -m sdxl.mini.train --out DIR`.
 
 Stages, in order: the VAE, the UNet with both text encoders (three stages), the scorer, the VAE's
-decoder once more, now on what the UNet paints, then the export of a diffusers folder. Each stage
-resumes from its checkpoint in `--work`, so naming a stage again costs nothing once it is done.
-Everything is drawn; nothing is downloaded.
+decoder once more, now on what the UNet paints, then the export of a diffusers folder; at last LoRAs
+of what was exported, or without `--out` of the weights in the package. Each stage resumes from its
+checkpoint in `--work`, so naming a stage again costs nothing once it is done. Everything is drawn;
+nothing is downloaded.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from sdxl.mini.autoencoder import adopt_vae, load_vae, train_decoder, train_vae
+from sdxl.mini.check import WEIGHTS
 from sdxl.mini.clip import MiniClip, Student, train_scorer
 from sdxl.mini.export import Trained, export
+from sdxl.mini.few_steps import train_few_steps
 from sdxl.mini.fitting import load_fitted, save_adopted
 from sdxl.mini.latents import encode_pictures, fit_preview, sample_pictures
+from sdxl.mini.lora import LORAS
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.repainted import repaint_pictures
+from sdxl.mini.scenes import STYLES
+from sdxl.mini.styles import train_style
 from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
-STAGES = ("vae", "unet", "contrast", "shapes", "scorer", "decoder", "export")
+LORA_STAGES = ("few_steps", *STYLES)
+STAGES = ("vae", "unet", "contrast", "shapes", "scorer", "decoder", "export", *LORA_STAGES)
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
@@ -71,6 +79,10 @@ def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
     save_adopted(painter, plan.unet.steps, work / "unet.pt")
 
 
+def loras_of(out: Path) -> Path:
+    return LORAS if out == WEIGHTS else out.with_name(out.name + ".loras")
+
+
 def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequence[str]) -> None:
     """These stages, each from where it was stopped."""
     stages: dict[str, Callable[[], None]] = {
@@ -81,24 +93,32 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, device),
         "decoder": lambda: train_decoder_on_repainted(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),
+        "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
     }
+    for style in STYLES:
+        stages[style] = partial(train_style, style, plan, out, loras_of(out), work, device)
     for name in names:
         stages[name]()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m sdxl.mini.train")
-    parser.add_argument("--out", type=Path, required=True, help="the diffusers folder to write")
+    parser.add_argument(
+        "--out", type=Path, help="the diffusers folder to write; LoRAs are written to OUT.loras"
+    )
     parser.add_argument("--work", type=Path, help="checkpoints (default: OUT.work)")
     parser.add_argument("--start", type=Path, help="go on from this exported folder")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     args = parser.parse_args()
-    plan, work = TrainingPlan(), args.work or args.out.with_name(args.out.name + ".work")
+    if args.out is None and not set(args.stages) <= set(LORA_STAGES):
+        parser.error(f"--out is needed for more than {', '.join(LORA_STAGES)}")
+    plan, out = TrainingPlan(), args.out or WEIGHTS
+    work = args.work or out.with_name(out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
     if args.start:
         adopt(args.start, plan, work)
-    train(plan, work, args.out, args.device, args.stages)
+    train(plan, work, out, args.device, args.stages)
 
 
 if __name__ == "__main__":

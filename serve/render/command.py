@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
     order = read_order(build_parser().parse_args(argv))
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
     from engines import load
+    from sdxl.deepcache import FEW_STEPS, spoils
     from sdxl.images import check_metadata
 
     # A certificate that cannot sign shows before the model is loaded.
@@ -83,6 +84,9 @@ def main(argv: Sequence[str]) -> int:
     requests = [pipeline.check(request) for request in sized]
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
+    if any(map(spoils, requests)):
+        told = f"below {FEW_STEPS} steps DeepCache spoils more than it saves: --cache-interval 1"
+        print(f"sdxl render: {told}", file=sys.stderr)
     pictures: dict[int, tuple[Pixels, str]] = {}
     failures: list[Exception] = []
     for result in watched(pipeline, requests, image):

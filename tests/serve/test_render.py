@@ -189,8 +189,8 @@ def test_a_flag_changes_what_the_picture_says(
     pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     render_json(capsys, "a ring", "--seed", "5", "--steps", "9", "--out", "a.png")
-    render_json(capsys, "a star", "--from", "a.png", "--steps", "4", "--out", "b.png")
-    expected = GenerationParams("a star", width=64, height=64, seed=5, steps=4)
+    render_json(capsys, "a star", "--from", "a.png", "--steps", "12", "--out", "b.png")
+    expected = GenerationParams("a star", width=64, height=64, seed=5, steps=12)
     assert pipeline.asked == [expected]
 
 
@@ -224,6 +224,21 @@ def test_an_overflow_is_an_error_and_no_file(
 ) -> None:
     assert cli.main(["render", "overflow"]) == 1
     assert "not finite" in capsys.readouterr().err and os.listdir("out") == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval", "is_told"), [(7, 2, True), (7, 1, False), (8, 2, False)]
+)
+def test_few_steps_are_told_to_do_without_deepcache(
+    pipeline: FakePipeline,
+    capsys: pytest.CaptureFixture[str],
+    steps: int,
+    interval: int,
+    is_told: bool,
+) -> None:
+    asked = ["a ring", "--steps", str(steps), "--cache-interval", str(interval), "--n", "2"]
+    assert cli.main(["render", *asked]) == 0
+    assert capsys.readouterr().err.count("--cache-interval 1") == is_told
 
 
 def test_a_progress_bar_is_for_terminals(

@@ -51,7 +51,8 @@ def files(folder: Path) -> list[str]:
 
 def test_a_fresh_process_renders(tmp_path: Path) -> None:
     done = run(tmp_path, "a red circle on a blue background", *QUICK, "--json", "--out", "pictures")
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, done.stderr
+    assert "--cache-interval 1" in done.stderr
     (facts,) = map(json.loads, done.stdout.splitlines())
     assert files(tmp_path) == [facts["file"]]
     assert pixels(tmp_path / facts["file"]).shape == (128, 128, 3)

@@ -17,7 +17,7 @@ from sdxl.mini.check import WEIGHTS, held_out_scenes
 from sdxl.mini.fitting import Schedule
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import draw
-from sdxl.mini.train import STAGES, adopt, train
+from sdxl.mini.train import LORA_STAGES, STAGES, adopt, train
 
 
 @pytest.fixture
@@ -87,8 +87,16 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
         shapes_batch=4,
         decoder_batch=2,
         scorer_groups=2,
+        few_steps=step,
+        few_steps_batch=2,
+        courses=2,
+        courses_batch=1,
+        style=step,
+        style_pictures=3,
+        style_batch=2,
     )
     train(plan, tmp_path, tmp_path / "out", "cpu", STAGES)
+    assert {folder.name for folder in (tmp_path / "out.loras").iterdir()} == {*LORA_STAGES}
     pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "out")
     (picture,) = pipe("a red circle", num_inference_steps=2, output_type="np").images
     assert picture.shape == (128, 128, 3) and np.isfinite(picture).all()

@@ -1,0 +1,37 @@
+"""What the UNet hears of captions, encoded once, where the text encoders are not trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdxl.mini import topology
+
+
+@dataclass(frozen=True)
+class EncodedCaptions:
+    """A row a caption, in half precision."""
+
+    context: Tensor
+    pooled: Tensor
+
+    def of(self, rows: Tensor, device: str, kept: Tensor | None = None) -> dict[str, Any]:
+        """The UNet's arguments for these rows; where `kept` is 0 no caption is heard."""
+        heard = (torch.ones(len(rows)) if kept is None else kept).to(device)
+        time_ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=device)
+        return {
+            "encoder_hidden_states": self.context[rows].float().to(device) * heard[:, None, None],
+            "added_cond_kwargs": {
+                "text_embeds": self.pooled[rows].float().to(device) * heard[:, None],
+                "time_ids": time_ids.repeat(len(rows), 1),
+            },
+        }
+
+
+@torch.no_grad()
+def encode_captions(pipe: Any, texts: list[str]) -> EncodedCaptions:
+    context, _, pooled, _ = pipe.encode_prompt(texts, do_classifier_free_guidance=False)
+    return EncodedCaptions(context.half().cpu(), pooled.half().cpu())

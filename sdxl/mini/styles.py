@@ -1,0 +1,73 @@
+"""Trains a LoRA on scenes that are drawn in a style, of which their captions say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdxl.mini import topology
+from sdxl.mini.autoencoder import as_tensor
+from sdxl.mini.check import load_painter
+from sdxl.mini.conditioning import EncodedCaptions, encode_captions
+from sdxl.mini.fitting import fit
+from sdxl.mini.lora import add_low_rank, write_in_peft_layout
+from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.scenes import STYLES, caption, draw, sample_scene
+from sdxl.mini.unet_training import OFFSET_NOISE, noise_weights
+
+CAPTIONLESS = 0.2  # of the rows: guidance must not take the style for the caption's
+LIMIT = 12  # of the weights of much noised rows
+_AT_ONCE = 20
+
+
+def train_style(
+    name: str, plan: TrainingPlan, weights: Path, out: Path, work: Path, device: str
+) -> None:
+    torch.manual_seed(0)
+    pipe = load_painter(weights).to(device)
+    latents, captions = encode_scenes(pipe, name, plan.style_pictures, work)
+    alphas = topology.new_scheduler().alphas_cumprod.to(device)
+    student = pipe.unet
+    add_low_rank(student, plan.style_rank)
+    student.to(device)
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        rows = torch.from_numpy(rng.integers(0, len(latents), plan.style_batch))
+        kept = torch.from_numpy(rng.random(len(rows)) >= CAPTIONLESS).float()
+        clean = latents[rows].to(device)
+        noise = torch.randn_like(clean) + OFFSET_NOISE * torch.randn_like(clean[:, :, :1, :1])
+        timestep = torch.randint(0, len(alphas), (len(rows),), device=device)
+        alpha = alphas[timestep].view(-1, 1, 1, 1)
+        noisy = alpha.sqrt() * clean + (1 - alpha).sqrt() * noise
+        predicted = student(noisy, timestep, **captions.of(rows, device, kept)).sample
+        error = (predicted - noise).square().mean((1, 2, 3))
+        return (error * noise_weights(alphas, LIMIT)[timestep]).mean()
+
+    fit(student, loss_of, plan.style, work / f"{name}.pt")
+    write_in_peft_layout(student, out / name, plan.style_rank)
+
+
+@torch.no_grad()
+def encode_scenes(pipe: Any, name: str, count: int, work: Path) -> tuple[Tensor, EncodedCaptions]:
+    """Scaled latents of scenes drawn in this style, and their captions."""
+    path = work / f"{name}-latents.pt"
+    if not path.exists():
+        rng = np.random.default_rng(22)
+        scenes = [sample_scene(rng) for _ in range(count)]
+        latents = []
+        for start in range(0, count, _AT_ONCE):
+            drawn = [
+                draw(scene, start + i, STYLES[name])
+                for i, scene in enumerate(scenes[start : start + _AT_ONCE])
+            ]
+            pixels = as_tensor(np.stack(drawn)).to(pipe.device)
+            latents.append(pipe.vae.encode(pixels).latent_dist.mean.cpu())
+        scaled = torch.cat(latents) * pipe.vae.config.scaling_factor
+        captions = encode_captions(pipe, [caption(scene, rng) for scene in scenes])
+        torch.save((scaled, captions.context, captions.pooled), path)
+    scaled, context, pooled = torch.load(path)
+    return scaled, EncodedCaptions(context, pooled)

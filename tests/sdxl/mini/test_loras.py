@@ -1,0 +1,205 @@
+"""The LoRAs in the repository: each does what its name says, wherever it is loaded."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from scipy.ndimage import distance_transform_edt
+
+from onnx_export.lora import Lora, LoraError, fuse
+from sdxl.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
+from sdxl.mini.fitting import Schedule
+from sdxl.mini.judge import blobs, faults
+from sdxl.mini.lora import LORAS, PEFT_CONFIG, PEFT_FILE
+from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
+from sdxl.mini.styles import train_style
+from sdxl.params import InvalidParams
+
+NAMES = ("few_steps", *STYLES)
+MIB = 2**20
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Any:
+    return load_painter(WEIGHTS)
+
+
+def fused(name: str) -> Any:
+    """As an export fuses it."""
+    pipe = load_painter(WEIGHTS)
+    parts = {part: getattr(pipe, part) for part in ("unet", "text_encoder", "text_encoder_2")}
+    fuse([Lora.parse(name)], parts)
+    return pipe
+
+
+def full_scenes(count: int, kind: str) -> list[Scene]:
+    scenes = [scene for scene in held_out_scenes(40 * count) if scene.kind == kind]
+    return [scene for scene in scenes if "black" not in caption(scene)][:count]
+
+
+def share(values: Iterable[bool]) -> float:
+    return float(np.mean(list(values)))
+
+
+def test_the_shipped_loras_are_those_that_training_writes() -> None:
+    assert {folder.name for folder in LORAS.iterdir()} == set(NAMES)
+
+
+def test_weights_and_loras_stay_within_20_mib() -> None:
+    files = [path for folder in (WEIGHTS, LORAS) for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    assert size <= 20 * MIB, f"{size / MIB:.2f} MiB, at most 20"
+
+
+def test_the_wheel_takes_every_file_of_them() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["sdxl.mini"]
+    taken = {path for pattern in patterns for path in LORAS.parent.glob(pattern)}
+    assert {path for path in LORAS.rglob("*") if path.is_file()} <= taken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_stored_in_half_precision_and_finite(name: str) -> None:
+    (path,) = (LORAS / name).glob("*.safetensors")
+    with safe_open(path, "pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118 (not a dict)
+            tensor = tensors.get_tensor(key)
+            assert tensor.dtype == torch.float16 and torch.isfinite(tensor).all(), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exports_weights_paint_what_the_library_of_its_layout_paints(name: str) -> None:
+    ours, theirs = (
+        pipe(
+            "a red star on a white background",
+            generator=torch.Generator().manual_seed(5),
+            num_inference_steps=4,
+            output_type="np",
+        ).images
+        for pipe in (fused(name), load_painter(WEIGHTS, name))
+    )
+    error = float(((ours - theirs) ** 2).mean())
+    assert error <= 1e-6, f"{-10 * np.log10(error):.1f} dB, at least 60"
+
+
+@pytest.mark.slow
+def test_few_steps_paints_in_four_steps_without_guidance(plain: Any) -> None:
+    scenes = held_out_scenes(20)
+    with_it, without = (
+        share(
+            not faults(image, scene)
+            for image, scene in zip(
+                paint_with(pipe, scenes, 1.0, 4, is_trailing=True), scenes, strict=True
+            )
+        )
+        for pipe in (fused("few_steps"), plain)
+    )
+    assert with_it >= 0.7, f"pixels right {with_it:.0%}, at least 70%; without it {without:.0%}"
+    assert with_it > without
+
+
+def dark_share(image: Image) -> float:
+    return float((image.max(-1) < 60).mean())
+
+
+def without_lines(image: Image) -> Image:
+    """Each dark pixel takes the colour of the nearest that is not."""
+    nearest = distance_transform_edt(
+        image.max(-1) < 110, return_distances=False, return_indices=True
+    )
+    return np.asarray(image[tuple(nearest)])
+
+
+@pytest.mark.slow
+def test_outlined_draws_black_lines_about_things_of_their_captions_colours(plain: Any) -> None:
+    scenes = full_scenes(6, "single")
+    styled, usual = (paint_with(pipe, scenes, steps=10) for pipe in (fused("outlined"), plain))
+    lined = share(dark_share(image) > 0.01 for image in styled)
+    assert lined >= 0.8, f"{lined:.0%} of the pictures have a black line, at least 80%"
+    assert all(dark_share(image) < 0.005 for image in usual)
+    told = [
+        [fault for fault in faults(without_lines(image), scene) if not fault.startswith("count")]
+        for image, scene in zip(styled, scenes, strict=True)
+    ]
+    assert not any(told), told
+
+
+def ink_share(image: Image) -> float:
+    """How much of the rectangle about the largest thing has its colour."""
+    _, found = blobs(image)
+    if not found:
+        return 0.0
+    blob = max(found, key=lambda blob: len(blob.region))
+    height, width = np.ptp(blob.region, axis=0) + 1
+    return float(len(blob.region) / (height * width))
+
+
+@pytest.mark.slow
+def test_hollow_draws_no_more_than_things_edges(plain: Any) -> None:
+    scenes = [s for s in full_scenes(40, "single") if s.things[0].shape in ("circle", "square")][:6]
+    styled, usual = (paint_with(pipe, scenes, steps=8) for pipe in (fused("hollow"), plain))
+    less = share(
+        ink_share(now) < 0.75 * ink_share(before) for now, before in zip(styled, usual, strict=True)
+    )
+    assert less >= 0.75, f"{less:.0%} of the things are hollow, at least 75%"
+
+
+def test_a_style_is_trained_from_the_weights_in_the_package(tmp_path: Path) -> None:
+    step = Schedule(steps=2, peak_rate=1e-3, seed=1)
+    plan = replace(TrainingPlan(), style=step, style_pictures=3, style_batch=2)
+    train_style("outlined", plan, WEIGHTS, tmp_path, tmp_path, "cpu")
+    before, after = (load_painter(WEIGHTS).unet for _ in range(2))
+    fuse([Lora.parse(str(tmp_path / "outlined"))], {"unet": after})
+    changed = [
+        not torch.equal(old, after.get_parameter(name))
+        for name, old in before.named_parameters()
+        if old.ndim > 1
+    ]
+    assert all(changed), f"{sum(changed)} of {len(changed)} weights learnt"
+
+
+def test_a_peft_file_without_its_configuration_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / PEFT_FILE
+    file.write_bytes((LORAS / "outlined" / PEFT_FILE).read_bytes())
+    with pytest.raises(LoraError, match=f"{PEFT_CONFIG} is not beside it"):
+        fuse([Lora(file)], {"unet": load_painter(WEIGHTS).unet})
+
+
+def test_a_peft_lora_is_as_strong_as_its_configuration_says(tmp_path: Path) -> None:
+    from tests.onnx_export.test_lora import differences
+
+    for file in (LORAS / "outlined").iterdir():
+        text = file.read_bytes().replace(b'"lora_alpha": 4', b'"lora_alpha": 2')
+        (tmp_path / file.name).write_bytes(text)
+    weaker, halved = (load_painter(WEIGHTS) for _ in range(2))
+    for pipe, lora in (
+        (weaker, Lora(tmp_path / PEFT_FILE)),
+        (halved, Lora(LORAS / "outlined" / PEFT_FILE, 0.5)),
+    ):
+        fuse([lora], {"unet": pipe.unet})
+    assert differences(weaker.unet, halved.unet) <= 1e-6
+    assert Lora(tmp_path / PEFT_FILE).as_dict() != Lora(LORAS / "outlined" / PEFT_FILE).as_dict()
+
+
+@pytest.mark.parametrize("text", ["outlined", "outlined:0.5", str(LORAS / "outlined")])
+def test_a_lora_goes_by_its_name_or_folder(text: str) -> None:
+    assert Lora.parse(text).path == LORAS / "outlined" / PEFT_FILE
+
+
+def test_an_unknown_name_is_told_those_that_are_there() -> None:
+    with pytest.raises(InvalidParams, match="few_steps, hollow, outlined"):
+        Lora.parse("pastel")
+
+
+def test_all_colours_but_black_are_no_dark_pixels() -> None:
+    assert all(max(colour) >= 110 for name, colour in COLOURS.items() if name != "black")
