@@ -129,6 +129,8 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
         )
     llm = [] if settings.llm == "none" else [f"{settings.llm} (llm)"]
     say(f"starting Ray, then loading {', '.join([*models, *llm])}")
+    # Ray warns of its default at every start: that nobody joins it without a token.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     try:
         ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
     except Exception as error:
