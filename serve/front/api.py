@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 import sdxl
 from serve import errors
@@ -274,4 +275,12 @@ async def answer_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     answer = refused(request, errors.of_status(error.status_code))
     answer.headers.update(error.headers or {})
+    if error.status_code == 405:
+        answer.headers["allow"] = ", ".join(sorted(methods_there(request)))
     return answer
+
+
+def methods_there(request: Request) -> set[str]:
+    """Of every route of this path: the framework knows those of the first."""
+    there = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in there for method in getattr(route, "methods", None) or ()}

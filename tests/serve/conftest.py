@@ -18,7 +18,7 @@ from tests.serve.services import Service, service
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
-    with service(folder, "--results-dir", str(folder / "results")) as found:
+    with service(folder, "--sdapi", "--results-dir", str(folder / "results")) as found:
         yield found
 
 

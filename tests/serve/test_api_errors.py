@@ -109,6 +109,15 @@ def test_what_is_not_there_has_the_envelope_too(
     assert ("allow" in answer.headers) == (status == 405)
 
 
+def test_a_wrong_method_is_told_all_that_the_path_has(worker: Worker) -> None:
+    async def scenario() -> httpx.Response:
+        async with client(worker, sdapi=True) as http:
+            return await http.delete("/sdapi/v1/options")
+
+    answer = asyncio.run(scenario())
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+
+
 def test_a_body_is_bounded_whether_it_says_its_length_or_not(worker: Worker) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(100):
