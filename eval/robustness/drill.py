@@ -142,7 +142,8 @@ def serve(drill: Drill) -> dict[str, Any]:
 
 def leave(http: httpx.Client, body: dict[str, Any]) -> float:
     """Seconds until nothing runs any more after a client has left in the middle of a picture."""
-    long = {**body, "steps": 50, "stream": True}
+    # With progress: the first word of a stream without any is its picture.
+    long = {**body, "steps": 50, "stream": True, "progress": True}
     with http.stream("POST", "/v1/images/generations", json=long) as response:
         need(response.status_code == 200, f"left: {response.status_code}")
         next(response.iter_lines())
