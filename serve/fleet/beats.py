@@ -32,11 +32,11 @@ async def with_beats(
     updates: AsyncGenerator[T], check: Callable[[], None]
 ) -> AsyncGenerator[T | Alive]:
     """`updates`, and between them signs of life for as long as `check` does not raise."""
-    async with aclosing(updates), aclosing(_patient(updates, BEAT_S)) as news:
+    async with aclosing(updates), aclosing(patient(updates, BEAT_S)) as news:
         async for update in news:
-            if update is _NOTHING:
+            if update is NOTHING:
                 check()
-            yield Alive() if update is _NOTHING else update
+            yield Alive() if update is NOTHING else update
 
 
 async def without_beats(
@@ -44,24 +44,24 @@ async def without_beats(
 ) -> AsyncGenerator[T]:
     """What is new in `updates`. Raises Silent where nothing at all comes any more, if `may_leave`:
     where nobody else could take over, waiting is better."""
-    async with aclosing(_patient(updates, SILENCE_S)) as news:
+    async with aclosing(patient(updates, SILENCE_S)) as news:
         async for update in news:
-            if update is _NOTHING and may_leave():
+            if update is NOTHING and may_leave():
                 raise Silent
-            if update is not _NOTHING and not isinstance(update, Alive):
+            if update is not NOTHING and not isinstance(update, Alive):
                 yield update
 
 
-_NOTHING = object()
+NOTHING: Any = object()
 
 
-async def _patient(updates: AsyncIterator[Any], wait_s: float) -> AsyncGenerator[Any]:
-    """Each update, and _NOTHING whenever none came for so long."""
+async def patient(updates: AsyncIterator[Any], wait_s: float) -> AsyncGenerator[Any]:
+    """Each update, and NOTHING whenever none came for so long."""
     while True:
         news = asyncio.ensure_future(anext(updates))
         try:
             while not (await asyncio.wait({news}, timeout=wait_s))[0]:
-                yield _NOTHING
+                yield NOTHING
             update = news.result()
         except StopAsyncIteration:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -11,12 +12,14 @@ from starlette.responses import StreamingResponse
 from serve import errors
 from serve.deadlines import within
 from serve.errors import Problem
+from serve.fleet.beats import NOTHING, patient
 from serve.front.keys import ApiKey, RateLimiter
 from serve.settings import ServeSettings
 
 DEADLINE_HEADER = "x-deadline-s"
 GRACE_S = 5.0
 """How long after a deadline the backend is believed to be about to say so itself."""
+COMMENT, COMMENT_S = b":\n\n", 15.0
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 EVENTS_IN_OPENAPI: dict[str, dict[str, Any]] = {
     "text/event-stream": {
@@ -78,6 +81,14 @@ async def taken_on(
         await updates.aclose()
         raise
     return early
+
+
+async def commented(text: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """`text`, and a comment, which clients pass over, wherever it pauses: proxies and clients take
+    a connection for dead on which nothing comes for a minute or so."""
+    async with aclosing(text), aclosing(patient(text, COMMENT_S)) as parts:
+        async for part in parts:
+            yield COMMENT if part is NOTHING else part
 
 
 def event_stream(text: AsyncIterator[bytes] | AsyncIterator[str]) -> StreamingResponse:

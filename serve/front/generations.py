@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,14 @@ from sdxl.work import standard_images
 from serve import errors
 from serve.errors import Problem
 from serve.front import events
-from serve.front.answering import deadline_of, event_stream, in_time, take_rate, taken_on
+from serve.front.answering import (
+    commented,
+    deadline_of,
+    event_stream,
+    in_time,
+    take_rate,
+    taken_on,
+)
 from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
 from serve.front.image_orders import check_plain, orders_of
@@ -125,8 +132,7 @@ async def streamed(
 ) -> Response:
     updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
     early = await taken_on(updates, len(orders), Queued)
-    text = narrate(asked, orders, early, updates)
-    return event_stream(text)
+    return event_stream(commented(narrate(asked, orders, early, updates)))
 
 
 def marked(
@@ -168,7 +174,7 @@ async def narrate(
     orders: Sequence[ImageOrder],
     early: list[tuple[int, Update]],
     updates: Stream,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     previews = [0] * len(orders)
 
     def tell(index: int, update: Update) -> bytes | None:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from sdxl.images import read_parameters
+from serve.front import answering
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client, error_of, post
@@ -112,7 +113,7 @@ def test_a_url_without_room_for_it_is_refused_before_any_work(
 
 def events_of(text: str) -> list[dict[str, Any]]:
     found = []
-    for block in text.strip().split("\n\n"):
+    for block in text.replace(":\n\n", "").strip().split("\n\n"):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -145,6 +146,16 @@ def test_a_stream_of_several_tells_them_apart_and_reports_progress() -> None:
     assert steps == sorted(steps) and steps[-1] == 5
     assert {e["image_index"] for e in events if e["type"].endswith("completed")} == {0, 1}
     assert all(e["eta_s"] >= 0 for e in events if e["type"].endswith("progress"))
+
+
+def test_a_stream_that_pauses_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "COMMENT_S", 0.05)
+    with running(fake_pipeline(tick_s=0.2)) as worker:
+        text = post(worker, {"prompt": PROMPT, "steps": 4, "stream": True}).text
+    before, _, event = text.partition("event: ")
+    assert before == ":\n\n" * before.count(":") and before.count(":") >= 5
+    (last,) = events_of(f"event: {event}")
+    assert last["type"] == "image_generation.completed"
 
 
 def test_an_error_in_the_middle_of_a_stream_is_an_event(worker: Worker) -> None:
