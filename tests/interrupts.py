@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,15 @@ from typing import Any
 def at_every_bytecode(call: Callable[[], object], after: Callable[[], object]) -> int:
     """Interrupt `call` at its first bytecode, then at its second, and so on to its end; `after`
     each, look whether all is well. Python lets a signal in at some of these places alone."""
-    for place in count():
-        if not interrupted_at(place, call):
-            return place
-        after()
+    # What hooks into the collection of garbage is other people's, and cannot raise.
+    gc.disable()
+    try:
+        for place in count():
+            if not interrupted_at(place, call):
+                return place
+            after()
+    finally:
+        gc.enable()
     raise AssertionError
 
 

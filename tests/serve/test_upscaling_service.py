@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from typing import Any
 
 import httpx
@@ -57,9 +58,11 @@ def test_a_stream_goes_through_both_legs(http: httpx.Client) -> None:
             assert event["steps"] == ALL_STEPS
         else:
             check(picture(event), (192, 192), upscale=1.5)
-    for index in range(2):
-        steps = [e["step"] for e in events if e.get("image_index") == index and "step" in e]
-        assert steps == sorted(steps) and steps[-1] > ASKED["steps"], steps
+    # A preview takes a while to make: it may come after the next step's progress.
+    for index, kind in itertools.product(range(2), ("progress", "partial_image")):
+        told = zip(events, kinds, strict=True)
+        steps = [e["step"] for e, k in told if k == kind and e["image_index"] == index]
+        assert steps == sorted(steps) and steps[-1] >= ASKED["steps"], (kind, steps)
 
 
 def test_a_picture_that_exists_is_upscaled(http: httpx.Client) -> None:
