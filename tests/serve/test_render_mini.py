@@ -127,7 +127,7 @@ def test_strength_says_how_many_steps_are_taken(
 
 @pytest.mark.slow
 def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
-    argv = [*COMMAND, "a ring", "--n", "5000", "--steps", "2"]
+    argv = [*COMMAND, "a ring", "--n", "5000", "--steps", "2", "--cache-interval", "1"]
     process = subprocess.Popen(
         argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
