@@ -6,7 +6,6 @@ error, so that a file is used wholly or not at all. It does not know what is exp
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from engines.folders.digests import sha256_of
 from sdxl.checkpoint import quiet_loading
 from sdxl.mini.lora import DIFFUSERS_FILE, LORAS, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
 from sdxl.params import InvalidParams
@@ -47,7 +47,7 @@ class Lora:
         except ValueError:
             lora = cls(_file_of(text))
         if not math.isfinite(lora.scale):
-            raise InvalidParams("lora", text, "needed FILE or FILE:SCALE, a finite number")
+            raise InvalidParams("lora", text, "needed LORA or LORA:SCALE, a finite number")
         if lora.path.suffix != SUFFIX:
             ours = ", ".join(sorted(folder.name for folder in LORAS.iterdir()))
             needed = (
@@ -61,9 +61,9 @@ class Lora:
     def as_dict(self) -> dict[str, Any]:
         files = {"sha256": self.path, "config_sha256": self.path.with_name(PEFT_CONFIG)}
         digests = {
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            name: sha256_of(path)
             for name, path in files.items()
-            if path.is_file()
+            if path == self.path or (self.path.name == PEFT_FILE and path.is_file())
         }
         return {"file": self.path.name, **digests, "scale": self.scale}
 

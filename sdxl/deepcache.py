@@ -96,8 +96,8 @@ def plan_of(params: GenerationParams) -> StepPlan:
 
 
 def spoils(params: GenerationParams) -> bool:
-    """Whether kept features cost more than they save: in four steps a sixth of the embedded model's
-    pictures, for a fifth of the time (docs/models.md)."""
+    """Whether kept features cost more than they save: in four steps one in nine of the embedded
+    model's pictures, for a fifth of the time (docs/models.md)."""
     return params.steps < FEW_STEPS and params.deep_steps is None and params.cache_interval > 1
 
 
