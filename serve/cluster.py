@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from serve.supervision import descendants, processes
+from serve.supervision import descendants, lives, processes
 
 VITAL = ("gcs_server", "raylet")
 """Without one of them nothing that dies is replaced."""
@@ -49,9 +49,8 @@ class ClusterWatch:
 
     def _look(self) -> None:
         while not self._is_over.wait(ROUND_S):
-            alive = {pid for pid, _ in processes()}
             for pid, name in self._vital.items():
-                if pid not in alive:
+                if not lives(pid):
                     self._end(f"Ray's {name} has died")
             self._rounds += 1
             if self._rounds * ROUND_S > SILENT_S:
@@ -73,10 +72,11 @@ class ClusterWatch:
 
     def _judge(self, answers: bool | None) -> None:
         """Ray starts another controller as soon as one is gone."""
-        if answers:
+        # Looking through all processes takes a while: only when there may be another one.
+        if answers and not any(map(lives, self._answered)):
             self._answered = set(controllers())
         self._missed = self._missed + 1 if answers is False else 0
-        for pid in controllers():
+        for pid in controllers() if self._missed else ():
             if self._missed >= (PINGS if pid in self._answered else STARTING_PINGS):
                 self._say("Ray Serve's controller does not answer; it is replaced")
                 with suppress(ProcessLookupError):

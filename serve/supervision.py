@@ -162,7 +162,20 @@ def processes(*, has_dead: bool = False) -> Iterator[tuple[int, int]]:
     """Each that lives, and its parent."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            # The name before it may hold anything, brackets too.
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent = _stat(folder)
             if has_dead or state != "Z":
                 yield int(folder.name), int(parent)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return _stat(Path("/proc", str(pid)))[0] != "Z"
+    except OSError:
+        return False
+
+
+def _stat(folder: Path) -> tuple[str, str]:
+    """State and parent."""
+    # The name before them may hold anything, brackets too.
+    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+    return state, parent

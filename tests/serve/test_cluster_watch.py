@@ -19,6 +19,7 @@ class Watched:
         self.killed: list[int] = []
         self.watch = ClusterWatch(lambda text: None)
         monkeypatch.setattr(cluster, "controllers", lambda: list(self.running))
+        monkeypatch.setattr(cluster, "lives", lambda pid: pid in self.running)
         monkeypatch.setattr(os, "kill", self._kill)
 
     def _kill(self, pid: int, number: int) -> None:
