@@ -76,6 +76,12 @@ def of_status(status: int) -> Problem:
     return Problem(status, f"{phrase}.", None, phrase.lower().replace(" ", "_"))
 
 
+def no_such_path(method: str, path: str) -> Problem:
+    asked = f"{method} {path[:100]}"
+    hint = "OpenAI's routes begin with /v1, and a client's base URL ends with it; /docs lists all"
+    return Problem(404, f"{asked} is not served here. {hint}.", None, "not_found")
+
+
 def unexpected() -> Problem:
     return Problem(500, "The server failed; its log says why.", None, "internal_error")
 

@@ -52,6 +52,16 @@ def test_certificates_hold_for_uv(install: ModuleType, monkeypatch: pytest.Monke
     assert found["SSL_CERT_FILE"] == "/certificates.pem"
 
 
+def test_pytorchs_index_is_asked_for_even_where_pytorch_is_installed(
+    install: ModuleType, tmp_path: Path
+) -> None:
+    """A double of uv: it is content with what is installed, and reaches no index."""
+    uv = tmp_path / "uv"
+    uv.write_text('#!/bin/sh\ncase "$*" in *--reinstall*) exit 2 ;; esac\n')
+    uv.chmod(0o755)
+    assert not install.can_choose_torch([str(uv), "pip", "install"])
+
+
 @pytest.mark.parametrize("has_uv", [True, False])
 def test_pip_installs_where_uv_cannot(
     install: ModuleType,

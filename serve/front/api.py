@@ -265,15 +265,21 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     param = place[0] if place and first["type"] != "json_invalid" else None
-    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-    named = f"{param[:100]}: " if param else ""
-    problem = errors.invalid(param and param[:100], f"{named}{first['msg']}.", code)
-    return refused(request, problem)
+    if first["type"] == "extra_forbidden":
+        name = ".".join(place)[:100]
+        message, code = f"{name}: is not a field here; leave it out.", "unknown_parameter"
+    else:
+        named = f"{param[:100]}: " if param else ""
+        message, code = f"{named}{first['msg']}.", "invalid_value"
+    return refused(request, errors.invalid(param and param[:100], message, code))
 
 
 async def answer_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = refused(request, errors.of_status(error.status_code))
+    problem = errors.of_status(error.status_code)
+    if error.status_code == 404:
+        problem = errors.no_such_path(request.method, request.url.path)
+    answer = refused(request, problem)
     answer.headers.update(error.headers or {})
     if error.status_code == 405:
         answer.headers["allow"] = ", ".join(sorted(methods_there(request)))

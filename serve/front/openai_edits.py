@@ -28,6 +28,7 @@ MAX_IMAGES = 16
 """as OpenAI allows; here an edit is of one"""
 MAX_FIELDS = 100
 IMAGES = ("image", "image[]")
+LISTS = {each.client_name: each for each in PARAMETERS.values() if each.kind is tuple}
 DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
 NEEDED_URL = "needed a data URL: data:image/png;base64,…"
 M = TypeVar("M", bound=BaseModel)
@@ -121,20 +122,32 @@ async def content(file: UploadFile | str, field: str) -> bytes:
 def fields_of(form: FormData) -> dict[str, Any]:
     """The form's texts; pydantic reads numbers in them, but for lists of them."""
     found: dict[str, Any] = {}
-    lists = {each.client_name: each for each in PARAMETERS.values() if each.kind is tuple}
+    for name, values in by_name(form).items():
+        if name in LISTS:
+            found[name] = numbers(name, values)
+        elif len(values) > 1:
+            raise invalid(name[:100], f"{name[:100]}: is there twice")
+        else:
+            (found[name],) = values
+    return found
+
+
+def by_name(form: FormData) -> dict[str, list[Any]]:
+    """OpenAI's clients send a list as `name[]`, once for each entry."""
+    found: dict[str, list[Any]] = {}
     for name, value in form.multi_items():
         if name in (*IMAGES, "mask"):
             continue
-        if name in found:
-            raise invalid(name[:100], f"{name[:100]}: is there twice")
-        if isinstance(value, str) and name in lists:
-            try:
-                found[name] = list(lists[name].parse(value))
-            except ValueError:
-                raise invalid(name, f"{name}: needed numbers with commas between") from None
-        else:
-            found[name] = value
+        list_name = name.removesuffix("[]")
+        found.setdefault(list_name if list_name in LISTS else name, []).append(value)
     return found
+
+
+def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
+    try:
+        return list(LISTS[name].parse(",".join(values)))
+    except (TypeError, ValueError):
+        raise invalid(name, f"{name}: needed numbers with commas between") from None
 
 
 def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:

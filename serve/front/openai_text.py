@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from sdxl.params import MAX_SEED
 from serve.errors import invalid
@@ -38,6 +39,19 @@ class ChatMessage(RequestModel):
     tool_calls: None = None
     function_call: None = None
     audio: None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        """Of a picture among the parts the two kinds of content would say less."""
+        parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+        for kind in (part.get("type") for part in parts):
+            if isinstance(kind, str) and kind != "text":
+                told = {"kind": repr(kind[:40])}
+                raise PydanticCustomError(
+                    "not_text", "a part of type {kind} is not possible; this model reads text", told
+                )
+        return value
 
     def plain(self) -> Message:
         text = self.content
@@ -127,6 +141,8 @@ class ChatRequest(TextRequest):
     metadata: Neutral = None
     service_tier: Neutral = None
     reasoning_effort: Neutral = None
+    safety_identifier: Neutral = None
+    prompt_cache_key: Neutral = None
 
     @property
     def limit(self) -> int | None:

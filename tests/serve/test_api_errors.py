@@ -109,6 +109,16 @@ def test_what_is_not_there_has_the_envelope_too(
     assert ("allow" in answer.headers) == (status == 405)
 
 
+def test_a_base_url_without_v1_is_told_so(worker: Worker) -> None:
+    async def call() -> httpx.Response:
+        async with client(worker) as http:
+            return await http.post("/images/generations", json={"prompt": PROMPT})
+
+    message = error_of(asyncio.run(call()))["message"]
+    assert message.startswith("POST /images/generations is not served here")
+    assert "base URL ends with it" in message
+
+
 def test_a_wrong_method_is_told_all_that_the_path_has(worker: Worker) -> None:
     async def scenario() -> httpx.Response:
         async with client(worker, sdapi=True) as http:

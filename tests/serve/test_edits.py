@@ -7,7 +7,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -46,7 +46,7 @@ def png(width: int = 128, height: int = 128) -> bytes:
 
 
 def send(
-    worker: Worker, files: Any, fields: dict[str, str] = QUICK, **settings: Any
+    worker: Worker, files: Any, fields: Mapping[str, Any] = QUICK, **settings: Any
 ) -> httpx.Response:
     async def scenario() -> httpx.Response:
         async with client(worker, **settings) as http:
@@ -129,6 +129,38 @@ def test_every_field_of_a_form_reaches_the_picture(worker: Worker) -> None:
     assert found == wanted
     assert (told["deep_steps"], told["mask_blur"], told["encoding"]) == ([0, 1], 3, "sample")
     assert Image.open(io.BytesIO(picture_in(answer))).size == (96, 160)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("deep_steps[]", ["0", "2"]), ("deep_steps", ["0", "2"]), ("deep_steps[]", ["0,2"])],
+)
+def test_a_list_may_come_as_one_field_or_as_many(
+    worker: Worker, name: str, given: list[str]
+) -> None:
+    told = read_parameters(picture_in(send(worker, {"image": png()}, {**QUICK, name: given})))
+    assert told["deep_steps"] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"seed": ["1", "2"]}, "seed"),
+        ({"seed[]": "1"}, "seed[]"),
+        ({"deep_steps[]": ["0", "x"]}, "deep_steps"),
+    ],
+)
+def test_what_is_no_list_is_not_taken_twice(
+    worker: Worker, fields: dict[str, Any], param: str
+) -> None:
+    answer = send(worker, {"image": png()}, {"prompt": PROMPT, **fields})
+    assert answer.status_code == 400 and error_of(answer)["param"] == param
+
+
+@pytest.mark.parametrize("name", ["markup", "deep_steps"])
+def test_another_file_is_refused_by_its_name(worker: Worker, name: str) -> None:
+    answer = send(worker, {"image": png(), name: png()})
+    assert answer.status_code == 400 and error_of(answer)["param"] == name
 
 
 def test_only_the_masked_part_is_worked_at_and_the_whole_comes_back(worker: Worker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import io
 import time
 from collections.abc import Iterator
@@ -15,7 +16,10 @@ import openai
 import pytest
 from PIL import Image
 
+from sdxl.images import read_parameters
 from serve.front.keys import sha256
+from serve.front.openai_edits import EditRequest
+from serve.front.openai_images import ImageRequest
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
 from tests.serve.workers import fake_pipeline
@@ -194,6 +198,15 @@ def test_it_edits(client: openai.OpenAI) -> None:
     assert [d.model_extra["seed"] for d in answer.data if d.model_extra] == [5, 6]
 
 
+def test_lists_of_an_edit_travel_as_the_client_writes_them(client: openai.OpenAI) -> None:
+    """`deep_steps[]`, once for each."""
+    extra = {"seed": 5, "steps": 4, "strength": 1.0, "deep_steps": [0, 2]}
+    answer = client.images.edit(image=picture_file("a.png"), prompt=PROMPT, extra_body=extra)
+    assert answer.data and answer.data[0].b64_json
+    told = read_parameters(base64.b64decode(answer.data[0].b64_json))
+    assert told["deep_steps"] == [0, 2]
+
+
 def test_it_streams_partial_edits(client: openai.OpenAI) -> None:
     stream = client.images.edit(
         image=[picture_file("image.png")],
@@ -211,6 +224,35 @@ def test_errors_of_edits_are_the_sdk_s_own_classes(client: openai.OpenAI) -> Non
     with pytest.raises(openai.BadRequestError) as caught:
         client.images.edit(image=("a.svg", b"<svg/>"), prompt=PROMPT)
     assert isinstance(caught.value.body, dict) and caught.value.body["param"] == "image"
+
+
+NOT_OF_REQUESTS = {"image", "mask", "extra_headers", "extra_query", "extra_body", "timeout"}
+REFUSED = {"markup"}
+"""A picture with marks; tests/serve/test_edits.py sends one."""
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"), [("generate", ImageRequest), ("edit", EditRequest)], ids=str
+)
+def test_every_field_of_the_client_is_known_here(
+    client: openai.OpenAI, method: str, fields: type[ImageRequest]
+) -> None:
+    theirs = set(inspect.signature(getattr(client.images, method)).parameters) - NOT_OF_REQUESTS
+    assert theirs - REFUSED <= set(fields.model_fields)
+
+
+def test_all_fields_of_generate_together_make_a_picture(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
+        "model": "sdxl-mini", "n": 1, "size": "96x128", "quality": "low", "style": "vivid",
+        "background": "opaque", "moderation": "low", "output_format": "jpeg", "user": "me",
+        "output_compression": 60, "response_format": "b64_json", "safety_identifier": "hash",
+    }  # fmt: skip
+    theirs = inspect.signature(client.images.generate).parameters
+    newer = {name: fields.pop(name) for name in [*fields] if name not in theirs}
+    answer = client.images.generate(prompt=PROMPT, **fields, extra_body=newer)
+    assert (answer.output_format, answer.size, answer.quality) == ("jpeg", "96x128", "low")
+    image = image_of(answer.data[0].b64_json)
+    assert (image.format, image.size) == ("JPEG", (96, 128))
 
 
 def test_who_asks_is_told_again(client: openai.OpenAI) -> None:

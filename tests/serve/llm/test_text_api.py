@@ -144,6 +144,14 @@ def test_a_schema_of_lists_of_things_is_not_too_deep(ai: openai.OpenAI) -> None:
     assert caught.value.param == "response_format"
 
 
+def test_a_picture_to_look_at_is_refused_by_its_kind(ai: openai.OpenAI) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    turns: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}]
+    with pytest.raises(openai.BadRequestError, match="'image_url' is not possible") as caught:
+        ai.chat.completions.create(model=MODEL, messages=turns)
+    assert caught.value.param == "messages"
+
+
 def test_it_completes_texts(ai: openai.OpenAI) -> None:
     answer = ai.completions.create(
         model=MODEL, prompt=["a red circle on", "two"], max_tokens=20, temperature=0
