@@ -44,7 +44,9 @@ class ChatMessage(RequestModel):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         """Of a picture among the parts the two kinds of content would say less."""
-        parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+        parts = (
+            [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+        )
         for kind in (part.get("type") for part in parts):
             if isinstance(kind, str) and kind != "text":
                 told = {"kind": repr(kind[:40])}

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests.documents import check_links
 from tests.serve.servers import listening
+from tests.serve.services import Service
 from tests.serve.test_batch_api import doors, line
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NOTEBOOK = EXAMPLES / "notebook.ipynb"
 
 
 def test_the_python_example_makes_a_picture(tmp_path: Path) -> None:
@@ -36,3 +43,51 @@ def test_the_batch_example_makes_a_file_of_answers(tmp_path: Path) -> None:
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=50)
     answers = (tmp_path / "answers.jsonl").read_text().splitlines()
     assert [json.loads(each)["custom_id"] for each in answers] == ["a", "b"]
+
+
+def code_cells(notebook: Path) -> list[Any]:
+    cells = json.loads(notebook.read_text())["cells"]
+    return [each for each in cells if each["cell_type"] == "code"]
+
+
+def test_every_example_is_told_of() -> None:
+    check_links(EXAMPLES / "README.md")
+    told = (EXAMPLES / "README.md").read_text()
+    missing = [each.name for each in EXAMPLES.iterdir() if f"]({each.name})" not in told]
+    assert missing == ["README.md"]
+
+
+def test_the_notebook_is_kept_without_what_it_printed() -> None:
+    cells = code_cells(NOTEBOOK)
+    assert cells and not any(each["outputs"] or each["execution_count"] for each in cells)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_notebook_shows_pictures_in_every_cell(running: Service, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(NOTEBOOK, tmp_path))
+    environment = {
+        **os.environ,
+        "OPENAI_BASE_URL": f"{running.url}/v1",
+        # Its connection files and history belong to the test.
+        **dict.fromkeys(("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), str(tmp_path)),
+    }
+    jupyter = Path(sys.executable).with_name("jupyter-execute")
+    done = subprocess.run(
+        [str(jupyter), "--inplace", "--timeout=120", str(copy)],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    cells = code_cells(copy)
+    shown = [[size_of(output) for output in each["outputs"]] for each in cells]
+    sizes = [[size for size in each if size] for each in shown]
+    assert sizes == [[], [(128, 128)], [(128, 128)], [(128, 128)], [(512, 128)]]
+    printed = "".join(line for each in cells[2]["outputs"] for line in each.get("text", ()))
+    kinds = [event.removeprefix("image_generation.") for event in printed.split()]
+    assert kinds == [*["partial_image"] * 3, "completed"]
+
+
+def size_of(output: Any) -> tuple[int, int] | None:
+    """Of the picture in a cell's output, if it is one."""
+    png = output.get("data", {}).get("image/png")
+    return Image.open(io.BytesIO(base64.b64decode(png))).size if png else None

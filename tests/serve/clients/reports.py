@@ -1,0 +1,49 @@
+"""Runs a client's calls in a process that has that client and none of this project's packages, and
+tells what came of them. It knows no client.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+CALLS_S = 240.0
+Call = Callable[[], Any]
+Report = dict[str, Any]
+
+
+def report(calls: Mapping[str, Call]) -> None:
+    """A line of JSON on standard output, whatever the client prints before it."""
+    print(flush=True)
+    print(json.dumps({name: outcome(call) for name, call in calls.items()}))
+
+
+def outcome(call: Call) -> Any:
+    try:
+        return call()
+    except Exception as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"error": kinds, "message": str(error)}
+
+
+def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
+    """`packages` alone: without -S the project's own would be found behind them."""
+    command = [sys.executable, "-S", "-m", f"tests.serve.clients.{module}", url, str(folder)]
+    # No list of models is fetched, and nothing is told to anybody.
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages)}
+    return last_line(command, ROOT, {**environment, **quiet})
+
+
+def last_line(command: list[str], folder: Path, environment: Mapping[str, str]) -> Report:
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=CALLS_S
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found: Report = json.loads(done.stdout.splitlines()[-1])
+    return found

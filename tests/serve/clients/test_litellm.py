@@ -1,0 +1,160 @@
+"""LiteLLM, unchanged: the library against a whole service, and examples/litellm.yaml as a proxy in
+front of it, asked by OpenAI's client. LiteLLM passes no streams of pictures on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.clients.conftest import RED
+from tests.serve.clients.reports import CALLS_S, ROOT, Report, report_of
+from tests.serve.services import Service, end_with_tests, free_port
+from tests.serve.test_openai_client import client_of, image_of
+from tests.tools import install_python
+
+PACKAGE = "litellm[proxy]==1.106.2"
+KEY = "sk-only-for-tests-0123456789abcdef"
+EXAMPLE = ROOT / "examples" / "litellm.yaml"
+PROMPT = "a green star"
+SEEDED = {"seed": 5, "steps": 4}
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_python(tmp_path_factory.mktemp("litellm"), PACKAGE)
+
+
+@pytest.fixture(scope="module")
+def told(running: Service, packages: Path, pictures: Path) -> Report:
+    return report_of("litellm_calls", packages, running.url, pictures)
+
+
+@pytest.fixture(scope="module")
+def proxy(
+    running: Service, packages: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
+    """The example as it stands, but for the service's port."""
+    folder, port = tmp_path_factory.mktemp("proxy"), free_port()
+    config = EXAMPLE.read_text().replace("http://127.0.0.1:8000", running.url)
+    (folder / "litellm.yaml").write_text(config)
+    command = [sys.executable, "-S", str(packages / "bin" / "litellm"), "--config", "litellm.yaml"]
+    environment = {
+        "PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages),
+        "LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            cwd=folder, env=environment, stdout=log, stderr=log, preexec_fn=end_with_tests,
+        )  # fmt: skip
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health/liveliness", process, folder / "log")
+        with client_of(f"http://127.0.0.1:{port}", KEY) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + CALLS_S
+    while True:
+        assert process.poll() is None and time.monotonic() < until, log.read_text()[-4000:]
+        try:
+            if httpx.get(url, timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+
+
+def test_it_makes_pictures(told: Report) -> None:
+    first, second = (image_of(text) for text in told["generate"])
+    assert first.size == second.size == (128, 96) and first.tobytes() != second.tobytes()
+    assert told["generate again"] == told["generate"][:1], "the same seed is the same picture"
+    assert image_of(told["webp"][0]).format == "WEBP"
+    assert image_of(told["asynchronous"][0]).size == (128, 128)
+    assert told["usage"]["total_tokens"] == 77
+
+
+def test_it_edits(told: Report) -> None:
+    made = [image_of(text).convert("RGB") for text in told["edit"]]
+    assert [image.getpixel((4, 4)) for image in made] == [RED] * 2
+    assert all(image.getpixel((64, 64)) != RED for image in made)
+
+
+def test_it_chats(told: Report) -> None:
+    assert told["chat"].startswith("a red circle")
+    assert "".join(told["chat stream"]) == told["chat"] and len(told["chat stream"]) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("size", "BadRequestError", "size: '100x100' is not allowed"),
+        ("model", "NotFoundError", "The model 'dall-e-2' does not exist"),
+        ("deadline", "RateLimitError", "Refused: ready in"),
+        ("not a picture", "BadRequestError", "needed a PNG, JPEG or WEBP file"),
+    ],
+)
+def test_errors_keep_their_kind_and_words(told: Report, name: str, kind: str, said: str) -> None:
+    assert kind in told[name]["error"] and said in told[name]["message"]
+
+
+def test_the_proxy_lists_both_models(proxy: openai.OpenAI) -> None:
+    assert {model.id for model in proxy.models.list()} == {"sdxl", "chat"}
+
+
+def test_the_proxy_s_picture_is_the_service_s(proxy: openai.OpenAI, running: Service) -> None:
+    """Also for a client that sends what LiteLLM does not know, as Open WebUI does."""
+    asked: dict[str, Any] = {
+        "prompt": PROMPT,
+        "size": "128x128",
+        "response_format": "b64_json",
+        "extra_body": SEEDED,
+    }
+    through = proxy.images.generate(model="sdxl", **asked)
+    with client_of(running.url) as client:
+        direct = client.images.generate(model="sdxl-mini", **asked)
+    assert through.data[0].b64_json == direct.data[0].b64_json
+
+
+def test_the_proxy_edits(proxy: openai.OpenAI, pictures: Path) -> None:
+    answer = proxy.images.edit(
+        model="sdxl",
+        prompt=PROMPT,
+        image=pictures / "image.png",
+        mask=pictures / "mask.png",
+        n=2,
+        extra_body=SEEDED,
+    )
+    assert answer.data is not None
+    made = [image_of(each.b64_json).convert("RGB") for each in answer.data]
+    assert [image.getpixel((4, 4)) for image in made] == [RED] * 2
+
+
+def test_the_proxy_chats(proxy: openai.OpenAI) -> None:
+    turns: list[Any] = [{"role": "user", "content": "a red circle"}]
+    create: Any = proxy.chat.completions.create
+    whole = create(model="chat", messages=turns, temperature=0)
+    stream = create(model="chat", messages=turns, temperature=0, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == whole.choices[0].message.content and text.startswith("a red circle")
+
+
+def test_the_proxy_passes_errors_on(proxy: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="size: '100x100' is not allowed"):
+        proxy.images.generate(model="sdxl", prompt=PROMPT, size="100x100")
+    with pytest.raises(openai.RateLimitError, match="Refused: ready in"):
+        proxy.images.generate(model="sdxl", prompt=PROMPT, extra_body={"deadline_s": 0.001})

@@ -1,0 +1,104 @@
+"""OpenAI's package for node, unchanged, the newest of two majors, against a whole service; and the
+example that uses it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serve.clients.conftest import RED
+from tests.serve.clients.reports import ROOT, Report, last_line
+from tests.serve.services import Service
+from tests.serve.test_openai_client import image_of
+from tests.tools import install_node, tool
+
+CALLS = Path(__file__).with_name("calls.mjs")
+EXAMPLE = ROOT / "examples" / "generate.mjs"
+FREE_S = 10.0
+"""What four pictures of 100 steps would hold up for far longer."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module", params=["7.57.0", "6.49.0"])
+def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_node(tmp_path_factory.mktemp("node"), f"openai@{request.param}")
+
+
+@pytest.fixture(scope="module")
+def told(packages: Path, running: Service, pictures: Path) -> Report:
+    script = shutil.copy(CALLS, packages)
+    command = [tool("node", "nodejs"), str(script), running.url, str(pictures)]
+    return last_line(command, packages, {"PATH": os.environ["PATH"], "HOME": str(packages)})
+
+
+def test_it_lists_models(told: Report) -> None:
+    listed, retrieved = told["models"]
+    assert listed[0] == retrieved == "sdxl-mini" and "mini-llm" in listed
+
+
+def test_it_generates(told: Report) -> None:
+    images = [image_of(text) for text in told["generate"]]
+    assert [(image.format, image.size) for image in images] == [("WEBP", (128, 96))] * 2
+    assert httpx.get(told["url"]).headers["content-type"] == "image/png"
+
+
+@pytest.mark.parametrize("kind", ["image_generation", "image_edit"])
+def test_it_streams(told: Report, kind: str) -> None:
+    events = told["stream" if kind == "image_generation" else "edit stream"]
+    assert [e["type"] for e in events] == [f"{kind}.partial_image"] * 2 + [f"{kind}.completed"]
+    assert all(image_of(e["b64_json"]).size == (128, 128) for e in events)
+    assert events[-1]["usage"]["total_tokens"] == 77
+
+
+def test_it_edits(told: Report) -> None:
+    made = [image_of(text).convert("RGB") for text in told["edit"]]
+    assert [image.getpixel((4, 4)) for image in made] == [RED] * 2
+    assert image_of(told["edit of a stream"][0]).size == (128, 128)
+
+
+def test_it_chats(told: Report) -> None:
+    assert told["chat"].startswith("a red circle")
+    assert "".join(told["chat stream"]) == told["chat helper"] == told["chat"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "status", "param", "said"),
+    [
+        ("size", "BadRequestError", 400, "size", "size: '100x100' is not allowed"),
+        ("model", "NotFoundError", 404, "model", "The model 'dall-e-2' does not exist"),
+        ("deadline", "RateLimitError", 429, "deadline_s", "Refused: ready in"),
+        ("variation", "NotFoundError", 404, None, "/v1/images/variations is not served here"),
+    ],
+)
+def test_errors_are_its_own_classes(
+    told: Report, name: str, kind: str, status: int, param: str | None, said: str
+) -> None:
+    error = told[name]
+    assert (error["error"], error["status"], error["param"]) == (kind, status, param)
+    assert said in error["message"] and error["requestID"]
+
+
+@pytest.mark.parametrize("name", ["abort", "timeout", "abort of a stream"])
+def test_what_it_leaves_does_not_go_on(told: Report, name: str) -> None:
+    errors = {"abort": "APIUserAbortError", "timeout": "APIConnectionTimeoutError"}
+    if name in errors:
+        assert told[name]["error"] == errors[name]
+    else:
+        assert told[name] == "image_generation.partial_image"
+    assert told[f"after {name}"] < FREE_S
+
+
+def test_the_example_makes_a_picture(packages: Path, running: Service) -> None:
+    script = shutil.copy(EXAMPLE, packages)
+    environment = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{running.url}/v1"}
+    command = [tool("node", "nodejs"), str(script), "a ring", "picture.png"]
+    subprocess.run(command, cwd=packages, env=environment, check=True, timeout=100)
+    with Image.open(packages / "picture.png") as image:
+        assert image.size == (128, 128)
