@@ -19,8 +19,9 @@ from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from tests.conftest import psnr
 from tests.sdxl.flights import launched_groups
-from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import EACH, eta_of
+from tests.sdxl.substitution import substituted
+from tests.sdxl.test_pipeline import assert_alike, set_scheduler
+from tests.sdxl.their_schedulers import EACH, FEW, each_at, eta_of
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
@@ -71,8 +72,12 @@ def pipes(diffusers_mini: Any) -> Any:
     return made
 
 
-@torch.inference_mode()
 def theirs(pipes: Any, asked: Edit) -> Tensor:
+    return painted(pipes, asked, "pt") * 2 - 1
+
+
+@torch.inference_mode()
+def painted(pipes: Any, asked: Edit, output_type: str) -> Tensor:
     """Latents go in where we encode the mean: diffusers draws a sample of pixels."""
     params, source = asked.params, asked.source
     pipe = pipes[source.mask is not None]
@@ -91,10 +96,10 @@ def theirs(pipes: Any, asked: Edit) -> Tensor:
         guidance_scale=params.guidance,
         eta=eta_of(params.scheduler),
         generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type="pt",
+        output_type=output_type,
         **(masked if source.mask is not None else {}),
     ).images[0]
-    return found * 2 - 1
+    return found
 
 
 def compare(mini: Pipeline, pipes: Any, asked: list[Edit]) -> None:
@@ -113,16 +118,14 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
-@pytest.mark.parametrize("size", [pytest.param(s, marks=pytest.mark.long) for s in SIZES[1:]])
-@pytest.mark.parametrize("scheduler", EACH)
-def test_edits_of_every_shape_equal_diffusers(
+@pytest.mark.parametrize(("scheduler", "size"), each_at(SIZES))
+def test_edits_of_every_strength_equal_diffusers(
     mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool
 ) -> None:
-    """Every strength, in flight together, every second one without guidance."""
-    pairs = zip(STRENGTHS, itertools.cycle((5.0, 1.0)), strict=False)
+    """With guidance and without, in flight together."""
     asked = [
         edit(params_of(scheduler, size, strength, guidance=guidance), is_masked=is_masked)
-        for strength, guidance in pairs
+        for strength, guidance in itertools.product(STRENGTHS, (5.0, 1.0))
     ]
     compare(mini, pipes, asked)
 
@@ -138,6 +141,42 @@ def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_ma
             for strength in (0.2, 0.7, 1.0)
         ],
     )
+
+
+@pytest.mark.parametrize("side", [107, 131])
+def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
+    mini: Pipeline, pipes: Any, side: int
+) -> None:
+    """It is given whole: diffusers' image to image takes it to the multiples of 8 below its own."""
+    size = 8 * (side // 8), 8 * (side * 2 // 8)
+    given = GivenImage.read(png(drawing(side, side * 2)))
+    for encoding in ("sample", "mean"):
+        params = params_of("euler", size, 0.6, steps=5, encoding=encoding).for_edit(has_mask=False)
+        source = given.source(params)
+        assert source.picture.size == size
+        whole = replace(source, picture=given.picture)
+        (result,) = mini.generate([Edit(params, source)])
+        assert result.image is not None
+        found = psnr(result.image.clamp(-1, 1), theirs(pipes, Edit(params, whole)))
+        assert found >= 60, f"{params}: {found:.1f} dB, needed 60"
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+@pytest.mark.parametrize("scheduler", EACH)
+def test_interval_2_equals_the_full_unet_with_tensors_substituted(
+    mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool
+) -> None:
+    """Counted from the first step that is taken."""
+    usual = {"steps": 8 if scheduler in FEW else 20, "cache_interval": 2}
+    asked = [
+        edit(params_of(scheduler, SIZES[1], strength, **usual), is_masked=is_masked)
+        for strength in (0.65, 1.0)
+    ]
+    for result, each in zip(mini.generate(asked), asked, strict=True):
+        with substituted(pipes[is_masked].unet):
+            expected = painted(pipes, each, "latent")
+        assert result.latents is not None and result.shallow_steps
+        assert_alike(result.latents, expected)
 
 
 def test_a_sample_of_the_latents_is_drawn_as_diffusers_draws_it(mini: Pipeline, pipes: Any) -> None:

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from sdxl.checkpoint import find
-from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import psnr
-from tests.sdxl.their_schedulers import EACH, eta_of, their_scheduler
+from tests.sdxl.substitution import substituted
+from tests.sdxl.their_schedulers import EACH, FEW, eta_of, their_scheduler
 
 CONFIG = json.loads((find("mini").folder / "scheduler" / "scheduler_config.json").read_text())
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
+LATENTS = 1e-4
+"""by which those of one picture may differ"""
 
 
 def set_scheduler(pipe: Any, scheduler_name: str) -> None:
@@ -29,9 +31,13 @@ def set_scheduler(pipe: Any, scheduler_name: str) -> None:
 
 
 def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
+    return painted(pipe, params, "pt") * 2 - 1
+
+
+def painted(pipe: Any, params: GenerationParams, output_type: str) -> Tensor:
     set_scheduler(pipe, params.scheduler)
     assert params.seed is not None
-    image: Tensor = pipe(
+    found: Tensor = pipe(
         params.prompt,
         negative_prompt=params.negative_prompt,
         width=params.width,
@@ -40,9 +46,9 @@ def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
         guidance_scale=params.guidance,
         eta=eta_of(params.scheduler),
         generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type="pt",
+        output_type=output_type,
     ).images[0]
-    return image * 2 - 1
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -92,59 +98,23 @@ def test_negative_prompts_mean_what_they_mean_in_diffusers(mini: Pipeline, resto
         assert found >= 60, f"{result.params.negative_prompt!r}: {found:.1f} dB, needed 60"
 
 
-def test_interval_2_equals_the_full_unet_with_tensorssubstituted(
-    mini: Pipeline, diffusers_mini: Any
+@pytest.mark.parametrize("scheduler", EACH)
+def test_interval_2_equals_the_full_unet_with_tensors_substituted(
+    mini: Pipeline, restored: Any, scheduler: str
 ) -> None:
-    params = mini.resolve(GenerationParams(PROMPT, steps=20, seed=5, cache_interval=2))
+    steps = 8 if scheduler in FEW else 20
+    asked = GenerationParams(PROMPT, steps=steps, seed=5, scheduler=scheduler, cache_interval=2)
+    params = mini.resolve(asked)
     (result,) = mini.generate([params])
-    (condition,) = mini.encode([params])
-    expected = substituted(diffusers_mini, condition, params)
+    with substituted(restored.unet):
+        expected = painted(restored, params, "latent")
     assert result.latents is not None
-    difference = float((result.latents - expected).abs().max())
-    assert difference <= 1e-4, f"differs by {difference:.2e}, allowed 1e-4"
+    assert_alike(result.latents, expected)
 
 
-@torch.inference_mode()
-def substituted(
-    pipe: Any, condition: Any, params: GenerationParams, masked: Tensor | None = None
-) -> Tensor:
-    """diffusers' UNet in full at every step; at odd ones its inner tensors are the last ones'. An
-    inpainting checkpoint's reads `masked` [channels, h, w] besides."""
-    unet = pipe.unet
-    kept: dict[str, Tensor] = {}
-    step = 0
-
-    def hook(name: str) -> Any:
-        def swap(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
-            if step % 2 == 0:
-                kept[name] = output
-            return kept[name]
-
-        return swap
-
-    places = {"up": unet.up_blocks[1]}
-    places |= {f"skip{i}": r for i, r in enumerate(unet.down_blocks[0].resnets)}
-    handles = [module.register_forward_hook(hook(name)) for name, module in places.items()]
-    from diffusers import EulerDiscreteScheduler
-
-    scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
-    scheduler.set_timesteps(params.steps)
-    assert params.seed is not None and params.height and params.width
-    shape = (4, params.height // 8, params.width // 8)
-    x = NoiseSource(params.seed, shape).start()[None] * scheduler.init_noise_sigma
-    added = {"text_embeds": condition.pooled, "time_ids": condition.time_ids}
-    try:
-        for step, t in enumerate(scheduler.timesteps):  # noqa: B007 (hooks read it)
-            model_input = scheduler.scale_model_input(torch.cat([x, x]), t)
-            if masked is not None:
-                model_input = torch.cat([model_input, torch.stack([masked, masked])], dim=1)
-            noise = unet(model_input, t, condition.context, added_cond_kwargs=added).sample
-            guided = noise[1:] + params.guidance * (noise[:1] - noise[1:])
-            x = scheduler.step(guided, t, x).prev_sample
-    finally:
-        for handle in handles:
-            handle.remove()
-    return x[0]
+def assert_alike(found: Tensor, expected: Tensor) -> None:
+    difference = float((found - expected).abs().max())
+    assert difference <= LATENTS, f"latents differ by {difference:.2e}, allowed {LATENTS}"
 
 
 def test_a_picture_alone_and_among_seven_others(mini: Pipeline) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,22 @@ EACH = [
     for name in SCHEDULERS
 ]
 """for tests that make pictures"""
+FEW = ("lcm", "tcd")
+"""for models that were distilled to few steps: with many, LCM lets the least difference grow"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
+
+
+def each_at(sizes: Sequence[tuple[int, int]]) -> list[Any]:
+    """Each scheduler at each size: a pair for every size in quick runs, all in long ones."""
+    quick = set(zip(QUICK, sizes, strict=True))
+    return [
+        pytest.param(
+            *pair,
+            marks=() if pair in quick else pytest.mark.long,
+            id="{}-{}x{}".format(pair[0], *pair[1]),
+        )
+        for pair in itertools.product(SCHEDULERS, sizes)
+    ]
 
 
 def their_scheduler(name: str, config: Mapping[str, Any]) -> Any:

@@ -1,0 +1,40 @@
+"""DeepCache without its two networks: diffusers' own UNet runs in full at every call, and between
+deep ones its inner tensors are those of the last deep one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+
+@contextmanager
+def substituted(unet: Any, interval: int = 2) -> Iterator[None]:
+    """For whatever calls it once a step, meanwhile; the first call is deep."""
+    kept: dict[str, Tensor] = {}
+    calls = 0
+
+    def count(_module: Any, _inputs: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    def swap(name: str) -> Any:
+        def chosen(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            if (calls - 1) % interval == 0:
+                kept[name] = output
+            return kept[name]
+
+        return chosen
+
+    places = {"up": unet.up_blocks[1]}
+    places |= {f"skip{i}": r for i, r in enumerate(unet.down_blocks[0].resnets)}
+    handles = [unet.register_forward_pre_hook(count)]
+    handles += [each.register_forward_hook(swap(name)) for name, each in places.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
