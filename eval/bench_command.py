@@ -20,6 +20,10 @@ BENCHMARKS = {
     ),
     "h200": ("eval.h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
     "batching": ("eval.speed.batching", "in-flight against static batching, in simulated time"),
+    "mixed": (
+        "eval.speed.mixed",
+        "text, images, masks and upscaling in flight together, and apart",
+    ),
     "robustness": (
         "eval.robustness.command",
         "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
