@@ -71,6 +71,14 @@ async def patient(updates: AsyncIterator[Any], wait_s: float) -> AsyncGenerator[
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
+    """It holds what `patient` was given, which nobody can close before: whoever is cancelled again
+    meanwhile, as anyio does it until a task is over, waits all the same."""
+    is_cancelled = False
+    task.cancel()
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError

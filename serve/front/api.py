@@ -25,6 +25,7 @@ from serve.front.a1111 import WITH_PICTURES
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.batches_off import FILES_PATH, add_off_routes
 from serve.front.body_limit import BodyLimit
+from serve.front.decoding import DecodingThread
 from serve.front.edits import Edits
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, response
 from serve.front.generations import Generations
@@ -98,12 +99,13 @@ def create_app(
     expander = Expander(text, settings.expand_s) if text else None
     generations = Generations(models, settings, store, limiter, expander)
     add_generation_routes(app, generations)
-    add_edit_route(app, Edits(generations))
+    decoding = DecodingThread()
+    add_edit_route(app, Edits(generations, decoding))
     if settings.sdapi:
         # Here and not above: most services have no need of it.
         from serve.front.a1111.routes import add_webui_routes
 
-        add_webui_routes(app, models, settings, limiter)
+        add_webui_routes(app, models, settings, limiter, decoding)
     llm = id_of(settings.llm) if text else None
     add_model_routes(app, models, settings, llm)
     if text is not None and llm is not None:

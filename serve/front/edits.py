@@ -3,8 +3,8 @@ any other."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from sdxl.params import InvalidParams, of_rest
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
+from serve.front.decoding import DecodingThread
 from serve.front.generations import Generations
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_edits import EditAsked, EditRequest, read_edit
@@ -26,8 +27,7 @@ R = TypeVar("R", bound=ImageRequest)
 @dataclass
 class Edits:
     generations: Generations
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Pictures are decoded one at a time: a large one takes a hundred megabytes."""
+    decoding: DecodingThread
 
     async def answer(self, request: Request) -> Response:
         asked, source = await self._read(request)
@@ -40,8 +40,7 @@ class Edits:
         card = await model.backend.card()
         check_can_edit(card)
         check_limits(sent.request, card, model.settings)
-        async with self._turn:
-            return await asyncio.to_thread(read_images, sent, card, model.settings)
+        return await self.decoding.run(partial(read_images, sent, card, model.settings))
 
 
 def read_images(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.exceptions import BackPressureError
@@ -166,6 +167,33 @@ def test_a_replica_refuses_what_has_no_time_and_nobody_tries_it_again(
     with pytest.raises(Problem) as caught:
         asyncio.run(scenario())
     assert caught.value.status == status and len(handle.asked) == 1
+
+
+def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> None:
+    """So anyio cancels, in which Starlette streams."""
+    ended = []
+
+    async def talk() -> AsyncGenerator[int]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append("talk")
+
+    async def listen(updates: AsyncGenerator[int]) -> None:
+        async with aclosing(updates), aclosing(beats.patient(updates, 10.0)) as heard:
+            async for _ in heard:
+                pass
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen, talk())
+            await asyncio.sleep(0.05)
+            group.cancel_scope.cancel()
+
+    asyncio.run(scenario())
+    assert ended == ["talk"]
 
 
 @pytest.fixture

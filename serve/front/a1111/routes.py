@@ -22,6 +22,7 @@ from serve.front.a1111 import PREFIX, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
 from serve.front.answering import deadline_of, in_time, take_rate
 from serve.front.clients import client_of
+from serve.front.decoding import DecodingThread
 from serve.front.edits import check_can_edit, prepared
 from serve.front.fan_out import fan_out
 from serve.front.generations import marked, work_of
@@ -44,9 +45,8 @@ class WebuiApi:
     models: ServedModels
     settings: ServeSettings
     limiter: RateLimiter
+    decoding: DecodingThread
     clients: Clients = field(default_factory=Clients)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Pictures are decoded one at a time."""
 
     def state_of(self, request: Request) -> ClientState:
         return self.clients.of(client_of(request, self.settings.client_header)[0])
@@ -74,8 +74,7 @@ class WebuiApi:
             except InvalidParams as error:
                 raise of_params(error) from None
 
-        async with self._turn:
-            wanted, image = await asyncio.to_thread(source)
+        wanted, image = await self.decoding.run(source)
         orders = self._orders(wanted, model, card, request, image)
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
         # What was sent is not sent back.
@@ -139,9 +138,13 @@ class WebuiApi:
 
 
 def add_webui_routes(
-    app: FastAPI, models: ServedModels, settings: ServeSettings, limiter: RateLimiter
+    app: FastAPI,
+    models: ServedModels,
+    settings: ServeSettings,
+    limiter: RateLimiter,
+    decoding: DecodingThread,
 ) -> None:
-    api = WebuiApi(models, settings, limiter)
+    api = WebuiApi(models, settings, limiter, decoding)
 
     @app.post(f"{PREFIX}/txt2img")
     async def make_webui_images(body: wire.TextToImage, request: Request) -> dict[str, Any]:
