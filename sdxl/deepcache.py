@@ -14,9 +14,6 @@ from typing import NamedTuple
 
 from sdxl.params import GenerationParams
 
-FEW_STEPS = 8
-"""Fewer than these are for models that were made for few: their steps are far apart."""
-
 
 class Step(NamedTuple):
     """What one step of one image runs. It is never false: ask for its fields."""
@@ -91,14 +88,14 @@ def plan(
 
 
 def plan_of(params: GenerationParams) -> StepPlan:
-    steps, interval = params.taken_steps, params.cache_interval
+    steps, interval = params.taken_steps, params.interval
     return plan(steps, interval, params.deep_steps, asked_guidance(params))
 
 
 def spoils(params: GenerationParams) -> bool:
-    """Whether kept features cost more than they save: in four steps one in nine of the embedded
-    model's pictures, for a fifth of the time (docs/models.md)."""
-    return params.steps < FEW_STEPS and params.deep_steps is None and params.cache_interval > 1
+    """Whether kept features, which somebody asked for, cost more than they save: in four steps one
+    in nine of the embedded model's pictures, for a fifth of the time (docs/models.md)."""
+    return params.has_few_steps and params.deep_steps is None and params.interval > 1
 
 
 def asked_guidance(params: GenerationParams) -> Collection[int] | None:

@@ -6,10 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import GenericAlias
-from typing import Any
+from types import GenericAlias, UnionType
+from typing import Any, get_args, get_origin
 
 MAX_STEPS = 1000
+FEW_STEPS = 8
+"""A schedule of fewer is for models that were made for few: its steps are far apart."""
+USUAL_INTERVAL = 2
+"""One step in so many is deep where nobody says and the steps are not few."""
 SIZE = "size"
 """what REST calls width and height together"""
 
@@ -80,6 +84,14 @@ class Parameter:
     def stored_kind(self) -> Any:
         """As JSON and tables hold it, which have no tuples."""
         return GenericAlias(list, (self.item,)) if self.kind is tuple else self.kind
+
+
+def kind_of(hint: Any) -> dict[str, type]:
+    """Of `int | None` int, of `tuple[int, ...]` tuple and int."""
+    if isinstance(hint, UnionType):
+        hint = next(each for each in get_args(hint) if each is not type(None))
+    kind = get_origin(hint)
+    return {"kind": kind, "item": get_args(hint)[0]} if kind else {"kind": hint}
 
 
 def is_int(value: object) -> bool:

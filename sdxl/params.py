@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import MappingProxyType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, TypeVar, get_type_hints
 
+from sdxl.parameter import FEW_STEPS, USUAL_INTERVAL, kind_of, needed_steps
 from sdxl.parameter import MAX_STEPS as MAX_STEPS
 from sdxl.parameter import SIZE as SIZE
 from sdxl.parameter import InvalidParams as InvalidParams
 from sdxl.parameter import Parameter as Parameter
-from sdxl.parameter import needed_steps
 from sdxl.scheduler_names import SCHEDULERS
 from sdxl.sizes import Sizes as Sizes
 
@@ -89,13 +89,15 @@ class GenerationParams:
         infotext="Sampler",
         metavar="NAME",
     )
-    cache_interval: int = parameter(
-        2,
+    cache_interval: int | None = parameter(
+        None,
         "DeepCache",
-        "run the whole UNet in one step of so many; 1 is the exact model",
+        "run the whole UNet in one step of so many; 1 is the exact model (unless given: "
+        f"{USUAL_INTERVAL}, with fewer than {FEW_STEPS} steps 1)",
         low=1,
         high=MAX_STEPS,
         infotext="Cache interval",
+        placeholder=f"{USUAL_INTERVAL}, with fewer than {FEW_STEPS} steps 1",
     )
     deep_steps: tuple[int, ...] | None = parameter(
         None,
@@ -248,6 +250,16 @@ class GenerationParams:
         return self.steps - self.taken_steps
 
     @property
+    def has_few_steps(self) -> bool:
+        """At one of its sizes. What counts is how far apart steps are, not how many are taken."""
+        return any(leg.steps < FEW_STEPS for leg in self.legs)
+
+    @property
+    def interval(self) -> int:
+        """One step in so many is deep; where nobody said, all of few."""
+        return usual(self.cache_interval, 1 if self.has_few_steps else USUAL_INTERVAL)
+
+    @property
     def is_upscaled(self) -> bool:
         return usual(self.upscale, 1.0) > 1
 
@@ -324,6 +336,7 @@ class GenerationParams:
             width=sizes.resolve("width", self.width),
             height=sizes.resolve("height", self.height),
             seed=new_seed() if self.seed is None else self.seed,
+            cache_interval=self.interval,
             upscaler=usual(self.upscaler, LANCZOS) if self.is_upscaled else None,
             upscale_strength=self.legs[-1].strength if self.is_upscaled else None,
         )
@@ -346,6 +359,7 @@ class GenerationParams:
     def as_rest(self) -> dict[str, Any]:
         """What a service is asked, so that it makes this picture; what is open stays unsaid."""
         body = {p.client_name: getattr(self, p.name) for p in of_rest()}
+        body |= {"cache_interval": self.interval}
         if self.width and self.height:
             body[SIZE] = f"{self.width}x{self.height}"
         return {name: value for name, value in body.items() if value is not None}
@@ -372,19 +386,11 @@ def of_rest() -> Iterator[Parameter]:
     return (p for p in PARAMETERS.values() if p.rest != SIZE)
 
 
-def _kind(hint: Any) -> dict[str, type]:
-    """Of `int | None` int, of `tuple[int, ...]` tuple and int."""
-    if isinstance(hint, UnionType):
-        hint = next(each for each in get_args(hint) if each is not type(None))
-    kind = get_origin(hint)
-    return {"kind": kind, "item": get_args(hint)[0]} if kind else {"kind": hint}
-
-
 def _read_table() -> dict[str, Parameter]:
     hints = get_type_hints(GenerationParams)
     return {
         f.name: replace(
-            f.metadata["parameter"], name=f.name, default=f.default, **_kind(hints[f.name])
+            f.metadata["parameter"], name=f.name, default=f.default, **kind_of(hints[f.name])
         )
         for f in fields(GenerationParams)
     }

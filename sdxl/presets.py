@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sdxl.parameter import FEW_STEPS
 from sdxl.params import GenerationParams, InvalidParams
 
 FILE = "presets.json"
 COURSE = ("steps", "scheduler", "cache_interval", "deep_steps", "strength")
 """Parameters that deep steps are chosen for, or that say others."""
+STEPS = ("steps", "upscale_steps")
+"""Parameters that say how far apart a picture's steps are."""
 MEASURED = ("low", "medium", "high")
 """What a model may have its own of, the fastest first."""
 
@@ -35,14 +38,22 @@ class Preset:
         """The parameters of a picture that it stands for."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def beside(self, given: Mapping[str, Any], *, is_named: bool = True) -> dict[str, Any]:
         """The same where others are given: those go first, and deep steps that were chosen for
-        another course than theirs are left out."""
+        another course than theirs are left out. So is the interval where others have few steps, and
+        nobody named this preset."""
         own = {"scheduler": GenerationParams.scheduler, **self.values()}
         said = {name: given[name] for name in COURSE if given.get(name) is not None}
         values = {**self.values(), **{n: v for n, v in given.items() if v is not None}}
         if "deep_steps" not in said and any(own.get(name) != v for name, v in said.items()):
             values.pop("deep_steps", None)
+        others = {given.get(name) or self.steps for name in STEPS} - {self.steps}
+        if (
+            not is_named
+            and "cache_interval" not in said
+            and min(others, default=FEW_STEPS) < FEW_STEPS
+        ):
+            values.pop("cache_interval")
         return values
 
     def told(self) -> str:
@@ -111,6 +122,12 @@ def _preset_of(values: Mapping[str, Any]) -> Preset:
     whole = {"steps": preset.steps, "cache_interval": preset.cache_interval}
     GenerationParams(**{**preset.values(), **whole})
     return preset
+
+
+def usual_interval(preset: Preset) -> str:
+    """What is taken where nobody names a preset nor an interval, for people."""
+    few = "" if preset.cache_interval == 1 else f", with fewer than {FEW_STEPS} steps 1"
+    return f"{preset.cache_interval}{few}"
 
 
 def told(presets: Presets) -> list[str]:

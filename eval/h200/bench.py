@@ -19,6 +19,7 @@ from onnx_export.random_weights import write_checkpoint
 from onnx_export.recipes import RECIPES
 from onnx_export.settings import usual_settings
 from sdxl.checkpoint import Checkpoint, find
+from sdxl.parameter import USUAL_INTERVAL
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 
@@ -60,7 +61,12 @@ class Bench:
     def usual(self) -> GenerationParams:
         setting = self.setting
         return GenerationParams(
-            PROMPTS[0], seed=0, steps=setting.steps, width=setting.side, height=setting.side
+            PROMPTS[0],
+            seed=0,
+            steps=setting.steps,
+            width=setting.side,
+            height=setting.side,
+            cache_interval=USUAL_INTERVAL,
         )
 
     def pipeline(self, precision: str, model: str = "", options: str = "") -> Pipeline:

@@ -76,16 +76,14 @@ def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
         if given.get(side, MINI_SIDE) != MINI_SIDE:
             raise InvalidParams(side, given[side], f"its scorer needed {MINI_SIDE}")
     captions = scene_captions(count or MINI_PICTURES)
-    first = given.get("seed", 0)
+    first, usual = given.get("seed", 0), GenerationParams(**given)
+    usual = replace(usual, cache_interval=usual.interval)
     return QualityTask(
         "embedded model, drawn scenes",
         "FID and CLIP are of the embedded model's own small CLIP, against drawn scenes: compare "
         "them with each other, never with published figures",
         tuple(captions),
-        tuple(
-            replace(GenerationParams(), **{**given, "seed": first + i, "prompt": caption})
-            for i, caption in enumerate(captions)
-        ),
+        tuple(replace(usual, seed=first + i, prompt=caption) for i, caption in enumerate(captions)),
         MINI_SIDE,
         mini_judges,
         "-".join(

@@ -56,6 +56,8 @@ class Intake:
     """what `quality` means in a line of OpenAI's Batch API"""
     limits: ServeSettings = ANY_STEPS
     """what such a line may ask"""
+    usual_interval: int | None = None
+    """of deep steps, where a row says nothing of caches; None: by its steps"""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         """Numbered; of two rows that give one id, the second is an error."""
@@ -128,7 +130,8 @@ class Intake:
             if name not in COLUMNS:
                 raise InvalidParams(name, values[name], f"needed one of {', '.join(COLUMNS)}")
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
-        whole = {**self.defaults, **given}
+        usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
+        whole = {**usual, **self.defaults, **given}
         # An edit's size is its image's, unless it says another one.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
         return values.get(ID), values, filled, self.n
@@ -151,6 +154,9 @@ class Intake:
         sizes = self.sizes or Sizes(1024, 64, 4096)
         card = ModelCard(self.model, sizes, presets=self.presets)
         check_limits(request, card, self.limits)
+        if self.usual_interval:
+            # A quality that nobody named stood for its interval, too.
+            request = request.model_copy(update={"quality": request.effective_quality})
         params = params_of(request, card, self.limits).as_dict()
         if self.sizes is None and request.size in (None, "auto"):
             params |= {"width": None, "height": None}

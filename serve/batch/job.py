@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from sdxl.parameter import USUAL_INTERVAL
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.presets import EXACT, QUALITIES, Preset
 from sdxl.provenance import OFF, PROVENANCES
@@ -23,9 +24,11 @@ from serve.batch.rows import ShardPiece
 from serve.batch.store import Store
 
 FILE = "job.json"
-NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets")
+KEPT = ("threads", "engine", "presets", "usual_interval")
+"""as the job began with them"""
+NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval")
 """Where the input lies may change, and what a revision is called; the others follow from what may
-not, and a job keeps the presets that it began with."""
+not, or are kept."""
 FORMERLY = {
     "low": Preset(10, 1),
     "medium": Preset(20, 2),
@@ -68,10 +71,21 @@ class BatchJob:
     """of a model of the hub: `org/name@commit`"""
     presets: dict[str, Preset] = field(default_factory=lambda: dict(FORMERLY))
     """what `quality` means in its input"""
+    usual_interval: int | None = USUAL_INTERVAL
+    """of deep steps, where a row says nothing of caches; None: by its steps. A job that began
+    before that was so does not say."""
 
     def intake(self) -> Intake:
         sizes = Sizes(**self.sizes) if self.sizes else None
-        return Intake(self.parameters, self.n, self.model, sizes, self.format, self.presets)
+        return Intake(
+            self.parameters,
+            self.n,
+            self.model,
+            sizes,
+            self.format,
+            self.presets,
+            usual_interval=self.usual_interval,
+        )
 
     def shards(self) -> Iterator[ShardPiece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)

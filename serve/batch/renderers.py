@@ -11,6 +11,7 @@ import base64
 import random
 import socket
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
@@ -233,7 +234,8 @@ def body_of(order: ImageOrder, model: str) -> dict[str, Any]:
 def done_of(order: ImageOrder, data: dict[str, Any]) -> Done:
     image = base64.b64decode(data["b64_json"])
     steps = data["deep_steps"], data["shallow_steps"]
-    return Done(image, order.params, data["timings"], *steps, prompt_tokens=0)
+    params = replace(order.params, cache_interval=order.params.interval)
+    return Done(image, params, data["timings"], *steps, prompt_tokens=0)
 
 
 def problem_of(answer: Any) -> Problem:

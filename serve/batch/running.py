@@ -25,7 +25,7 @@ from sdxl.presets import Presets, preset_named
 from serve.batch import displays, reading, results, tars
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec
 from serve.batch.driver import BatchFailed, Driver
-from serve.batch.job import FILE, BatchJob, load_job
+from serve.batch.job import FILE, KEPT, BatchJob, load_job
 from serve.batch.kinds import engine_of, refusal
 from serve.batch.places import open_store
 from serve.batch.progress import BatchProgress
@@ -55,7 +55,7 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
         job, stored = describe(order), load_job(store)
         if stored is not None:
             job.check_same(stored)
-            job = replace(job, threads=stored.threads, engine=stored.engine, presets=stored.presets)
+            job = replace(job, **{name: getattr(stored, name) for name in KEPT})
         store.prepare("images", "ledger", *([tars.LOOSE] if order.is_tarred else []))
         task = BatchTask(
             store, run_id, order.format, order.is_tarred, order.retries_dead, order.reads_back
@@ -102,6 +102,7 @@ def describe(order: BatchSpec) -> BatchJob:
         rows=reading.count(paths) * order.n,
         parameters=with_quality(order, presets),
         presets=dict(presets),
+        usual_interval=None,
         n=order.n,
         format=order.format,
         is_tarred=order.is_tarred,

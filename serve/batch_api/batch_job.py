@@ -113,5 +113,6 @@ class BatchJobRun:
         card = self._card
         assert card is not None
         id_, limits = self.model.id, self.model.settings
-        intake = Intake({}, 1, id_, card.sizes, None, card.presets, limits)
+        usual = self.batch.usual_interval
+        intake = Intake({}, 1, id_, card.sizes, None, card.presets, limits, usual)
         yield from intake.shards(read([path]), SHARD)

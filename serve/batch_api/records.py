@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from sdxl.parameter import USUAL_INTERVAL
 from serve.batch.places import open_store
 from serve.batch.store import Store, token
 from serve.front.keys import ApiKey
@@ -69,6 +70,9 @@ class BatchRecord:
     expires_at: int
     files_live_s: int
     metadata: dict[str, str] | None = None
+    usual_interval: int | None = USUAL_INTERVAL
+    """of deep steps, where a line says nothing of caches; None: by its steps. A batch that began
+    before that was so does not say."""
     model: str = ""
     status: Status = "validating"
     in_progress_at: int | None = None

@@ -178,6 +178,7 @@ class BatchApi:
             expires_at=expires_at,
             files_live_s=after.seconds if after else int(self.settings.batches_ttl_s),
             metadata=asked.metadata,
+            usual_interval=None,
         )
         with_room(lambda: self.records.put_batch(batch))
         return batch

@@ -98,7 +98,8 @@ def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -
     asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
     if preset.steps > settings.max_steps and asked["steps"] is None:
         asked["steps"] = settings.max_steps
-    return GenerationParams.from_dict({"width": width, "height": height, **preset.beside(asked)})
+    values = preset.beside(asked, is_named=request.names_quality)
+    return GenerationParams.from_dict({"width": width, "height": height, **values})
 
 
 def served_sizes(card: ModelCard, settings: ServeSettings) -> Sizes:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
 from sdxl.params import PARAMETERS, Parameter, of_rest
+from sdxl.presets import usual_interval
 from sdxl.scheduler_names import SCHEDULERS
 from serve.orders import Done, ModelCard
 from serve.settings import MAX_N, ServeSettings
@@ -119,6 +120,10 @@ class ImageRequest(PictureFields):
     def effective_quality(self) -> str:
         asked = self.quality or "auto"
         return SAME_QUALITY.get(asked, asked)
+
+    @property
+    def names_quality(self) -> bool:
+        return self.quality not in (None, "auto")
 
 
 def longest_side(card: ModelCard, settings: ServeSettings) -> int:
@@ -287,12 +292,14 @@ class ImageLimits(Reply):
 
 
 def controls_of(card: ModelCard) -> Iterator[Control]:
-    """With the defaults of a request that names neither steps nor quality."""
+    """With what is taken of a request that names neither steps nor quality."""
     preset = card.presets[SAME_QUALITY["auto"]]
-    usual: dict[str, Any] = {"steps": preset.steps, "cache_interval": preset.cache_interval}
+    usual: dict[str, dict[str, Any]] = {
+        "steps": {"default": preset.steps},
+        "cache_interval": {"placeholder": usual_interval(preset)},
+    }
     for name, each in PARAMETERS.items():
-        control = Control.of(each)
-        yield control.model_copy(update={"default": usual.get(name, control.default)})
+        yield Control.of(each).model_copy(update=usual.get(name))
 
 
 class Model(Reply):

@@ -28,6 +28,7 @@ from sdxl.arguments import (
     whole,
 )
 from sdxl.files import prepare_folder, write_atomic
+from sdxl.parameter import FEW_STEPS
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     order = read_order(build_parser().parse_args(argv))
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
     from engines import load
-    from sdxl.deepcache import FEW_STEPS, spoils
+    from sdxl.deepcache import spoils
     from sdxl.images import check_metadata
 
     # A certificate that cannot sign shows before the model is loaded.

@@ -3,12 +3,10 @@
 import { draw } from "./drawing.js";
 import { cacheWords } from "./parameters.js";
 
-const USUAL_INTERVAL = 2;
-
 /** [off, on]: the settings of either side. */
 export function sidesOf(settings) {
   const seed = settings.seed || String(crypto.getRandomValues(new Uint32Array(1))[0]);
-  const on = settings.cache_interval > 1 ? settings.cache_interval : USUAL_INTERVAL;
+  const on = Math.max(settings.cache_interval, 2);
   return [1, on].map((cache_interval) => ({ ...settings, seed, n: 1, cache_interval }));
 }
 

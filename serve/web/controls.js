@@ -6,7 +6,7 @@ import { byId, make } from "./elements.js";
 export function buildControls(form, parameters) {
   for (const each of parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
-    if (own) own.textContent = each.label;
+    if (own) Object.assign(own, { textContent: each.label, title: each.help });
     else if (each.field !== "size" && !form.elements[each.name]) place(each);
   }
 }

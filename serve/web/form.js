@@ -6,13 +6,10 @@ import { cacheWords, learn, usualSettings } from "./parameters.js";
 
 const DRAFT = "settings";
 /** Of the page's own controls. */
-const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: 2, expand_prompt: false };
+const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: "", expand_prompt: false };
 const NUMBERS = ["n", "cache_interval"];
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
-const LABELS = {
-  cache_interval: (value) => (value === "1" ? "Off" : value),
-  n: (value) => value,
-};
+const LABELS = { cache_interval: { "": "Auto", 1: "Off" } };
 
 const form = byId("ask");
 let limits = null;
@@ -126,7 +123,7 @@ function offer(name, value) {
   const place = form.querySelector(`.choice[data-name=${name}]`);
   if (place && !place.querySelector(`[value="${value}"]`)) {
     const input = make("input", { type: "radio", name, value });
-    place.append(make("label", {}, input, make("span", {}, LABELS[name](value))));
+    place.append(make("label", {}, input, make("span", {}, LABELS[name]?.[value] ?? value)));
   }
   if (list?.tagName === "SELECT" && !list.querySelector(`[value="${value}"]`)) {
     list.append(make("option", { value }, value.replace("x", " × ").replaceAll("_", " ")));

@@ -44,7 +44,7 @@ export function settingsOf({ width, height, ...params }) {
 const asSetting = (value) => (Array.isArray(value) ? value.join(",") : value ?? "");
 
 export const cacheWords = (interval) =>
-  interval === 1 ? "off" : `every ${ordinal(interval)} step`;
+  interval === 1 ? "off" : interval ? `every ${ordinal(interval)} step` : "as many steps as needed";
 
 const ordinal = (n) => `${n}${{ 2: "nd", 3: "rd" }[n] ?? "th"}`;
 

@@ -28,7 +28,7 @@ from sdxl.source import SourceImage
 
 log = logging.getLogger(__name__)
 
-STEPS = 4
+COURSE = GenerationParams("a warm-up", seed=0, steps=4, cache_interval=2)
 """deep, shallow, deep, shallow"""
 ROUNDS, SLOW_S = 2, 10.0
 
@@ -73,7 +73,7 @@ def rounds(pipeline: Pipeline) -> Iterator[None]:
 
 
 def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
-    params = pipeline.resolve(GenerationParams("a warm-up", seed=0, steps=STEPS))
+    params = pipeline.resolve(COURSE)
     for _ in rounds(pipeline):
         began = pipeline.clock()
         conditionings = rooms.encode(partial(pipeline.encode, [params]))
@@ -97,8 +97,7 @@ def blank(params: GenerationParams) -> SourceImage:
 
 
 def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) -> None:
-    filling = [GenerationParams(seed=0, steps=STEPS)] * (bucket // 2)
-    filling += [GenerationParams(seed=0, steps=STEPS, guidance=1.0)] * (bucket % 2)
+    filling = [COURSE] * (bucket // 2) + [replace(COURSE, guidance=1.0)] * (bucket % 2)
     params = [pipeline.resolve(each) for each in filling]
     conditionings = rooms.encode(partial(pipeline.encode, params))
     for _ in rounds(pipeline):

@@ -20,7 +20,7 @@ from sdxl.pipeline import Pipeline
 
 HUNG_S = 50
 AXES = {"rows": 4, "tokens": 77, "latent_h": 16, "latent_w": 16, "chunks": 1, "batch": 2}
-ASKED = [GenerationParams("a ring", steps=4, seed=i) for i in range(4)]
+ASKED = [GenerationParams("a ring", steps=4, cache_interval=2, seed=i) for i in range(4)]
 
 
 class Strikes:

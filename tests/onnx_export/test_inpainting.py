@@ -34,7 +34,7 @@ def test_an_inpainting_checkpoint_s_graphs_paint_its_pictures(
     prompts = PROMPTS if precision == "int8" else ()
     folder = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
     assert folder.graphs["unet_deep"].spec.inputs[0].dims[1] == 9
-    text = GenerationParams("a red circle", steps=4, seed=3, width=32, height=32)
+    text = GenerationParams("a red circle", steps=4, cache_interval=2, seed=3, width=32, height=32)
     whole = (0, 0, 32, 32)
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
     mask = Image.new("L", (32, 32), 0)

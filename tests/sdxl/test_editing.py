@@ -228,8 +228,8 @@ def test_the_first_step_of_an_edit_runs_the_whole_unet(mini: Pipeline) -> None:
 def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
     """Of one size they are alike to the loop: as many calls as the longest of them has steps, and
     each picture is that of itself alone."""
-    text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128)
-    usual = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
+    usual: dict[str, Any] = {"steps": 6, "guidance": 5.0, "cache_interval": 2}
+    text = GenerationParams(PROMPT, seed=3, width=128, height=128, **usual)
     asked: list[GenerationParams | Edit] = [
         text,
         edit(params_of("ddim", SIZES[0], 0.5, **usual)),
@@ -250,7 +250,7 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
 def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:
     """A picture from text beside an inpainting is the same to the bit in one shape of calls."""
     exact = replace(mini, is_deterministic=True)
-    text = GenerationParams(PROMPT, steps=4, seed=3, width=128, height=128)
+    text = GenerationParams(PROMPT, steps=4, cache_interval=2, seed=3, width=128, height=128)
     masked = edit(params_of("euler", SIZES[0], 1.0, steps=4), is_masked=True)
     (alone,), (beside, _) = exact.generate([text]), exact.generate([text, masked])
     assert alone.latents is not None and beside.latents is not None

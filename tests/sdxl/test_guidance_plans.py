@@ -230,7 +230,7 @@ def _by_diffusers(pipe: Any, condition: Any, params: GenerationParams, steps: ra
 @pytest.mark.slow
 def test_deterministic_bytes_stay_the_same_beside_changing_neighbours(mini: Pipeline) -> None:
     fixed = Pipeline(mini.checkpoint, mini.engines, is_deterministic=True)
-    one = GenerationParams(PROMPT, seed=11, steps=6, guidance_interval=(0.3, 0.7))
+    one = GenerationParams(PROMPT, seed=11, steps=6, cache_interval=2, guidance_interval=(0.3, 0.7))
     (alone,) = fixed.generate([one])
     others = [replace(each, steps=6, deep_steps=None, guided_steps=None) for each in EIGHT[:3]]
     company = fixed.generate([*others, one])

@@ -32,7 +32,14 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
 
 
 def params(**changes: Any) -> dict[str, Any]:
-    given = {"prompt": "a ring", "width": 24, "height": 16, "seed": 7, **changes}
+    given = {
+        "prompt": "a ring",
+        "width": 24,
+        "height": 16,
+        "seed": 7,
+        "cache_interval": 2,
+        **changes,
+    }
     return {**GenerationParams.from_dict(given).as_dict(), "model": "mini"}
 
 

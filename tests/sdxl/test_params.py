@@ -100,3 +100,35 @@ def test_what_is_left_open_is_filled() -> None:
 )
 def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:
     assert GenerationParams.from_dict(params.as_dict()) == params
+
+
+@pytest.mark.parametrize(
+    ("asked", "interval"),
+    [
+        ({"steps": 7}, 1),
+        ({"steps": 8}, 2),
+        ({}, 2),
+        ({"steps": 4, "cache_interval": 2}, 2),
+        ({"steps": 4, "strength": 1.0}, 1),
+        # Two of twenty are as close together as all of them.
+        ({"steps": 20, "strength": 0.1}, 2),
+        ({"steps": 20, "upscale": 2.0, "upscale_strength": 0.1}, 2),
+        ({"steps": 4, "upscale": 2.0, "upscale_steps": 20}, 1),
+        ({"steps": 20, "upscale": 2.0, "upscale_steps": 5}, 1),
+    ],
+)
+def test_every_step_is_deep_where_steps_are_few_and_nobody_says(
+    asked: dict[str, Any], interval: int
+) -> None:
+    params = GenerationParams(seed=1, **asked)
+    resolved = params.resolve(SIZES, lambda: 0)
+    assert resolved.cache_interval == params.interval == interval
+    assert all(leg.interval == interval for leg in resolved.legs)
+    again = GenerationParams.from_dict(resolved.as_dict())
+    assert again.resolve(SIZES, lambda: 0) == resolved, "what a picture says makes it again"
+    assert params.as_rest()["cache_interval"] == interval, "a service may have other defaults"
+
+
+def test_an_image_that_is_only_upscaled_counts_the_steps_of_that() -> None:
+    asked = GenerationParams(steps=4, upscale=2.0, upscale_steps=20)
+    assert asked.for_edit(has_mask=False).interval == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,27 @@ def test_a_plan_without_a_scheduler_is_for_the_usual_one() -> None:
     preset = Preset(20, 3, deep_steps=(0, 5))
     assert preset.beside({"scheduler": "euler"})["deep_steps"] == (0, 5)
     assert "deep_steps" not in preset.beside({"scheduler": "ddim"})
+
+
+@pytest.mark.parametrize(
+    ("given", "interval"),
+    [
+        ({}, 2),
+        ({"steps": 30}, 2),
+        ({"steps": 4}, None),
+        ({"upscale": 2.0, "upscale_steps": 4}, None),
+        ({"steps": 4, "cache_interval": 3}, 3),
+    ],
+)
+def test_a_preset_that_nobody_named_says_nothing_of_few_steps(
+    given: dict[str, Any], interval: int | None
+) -> None:
+    preset = Preset(20, 2)
+    assert preset.beside(given, is_named=False).get("cache_interval") == interval
+    assert preset.beside(given)["cache_interval"] == (interval or 2), "a named one does"
+
+
+def test_a_preset_of_few_steps_keeps_its_interval() -> None:
+    few = Preset(6, 2)
+    assert few.beside({"steps": 6}, is_named=False)["cache_interval"] == 2
+    assert "cache_interval" not in few.beside({"steps": 5}, is_named=False)

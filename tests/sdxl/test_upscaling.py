@@ -105,7 +105,7 @@ def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: A
 def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> None:
     """Two of each, which share calls in the first leg's size and in the second's."""
     usual: dict[str, Any] = {"guidance": 5.0, "cache_interval": 2}
-    text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128)
+    text = GenerationParams(PROMPT, steps=6, seed=3, width=128, height=128, **usual)
     large = replace(text, width=192, height=192, seed=11)
     asked: list[GenerationParams | Edit] = [
         text,

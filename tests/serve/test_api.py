@@ -79,6 +79,40 @@ def test_quality_stands_for_steps_and_interval(
     assert (told["steps"], told["cache_interval"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("said", "interval"),
+    [
+        ({}, 1),
+        ({"quality": "auto"}, 1),
+        ({"quality": "medium"}, 2),
+        ({"quality": "xhigh"}, 1),
+        ({"cache_interval": 2}, 2),
+        ({"steps": 8}, 2),
+        ({"steps": 20, "upscale": 1.5, "upscale_steps": 5}, 1),
+    ],
+)
+def test_every_step_is_deep_where_steps_are_few_and_nothing_is_said_of_caches(
+    worker: Worker, said: dict[str, Any], interval: int
+) -> None:
+    asked = {"prompt": PROMPT, "steps": 4, "seed": 3, **said}
+    (data,) = post(worker, asked).json()["data"]
+    told = read_parameters(picture(data))
+    assert told["cache_interval"] == interval
+    assert (data["shallow_steps"] > 0) == (interval > 1)
+
+
+def test_models_say_what_is_taken_where_nothing_is_said(worker: Worker) -> None:
+    async def listed() -> Any:
+        async with client(worker) as http:
+            return (await http.get("/v1/models")).json()["data"]
+
+    (model,) = asyncio.run(listed())
+    controls = {each["name"]: each for each in model["images"]["parameters"]}
+    assert controls["steps"]["default"] == 20
+    assert "default" not in controls["cache_interval"], "it goes by the steps"
+    assert controls["cache_interval"]["placeholder"] == "2, with fewer than 8 steps 1"
+
+
 def test_the_same_seed_gives_the_same_picture(worker: Worker) -> None:
     body = {"prompt": PROMPT, "seed": 3, "steps": 4}
     first, second = (post(worker, body).json()["data"][0]["b64_json"] for _ in range(2))

@@ -107,7 +107,9 @@ def task_of(count: int) -> QualityTask:
     from dataclasses import replace
 
     task = embedded_task({}, count)
-    requests = tuple(GenerationParams(PROMPT, seed=i, steps=4) for i in range(count))
+    requests = tuple(
+        GenerationParams(PROMPT, seed=i, steps=4, cache_interval=2) for i in range(count)
+    )
     return replace(task, requests=requests, side=SIDE)
 
 

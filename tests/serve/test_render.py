@@ -84,7 +84,8 @@ def test_defaults_are_the_dataclass_s(
 ) -> None:
     (facts,) = render_json(capsys, "a ring")
     (asked,) = pipeline.asked
-    assert asked == GenerationParams("a ring", width=64, height=64, seed=asked.seed)
+    filled: dict[str, Any] = {"width": 64, "height": 64, "seed": asked.seed, "cache_interval": 2}
+    assert asked == GenerationParams("a ring", **filled)
     assert facts["file"] == f"out/a-ring-{asked.seed}.png" and Path(facts["file"]).exists()
 
 
@@ -190,7 +191,8 @@ def test_a_flag_changes_what_the_picture_says(
 ) -> None:
     render_json(capsys, "a ring", "--seed", "5", "--steps", "9", "--out", "a.png")
     render_json(capsys, "a star", "--from", "a.png", "--steps", "12", "--out", "b.png")
-    expected = GenerationParams("a star", width=64, height=64, seed=5, steps=12)
+    filled: dict[str, Any] = {"width": 64, "height": 64, "cache_interval": 2}
+    expected = GenerationParams("a star", seed=5, steps=12, **filled)
     assert pipeline.asked == [expected]
 
 
@@ -239,6 +241,28 @@ def test_few_steps_are_told_to_do_without_deepcache(
     asked = ["a ring", "--steps", str(steps), "--cache-interval", str(interval), "--n", "2"]
     assert cli.main(["render", *asked]) == 0
     assert capsys.readouterr().err.count("--cache-interval 1") == is_told
+
+
+@pytest.mark.parametrize(("steps", "interval"), [(7, 1), (8, 2)])
+def test_few_steps_do_without_deepcache_unless_it_is_asked_for(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str], steps: int, interval: int
+) -> None:
+    assert cli.main(["render", "a ring", "--steps", str(steps), "--out", "a.png"]) == 0
+    assert capsys.readouterr().err == ""
+    assert images.read_parameters(Path("a.png"))["cache_interval"] == interval
+    flags = ["--quality", "medium", "--steps", str(steps)]
+    assert cli.main(["render", "a ring", *flags, "--out", "b.png"]) == 0
+    assert images.read_parameters(Path("b.png"))["cache_interval"] == 2, "the quality names it"
+
+
+def test_a_picture_from_before_few_steps_had_an_interval_of_their_own_is_made_again(
+    pipeline: FakePipeline,
+) -> None:
+    """It says which one it had."""
+    asked = ["--steps", "4", "--cache-interval", "2", "--out", "a.png"]
+    assert cli.main(["render", "a ring", *asked]) == 0
+    assert cli.main(["render", "--from", "a.png"]) == 0
+    assert pipeline.asked[0].cache_interval == 2
 
 
 def test_a_progress_bar_is_for_terminals(

@@ -22,7 +22,7 @@ from sdxl.checkpoint import MINI
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "sdxl.cli", "render"]
-QUICK = ["--steps", "4", "--seed", "7"]
+QUICK = ["--steps", "4", "--seed", "7", "--cache-interval", "2"]
 
 pytestmark = pytest.mark.skipif(
     not (MINI / "model_index.json").exists(), reason="the embedded model is not trained yet"

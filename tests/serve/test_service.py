@@ -53,9 +53,9 @@ def test_a_picture_is_the_pipeline_s(http: httpx.Client, mini: Pipeline) -> None
 
     from sdxl.images import to_pixels
 
-    body = {"prompt": PROMPT, "seed": 9, "steps": 6}
+    body = {"prompt": PROMPT, "seed": 9, "steps": 6, "cache_interval": 2}
     (data,) = http.post(GENERATE, json=body).json()["data"]
-    (expected,) = mini.generate([GenerationParams(PROMPT, seed=9, steps=6)])
+    (expected,) = mini.generate([GenerationParams(PROMPT, seed=9, steps=6, cache_interval=2)])
     assert expected.image is not None
     found = np.asarray(Image.open(io.BytesIO(picture(data)))).astype(float)
     error = float(((found - to_pixels(expected.image).astype(float)) ** 2).mean())

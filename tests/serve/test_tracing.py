@@ -18,7 +18,7 @@ from tests.serve.workers import fake_pipeline
 
 TRACE, PARENT = "a" * 32, "b" * 16
 STAGES = ("encode", "queue", "denoise", "unet_deep", "unet_shallow", "decode", "file")
-BODY = {"prompt": "a secret ring", "steps": 4, "seed": 3}
+BODY = {"prompt": "a secret ring", "steps": 4, "cache_interval": 2, "seed": 3}
 
 
 @pytest.fixture(scope="module")

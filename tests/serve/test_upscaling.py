@@ -26,7 +26,7 @@ from tests.serve.test_edits import picture_in, png, send
 from tests.serve.workers import fake, fake_pipeline, order, picture_of, running, updates_of
 
 PROMPT = "a red circle on a blue background"
-QUICK: dict[str, Any] = {"prompt": PROMPT, "steps": 5, "seed": 7}
+QUICK: dict[str, Any] = {"prompt": PROMPT, "steps": 5, "seed": 7, "cache_interval": 2}
 TXT2IMG = "/sdapi/v1/txt2img"
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_upscaled_is_refused_before_any_work(
 
 def test_an_existing_picture_is_upscaled_by_an_edit(worker: Worker) -> None:
     """One leg at the larger size; with a strength of its own, two; with a mask, none."""
-    fields = {"prompt": PROMPT, "steps": "5", "seed": "7", "upscale": "2"}
+    fields = {"prompt": PROMPT, "steps": "5", "seed": "7", "upscale": "2", "cache_interval": "2"}
     answer = send(worker, {"image": png(96, 64)}, fields)
     told = read_parameters(picture_in(answer))
     assert answer.json()["size"] == "192x128" and size_of(picture_in(answer)) == (192, 128)

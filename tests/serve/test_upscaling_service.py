@@ -21,6 +21,7 @@ ASKED: dict[str, Any] = {
     "prompt": PROMPT,
     "seed": 3,
     "steps": 4,
+    "cache_interval": 2,
     "n": 2,
     "upscale": 1.5,
     "upscale_strength": 0.5,

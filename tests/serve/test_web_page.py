@@ -153,6 +153,20 @@ def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Vis
 
 
 @pytest.mark.slow
+def test_caches_go_by_the_steps_until_an_interval_is_chosen(web: Visit) -> None:
+    assert web.holds()["cache_interval"] == ""
+    expect(web.page.locator("#cache-hint")).to_contain_text("as many steps as needed")
+    shown = web.page.get_attribute("[data-parameter=cache_interval]", "title")
+    assert shown and "with fewer than 8 steps 1" in shown
+    web.generate(PROMPT, steps="4", seed="3")
+    web.wait_for_pictures()
+    assert read_parameters(web.download())["cache_interval"] == 1
+    web.generate(PROMPT, steps="4", cache_interval="2")
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+    assert read_parameters(web.download())["cache_interval"] == 2
+
+
+@pytest.mark.slow
 def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     web: Visit, http: httpx.Client
 ) -> None:

@@ -95,7 +95,8 @@ def test_what_open_webui_asks_is_answered(http: httpx.Client) -> None:
     )
     body = {"prompt": PROMPT, "batch_size": 1, "width": 128, "height": 128, "steps": 4}
     answer = http.post(TXT2IMG, json={**body, "negative_prompt": ""})
-    assert read_parameters(base64.b64decode(answer.json()["images"][0]))["steps"] == 4
+    told = read_parameters(base64.b64decode(answer.json()["images"][0]))
+    assert (told["steps"], told["cache_interval"]) == (4, 1), "no such client speaks of caches"
 
 
 def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:

@@ -48,8 +48,9 @@ def widen(worker: Worker, rows: int) -> None:
 
 
 def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> ImageOrder:
+    """Deep and shallow steps take turns."""
     names = ("guidance", "width", "height", "negative_prompt", "scheduler", "cache_interval")
-    given = {name: rest.pop(name) for name in names if name in rest}
+    given = {"cache_interval": 2, **{name: rest.pop(name) for name in names if name in rest}}
     return ImageOrder(GenerationParams(prompt, seed=seed, steps=steps, **given), **rest)
 
 

@@ -27,7 +27,9 @@ from tests.serve.workers import fake_pipeline
 SCENARIOS = ("Offline", "Server", "SingleStream")
 CAPTIONS = 16
 REQUESTS = [
-    GenerationParams(f"caption {i}", seed=i, steps=2, width=64, height=64, guidance=1.0)
+    GenerationParams(
+        f"caption {i}", seed=i, steps=2, cache_interval=2, width=64, height=64, guidance=1.0
+    )
     for i in range(CAPTIONS)
 ]
 

@@ -17,7 +17,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import SDXL_1_0, network_specs
 
-ONE = GenerationParams("a ring", seed=1, steps=2)
+ONE = GenerationParams("a ring", seed=1, steps=2, cache_interval=2)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_picture_of_1024_by_1024_takes_two_to_four_megabytes(pipeline: Pipelin
 
 def test_a_picture_is_its_request_s_and_nobody_else_s(pipeline: Pipeline) -> None:
     """Whatever its company: a row that is another's shows."""
-    others = [GenerationParams("a star", seed=seed, steps=3) for seed in (2, 3)]
+    others = [GenerationParams("a star", seed=seed, steps=3, cache_interval=2) for seed in (2, 3)]
     (alone,) = picture(pipeline, ONE)
     together = picture(pipeline, others[0], ONE, others[1])
     assert torch.equal(together[1], alone)

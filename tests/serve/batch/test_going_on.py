@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sdxl.params import GenerationParams
 from serve.batch import command
 from serve.batch.driver import BatchFailed
 from serve.batch.results import MANIFEST
@@ -182,3 +183,25 @@ def test_a_jobs_quality_is_its_models_and_stays_what_it_began_with(tmp_path: Pat
     assert make(source, tmp_path / "other", "--quality", "low", "--steps", "7") == 0
     other = json.loads((tmp_path / "other/job.json").read_text())
     assert other["parameters"] == {"steps": 7, "cache_interval": 1}
+
+
+def test_a_job_that_began_when_every_step_count_had_one_interval_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    source, out = prompts(tmp_path, 2), tmp_path / "out"
+    quick = ("--steps", "4")
+    assert make(source, out, *quick) == 0
+    stored = json.loads((out / "job.json").read_text())
+    assert stored["usual_interval"] is None and intervals(out) == [1, 1]
+    del stored["usual_interval"]
+    (out / "job.json").write_text(json.dumps(stored))
+    for ledger in (out / "ledger").glob("*"):
+        ledger.unlink()
+    assert make(source, out, *quick) == 0
+    assert intervals(out) == [2, 2]
+
+
+def intervals(out: Path) -> list[int]:
+    texts = (file.read_text() for file in (out / "ledger").glob("*"))
+    entries = (json.loads(line) for text in texts for line in text.splitlines())
+    return [GenerationParams.from_dict(entry["params"]).interval for entry in entries]

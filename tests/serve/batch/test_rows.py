@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,33 @@ def test_every_format_says_the_same(tmp_path: Path) -> None:
     assert all(row.error is None for each in found for row in each)
     said = [[(row.id, row.params) for row in each] for each in found]
     assert said[0] == said[1] == said[2]
+
+
+def test_every_step_is_deep_where_steps_are_few_but_in_a_job_that_began_before(
+    tmp_path: Path,
+) -> None:
+    def line(id_: str, **body: Any) -> dict[str, Any]:
+        body = {"prompt": "a", **body}
+        return {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
+
+    contents = [
+        {"prompt": "a", "steps": 4},
+        {"prompt": "b"},
+        {"prompt": "c", "steps": 4, "cache_interval": 3},
+        line("one", steps=4),
+        line("two"),
+        line("three", steps=4, quality="high"),
+        line("four", quality="low"),
+    ]
+    source = jsonl(tmp_path, contents)
+
+    def intervals(made: Intake) -> list[int]:
+        return [row.params.interval for row in made.rows(read([source])) if row.params]
+
+    assert intervals(intake()) == [1, 2, 3, 1, 2, 2, 1]
+    assert intervals(replace(intake(), usual_interval=2)) == [2, 2, 3, 2, 2, 2, 1]
+    flags = intake(cache_interval=5)
+    assert intervals(replace(flags, usual_interval=2))[:3] == intervals(flags)[:3] == [5, 5, 3]
 
 
 def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path: Path) -> None:
