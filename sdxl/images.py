@@ -113,6 +113,15 @@ def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
     return to_pixels((flat @ preview_map[:-1] + preview_map[-1]).movedim(-1, 0))
 
 
+def forming(
+    latents: Tensor, preview_map: Tensor, size: tuple[int, int], source: SourceImage | None
+) -> Pixels:
+    """The same at a picture's own size, in its place where it is made of a part of another."""
+    small = Image.fromarray(preview(latents, preview_map))
+    pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
+    return pixels if source is None else pasted(pixels, source)
+
+
 def encode(
     pixels: Pixels,
     format: str,

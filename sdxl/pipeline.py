@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sdxl.deepcache import deep_count, plan_of
 from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, call, to_host, torch_dtype
 from sdxl.image_encoder import ENCODER, ImageEncoder
-from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
+from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
@@ -35,6 +35,8 @@ from sdxl.upscaling import enlarged_latents, enlarged_picture
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
 BROKEN = "the decoded image holds NaN or infinity"
+Forming = Callable[[], Pixels | None]
+"""shows a picture that is not finished; None before its first step"""
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,11 @@ class Pipeline:
         self,
         asked: Iterable[GenerationParams | Edit],
         on_tick: Callable[[int], None] | None = None,
+        on_forming: Callable[[Forming], None] | None = None,
     ) -> Iterator[Result]:
         """Each picture as it is finished. Reads `asked` only as fast as it renders them.
-        `on_tick` is told how many steps were taken, over all pictures."""
+        `on_tick` is told how many steps were taken, over all pictures; `on_forming` gets what
+        shows a picture that is not finished, and need not call it."""
         loop = self.in_flight()
         waiting = enumerate(self._resolved(each) for each in asked)
         pending: dict[int, _Course] = {}
@@ -172,6 +176,8 @@ class Pipeline:
             events = loop.tick()
             if on_tick is not None:
                 on_tick(loop.steps_taken - before)
+            if on_forming is not None:
+                on_forming(partial(self._forming, loop, pending))
             ended = []
             for event in events:
                 course = pending.pop(event.id)
@@ -264,6 +270,23 @@ class Pipeline:
             raise BrokenImage(BROKEN)
         pixels: Pixels = host.numpy()
         return pixels
+
+    @cached_property
+    def preview_map(self) -> Tensor:
+        return load_preview_map(self.checkpoint.folder, self.engines.arch.latent_channels)
+
+    def _forming(self, loop: InFlight, pending: Mapping[int, _Course]) -> Pixels | None:
+        """The first of those asked for that is on its way, as the model now expects it."""
+        for id_, course in sorted(pending.items(), key=lambda each: each[1].result.index):
+            latents = loop.preview(id_)
+            if latents is not None:
+                with self.engines.on_stream():
+                    host = to_host(latents, self.engines)
+                    self.engines.fence()()
+                result = course.result
+                size = result.params.result_size
+                return forming(host, self.preview_map, size, result.source)
+        return None
 
     def _decode(self, latents: Sequence[Tensor]) -> Tensor:
         with self.engines.on_stream():

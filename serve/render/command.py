@@ -33,15 +33,18 @@ from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from sdxl.presets import preset_named
 from sdxl.provenance import Provenance
 from sdxl.source import DIGESTS
+from serve.render import terminal
 from serve.render.destination import STDOUT, SUFFIXES, Destination, format_of
 from serve.render.editing import ImageToEdit
+from serve.render.progress_display import RenderDisplay
 
 if TYPE_CHECKING:
     from sdxl.images import Pixels
-    from sdxl.pipeline import Pipeline, Result
+    from sdxl.pipeline import Result
 
 DEFAULT_MODEL = "mini"
 MAX_IMAGES = 10_000
+PREVIEW = f"the picture as it forms, in the terminal: {', '.join(terminal.PREVIEWS)} (default auto)"
 
 
 class RenderFailed(RuntimeError):
@@ -62,10 +65,13 @@ class RenderSpec:
     sheet: Path | None
     is_json: bool
     image: ImageToEdit | None = None
+    preview: str = terminal.AUTO
 
 
 def main(argv: Sequence[str]) -> int:
     order = read_order(build_parser().parse_args(argv))
+    # The terminal is asked while no other thread is there, for whom an interrupt might be meant.
+    shows = terminal.find(order.preview, order.is_json or not sys.stdout.isatty())
     # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
     from engines import load
     from sdxl.deepcache import spoils
@@ -90,13 +96,17 @@ def main(argv: Sequence[str]) -> int:
         print(f"sdxl render: {told}", file=sys.stderr)
     pictures: dict[int, tuple[Pixels, str]] = {}
     failures: list[Exception] = []
-    for result in watched(pipeline, requests, image):
-        if result.error is not None:
-            failures.append(result.error)
-            continue
-        pixels, path = save(result, order)
-        report(result, path, order)
-        pictures[result.index] = pixels, result.params.prompt
+    total = sum(request.all_steps for request in requests)
+    asked = image.edits(requests) if image else requests
+    with RenderDisplay(total, shows) as display:
+        for result in pipeline.stream(asked, display.ticked, display.on_forming):
+            if result.error is not None:
+                failures.append(result.error)
+                continue
+            pixels, path = save(result, order)
+            display.finished(pixels)
+            report(result, path, order)
+            pictures[result.index] = pixels, result.params.prompt
     if order.sheet is not None and pictures:
         save_sheet(order.sheet, [pictures[index] for index in sorted(pictures)])
     if failures:
@@ -124,6 +134,7 @@ def build_parser() -> Parser:
     add("--image", metavar="FILE", help="make this image anew, by --strength")
     add("--mask", metavar="FILE", help="only where this one is white or transparent")
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
+    add("--preview", default=terminal.AUTO, metavar="KIND", help=PREVIEW)
     add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
     add_provenance_flags(parser)
     add_quality_flag(parser)
@@ -166,6 +177,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         sheet=prepare_sheet(options.sheet),
         is_json=options.is_json,
         image=image,
+        preview=terminal.check(options.preview),
     )
 
 
@@ -283,19 +295,6 @@ def prepare_sheet(name: str | None) -> Path | None:
         raise InvalidParams("sheet", name, "needed a file name that ends in .png, .jpg or .webp")
     prepare_folder(path.parent)
     return path
-
-
-def watched(
-    pipeline: Pipeline, requests: list[GenerationParams], image: ImageToEdit | None
-) -> Iterator[Result]:
-    """The results as they come, under a progress bar where a person is looking."""
-    from tqdm import tqdm
-
-    total = sum(request.all_steps for request in requests)
-    is_hidden = not sys.stderr.isatty()
-    with tqdm(total=total, unit="step", file=sys.stderr, disable=is_hidden, leave=False) as bar:
-        asked = image.edits(requests) if image else requests
-        yield from pipeline.stream(asked, on_tick=bar.update)
 
 
 def save(result: Result, order: RenderSpec) -> tuple[Pixels, Path]:

@@ -13,8 +13,6 @@ from functools import partial
 from queue import PriorityQueue
 from typing import Any, TypeVar
 
-import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from sdxl import images
@@ -51,8 +49,7 @@ class PictureWriter:
         self._sign = provenance.sign
         self.calls = Calls("decoding a picture", pipeline.clock, stall_s)
         self._stream = SideStream(pipeline.engines)
-        channels = pipeline.engines.arch.latent_channels
-        self._preview_map = images.load_preview_map(pipeline.checkpoint.folder, channels)
+        self._preview_map = pipeline.preview_map
         self._latents: PriorityQueue[tuple[tuple[Priority, float, int], Callable[[], None]]]
         self._latents, self._arrivals = PriorityQueue(), itertools.count()
         self._decoder = ThreadPoolExecutor(1, "decode")
@@ -152,9 +149,8 @@ class PictureWriter:
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
         if ready is not None:
             ready.synchronize()
-        small = Image.fromarray(images.preview(latents, self._preview_map))
-        pixels = np.asarray(small.resize(job.params.result_size, Image.Resampling.BICUBIC))
-        pixels = self._pasted(job, pixels)
+        size, source = job.params.result_size, job.order.source
+        pixels = images.forming(latents, self._preview_map, size, source)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         xmp = self.provenance.xmp
         file = images.encode(pixels, job.order.format, self._metadata(job), quality, xmp)

@@ -22,7 +22,7 @@ from sdxl import cli, images
 from sdxl.checkpoint import find
 from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams, Sizes
-from sdxl.pipeline import Result
+from sdxl.pipeline import Forming, Result
 
 DEFAULTS = GenerationParams()
 
@@ -45,7 +45,10 @@ class FakePipeline:
         return self.resolve(params)
 
     def stream(
-        self, requests: list[GenerationParams], on_tick: Callable[[int], object]
+        self,
+        requests: list[GenerationParams],
+        on_tick: Callable[[int], object],
+        on_forming: Callable[[Forming], None] | None,
     ) -> Iterator[Result]:
         self.asked = requests
         for index, params in reversed(list(enumerate(requests))):

@@ -1,0 +1,207 @@
+"""What a person sees of pictures on their way: a bar of steps, and above it, where the terminal
+shows pictures, the one that is forming. It takes no part in making them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from serve.render.terminal import KITTY, Screen, Terminal
+
+if TYPE_CHECKING:
+    from sdxl.images import Pixels
+    from sdxl.pipeline import Forming
+    from serve.render.terminal_pictures import Frame
+
+PERIOD_S = 0.2
+MOST_ROWS = 12
+FEWEST_ROWS = 4
+ROWS_LEFT = 3
+"""of the screen, for the bar and what was said before"""
+FREE_S, SHARE = 2.0, 0.1
+"""of a command's time goes to drawing: a slow connection shows fewer pictures, and costs no more"""
+SAVE, RESTORE, LINE_START, ERASE_BELOW = b"\x1b7", b"\x1b8", b"\r", b"\x1b[J"
+
+
+def up(rows: int) -> bytes:
+    return b"\x1b[%dA" % rows
+
+
+def down(rows: int) -> bytes:
+    return b"\x1b[%dB" % rows
+
+
+@dataclass
+class PictureArea:
+    """Lines of the screen right above the cursor's, which one picture after another is drawn on
+    until it is left with the last."""
+
+    terminal: Terminal
+    frame: Frame | None = None
+    is_drawing: bool = False
+    has_moved: bool = False
+    """others have written below it"""
+    _screen: Screen | None = None
+
+    def draw(self, pixels: Pixels) -> None:
+        """The cursor is at the start of a line, and comes back to it."""
+        from PIL import Image
+
+        from serve.render.terminal_pictures import shown
+
+        if self.has_moved or self._screen != self.terminal.screen:
+            # What is drawn stays where it went.
+            self.leave()
+        if self.frame is None:
+            self._open(pixels.shape[1], pixels.shape[0])
+        if self.frame is None:
+            return
+        terminal = self.terminal
+        picture = shown(Image.fromarray(pixels), terminal.protocol, self.frame, terminal.colours)
+        self._write(SAVE + up(self.frame.rows) + LINE_START + picture + RESTORE)
+
+    def leave(self) -> None:
+        self.frame, self._screen, self.has_moved = None, None, False
+
+    def clear(self) -> None:
+        """As if there had been no picture."""
+        if self.frame is not None and not self.has_moved and self.terminal.is_ours:
+            self._write(LINE_START + up(self.frame.rows) + self._forgotten + ERASE_BELOW)
+        self.leave()
+
+    def mend(self) -> None:
+        """After an interrupt that may have cut a picture in two: the terminal shows text again, on
+        a line of its own."""
+        from serve.render.terminal_pictures import END
+
+        if self.is_drawing and self.frame is not None:
+            self._write(END + self._forgotten + down(self.frame.rows) + LINE_START + ERASE_BELOW)
+            self.leave()
+
+    def _open(self, width: int, height: int) -> None:
+        from serve.render.terminal_pictures import frame_for
+
+        screen = self._screen = self.terminal.screen
+        rows = min(MOST_ROWS, screen.rows - ROWS_LEFT)
+        if rows >= FEWEST_ROWS and screen.columns > 1:
+            # The number: pictures of earlier commands are on the screen, too.
+            number = 1 + secrets.randbelow(2**31 - 1)
+            size, columns = (width, height), screen.columns - 1
+            self.frame = frame_for(size, columns, rows, screen.cell, number)
+            self._write(b"\n" * self.frame.rows)
+
+    @property
+    def _forgotten(self) -> bytes:
+        from serve.render.terminal_pictures import kitty_erased
+
+        assert self.frame is not None
+        return kitty_erased(self.frame.number) if self.terminal.protocol == KITTY else b""
+
+    def _write(self, data: bytes) -> None:
+        self.is_drawing = True
+        self.terminal.write(data)
+        self.is_drawing = False
+
+
+@dataclass
+class RenderDisplay:
+    """Of one command. `terminal`: who shows pictures, if anybody."""
+
+    total_steps: int
+    terminal: Terminal | None = None
+    clock: Callable[[], float] = time.monotonic
+    _area: PictureArea | None = None
+    _drawn_s: float = field(default=float("-inf"))
+    _spent_s: float = 0.0
+    _has_stopped: bool = False
+
+    def __enter__(self) -> RenderDisplay:
+        from tqdm import tqdm
+
+        is_hidden = not sys.stderr.isatty()
+        self._bar = tqdm(
+            total=self.total_steps, unit="step", file=sys.stderr, disable=is_hidden, leave=False
+        )
+        self._began_s, self._handler = self.clock(), None
+        if self.terminal is not None:
+            self._area = PictureArea(self.terminal)
+            self._handler = signal.signal(signal.SIGCONT, self._continued)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        # A terminal that has gone away is not to hide what went wrong.
+        with suppress(OSError):
+            if self._area is not None:
+                signal.signal(signal.SIGCONT, self._handler)
+                # Before anything else is written: it would be taken for a part of the picture.
+                self._area.mend()
+            self._bar.close()
+            if self._area is not None:
+                self._area.clear()
+
+    def ticked(self, steps: int) -> None:
+        self._bar.update(steps)
+
+    @property
+    def on_forming(self) -> Callable[[Forming], None] | None:
+        """Nobody need tell of previews where nothing shows them."""
+        return None if self._area is None else self._forming
+
+    def _forming(self, show: Forming) -> None:
+        if self.clock() - self._drawn_s >= PERIOD_S and self._is_affordable:
+            self._draw(show)
+
+    def finished(self, pixels: Pixels) -> None:
+        """It stays, above what is said of it next."""
+        if self._area is not None and (self._area.frame or self._is_affordable):
+            self._draw(lambda: pixels)
+        if self._area is not None:
+            self._area.leave()
+
+    def _draw(self, show: Forming) -> None:
+        from tqdm import tqdm
+
+        if self._area is None or self._has_stopped or not self._area.terminal.is_ours:
+            return
+        began_s = self.clock()
+        try:
+            pixels = show()
+            if pixels is not None:
+                with tqdm.external_write_mode(file=sys.stderr):
+                    self._area.draw(pixels)
+        except (OSError, RuntimeError, ValueError) as error:
+            self._stop(self._area, error)
+        self._drawn_s = self.clock()
+        self._spent_s += self._drawn_s - began_s
+
+    @property
+    def _is_affordable(self) -> bool:
+        return self._spent_s <= FREE_S + SHARE * (self.clock() - self._began_s)
+
+    def _stop(self, area: PictureArea, error: Exception) -> None:
+        """No preview is worth a picture."""
+        from tqdm import tqdm
+
+        self._has_stopped = True
+        with suppress(OSError), tqdm.external_write_mode(file=sys.stderr):
+            area.mend()
+            area.clear()
+        tqdm.write(f"sdxl render: no more previews: {error}", file=sys.stderr)
+
+    def _continued(self, number: int, frame: FrameType | None) -> None:
+        """After Ctrl-Z and `fg`."""
+        if self._area is not None:
+            self._area.has_moved = True

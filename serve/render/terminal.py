@@ -1,0 +1,324 @@
+"""What the terminal on stderr can show: it is asked, not guessed.
+
+Variables of the environment outlive what they speak of: they come along into a multiplexer, an
+editor's own terminal, another machine. So they only keep questions from where those do harm; it is
+answers that count. Who is asked answers for whatever runs in between, too. This module draws
+nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from sdxl.params import InvalidParams
+
+AUTO, OFF = "auto", "off"
+KITTY, ITERM, SIXEL = "kitty", "iterm", "sixel"
+PROTOCOLS = (KITTY, ITERM, SIXEL)
+PREVIEWS = (AUTO, OFF, *PROTOCOLS)
+
+ANSWER_S = 1.0
+"""A terminal answers within milliseconds, at the far end of a slow connection within tenths of a
+second. Only one that never does takes all of this."""
+TMUX_S = 2.0
+SILENT = ("", "dumb", "unknown", "linux", "emacs")
+"""`TERM` of what shows no pictures and may print what it does not understand."""
+SPEAK_KITTY = ("kitty", "ghostty", "wezterm", "konsole")
+KITTY_TERMS = ("xterm-kitty", "xterm-ghostty")
+"""Only these are asked whether they speak kitty's protocol: some others print the question."""
+BETWEEN = ("tmux", "screen", "zellij")
+"""Programs with terminals of their own inside another one."""
+BETWEEN_VARIABLES = ("TMUX", "STY", "ZELLIJ")
+SIXEL_ATTRIBUTE = "4"
+USUAL_COLOURS = 256
+
+# Who are you (XTVERSION)? How many pixels has a cell? Then the question that every terminal
+# answers (DA1): once its answer is here, no other will come.
+LAST = b"\x1b[c"
+QUESTIONS = b"\x1b[>0q\x1b[16t" + LAST
+KITTY_QUESTION = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\" + LAST
+COLOURS_QUESTION = b"\x1b[?1;1;0S" + LAST
+# What prints a question, all the same, printed it after this place.
+HERE, BACK = b"\x1b7", b"\x1b8\x1b[K"
+
+NAME = re.compile(rb"\x1bP>\|([^\x1b\x07]*)")
+CELL = re.compile(rb"\x1b\[6;(\d+);(\d+)t")
+ATTRIBUTES = re.compile(rb"\x1b\[\?([\d;]*)c")
+KITTY_ANSWER = re.compile(rb"\x1b_G(?:i=31)?;?OK\x1b\\")
+COLOURS = re.compile(rb"\x1b\[\?1;0;(\d+)S")
+
+
+@dataclass(frozen=True)
+class Screen:
+    """In cells, and the pixels of one; 0 where nobody says."""
+
+    columns: int
+    rows: int
+    cell: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """One that shows pictures."""
+
+    stream: TextIO
+    protocol: str
+    cell: tuple[int, int] = (0, 0)
+    colours: int = USUAL_COLOURS
+
+    def write(self, data: bytes) -> None:
+        """Past the stream's own buffers, whose rest an interrupt would leave for later."""
+        self.stream.flush()
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self.stream.fileno(), left) :]
+
+    @property
+    def screen(self) -> Screen:
+        told = screen_of(self.stream.fileno())
+        return Screen(told.columns, told.rows, self.cell if all(self.cell) else told.cell)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether nobody else writes there now: a command in the background leaves it alone."""
+        try:
+            return os.tcgetpgrp(self.stream.fileno()) == os.getpgrp()
+        except OSError:
+            return True
+
+
+@dataclass(frozen=True)
+class Answers:
+    first: bytes
+    second: bytes = b""
+
+    @property
+    def name(self) -> str:
+        return name_in(self.first)
+
+
+def find(preview: str, is_redirected: bool) -> Terminal | None:
+    """Who shows previews, if anybody. `is_redirected`: a program reads what the command says."""
+    if preview == OFF:
+        return None
+    is_terminal = os.name == "posix" and sys.stderr.isatty()
+    if preview != AUTO:
+        if not is_terminal:
+            raise InvalidParams("preview", preview, "needed a terminal on stderr")
+        return Terminal(sys.stderr, preview)
+    if not is_terminal or is_redirected or is_silent(os.environ):
+        return None
+    return asked(sys.stderr, os.environ)
+
+
+def check(preview: str) -> str:
+    if preview not in PREVIEWS:
+        raise InvalidParams("preview", preview, f"needed one of {', '.join(PREVIEWS)}")
+    return preview
+
+
+def is_silent(environment: Mapping[str, str]) -> bool:
+    term = environment.get("TERM", "")
+    return (
+        term in SILENT
+        or term.startswith("eterm")
+        or "INSIDE_EMACS" in environment
+        or environment.get("TERM_PROGRAM") == "Apple_Terminal"
+    )
+
+
+def asked(stream: TextIO, environment: Mapping[str, str]) -> Terminal | None:
+    """What it says for itself; None where nothing it says is a protocol that is known here."""
+    try:
+        descriptor = os.open(os.ttyname(stream.fileno()), os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        # Streams without a file, and terminals of another container.
+        return None
+    try:
+        if not is_alone(descriptor):
+            return None
+        stream.flush()
+        with unechoed(descriptor):
+            answers = conversation(descriptor, environment)
+    finally:
+        os.close(descriptor)
+    protocol = protocol_of(answers, environment) if answers else None
+    if answers is None or protocol is None:
+        return None
+    return Terminal(stream, protocol, cell_in(answers.first), colours_in(answers.second))
+
+
+def protocol_of(answers: Answers, environment: Mapping[str, str]) -> str | None:
+    has_sixel = SIXEL_ATTRIBUTE in attributes_in(answers.first)
+    if is_between(answers.name, environment):
+        return SIXEL if has_sixel and passes_sixel(environment) else None
+    if answers.name.startswith("iterm"):
+        return ITERM
+    if KITTY_ANSWER.search(answers.second):
+        return KITTY
+    return SIXEL if has_sixel else None
+
+
+def is_alone(descriptor: int) -> bool:
+    """Whether an answer will reach this command: it is the terminal's own, in the foreground."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return False
+
+
+@contextmanager
+def unechoed(descriptor: int) -> Iterator[None]:
+    """What the terminal sends is read as it comes, and not shown. Signals wait meanwhile: none may
+    end the command with the terminal changed."""
+    import termios
+
+    waiting = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        before = termios.tcgetattr(descriptor)
+        changed = list(before)
+        changed[3] &= ~(termios.ICANON | termios.ECHO)
+        try:
+            termios.tcsetattr(descriptor, termios.TCSANOW, changed)
+            yield
+        finally:
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
+
+
+def conversation(descriptor: int, environment: Mapping[str, str]) -> Answers | None:
+    """What every terminal may be asked; then what depends on who it is."""
+    if is_readable(descriptor, 0) or not is_writable(descriptor):
+        # Typed ahead, for what comes after this command: it would be lost among the answers. Or
+        # its output was stopped by Ctrl-S.
+        return None
+    first = answer(descriptor, QUESTIONS)
+    if first is None:
+        return None
+    if may_speak_kitty(name_in(first), environment):
+        more = KITTY_QUESTION
+    elif SIXEL_ATTRIBUTE in attributes_in(first):
+        more = COLOURS_QUESTION
+    else:
+        return Answers(first)
+    return Answers(first, answer(descriptor, more) or b"")
+
+
+def answer(descriptor: int, questions: bytes) -> bytes | None:
+    """All that it says, up to the answer to the last question; None if that does not come. Nothing
+    of it stays behind for whoever reads next."""
+    told, until = b"", time.monotonic() + ANSWER_S
+    os.write(descriptor, HERE + questions)
+    try:
+        while (left := until - time.monotonic()) > 0 and is_readable(descriptor, left):
+            told += os.read(descriptor, 4096)
+            if ATTRIBUTES.search(told):
+                return told
+    finally:
+        os.write(descriptor, BACK)
+        discard_input(descriptor)
+    # It may still come, for as long as the command lasts.
+    atexit.register(discard_input_of, os.ttyname(descriptor))
+    return None
+
+
+def discard_input_of(terminal: str) -> None:
+    try:
+        descriptor = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        # It was closed.
+        return
+    try:
+        if is_alone(descriptor):
+            discard_input(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def discard_input(descriptor: int) -> None:
+    import termios
+
+    termios.tcflush(descriptor, termios.TCIFLUSH)
+
+
+def is_readable(descriptor: int, within_s: float) -> bool:
+    return bool(select.select([descriptor], [], [], within_s)[0])
+
+
+def is_writable(descriptor: int) -> bool:
+    return bool(select.select([], [descriptor], [], 0)[1])
+
+
+def name_in(told: bytes) -> str:
+    found = NAME.search(told)
+    return found[1].decode("ascii", "replace").casefold() if found else ""
+
+
+def cell_in(told: bytes) -> tuple[int, int]:
+    """Width and height."""
+    found = CELL.search(told)
+    return (int(found[2]), int(found[1])) if found else (0, 0)
+
+
+def attributes_in(told: bytes) -> list[str]:
+    """The first says which terminal it is like."""
+    found = ATTRIBUTES.search(told)
+    return found[1].decode().split(";")[1:] if found else []
+
+
+def colours_in(told: bytes) -> int:
+    found = COLOURS.search(told)
+    return min(max(int(found[1]), 2), USUAL_COLOURS) if found else USUAL_COLOURS
+
+
+def is_between(name: str, environment: Mapping[str, str]) -> bool:
+    term = environment.get("TERM", "")
+    return (
+        name.startswith(BETWEEN)
+        or term.startswith(BETWEEN)
+        or bool({*BETWEEN_VARIABLES} & {*environment})
+    )
+
+
+def may_speak_kitty(name: str, environment: Mapping[str, str]) -> bool:
+    is_known = name.startswith(SPEAK_KITTY) or environment.get("TERM") in KITTY_TERMS
+    return is_known and not is_between(name, environment)
+
+
+def passes_sixel(environment: Mapping[str, str]) -> bool:
+    """tmux takes them for itself whatever it runs in, and knows whether that shows them, too. Of
+    the others nothing is known."""
+    if "TMUX" not in environment:
+        return False
+    command = ["tmux", "display-message", "-p", "#{client_termfeatures}"]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TMUX_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return SIXEL in done.stdout.strip().split(",")
+
+
+def screen_of(descriptor: int) -> Screen:
+    import fcntl
+    import struct
+    import termios
+
+    told = fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8))
+    rows, columns, across, down = struct.unpack("HHHH", told)
+    if not (rows and columns):
+        return Screen(0, 0)
+    return Screen(columns, rows, (across // columns, down // rows))

@@ -1,0 +1,152 @@
+"""Pictures as the bytes that a terminal shows them by, in kitty's, iTerm's and the sixel protocol.
+
+What a terminal can show is not asked here, nor where on its screen.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from serve.render.terminal import ITERM, KITTY, SIXEL
+
+USUAL_CELL = (10, 20)
+"""pixels; of terminals that do not tell"""
+LONGEST_SENT = 384
+"""Of protocols by which the terminal scales, so that a slow connection has less to carry."""
+MAX_COLOURS = 256
+END = b"\x1b\\"
+"""also of what was cut off; else it means nothing"""
+KITTY_CHUNK = 4096
+BAND = 6
+"""rows of pixels in one row of sixels"""
+BLANK = ord("?")
+SHORTEST_RUN = 4
+RUNS = re.compile(rb"([?-~])\1{%d,}" % (SHORTEST_RUN - 1))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a picture takes of a screen, in cells; the number is kitty's name for it there."""
+
+    columns: int
+    rows: int
+    cell: tuple[int, int]
+    number: int = 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """in pixels"""
+        return self.columns * self.cell[0], self.rows * self.cell[1]
+
+
+def frame_for(
+    size: tuple[int, int], columns: int, rows: int, cell: tuple[int, int], number: int = 1
+) -> Frame:
+    """The largest of a picture's shape within so many columns and rows."""
+    cell = cell if all(cell) else USUAL_CELL
+    scale = min(columns * cell[0] / size[0], rows * cell[1] / size[1])
+    across, down = (
+        max(1, round(side * scale / unit)) for side, unit in zip(size, cell, strict=True)
+    )
+    return Frame(min(across, columns), min(down, rows), cell, number)
+
+
+def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_COLOURS) -> bytes:
+    """What draws it with its upper left corner where the cursor is. Where the cursor is left, each
+    protocol has its own idea."""
+    if protocol == SIXEL:
+        return sixel(fitted(picture, frame.size), colours)
+    longest = max(frame.size)
+    factor = min(1.0, LONGEST_SENT / longest)
+    small = fitted(picture, tuple(max(1, round(side * factor)) for side in frame.size))
+    return {KITTY: kitty, ITERM: iterm}[protocol](png(small), frame)
+
+
+def fitted(picture: Image.Image, size: tuple[int, ...]) -> Image.Image:
+    """As large as fits into so many pixels, in its own shape."""
+    scale = min(size[0] / picture.width, size[1] / picture.height)
+    across, down = (max(1, int(side * scale)) for side in picture.size)
+    return picture.convert("RGB").resize((across, down), Image.Resampling.BICUBIC)
+
+
+def png(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def kitty(file: bytes, frame: Frame) -> bytes:
+    """A picture of the same number is replaced; `q=2` keeps the terminal from answering, and `C=1`
+    the cursor where it is."""
+    text = base64.b64encode(file)
+    chunks = [text[i : i + KITTY_CHUNK] for i in range(0, len(text), KITTY_CHUNK)]
+    said = f"a=T,f=100,i={frame.number},p=1,c={frame.columns},r={frame.rows},C=1,q=2"
+    return b"".join(
+        b"\x1b_G%s,m=%d;%s" % (said.encode() if at == 0 else b"q=2", at + 1 < len(chunks), chunk)
+        + END
+        for at, chunk in enumerate(chunks)
+    )
+
+
+def kitty_erased(number: int) -> bytes:
+    """Without a trace of it, also where only a part of it arrived."""
+    return b"\x1b_Gq=2,m=0;" + END + b"\x1b_Ga=d,d=I,i=%d,q=2" % number + END
+
+
+def iterm(file: bytes, frame: Frame) -> bytes:
+    said = f"size={len(file)};width={frame.columns};height={frame.rows};preserveAspectRatio=1"
+    head = f"\x1b]1337;File=inline=1;{said};doNotMoveCursor=1:".encode()
+    return head + base64.b64encode(file) + b"\x07"
+
+
+def sixel(picture: Image.Image, colours: int = MAX_COLOURS) -> bytes:
+    indexed = reduced(picture, colours)
+    indices = np.asarray(indexed)
+    return b"".join(
+        (
+            b'\x1bP0;1;0q"1;1;%d;%d' % picture.size,
+            palette_of(indexed, int(indices.max()) + 1),
+            RUNS.sub(run, b"-".join(bands(indices))),
+            END,
+        )
+    )
+
+
+def reduced(picture: Image.Image, colours: int) -> Image.Image:
+    """Few colours need their neighbours' help; many need no such noise, which compresses badly."""
+    colours = min(colours, MAX_COLOURS)
+    found = picture.quantize(colours)
+    if colours == MAX_COLOURS:
+        return found
+    return picture.quantize(palette=found, dither=Image.Dither.FLOYDSTEINBERG)
+
+
+def palette_of(indexed: Image.Image, count: int) -> bytes:
+    """In hundredths."""
+    values = np.asarray(indexed.getpalette("RGB"), np.float32)[: 3 * count].reshape(-1, 3)
+    hundredths = (values * 100 / 255).round().astype(int).tolist()
+    return b"".join(b"#%d;2;%d;%d;%d" % (i, *rgb) for i, rgb in enumerate(hundredths))
+
+
+def bands(indices: NDArray[np.uint8]) -> Iterator[bytes]:
+    """Six rows of pixels each: per colour, a character a column, whose bits are its rows."""
+    weights = (1 << np.arange(BAND)).astype(np.uint8)
+    for top in range(0, len(indices), BAND):
+        rows = indices[top : top + BAND]
+        colours = np.unique(rows)
+        is_set = rows[None] == colours[:, None, None]
+        sixels = (is_set * weights[: len(rows), None]).sum(1, dtype=np.uint8) + BLANK
+        lines = (row.tobytes().rstrip(b"?") for row in sixels)
+        yield b"$".join(b"#%d%s" % each for each in zip(colours.tolist(), lines, strict=True))
+
+
+def run(found: re.Match[bytes]) -> bytes:
+    return b"!%d%s" % (len(found[0]), found[1])

@@ -1,0 +1,92 @@
+"""`sdxl render` in a terminal, whole: the true command on the embedded model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from serve.render.terminal_pictures import fitted
+from tests.serve.terminals import (
+    ATTRIBUTES,
+    DoubleTerminal,
+    run_in,
+)
+from tests.serve.terminals import (
+    terminal as double,
+)
+from tests.serve.test_terminal_pictures import difference
+
+RENDER = ["-m", "sdxl.cli", "render", "a red circle on a blue background", "--seed", "7"]
+NAME = "a-red-circle-on-a-blue-background-7.png"
+SOON_S = 100.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file that is made where nobody looks."""
+    out = tmp_path_factory.mktemp("plain")
+    with double("kitty") as there:
+        process = run_in(there, *RENDER, "--out", str(out), "--preview", "off")
+        assert process.wait(SOON_S) == 0
+        there.settle()
+        assert b"/20 [" in there.output and ATTRIBUTES not in there.output
+    return (out / NAME).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol"),
+    [("kitty", "kitty"), ("iterm", "iterm"), ("sixel", "sixel"), ("none", None), ("silent", None)],
+)
+def test_the_picture_forms_where_it_can_and_is_the_same_everywhere(
+    kind: str, protocol: str | None, plain: bytes, tmp_path: Path
+) -> None:
+    with double(kind) as there:
+        modes = there.modes
+        assert run_in(there, *RENDER, "--out", str(tmp_path)).wait(SOON_S) == 0
+        assert there.modes == modes
+        display = there.display()
+    assert (tmp_path / NAME).read_bytes() == plain
+    assert b"/20 [" in there.output
+    assert {each.protocol for each in display.drawn} == ({protocol} if protocol else set())
+    (line,) = display.text
+    assert line.startswith(f"{tmp_path / NAME}  seed 7")
+    if protocol:
+        assert len({each.line for each in display.drawn}) == 1 and len(display.drawn) > 1
+        with Image.open(tmp_path / NAME) as picture:
+            assert difference(display.drawn[-1].picture, fitted(picture, (240, 240))) < 3
+
+
+def test_a_pipe_for_the_lines_means_that_a_program_reads(tmp_path: Path) -> None:
+    with double("kitty") as there:
+        process = run_in(there, *RENDER, "--out", str(tmp_path), stdout=subprocess.PIPE)
+        told, _ = process.communicate(timeout=SOON_S)
+        assert told.decode().startswith(str(tmp_path / NAME))
+        assert not there.display().drawn and ATTRIBUTES not in there.output
+
+
+def test_ctrl_c_leaves_the_terminal_whole(tmp_path: Path) -> None:
+    with double("sixel") as there:
+        modes = there.modes
+        process = run_in(there, *RENDER, "--steps", "1000", "--out", str(tmp_path))
+        wait_for(there, b"\x1bP0;1;0q", 3)
+        there.type(b"\x03")
+        assert process.wait(SOON_S) == 130
+        assert there.modes == modes
+        os.write(there.slave, b"$ ls\n")
+        display = there.display()
+    assert not display.unfinished and display.text[-1] == "$ ls" and display.column == 0
+    assert not display.drawn and not list(tmp_path.iterdir())
+
+
+def wait_for(there: DoubleTerminal, what: bytes, times: int) -> None:
+    until = time.monotonic() + SOON_S
+    while there.output.count(what) < times:
+        assert time.monotonic() < until, there.output[-500:]
+        time.sleep(0.05)
