@@ -76,10 +76,8 @@ def of_status(status: int) -> Problem:
     return Problem(status, f"{phrase}.", None, phrase.lower().replace(" ", "_"))
 
 
-def no_such_path(method: str, path: str) -> Problem:
-    asked = f"{method} {path[:100]}"
-    hint = "OpenAI's routes begin with /v1, and a client's base URL ends with it; /docs lists all"
-    return Problem(404, f"{asked} is not served here. {hint}.", None, "not_found")
+def no_such_path(method: str, path: str, hint: str) -> Problem:
+    return Problem(404, f"{method} {path[:100]} is not served here; {hint}.", None, "not_found")
 
 
 def unexpected() -> Problem:

@@ -50,6 +50,17 @@ def test_the_settings_of_the_service_are_settings() -> None:
             assert read_settings(flags).model == "models/sdxl"
 
 
+def test_the_gpus_that_it_lists_are_those_that_engines_are_built_for() -> None:
+    from engines.folders.targets import GIB_PER_IMAGE, TARGETS
+
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| (\w+) \|$", DOCUMENT.read_text(), re.M)
+    assert rows == [
+        (each.name, str(each.memory_gib), str(each.max_batch), each.precision)
+        for each in TARGETS.values()
+    ]
+    assert f"one for each {GIB_PER_IMAGE} GiB | fp16" in DOCUMENT.read_text()
+
+
 def test_files_and_headings_that_it_links_to_are_there() -> None:
     check_links(DOCUMENT)
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 import sdxl
 from serve import errors
@@ -65,6 +65,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
 }
 AddRoutes = Callable[[FastAPI, ServeSettings], None]
+OFF = {"/sdapi/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
+"""What is served with a setting alone. Files and batches have routes that say so."""
 FORM_BYTES = 4096
 """what a form adds to the file in it"""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -280,12 +282,29 @@ async def answer_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     problem = errors.of_status(error.status_code)
     if error.status_code == 404:
-        problem = errors.no_such_path(request.method, request.url.path)
+        method, path = request.method, request.url.path
+        problem = errors.no_such_path(method, path, hint_for(path, request.app.routes))
     answer = refused(request, problem)
     answer.headers.update(error.headers or {})
     if error.status_code == 405:
         answer.headers["allow"] = ", ".join(sorted(methods_there(request)))
     return answer
+
+
+def hint_for(path: str, routes: Sequence[BaseRoute]) -> str:
+    """What is mostly wrong where a client asks for this."""
+    if any(route.matches(scope_of(f"/v1{path}"))[0] is not Match.NONE for route in routes):
+        return "a client's base URL ends with /v1"
+    for prefix, setting in OFF.items():
+        if path.startswith(prefix) and not any(
+            getattr(r, "path", "").startswith(prefix) for r in routes
+        ):
+            return f"it needs the setting `{setting}`"
+    return "/docs lists what is"
+
+
+def scope_of(path: str) -> dict[str, Any]:
+    return {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
 
 
 def methods_there(request: Request) -> set[str]:

@@ -109,14 +109,36 @@ def test_what_is_not_there_has_the_envelope_too(
     assert ("allow" in answer.headers) == (status == 405)
 
 
-def test_a_base_url_without_v1_is_told_so(worker: Worker) -> None:
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/images/generations", "a client's base URL ends with /v1"),
+        ("/models/sdxl-mini", "a client's base URL ends with /v1"),
+        ("/sdapi/v1/txt2img", "it needs the setting `sdapi`"),
+        ("/v1/chat/completions", "it needs the setting `llm`"),
+        ("/v1/embeddings", "/docs lists what is"),
+        ("/%2e%2e/\u2028\\x00", "/docs lists what is"),
+        ("/" + "x" * 5000, "/docs lists what is"),
+    ],
+)
+def test_a_wrong_path_is_told_what_is_mostly_wrong(worker: Worker, path: str, hint: str) -> None:
     async def call() -> httpx.Response:
         async with client(worker) as http:
-            return await http.post("/images/generations", json={"prompt": PROMPT})
+            return await http.post(path, json={"prompt": PROMPT})
 
-    message = error_of(asyncio.run(call()))["message"]
-    assert message.startswith("POST /images/generations is not served here")
-    assert "base URL ends with it" in message
+    answer = asyncio.run(call())
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (404, "not_found")
+    assert error["message"].endswith(f"is not served here; {hint}.")
+    assert len(error["message"]) < 200
+
+
+def test_where_the_setting_is_on_it_is_not_asked_for(worker: Worker) -> None:
+    async def call() -> httpx.Response:
+        async with client(worker, sdapi=True) as http:
+            return await http.post("/sdapi/v1/interrogate", json={})
+
+    assert error_of(asyncio.run(call()))["message"].endswith("/docs lists what is.")
 
 
 def test_a_wrong_method_is_told_all_that_the_path_has(worker: Worker) -> None:

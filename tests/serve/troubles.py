@@ -1,0 +1,168 @@
+"""What brings about the messages of docs/troubleshooting.md that the service says."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from sdxl.params import InvalidParams
+from serve.errors import Problem
+from serve.front.api import create_app
+from serve.front.keys import sha256
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
+from tests.serve.servers import GENERATE, client, client_of
+from tests.serve.test_worker import ShiftedClock
+from tests.serve.workers import begun, fake, fake_pipeline, order, running
+from tests.troubles import Bring, Trouble
+
+PROMPT = "a green star"
+Ask = Callable[[httpx.AsyncClient], Any]
+
+
+def answered(ask: Ask, breaks: str = "", **settings: Any) -> Bring:
+    """By the service, with an engine that fails if one is named: the status, and what it says."""
+
+    def bring(_: Trouble) -> str:
+        async def scenario() -> str:
+            with running() as worker:
+                if breaks:
+                    fake(worker.pipeline, breaks).fault = RuntimeError("out of memory")
+                async with client(worker, **settings) as http:
+                    return told(await ask(http))
+
+        return asyncio.run(scenario())
+
+    return bring
+
+
+def told(answer: httpx.Response) -> str:
+    return f"{answer.status_code} {answer.json()['error']['message']}"
+
+
+def generate(path: str = GENERATE, **body: Any) -> Ask:
+    return lambda http: http.post(path, json={"prompt": PROMPT, "steps": 2, **body})
+
+
+def edit_of_nothing(http: httpx.AsyncClient) -> Any:
+    return http.post("/v1/images/edits", data={"prompt": PROMPT}, files={"image": b"<svg/>"})
+
+
+def without_key(trouble: Trouble) -> str:
+    keys = trouble.file("keys.txt", f"{sha256('right')} ann\n".encode())
+    return answered(lambda http: http.get("/v1/models"), keys=keys)(trouble)
+
+
+def past_the_deadline(_: Trouble) -> str:
+    clock = ShiftedClock()
+
+    async def scenario(worker: Worker) -> None:
+        asked = order(steps=50, deadline_s=60, wants_progress=True)
+        async with begun(worker, asked) as updates:
+            clock.shift_s = 100
+            async for _ in updates:
+                pass
+
+    pipeline = replace(fake_pipeline(tick_s=0.01), clock=clock)
+    with running(pipeline, stall_s=1000) as worker, pytest.raises(Problem) as caught:
+        asyncio.run(scenario(worker))
+    return f"{caught.value.status} {caught.value}"
+
+
+def from_too_many(_: Trouble) -> str:
+    async def scenario() -> str:
+        with running(fake_pipeline(tick_s=0.02), queue=1) as worker:
+            async with client(worker) as http:
+                body = {"prompt": PROMPT, "steps": 20, "deadline_s": 60}
+                answers = await asyncio.gather(*(http.post(GENERATE, json=body) for _ in range(12)))
+        return told(next(answer for answer in answers if answer.status_code != 200))
+
+    return asyncio.run(scenario())
+
+
+def before_it_is_ready(_: Trouble) -> str:
+    async def scenario() -> str:
+        app = create_app([Worker(fake_pipeline())], ServeSettings())
+        async with client_of(app) as http:
+            return told(await http.get("/readyz"))
+
+    return asyncio.run(scenario())
+
+
+def on_a_taken_port(_: Trouble) -> str:
+    from serve.cli import check_port
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(InvalidParams) as caught:
+            check_port("127.0.0.1", other.getsockname()[1])
+    return str(caught.value)
+
+
+def in_another_jobs_folder(trouble: Trouble) -> str:
+    from serve.batch.running import describe
+    from tests.serve.batch.drawers import order_of, prompts
+
+    source, out = prompts(trouble.folder, 1), trouble.folder / "out"
+    job, other = (describe(order_of(source, out, "--steps", steps)) for steps in ("2", "3"))
+    with pytest.raises(InvalidParams) as caught:
+        job.check_same(other)
+    return str(caught.value)
+
+
+def interrupted(trouble: Trouble) -> str:
+    from serve.batch.progress import BatchProgress
+    from serve.batch.running import tell_how_to_go_on
+    from tests.serve.batch.drawers import order_of, prompts
+
+    order = order_of(prompts(trouble.folder, 1), trouble.folder / "out")
+    tell_how_to_go_on(BatchProgress(rows=4, began_s=0.0, made=3), order)
+    return trouble.capture.readouterr().err
+
+
+def with_anothers_certificate(trouble: Trouble) -> str:
+    pytest.importorskip("c2pa")
+    from sdxl.content_credentials import _new_certificate
+    from sdxl.provenance import C2PA, Provenance
+
+    chain = trouble.file("chain.pem", _new_certificate()[0])
+    key = trouble.file("key.pem", _new_certificate()[1])
+    with pytest.raises(InvalidParams) as caught:
+        _ = Provenance(C2PA, chain, key).sign
+    return str(caught.value)
+
+
+SERVED: dict[str, Bring] = {
+    "a client's base URL": answered(generate("/images/generations")),
+    "/sdapi/v1/txt2img": answered(generate("/sdapi/v1/txt2img")),
+    "The model 'gpt-image-1'": answered(generate(model="gpt-image-1")),
+    "Files and batches are off": answered(lambda http: http.get("/v1/files")),
+    "There is no such result": answered(lambda http: http.get("/v1/results/gone.png")),
+    "is not a field here": answered(generate(tools=[])),
+    "size: '1024x1024'": answered(generate(size="1024x1024")),
+    "background: 'transparent'": answered(generate(background="transparent")),
+    "characters are not allowed": answered(generate(prompt="a" * 4001)),
+    "needed a PNG, JPEG or WEBP": answered(edit_of_nothing),
+    "A valid API key": without_key,
+    "is not a name of this service": answered(
+        lambda http: http.get("/v1/models", headers={"host": "sdxl.example"})
+    ),
+    "Given up": past_the_deadline,
+    "The body is too large": answered(generate(), max_body_bytes=10),
+    "the queue is full": from_too_many,
+    "Refused: ready in": answered(generate(deadline_s=0.001)),
+    "The engine failed": answered(generate(), breaks="unet_prompt"),
+    "still loading": before_it_is_ready,
+    "needed a free port": on_a_taken_port,
+    "needed a loopback address": lambda t: t.said("serve", "--host", "0.0.0.0"),
+    "the job there has": in_another_jobs_folder,
+    "sdxl batch: interrupted": interrupted,
+    "needed a certificate chain": with_anothers_certificate,
+}
