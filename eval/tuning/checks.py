@@ -22,6 +22,7 @@ from sdxl.mini.judge import faults
 from sdxl.mini.scenes import Scene
 from sdxl.pipeline import Pipeline
 
+NO_FID = 1e-6
 RIGHT = "right"
 """the share of pictures in which the pixel judge finds no fault"""
 
@@ -44,9 +45,11 @@ class CheckedPlan:
         return [name for name in ("clip", RIGHT, "psnr") if name in self.findings]
 
     def loss_to(self, exact: CheckedPlan) -> float:
-        """Of FID and CLIP the worse, in MLPerf's gates; see pareto.Change."""
+        """Of FID and CLIP the worse, in MLPerf's gates; see pareto.Change. Where the exact model's
+        own pictures are the reference, its FID is 0, and whatever is further off loses by FID."""
         mine, whole = self.scores, exact.scores
-        return Change(mine["FID"] / whole["FID"] - 1, mine["clip"] / whole["clip"] - 1).loss
+        fid = mine["FID"] / max(whole["FID"], NO_FID) - 1
+        return Change(fid, mine["clip"] / whole["clip"] - 1).loss
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.plan.as_dict(), "cost_s": self.cost_s, **self.scores}

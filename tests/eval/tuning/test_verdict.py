@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from eval.tuning.verdict import choose, judge
 COURSE = Course(steps=10)
 PICTURES = 64
 NOISE = torch.randn(PICTURES, 4, generator=torch.Generator().manual_seed(0)).double()
-QUICK = QuickFrechet(Gaussian.of([NOISE]))
+QUICK = QuickFrechet(Gaussian.of([NOISE - 1]))
 TUNED = CachePlan(COURSE, (0, 1, 2, 5))
 OTHER = Course(scheduler="ddim", steps=10)
 
@@ -66,6 +67,15 @@ def test_a_rival_is_whatever_costs_no_more_and_the_strongest_counts() -> None:
     dearer = checked(exact(OTHER), 5.2, clip=85)
     assert verdict(tuned, weak, dearer), "it costs more"
     assert judge(tuned, [dearer], EXACT, QUICK) is None
+
+
+def test_where_the_exact_pictures_are_the_reference_the_strongest_is_the_nearest_of_them() -> None:
+    own = replace(EXACT, fid=0.0)
+    near, far = (
+        replace(checked(even(COURSE, n), 5.0), fid=fid) for n, fid in ((2, 0.01), (3, 0.1))
+    )
+    found = judge(checked(TUNED, 5.0), [far, near], own, QUICK)
+    assert found is not None and found.strongest is near
 
 
 def test_nearness_is_compared_only_with_plans_of_the_same_exact_pictures() -> None:

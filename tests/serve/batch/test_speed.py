@@ -46,7 +46,7 @@ def test_the_loop_stays_full_across_the_borders_of_shards(tmp_path: Path) -> Non
     calls.clear()
     made = make(
         prompts(tmp_path, 64), tmp_path / "out", "--shard-size", "8", "--steps", "4",
-        load=lambda: renderer,
+        "--cache-interval", "2", load=lambda: renderer,
     )  # fmt: skip
     # Two rows an image under guidance, two images a call: 64 images are 32 calls a deep step.
     assert made == 0 and len(pictures(tmp_path / "out")) == 64
