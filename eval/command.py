@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.quality.inputs import EXACT
 from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
 
@@ -111,3 +112,7 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("grid", options.grid, "it is for --sweep")
     if options.stores_presets and not options.is_sweep:
         raise InvalidParams("store_presets", True, "it is for --sweep")
+    for name in ("images", "against"):
+        folder = getattr(options, name)
+        if folder not in (None, EXACT) and not Path(folder).is_dir():
+            raise InvalidParams(name, folder, "needed a folder of pictures")

@@ -23,9 +23,7 @@ from typing import Any, Literal
 from sdxl.cost import Costs, project
 from sdxl.fairness import VirtualTime, left_of
 from sdxl.flight import Flight, State
-from sdxl.params import InvalidParams
 from sdxl.policy import Limits
-from sdxl.prompt import BODY
 
 Reason = Literal["queue_full", "too_late", "others_first"]
 NEWCOMER_WEIGHT = 1.0
@@ -45,14 +43,6 @@ class Refused(RuntimeError):
 
 def is_same_request(one: Flight, other: Flight) -> bool:
     return bool(one.request_id) and (one.client, one.request_id) == (other.client, other.request_id)
-
-
-def check_length(chunks: int, max_tokens: int) -> None:
-    """Of a prompt or its negative one, whichever is longer."""
-    most = math.ceil(max_tokens / BODY)
-    if chunks > most:
-        allowed = f"at most {most * BODY}, the negative prompt's likewise"
-        raise InvalidParams("prompt", f"more than {(chunks - 1) * BODY} tokens", allowed)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.params import GenerationParams
-from sdxl.prompt import Tokenizer, Tokens, tokenize
+from sdxl.prompt import MAX_TOKENS, Tokenizer, Tokens, tokenize
 from sdxl.specs import Architecture
 
 MAX_CHUNKS_PER_CALL = 32
@@ -79,24 +80,34 @@ def encode(
 
 
 def tokenize_rows(
-    request: GenerationParams, tokenizer: Tokenizer, tokenizer_2: Tokenizer, force_zeros: bool
+    request: GenerationParams,
+    tokenizer: Tokenizer,
+    tokenizer_2: Tokenizer,
+    force_zeros: bool,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[TokenRow]:
     """A request's rows, all of one length. Refuses by name what cannot be encoded, so that a
     caller can check a request before batching it with others."""
-    rows: list[TokenRow] = [_both(request.prompt, tokenizer, tokenizer_2, "prompt")]
+    both = partial(_both, tokenizer, tokenizer_2, max_tokens)
+    rows: list[TokenRow] = [both(request.prompt, "prompt")]
     if request.is_guided:
         negative = request.negative_prompt
         # As in diffusers: only an absent negative prompt is zeroed; an empty one is encoded.
         if negative is None and force_zeros:
             rows.append(None)
         else:
-            rows.append(_both(negative or "", tokenizer, tokenizer_2, "negative_prompt"))
+            rows.append(both(negative or "", "negative_prompt"))
     longest = max(len(tokens.ids) for row in rows if row for tokens in row)
     return [row and (row[0].pad_to(longest), row[1].pad_to(longest)) for row in rows]
 
 
-def _both(text: str, tokenizer: Tokenizer, tokenizer_2: Tokenizer, field: str) -> TokenRow:
-    return tokenize(text, tokenizer, field), tokenize(text, tokenizer_2, field)
+def _both(
+    tokenizer: Tokenizer, tokenizer_2: Tokenizer, max_tokens: int, text: str, field: str
+) -> TokenRow:
+    return (
+        tokenize(text, tokenizer, field, max_tokens),
+        tokenize(text, tokenizer_2, field, max_tokens),
+    )
 
 
 def _unique(prompts: Iterable[Tokens]) -> list[Chunk]:

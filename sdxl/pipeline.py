@@ -28,6 +28,7 @@ from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded,
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
 from sdxl.policy import Limits
+from sdxl.prompt import MAX_TOKENS
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
 from sdxl.upscaling import enlarged_latents, enlarged_picture
@@ -132,9 +133,10 @@ class Pipeline:
         self.tokenize(resolved)
         return resolved
 
-    def tokenize(self, params: GenerationParams) -> list[TokenRow]:
+    def tokenize(self, params: GenerationParams, max_tokens: int = MAX_TOKENS) -> list[TokenRow]:
         """A resolved request's rows; raises InvalidParams for what cannot be encoded."""
-        return tokenize_rows(params, *self.checkpoint.tokenizers, self.checkpoint.force_zeros)
+        found = self.checkpoint
+        return tokenize_rows(params, *found.tokenizers, found.force_zeros, max_tokens)
 
     def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
         """By which images of this size, with a prompt of so many chunks, share calls."""

@@ -28,6 +28,7 @@ BODY = CHUNK - 2
 """Tokens of text in a chunk, between BOS and EOS."""
 
 MAX_CHUNKS = 16
+MAX_TOKENS = MAX_CHUNKS * BODY
 MAX_WEIGHT = 10.0
 MAX_DEPTH = 64
 """Brackets of one kind open at once: keeps the work linear in the prompt's length."""
@@ -113,7 +114,9 @@ class Tokenizer:
         return ids
 
 
-def tokenize(text: str, tokenizer: Tokenizer, field: str = "prompt") -> Tokens:
+def tokenize(
+    text: str, tokenizer: Tokenizer, field: str = "prompt", max_tokens: int = MAX_TOKENS
+) -> Tokens:
     """Parse, encode and cut into chunks; `field` is what an error blames."""
     ids: list[int] = []
     weights: list[float] = []
@@ -121,8 +124,8 @@ def tokenize(text: str, tokenizer: Tokenizer, field: str = "prompt") -> Tokens:
         found = tokenizer.encode(fragment.text)
         ids += found
         weights += [fragment.weight] * len(found)
-    if len(ids) > MAX_CHUNKS * BODY:
-        raise InvalidParams(field, f"{len(ids)} tokens", f"at most {MAX_CHUNKS * BODY}")
+    if len(ids) > max_tokens:
+        raise InvalidParams(field, f"{len(ids)} tokens", f"needed at most {max_tokens}")
     starts = range(0, max(len(ids), 1), BODY)
     return Tokens(
         ids=tuple(_chunk(ids[i : i + BODY], tokenizer) for i in starts),

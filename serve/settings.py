@@ -99,7 +99,7 @@ class ServeSettings:
     max_edit_bytes: int = setting(32 << 20, "the largest body of an edit, its images in it", 1)
     edit_timeout_s: float = setting(60.0, "how long an edit's body may take to arrive", 0)
     max_json_depth: int = setting(32, "how deep a body may nest", 1)
-    max_prompt_chars: int = setting(4000, "the longest prompt", 1, MAX_PROMPT_CHARS)
+    max_prompt_chars: int = setting(MAX_PROMPT_CHARS, "the longest prompt", 1, MAX_PROMPT_CHARS)
     max_prompt_tokens: int = setting(225, "the longest prompt in tokens; 75 fit one pass", 1)
     max_n: int = setting(10, "images a request", 1, MAX_N)
     max_steps: int = setting(100, "denoising steps an image", 1)

@@ -38,11 +38,14 @@ DEFAULT_SHARD = 128
 HAS_PROBLEMS = 1
 END_S = 20.0
 """How long a job that was told to end may take to note what it has."""
-ENDS: Mapping[int, int] = dict.fromkeys(
-    (*STRUCK, -signal.SIGSEGV, -signal.SIGABRT), 128 + signal.SIGINT
-)
+INTERRUPTED, UNTOLD = 128 + signal.SIGINT, -1
+ENDS: Mapping[int, int] = dict.fromkeys((*STRUCK, -signal.SIGSEGV, -signal.SIGABRT), UNTOLD)
 """A job that was told to end and ended like this was interrupted. Ray's threads may crash while the
 process ends; what is in the ledger counts, and the next start goes on there."""
+
+
+UNBEGUN = "interrupted; the same command begins it, or goes on with what is there"
+"""said where it is not known how far the job was"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,17 +55,29 @@ def main(argv: Sequence[str]) -> int:
     if options.verify is not None:
         return verify(options.verify)
     order = read_order(options)
-    # One that asks a service starts no Ray, and has nothing to leave behind.
-    return (
-        make(order) if order.through else supervise(partial(make, order), END_S, say, struck=ENDS)
-    )
+    if order.through:
+        # One that asks a service starts no Ray, and has nothing to leave behind.
+        return make(order)
+    code = supervise(partial(make, order), END_S, say, struck=ENDS)
+    if code == UNTOLD:
+        say(UNBEGUN)
+        return INTERRUPTED
+    return code
 
 
 def make(order: BatchSpec) -> int:
     # Here and not above: a typo in a flag need not wait for what loads slowly.
-    from serve.batch.running import run
-
-    return run(order)
+    try:
+        from serve.batch.running import ToldInterrupt, run
+    except KeyboardInterrupt:
+        say(UNBEGUN)
+        raise
+    try:
+        return run(order)
+    except KeyboardInterrupt as error:
+        if not isinstance(error, ToldInterrupt):
+            say(UNBEGUN)
+        raise
 
 
 def say(text: str) -> None:
@@ -161,6 +176,7 @@ def show_status(place: str, is_json: bool) -> int:
 
 def verify(place: str) -> int:
     from serve.batch.audit import audit
+    from serve.batch.displays import counted
     from serve.batch.job import need_job
     from serve.batch.places import open_store
     from serve.batch.store import token
@@ -169,9 +185,9 @@ def verify(place: str) -> int:
     found = audit(store, need_job(store, place))
     for problem in found.problems:
         print(f"sdxl batch: {problem}", file=sys.stderr)
-    told = f"{found.rows} rows: {found.images} pictures, {found.dead_letters} dead letters"
-    count = len(found.problems)
-    print(f"{told}, {count or 'no'} problem{'' if count == 1 else 's'}")
+    told = f"{counted(found.rows, 'row')}: {counted(found.images, 'picture')}"
+    dead, wrong = counted(found.dead_letters, "dead letter"), len(found.problems)
+    print(f"{told}, {dead}, {counted(wrong, 'problem') if wrong else 'no problems'}")
     if found.problems:
         say("the job's own command with --read-back makes again what is missing or damaged")
     return HAS_PROBLEMS if found.problems else 0

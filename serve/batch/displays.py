@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -65,8 +66,12 @@ def tail(progress: BatchProgress) -> str:
     if progress.dead:
         told.append(f"{progress.dead} dead")
     if progress.lost_workers:
-        told.append(f"{progress.lost_workers} workers lost")
+        told.append(f"{counted(progress.lost_workers, 'worker')} lost")
     return ", ".join(told)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def clock(seconds: float) -> str:
@@ -150,6 +155,7 @@ class StatusFile:
             "state": state,
             "at": time.time(),
             "pid": os.getpid(),
+            "host": socket.gethostname(),
             "run": self.run,
             **progress.as_dict(),
         }

@@ -38,7 +38,7 @@ IGNORED = ("response_format", "user", "moderation", "style")
 DUPLICATES_CACHE_KB = 16_000
 RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int]
 """The id it gives, what it says, the parameters that follow, and how many pictures."""
-ANY_STEPS = ServeSettings(max_steps=1000, max_prompt_chars=10_000)
+ANY_STEPS = ServeSettings(max_steps=1000)
 
 
 @dataclass(frozen=True)

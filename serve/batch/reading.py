@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from sdxl.params import PARAMETERS, InvalidParams
 from serve.batch.editing import PICTURES
@@ -25,6 +25,14 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys((ID, *PICTURES), str),
 }
 """What reads a column's text."""
+PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
+NEEDED: Mapping[Any, str] = {
+    str: "text",
+    int: "whole numbers",
+    float: "numbers",
+    list[int]: "lists of whole numbers",
+    list[float]: "lists of numbers",
+}
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
 MAX_LINE = 2**20
@@ -159,7 +167,6 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
 
 def read_parquet(path: Path) -> Iterator[Record]:
     file = open_parquet(path)
-    check_columns(path, file.schema_arrow.names)
     number = 0
     with parquet_errors(path):
         for batch in file.iter_batches(PARQUET_ROWS):
@@ -173,7 +180,35 @@ def open_parquet(path: Path) -> Any:
     import pyarrow.parquet as parquet
 
     with parquet_errors(path):
-        return parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
+        schema = file.schema_arrow
+    check_columns(path, schema.names)
+    for column in schema:
+        check_kind(path, column.name, column.type)
+    return file
+
+
+def check_kind(path: Path, name: str, kind: Any) -> None:
+    """A column of another kind than its parameter's would cost every row that has a value."""
+    import pyarrow.types as types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    needed = PARAMETERS_BY_COLUMN[name].stored_kind if name in PARAMETERS_BY_COLUMN else str
+    holds: Mapping[Any, Callable[[Any], bool]] = {
+        str: lambda kind: types.is_string(kind) or types.is_large_string(kind),
+        int: types.is_integer,
+        float: lambda kind: types.is_integer(kind) or types.is_floating(kind),
+    }
+    items = get_args(needed)
+    is_right = is_list(kind) and holds[items[0]](kind.value_type) if items else holds[needed](kind)
+    if not (is_right or types.is_null(kind)):
+        raise InvalidParams("input", f"{path}: {name} of {kind}", f"needed {NEEDED[needed]}")
+
+
+def is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 @contextmanager

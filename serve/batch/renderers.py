@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets, presets_of
+from sdxl.prompt import MAX_TOKENS
 from sdxl.provenance import OFF, Provenance
 from serve.errors import Problem
 from serve.models import own_names
@@ -80,7 +81,7 @@ class LocalRenderer:
 
         # It never has more than a window's worth, so that it never turns one away.
         marks = provenance or Provenance(OFF)
-        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=100_000, provenance=marks)
+        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=MAX_TOKENS, provenance=marks)
         worker.start()
         return cls(worker)
 

@@ -4,7 +4,6 @@ happen; how is said in the modules it calls.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
@@ -15,18 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from sdxl.files import OutputError
 from sdxl.handover import apart
-from sdxl.params import InvalidParams
 from sdxl.presets import Presets, preset_named
 from serve.batch import displays, reading, results, tars
 from serve.batch.batch_spec import HAS_DEAD, BatchSpec
 from serve.batch.driver import BatchFailed, Driver
 from serve.batch.job import FILE, KEPT, BatchJob, load_job
 from serve.batch.kinds import engine_of, refusal
+from serve.batch.lock import LEAVE_S, locked
 from serve.batch.places import open_store
 from serve.batch.progress import BatchProgress
 from serve.batch.renderers import HttpRenderer, load_local, service_model
@@ -35,9 +32,6 @@ from serve.batch.store import Store, token
 from serve.batch.workers import Load, StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
 
-LOCK = "lock"
-LEAVE_S = 10.0
-"""An interrupted driver has so long to end its workers."""
 WorkerPool = Callable[
     [BatchSpec, BatchJob, BatchTask], AbstractContextManager[tuple[StartWorker, int]]
 ]
@@ -60,22 +54,31 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
         task = BatchTask(
             store, run_id, order.format, order.is_tarred, order.retries_dead, order.reads_back
         )
-        start_worker, workers = stack.enter_context(pool(order, job, task))
-        return BatchRun(order, store, task, job, stack).make(start_worker, workers)
+        batch = BatchRun(order, store, task, job, stack)
+        try:
+            start_worker, workers = stack.enter_context(pool(order, job, task))
+        except KeyboardInterrupt as error:
+            raise tell_how_to_go_on(batch.progress, order) from error
+        return batch.make(start_worker, workers)
 
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def tell_how_to_go_on(progress: BatchProgress, order: BatchSpec) -> None:
-    told = f"{progress.done} of {progress.rows} pictures are in {order.out}"
+class ToldInterrupt(KeyboardInterrupt):
+    """The user knows how to go on."""
+
+
+def tell_how_to_go_on(progress: BatchProgress, order: BatchSpec) -> ToldInterrupt:
+    told = f"{progress.done} of {displays.counted(progress.rows, 'picture')} are in {order.out}"
     print(
         f"sdxl batch: interrupted; {told}. The same command goes on there; "
         f"sdxl batch --status {order.out} tells how far it is",
         file=sys.stderr,
         flush=True,
     )
+    return ToldInterrupt()
 
 
 def describe(order: BatchSpec) -> BatchJob:
@@ -120,36 +123,6 @@ def with_quality(order: BatchSpec, presets: Presets) -> dict[str, Any]:
     if not order.quality:
         return dict(order.parameters)
     return preset_named(presets, order.quality).beside(order.parameters)
-
-
-@contextmanager
-def locked(out: str) -> Iterator[None]:
-    """One start at a time in a folder. In an object store two would write the same bytes twice."""
-    if "://" in out:
-        yield
-        return
-    path = Path(out, LOCK)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        raise OutputError(path.parent, error, "a folder that can be written") from error
-    with file:
-        # One that was killed may still note what it has.
-        until_s = time.monotonic() + LEAVE_S
-        while not _lock(file):
-            if time.monotonic() > until_s:
-                raise InvalidParams("out", out, "another sdxl batch is at work there")
-            time.sleep(0.1)
-        yield
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager
@@ -232,7 +205,7 @@ class BatchRun:
             self.progress.trouble = str(error) or self.progress.trouble
             self.status.end(self.progress, state)
             if state == "interrupted":
-                tell_how_to_go_on(self.progress, self.order)
+                raise tell_how_to_go_on(self.progress, self.order) from error
             raise
         return self._finish()
 
@@ -272,7 +245,9 @@ def ignore(shard: int) -> None:
 
 def report(told: dict[str, Any], progress: BatchProgress) -> None:
     took = displays.clock(progress.now_s - progress.began_s)
-    print(f"{told['out']}: {told['images']} pictures, {told['dead_letters']} dead letters, {took}")
+    made = displays.counted(told["images"], "picture")
+    dead = displays.counted(told["dead_letters"], "dead letter")
+    print(f"{told['out']}: {made}, {dead}, {took}")
     if told["dead_letters"]:
         where = f"{told['out']}/{results.DEAD_LETTERS}"
         print(f"sdxl batch: {where} says what went wrong", file=sys.stderr)

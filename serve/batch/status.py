@@ -5,17 +5,19 @@ Counts come from the ledgers; who works on it, and how fast, from what the job l
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from serve.batch.displays import STATUS, STATUS_PERIOD_S, clock
+from serve.batch.displays import STATUS, STATUS_PERIOD_S, clock, counted
 from serve.batch.job import BatchJob
+from serve.batch.lock import is_free
 from serve.batch.progress import WorkerState
 from serve.batch.results import all_entries
-from serve.batch.store import Store
+from serve.batch.store import FolderStore, Store
 
 SILENT_S = 6 * STATUS_PERIOD_S
 
@@ -28,6 +30,7 @@ class Said:
 
     state: str = "broken off"
     at: float = 0.0
+    host: str = ""
     rows: int = 0
     images_per_s: float = 0.0
     eta_s: float | None = None
@@ -41,7 +44,8 @@ def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[s
         images, dead = (images, dead + 1) if entry.error is not None else (images + 1, dead)
     said = last_said(store)
     age_s = (time.time() if now is None else now) - said.at
-    state = "broken off" if said.state == "running" and age_s > SILENT_S else said.state
+    is_over = age_s > SILENT_S or is_abandoned(store, said)
+    state = "broken off" if said.state == "running" and is_over else said.state
     is_running = state == "running"
     return {
         "state": state,
@@ -57,6 +61,13 @@ def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[s
     }
 
 
+def is_abandoned(store: Store, said: Said) -> bool:
+    """Known at once where the job ran here; locks do not reach every other machine."""
+    if not isinstance(store, FolderStore):
+        return False
+    return said.host == socket.gethostname() and is_free(store.root)
+
+
 def last_said(store: Store) -> Said:
     """A file that is not there, or not as it was written, says nothing."""
     try:
@@ -67,9 +78,10 @@ def last_said(store: Store) -> Said:
 
 def describe(status: dict[str, Any]) -> str:
     done = status["images"] + status["dead_letters"]
+    dead = counted(status["dead_letters"], "dead letter")
     lines = [
-        f"{status['state']}: {done} of {status['rows']} rows",
-        f"  {status['images']} pictures, {status['dead_letters']} dead letters",
+        f"{status['state']}: {done} of {counted(status['rows'], 'row')}",
+        f"  {counted(status['images'], 'picture')}, {dead}",
     ]
     if status["state"] == "running":
         eta_s = status["eta_s"]

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from serve.batch.driver import Driver, Stopped
 from serve.batch.intake import Intake
+from serve.batch.lock import locked
 from serve.batch.progress import BatchProgress
 from serve.batch.reading import read
 from serve.batch.renderers import Renderer
 from serve.batch.rows import ShardPiece
-from serve.batch.running import locked
 from serve.batch.shard_worker import BatchTask
 from serve.batch.store import Store, token
 from serve.batch.workers import thread_workers

@@ -111,7 +111,8 @@ def main(argv: Sequence[str]) -> int:
         save_sheet(order.sheet, [pictures[index] for index in sorted(pictures)])
     if failures:
         raise RenderFailed(
-            f"{len(failures)} of {len(requests)} images failed: {failures[0]}"
+            f"{len(failures)} of {len(requests)} image{'s' * (len(requests) != 1)} failed: "
+            f"{failures[0]}"
         ) from failures[0]
     return 0
 
@@ -166,6 +167,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         for prompt in prompts
         for each in numbered(params_for({**values, "prompt": prompt}, image), options.n)
     ]
+    sheet = prepare_sheet(options.sheet)
     return RenderSpec(
         model=named_model(options, stored_model),
         backend=options.backend,
@@ -173,8 +175,8 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         takes_unchecked=options.unchecked,
         requests=tuple(requests),
         provenance=given_provenance(options),
-        destination=Destination.prepare(options.out, options.format, len(requests)),
-        sheet=prepare_sheet(options.sheet),
+        destination=Destination.prepare(options.out, options.format, len(requests), sheet),
+        sheet=sheet,
         is_json=options.is_json,
         image=image,
         preview=terminal.check(options.preview),

@@ -5,7 +5,6 @@ nothing.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import unicodedata
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 FOREIGN = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".ico", ".pdf")
 """Who names such a file wants no folder of that name."""
 STDOUT = "-"
+JOINERS = "\u200c\u200d"
 MAX_NAME, MAX_NAME_BYTES = 60, 180
 """File systems take 255 bytes, of which the seed, a number and the suffix need some."""
 
@@ -36,7 +36,19 @@ class Destination:
     _taken: set[str] = field(default_factory=set)
 
     @classmethod
-    def prepare(cls, out: str, format: str | None, images: int) -> Destination:
+    def prepare(
+        cls, out: str, format: str | None, images: int, sheet: Path | None = None
+    ) -> Destination:
+        """`sheet`: another file that the command will write."""
+        destination = cls._prepare(out, format, images)
+        if sheet is not None and sheet.parent.resolve() == destination.folder.resolve():
+            if sheet.name == destination.file_name:
+                raise InvalidParams("sheet", str(sheet), "needed another file than --out")
+            destination._taken.add(sheet.name)
+        return destination
+
+    @classmethod
+    def _prepare(cls, out: str, format: str | None, images: int) -> Destination:
         if out == STDOUT:
             return cls._prepare_stdout(format, images)
         path = Path(out)
@@ -99,10 +111,11 @@ def format_of(path: Path) -> str | None:
 
 
 def slug(prompt: str) -> str:
-    """A prompt as part of a file name that any file system takes: letters and digits of any script,
-    whole words as far as they fit."""
-    plain = unicodedata.normalize("NFKC", prompt).casefold()
-    words = [word for word in re.split(r"[\W_]+", plain) if word]
+    """A prompt as part of a file name that any file system takes: letters, digits and their marks,
+    of any script, whole words as far as they fit."""
+    # Not casefold, which makes other letters of some: ss of ß.
+    plain = unicodedata.normalize("NFKC", prompt).lower()
+    words = "".join(each if _is_of_a_word(each) else " " for each in plain).split()
     name = ""
     for word in words:
         longer = f"{name}-{word}" if name else word
@@ -110,6 +123,11 @@ def slug(prompt: str) -> str:
             break
         name = longer
     return name or _cut(words[0] if words else "") or "image"
+
+
+def _is_of_a_word(character: str) -> bool:
+    """Many scripts write vowels as marks on a letter, or join letters by what has no width."""
+    return unicodedata.category(character)[0] in "LNM" or character in JOINERS
 
 
 def _fits(name: str) -> bool:

@@ -7,6 +7,7 @@ threads beside it. It knows no Ray and no HTTP. Whatever goes wrong is a Problem
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdxl import images
-from sdxl.admission import Refused, check_length
+from sdxl.admission import Refused
 from sdxl.cost import Costs, project
 from sdxl.deepcache import plan_of
 from sdxl.flight import Flight, Leg, State
@@ -22,6 +23,7 @@ from sdxl.inflight import InFlight
 from sdxl.params import LATENT, GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Group, Limits
+from sdxl.prompt import BODY, MAX_TOKENS
 from sdxl.provenance import Provenance
 from serve import errors, tracing
 from serve.fleet.identity import labelled
@@ -94,7 +96,8 @@ class Worker:
         provenance: Provenance = UNMARKED,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
-        self.max_prompt_tokens, self.stall_s = max_prompt_tokens, stall_s
+        self.max_prompt_tokens = min(math.ceil(max_prompt_tokens / BODY) * BODY, MAX_TOKENS)
+        self.stall_s = stall_s
         self.tracer, self.provenance = tracer, provenance
         self.meters = WorkerMetrics()
         self._jobs: set[ImageJob] = set()
@@ -237,10 +240,9 @@ class Worker:
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         self.pipeline.check_encoder(params)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
-        rows = self.pipeline.tokenize(params)
+        rows = self.pipeline.tokenize(params, self.max_prompt_tokens)
         assert rows[0] is not None
         chunks = len(rows[0][0].ids)
-        check_length(chunks, self.max_prompt_tokens)
         is_edit = order.source is not None
         delay_s = self._image_s(params, threads) if is_edit else 0.0
         flight = threads.denoiser.admit(self._flight(order, params, threads, chunks), delay_s)

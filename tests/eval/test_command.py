@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -40,6 +41,17 @@ def refused(*argv: str) -> str:
         main(argv)
     assert "\n" not in str(found.value)
     return str(found.value)
+
+
+@pytest.mark.parametrize("name", ["nodir", "file"])
+@pytest.mark.parametrize("flag", ["--images", "--against"])
+def test_a_folder_that_is_none_is_refused_before_anything_is_imported(
+    flag: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(sys.modules, "eval.quality.evaluation", None)
+    said = f"{flag[2:]}: '{name}' is not allowed; needed a folder of pictures"
+    assert refused(flag, name) == said
 
 
 @pytest.fixture

@@ -112,7 +112,9 @@ def test_no_token_of_a_long_prompt_is_lost(count: int, tokenizer: Tokenizer) -> 
 
 def test_one_token_too_many_is_refused_by_field(tokenizer: Tokenizer) -> None:
     tokenize("cat " * (MAX_CHUNKS * BODY), tokenizer)
-    with pytest.raises(InvalidParams, match=r"negative_prompt: '1201 tokens' .* at most 1200"):
+    with pytest.raises(
+        InvalidParams, match=r"negative_prompt: '1201 tokens' .* needed at most 1200"
+    ):
         tokenize("cat " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
 
 

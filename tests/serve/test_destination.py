@@ -29,6 +29,33 @@ def test_names_come_from_prompt_and_seed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "दिल",
+        "นักเรียน",
+        "עִבְרִית",
+        "العَرَبِيَّة",
+        "می\u200cخواهم",
+        "straße",
+        "κύκλος",
+        "தமிழ்",
+        "i̇stanbul",
+        "ኢትዮጵያ",
+    ],
+)
+def test_a_name_keeps_the_letters_and_marks_of_every_script(words: str) -> None:
+    assert slug(f"{words}! ({words})") == f"{words}-{words}"
+
+
+def test_the_sheet_s_name_is_no_picture_s(tmp_path: Path) -> None:
+    sheet = tmp_path / "a-ring-7.png"
+    destination = Destination.prepare(str(tmp_path), None, 1, sheet)
+    assert destination.path(GenerationParams("a ring", seed=7)).name == "a-ring-7-2.png"
+    with pytest.raises(InvalidParams, match="sheet: .*needed another file than --out"):
+        Destination.prepare(str(sheet), None, 1, tmp_path / "." / "a-ring-7.png")
+
+
 @pytest.mark.parametrize("prompt", ["../../etc/passwd", "/", "a/b\\c:d*e?", "-rf", "con\0"])
 def test_a_prompt_never_leaves_the_folder(prompt: str) -> None:
     assert slug(prompt).replace("-", "a").isalnum() and not slug(prompt).startswith("-")

@@ -279,6 +279,16 @@ def test_a_progress_bar_is_for_terminals(
     assert json.loads(capsys.readouterr().out)["steps"] == 20
 
 
+def test_the_bytes_on_stdout_are_those_of_the_file(
+    pipeline: FakePipeline, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert cli.main(["render", "a ring", "--seed", "7", "--out", "-"]) == 0
+    out, err = capsysbinary.readouterr()
+    assert cli.main(["render", "a ring", "--seed", "7", "--out", "a.png"]) == 0
+    assert out == Path("a.png").read_bytes() and out.startswith(b"\x89PNG")
+    assert err.startswith(b"-  seed 7"), "what is told of it goes elsewhere"
+
+
 def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["render", "--help"])
@@ -288,6 +298,11 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 BAD_REQUESTS = {
+    "no words": ([""], "prompt: '' is not allowed; needed text"),
+    "preview": (["--preview", "ascii"], "preview: 'ascii' is not allowed; needed one of auto, off"),
+    "preview nowhere": (["--preview", "kitty"], "needed a terminal on stderr"),
+    "gif": (["--out", "x.gif"], "out: 'x.gif' is not allowed; needed a folder, or .png"),
+    "sheet is the file": (["--out", "a.png", "--sheet", "a.png"], "needed another file than --out"),
     "steps 0": (["--steps", "0"], "steps: 0 is not allowed; needed a whole number from 1 to 1000"),
     "steps 10000": (["--steps", "10000"], "steps: 10000 is not allowed"),
     "steps x": (["--steps", "x"], "--steps: 'x' is not allowed; needed a whole number"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import time
 import urllib.request
 from functools import partial
@@ -12,8 +13,9 @@ import pytest
 
 from sdxl.params import InvalidParams
 from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.displays import Bar, Metrics, clock, tail
+from serve.batch.displays import Bar, Metrics, clock, counted, tail
 from serve.batch.job import need_job
+from serve.batch.lock import locked
 from serve.batch.progress import BatchProgress, WorkerState
 from serve.batch.status import SILENT_S, describe, read_status
 from serve.batch.store import FolderStore
@@ -45,7 +47,7 @@ def test_the_rate_forgets_what_was_long_ago() -> None:
 
 def test_the_display_says_everything_that_matters() -> None:
     said = tail(some())
-    for wanted in ("2.00 images/s", "6:59 left", "w0  50%", "w1 100%", "2 dead", "1 workers lost"):
+    for wanted in ("2.00 images/s", "6:59 left", "w0  50%", "w1 100%", "2 dead", "1 worker lost"):
         assert wanted in said, f"{wanted!r} is not in {said!r}"
     assert clock(3 * 3600 + 62) == "3:01:02"
 
@@ -93,18 +95,52 @@ def test_the_status_of_a_job_that_broke_off_says_that_it_goes_on(tmp_path: Path)
     ledger = out / "ledger" / "000000.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(True)[:2]))
     now = time.time()
-    running, broken = (read_status(store, job, now + s) for s in (1, SILENT_S + 60))
+    with locked(str(out)):
+        running, broken = (read_status(store, job, now + s) for s in (1, SILENT_S + 60))
     assert (running["state"], broken["state"]) == ("running", "broken off")
     assert broken["images"] == 2 and broken["rows"] == 5
     assert "2 of 5 rows" in describe(broken) and "goes on" in describe(broken)
     assert "w0" in describe(running)
 
 
+def test_a_job_that_was_killed_is_broken_off_at_once(tmp_path: Path) -> None:
+    """The lock falls with its process. Of another machine's, the silence alone tells."""
+    source, out = prompts(tmp_path, 2), tmp_path / "out"
+    assert make(source, out) == 0
+    store = FolderStore(out, "x")
+    job = need_job(store, str(out))
+    status = json.loads((out / "status.json").read_text()) | {"state": "running", "at": time.time()}
+    states = []
+    for host in (status["host"], "elsewhere"):
+        (out / "status.json").write_text(json.dumps(status | {"host": host}))
+        states.append(read_status(store, job)["state"])
+    assert states == ["broken off", "running"]
+    (out / "lock").unlink()
+    (out / "status.json").write_text(json.dumps(status))
+    assert read_status(store, job)["state"] == "broken off"
+    assert not (out / "lock").exists(), "looking changes nothing"
+
+
+def test_where_no_terminal_is_a_line_comes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = some()
+    bar = Bar(1000)
+    began_s = bar._last_s
+    for after_s in (1.0, 31.0, 32.0):
+        progress.now_s = began_s + after_s
+        bar(progress)
+    bar.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line] == [f"sdxl batch: 162 of 1000, {tail(progress)}"]
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
+def test_one_of_a_kind_is_no_plural(count: int, said: str) -> None:
+    assert counted(count, "row") == said
+
+
 def test_occupancy_of_each_worker_is_told_while_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import json
-
     from serve.batch.running import run
     from tests.serve.batch.drawers import in_threads
 

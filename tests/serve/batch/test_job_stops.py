@@ -88,7 +88,7 @@ def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_made_again(
 
 @pytest.mark.slow
 def test_two_starts_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
-    from serve.batch.running import locked
+    from serve.batch.lock import locked
 
     with (
         locked(str(tmp_path / "out")),

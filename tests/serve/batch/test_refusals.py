@@ -1,0 +1,109 @@
+"""What `sdxl batch` says before it begins, and when it is interrupted there."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdxl import cli
+from sdxl.params import InvalidParams
+from serve.batch import command, running
+from serve.batch.running import run
+from tests.serve.batch.drawers import order_of, prompts
+
+
+def table(path: Path, columns: dict[str, Any]) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"prompt": ["a"], "stepz": [3]}, "stepz' is not allowed; columns: prompt"),
+        ({"text": ["a"]}, "text' is not allowed; columns: prompt"),
+        ({"steps": [3]}, "needed a column named prompt"),
+        ({"prompt": [1, 2]}, "prompt of int64' is not allowed; needed text"),
+        (
+            {"prompt": ["a"], "steps": ["3"]},
+            "steps of string' is not allowed; needed whole numbers",
+        ),
+        (
+            {"prompt": ["a"], "steps": [2.5]},
+            "steps of double' is not allowed; needed whole numbers",
+        ),
+        ({"prompt": ["a"], "guidance_scale": [[1.0]]}, "needed numbers"),
+        ({"prompt": ["a"], "deep_steps": [3]}, "deep_steps of int64' .* needed lists of whole"),
+        ({"prompt": ["a"], "guidance_interval": [["0"]]}, "needed lists of numbers"),
+        ({"prompt": ["a"], "id": [7]}, "id of int64' is not allowed; needed text"),
+    ],
+)
+def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
+    columns: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    source = table(tmp_path / "rows.parquet", columns)
+    with pytest.raises(InvalidParams, match=said):
+        run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
+
+
+def test_columns_that_mean_something_are_read(tmp_path: Path) -> None:
+    import pyarrow
+
+    from serve.batch import reading
+
+    columns = {
+        "prompt": pyarrow.array(["a", "b"]).dictionary_encode(),
+        "steps": pyarrow.array([3, None], pyarrow.int16()),
+        "guidance_scale": pyarrow.array([3, 4]),
+        "deep_steps": pyarrow.array([[0, 2], None]),
+        "guidance_interval": pyarrow.array([[0.0, 0.5], None]),
+        "seed": pyarrow.nulls(2),
+        "id": pyarrow.array(["x", "y"], pyarrow.large_string()),
+    }
+    source = table(tmp_path / "rows.parquet", columns)
+    assert reading.count([source]) == 2
+    first, second = reading.read([source])
+    assert first.values["deep_steps"] == [0, 2] and first.values["steps"] == 3
+    assert second.values == {"prompt": "b", "guidance_scale": 4, "id": "y"}
+
+
+def test_ctrl_c_before_it_began_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "describe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))
+    assert capsys.readouterr().err == f"sdxl batch: {command.UNBEGUN}\n"
+
+
+def test_ctrl_c_while_workers_load_says_it_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "on_ray", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))
+    said = capsys.readouterr().err
+    assert said.count("interrupted") == 1 and "0 of 2 pictures" in said and "goes on there" in said
+
+
+@pytest.mark.parametrize("ended", [-signal.SIGTERM, -signal.SIGSEGV])
+def test_ctrl_c_that_python_itself_did_not_see_is_answered_too(
+    ended: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it still starts, the signal ends the process that makes the job."""
+    monkeypatch.setattr(command, "supervise", lambda *_, struck: struck[ended])
+    source = prompts(tmp_path, 2)
+    assert cli.main(["batch", str(source), "--out", str(tmp_path / "out")]) == cli.INTERRUPTED
+    assert capsys.readouterr().err == f"sdxl batch: {command.UNBEGUN}\n"

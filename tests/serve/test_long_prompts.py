@@ -1,0 +1,37 @@
+"""A prompt that is too long: the command and the service tell its length in the same words."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sdxl.params import MAX_PROMPT_CHARS, GenerationParams, InvalidParams
+from serve.errors import Problem
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
+from tests.serve.workers import fake_pipeline, order, updates_of
+
+
+def refusal(worker: Worker, prompt: str, negative: str = "") -> str:
+    with pytest.raises(Problem) as caught:
+        asyncio.run(updates_of(worker, order(prompt, negative_prompt=negative)))
+    assert caught.value.status == 400
+    return caught.value.message
+
+
+def test_two_thousand_words_have_the_same_length_everywhere(worker: Worker) -> None:
+    """Each with the limit that holds there: the service keeps room for others."""
+    prompt = "word " * 2000
+    assert len(prompt) <= ServeSettings().max_prompt_chars == MAX_PROMPT_CHARS
+    with pytest.raises(InvalidParams) as caught:
+        fake_pipeline().check(GenerationParams(prompt, seed=1))
+    said = "prompt: '6000 tokens' is not allowed; needed at most "
+    assert str(caught.value) == said + "1200"
+    assert refusal(worker, prompt) == said + "225"
+
+
+def test_what_is_a_little_too_long_is_counted_too(worker: Worker) -> None:
+    assert "'226 tokens' is not allowed; needed at most 225" in refusal(worker, "ring " * 226)
+    found = refusal(worker, "a ring", "ring " * 300)
+    assert found == "negative_prompt: '300 tokens' is not allowed; needed at most 225"
