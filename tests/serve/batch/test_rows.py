@@ -126,16 +126,21 @@ def test_no_row_stops_the_others(values: dict[str, Any]) -> None:
 
 
 def test_what_is_no_text_in_a_table_is_one_bad_row(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes("prompt\ncafé\na\n".encode("latin-1"))
+    bad, good = rows_of(latin)
+    assert bad.error and bad.error.startswith("prompt: ") and good.params
+
+
+def test_a_column_of_bytes_is_no_column_of_text(tmp_path: Path) -> None:
+    """Each of its rows would be a bad one."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
-    latin = tmp_path / "latin.csv"
-    latin.write_bytes("prompt\ncafé\na\n".encode("latin-1"))
     binary = tmp_path / "binary.parquet"
     parquet.write_table(arrow.table({"prompt": [b"\xff", b"a"]}), binary)
-    bad, good = rows_of(latin)
-    assert bad.error and bad.error.startswith("prompt: ") and good.params
-    assert all(row.error and row.error.startswith("prompt: ") for row in rows_of(binary))
+    with pytest.raises(InvalidParams, match="prompt of binary' is not allowed; needed text"):
+        rows_of(binary)
 
 
 @pytest.mark.parametrize("text", ["{", "[1", '"', "\ud800"])
