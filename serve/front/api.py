@@ -27,7 +27,7 @@ from serve.front.batches_off import FILES_PATH, add_off_routes
 from serve.front.body_limit import BodyLimit
 from serve.front.decoding import DecodingThread
 from serve.front.edits import Edits
-from serve.front.error_envelope import REFUSED, ErrorEnvelope, response
+from serve.front.error_envelope import REFUSED, ErrorEnvelope, reason_of, response
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.key_auth import KeyAuth
@@ -260,7 +260,7 @@ async def answer_problem(request: Request, problem: Exception) -> Response:
 
 
 def refused(request: Request, problem: Problem) -> Response:
-    setattr(request.state, REFUSED, problem)
+    setattr(request.state, REFUSED, reason_of(problem))
     return response(problem)
 
 

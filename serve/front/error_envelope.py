@@ -32,7 +32,8 @@ WORDS = ("prompt", "negative_prompt", "messages", "text")
 """What a refusal may quote that is a person's own; of these the log has no more than the code."""
 MAX_REASON = 300
 REFUSED = "refused"
-"""under which a request's state holds the problem that it was answered with"""
+"""Under which a request's state holds the reason of its refusal: in words, for a raised error holds
+all frames that it came through, and with them what the client had sent."""
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -64,14 +65,13 @@ class ErrorEnvelope:
                 raise errors.draining()
             await self.app(scope, receive, sign)
         except Exception as error:
-            problem = error if isinstance(error, Problem) else errors.unexpected()
             if not isinstance(error, Problem):
                 log.exception("%s failed", id_)
             if status:
                 # The answer has begun: it can only be broken off.
                 raise
-            state[REFUSED] = problem
-            await response(problem)(scope, receive, sign)
+            # No variable here holds it longer: its frames are this one, too.
+            await refusal(state, error)(scope, receive, sign)
         finally:
             self.front.open_requests -= 1
             seconds = time.perf_counter() - began
@@ -92,7 +92,7 @@ def note(scope: Scope, status: int, seconds: float) -> None:
         "seconds": round(seconds, 3),
         "key": state.get("key_name", "-"),
     }
-    reason = reason_of(state.get(REFUSED))
+    reason = state.get(REFUSED, "")
     if reason:
         facts["reason"] = reason
     path, said = json.dumps(facts["path"]), f" {json.dumps(reason)}" if reason else ""
@@ -103,9 +103,13 @@ def note(scope: Scope, status: int, seconds: float) -> None:
     )
 
 
-def reason_of(problem: Problem | None) -> str:
-    if problem is None:
-        return ""
+def refusal(state: MutableMapping[str, Any], error: Exception) -> Response:
+    problem = error if isinstance(error, Problem) else errors.unexpected()
+    state[REFUSED] = reason_of(problem)
+    return response(problem)
+
+
+def reason_of(problem: Problem) -> str:
     if problem.param in WORDS:
         return f"{problem.param}: {problem.code}"
     return problem.message[:MAX_REASON]

@@ -1,0 +1,167 @@
+"""Edits through the whole service, fronts, replicas and Ray between them: what cannot be edited is
+refused, keeps no memory and disturbs nobody."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.sdxl.test_source import SVG, bomb, plain, saved
+from tests.serve.servers import GENERATE, error_of
+from tests.serve.services import Service
+from tests.serve.test_api import picture
+from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
+
+MIB = 1 << 20
+ROUNDS = 4
+MOST_KEPT_MIB = 100
+"""of all processes together: what allocators hold back of a gigabyte that came. That no reference
+keeps any of it, a test of the front alone shows."""
+PAGES = 100
+Files = list[tuple[str, tuple[str, Any]]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def image(data: bytes) -> Files:
+    return [("image", ("image", data))]
+
+
+def pages(format: str) -> bytes:
+    rest = [plain(colour=colour) for colour in ("red", "blue")] * (PAGES // 2 - 1)
+    return saved(plain(colour="green"), format, save_all=True, append_images=[*rest, plain()])
+
+
+def flat(side: int) -> bytes:
+    """Whole and well-formed: some kilobytes that are a hundred megabytes once decoded."""
+    return saved(Image.new("L", (side, side)))
+
+
+REFUSED: dict[str, tuple[Files, int, str]] = {
+    "a million pixels claimed": (image(bomb(1000, 1000)), 400, "image: "),
+    "a million by a million": (image(bomb(1_000_000, 1_000_000)), 400, "image: "),
+    "a bomb": (image(flat(6000)), 400, "at most 33554432 pixels"),
+    "100 pages of TIFF": (image(pages("TIFF")), 400, "needed a PNG, JPEG or WEBP"),
+    "100 frames of WEBP": (image(pages("WEBP")), 400, "not several"),
+    "a mask of another size": (
+        [*image(png()), ("mask", ("mask", hole(96, 96)))],
+        400,
+        "needed the image's size, 128x128",
+    ),
+    "a bomb for a mask": ([*image(png()), ("mask", ("mask", flat(6000)))], 400, "at most"),
+    "an SVG": (image(SVG), 400, "needed a PNG, JPEG or WEBP"),
+    "a truncated JPEG": (image(saved(plain(900, 900), "JPEG")[:4000]), 400, "needed a PNG"),
+    "17 images": ([("image[]", ("image", png(8, 8)))] * 17, 400, "at most 16"),
+    "60 MB": (image(os.urandom(60_000_000)), 413, "at most 33554432 bytes"),
+}
+
+
+def send(http: httpx.Client, files: Files) -> httpx.Response:
+    return http.post(EDIT, data={"prompt": PROMPT, "steps": "2"}, files=files)
+
+
+def send_in_parts(http: httpx.Client, size: int) -> int:
+    """Without a length, so that it is counted as it comes. The status, or 0 where the service
+    ended the connection before all of it was sent."""
+
+    def parts() -> Iterator[bytes]:
+        yield b'--a\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n'
+        for _ in range(size // MIB):
+            yield bytes(MIB)
+
+    headers = {"content-type": "multipart/form-data; boundary=a"}
+    try:
+        return http.post(EDIT, content=parts(), headers=headers).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def held_mib(found: Service) -> float:
+    ours = [*found.named("ImageReplica"), *found.named("ImageIngress"), *found.named("ProxyActor")]
+    return sum(process.memory_info().rss for process in ours) / MIB
+
+
+@contextmanager
+def others_asking(url: str) -> Iterator[list[tuple[int, bytes]]]:
+    """Somebody who goes on asking for one picture: the statuses and files that come of it."""
+    is_over, came = threading.Event(), list[tuple[int, bytes]]()
+
+    def ask() -> None:
+        body = {"prompt": PROMPT, "seed": 5, "steps": 4, "deadline_s": 100}
+        with httpx.Client(base_url=url, timeout=100) as http:
+            while not is_over.is_set():
+                answer = http.post(GENERATE, json=body)
+                is_right = answer.status_code == 200
+                file = picture(answer.json()["data"][0]) if is_right else b""
+                came.append((answer.status_code, file))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield came
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def round_of_refusals(http: httpx.Client) -> None:
+    for case, (files, status, said) in REFUSED.items():
+        answer = send(http, files)
+        assert answer.status_code == status, f"{case}: {answer.status_code} {answer.text[:300]}"
+        assert said in error_of(answer)["message"], f"{case}: {answer.text[:300]}"
+    assert send_in_parts(http, 60 * MIB) in (413, 0)
+
+
+def test_what_cannot_be_edited_keeps_no_memory_and_disturbs_nobody(
+    running: Service, http: httpx.Client
+) -> None:
+    with others_asking(running.url) as came:
+        # What libraries load, and what allocators keep for next time, the first round shows.
+        for _ in range(2):
+            round_of_refusals(http)
+        before = held_mib(running)
+        for _ in range(ROUNDS):
+            round_of_refusals(http)
+    grown = held_mib(running) - before
+    print(f"{before:.0f} MiB held, {grown:+.1f} after {ROUNDS} rounds; {len(came)} pictures beside")
+    assert grown <= MOST_KEPT_MIB, f"{grown:.0f} MiB more than {before:.0f}"
+    assert came and {status for status, _ in came} == {200}
+    assert len({file for _, file in came}) == 1, "a picture beside refusals is another one"
+    assert "Traceback" not in running.text
+
+
+def test_edits_of_every_kind_come_whole_and_keep_what_is_not_masked(http: httpx.Client) -> None:
+    given, mask = png(136, 120), hole(136, 120, (13, 27, 75, 90))
+    fields = {"prompt": PROMPT, "steps": "4", "seed": "7"}
+    kinds: list[tuple[dict[str, bytes], dict[str, str]]] = [
+        ({"image": given}, {}),
+        ({"image": given, "mask": mask}, {"mask_blur": "3"}),
+        ({"image": given}, {"upscale": "2", "strength": "0.6"}),
+    ]
+    found = []
+    for files, more in kinds:
+        answer = http.post(EDIT, data={**fields, **more}, files=files)
+        assert answer.status_code == 200, answer.text[:300]
+        found.append(pixels(picture(answer.json()["data"][0])))
+    assert [each.shape[:2] for each in found] == [(120, 136), (120, 136), (240, 272)]
+    kept = np.ones((120, 136), bool)
+    kept[27 - 12 : 90 + 12, 13 - 12 : 75 + 12] = False
+    assert kept.mean() > 0.3 and np.array_equal(found[1][kept], pixels(given)[kept])
+
+
+def test_a_client_that_leaves_an_edit_frees_its_slot(http: httpx.Client) -> None:
+    from tests.serve.test_chaos import wait_until_idle
+
+    files = {"image": png(), "mask": hole()}
+    fields = {"prompt": PROMPT, "steps": "100", "n": "4", "deadline_s": "100"}
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(EDIT, data=fields, files=files, timeout=1.0)
+    wait_until_idle(str(http.base_url).rstrip("/"))
