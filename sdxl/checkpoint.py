@@ -35,7 +35,7 @@ from sdxl.model_names import (
 from sdxl.params import Sizes
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
-from sdxl.schedulers import SchedulerConfig
+from sdxl.scheduler_config import SchedulerConfig
 from sdxl.single_file.recognition import PICKLES, SAFETENSORS
 from sdxl.specs import Architecture, Cut
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from sdxl.params import PARAMETERS, InvalidParams
+from sdxl.scheduler_config import SchedulerConfig, UnsupportedScheduler
 from sdxl.scheduler_names import SCHEDULERS
-from sdxl.schedulers.config import SchedulerConfig, UnsupportedScheduler
 from sdxl.schedulers.solvers import SOLVERS
 from sdxl.schedulers.tables import COLUMNS, Table, columns, step
 

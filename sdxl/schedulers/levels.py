@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from sdxl.params import InvalidParams
-from sdxl.schedulers.config import SchedulerConfig
+from sdxl.scheduler_config import SchedulerConfig
 from sdxl.schedulers.tables import Array
 
 KARRAS_RHO = 7.0

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from sdxl.params import InvalidParams
-from sdxl.schedulers.config import SchedulerConfig, alphas_cumprod, final_level, trained_levels
+from sdxl.scheduler_config import SchedulerConfig
 from sdxl.schedulers.levels import SPREADS, pairs, timesteps_at, timesteps_of
+from sdxl.schedulers.process import alphas_cumprod, final_level, trained_levels
 from sdxl.schedulers.tables import COLUMNS, Array, Table
 
 TCD_ETA = 0.3

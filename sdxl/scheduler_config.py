@@ -1,5 +1,6 @@
-"""The noise process that a checkpoint was trained with: what its scheduler_config.json may say, and
-how noisy each of its timesteps is.
+"""What a checkpoint's scheduler_config.json may say of the noise process it was trained with. It
+does not know torch, which whoever only looks at a checkpoint need not load:
+sdxl/schedulers/process.py computes from it.
 """
 
 from __future__ import annotations
@@ -7,13 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sdxl.schedulers.tables import Array
 from sdxl.specs import brief
 
 SAME_PROCESS = tuple(
@@ -139,51 +135,3 @@ def _check_values(known: Mapping[str, Any]) -> None:
 
 def _is_beta(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
-
-
-def final_level(config: SchedulerConfig) -> float:
-    return 0.0 if config.final_sigmas_type == "zero" else float(trained_levels(config)[0])
-
-
-def trained_levels(config: SchedulerConfig) -> Array:
-    """sigma/alpha at every trained timestep."""
-    # torch's float32 root and numpy's differ in the last bit, and log(level) sets Karras timesteps.
-    products = torch.tensor(alphas_cumprod(config, is_floored=True), dtype=torch.float32)
-    levels: Array = (((1 - products) / products) ** 0.5).double().numpy()
-    return levels
-
-
-@lru_cache(maxsize=16)
-def alphas_cumprod(config: SchedulerConfig, is_floored: bool) -> Array:
-    """alpha**2 at every trained timestep, in float32 as the model saw it in training."""
-    betas = _betas(config)
-    if config.rescale_betas_zero_snr:
-        betas = _rescale_zero_snr(betas)
-    products = torch.cumprod(1.0 - betas, dim=0)
-    if config.rescale_betas_zero_snr and is_floored:
-        products[-1] = 2**-24  # keeps the first noise level finite
-    shared: Array = products.double().numpy()
-    shared.setflags(write=False)
-    return shared
-
-
-def _betas(config: SchedulerConfig) -> Tensor:
-    count, low, high = config.num_train_timesteps, config.beta_start, config.beta_end
-    if config.trained_betas is not None:
-        return torch.tensor(config.trained_betas, dtype=torch.float32)
-    if config.beta_schedule == "linear":
-        return torch.linspace(low, high, count, dtype=torch.float32)
-    if config.beta_schedule == "scaled_linear":
-        return torch.linspace(low**0.5, high**0.5, count, dtype=torch.float32) ** 2
-    # Nichol & Dhariwal 2021 (2102.09672), capped at 0.999.
-    kept = [math.cos((i / count + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(count + 1)]
-    capped = [min(1 - kept[i + 1] / kept[i], 0.999) for i in range(count)]
-    return torch.tensor(capped, dtype=torch.float32)
-
-
-def _rescale_zero_snr(betas: Tensor) -> Tensor:
-    """Lin et al. 2023 (2305.08891), algorithm 1: shift sqrt(alpha) so that the last one is zero."""
-    roots = torch.cumprod(1.0 - betas, dim=0).sqrt()
-    first, last = roots[0].clone(), roots[-1].clone()
-    products = ((roots - last) * (first / (first - last))) ** 2
-    return 1 - torch.cat([products[:1], products[1:] / products[:-1]])
