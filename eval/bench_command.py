@@ -18,6 +18,7 @@ BENCHMARKS = {
         "eval.service.load",
         "the service under load: latency, throughput, overload",
     ),
+    "marking": ("eval.service.marking", "what provenance and watermark cost a service"),
     "h200": ("eval.h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
     "batching": ("eval.speed.batching", "in-flight against static batching, in simulated time"),
     "mixed": (

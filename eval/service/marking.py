@@ -1,0 +1,107 @@
+"""What marking pictures costs a service: one for each kind of mark on this machine, asked in turns.
+
+sdxl bench marking [--kinds c2pa+watermark …] [--seconds 10] [--rounds 7] [--save FILE]
+
+Each is a service of its own, asked by as many clients at once as fill it, for so many seconds a
+round; while one is asked, the others idle. Shares are round by round of what `off` did.
+Further flags are those of `sdxl serve`: with `--model FOLDER --backend eval.service.double:load`
+pictures are of full size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from eval.measuring.system_description import describe_system
+from eval.measuring.timing import Spread
+from eval.service.load import WARM_S, run_closed
+from eval.service.local_service import local_service
+from sdxl.arguments import Parser, whole
+from sdxl.files import write_atomic
+from sdxl.provenance import OFF, PROVENANCES
+
+GOAL = 0.98
+
+
+def measure(
+    kinds: Sequence[str], seconds: float, rounds: int, flags: Sequence[str]
+) -> dict[str, Any]:
+    with ExitStack() as running:
+        urls = {
+            kind: running.enter_context(local_service(("--provenance", kind, *flags)))
+            for kind in (OFF, *kinds)
+        }
+        for url in urls.values():
+            rate(url, WARM_S)
+        rates: dict[str, list[float]] = {kind: [] for kind in urls}
+        names = list(urls)
+        for number in range(rounds):
+            for kind in names[number % len(names) :] + names[: number % len(names)]:
+                rates[kind].append(rate(urls[kind], seconds))
+    return {
+        "system": describe_system(),
+        "flags": list(flags),
+        "seconds": seconds,
+        "images/s": rates,
+        "share of off": {kind: shares(rates[kind], rates[OFF]) for kind in kinds},
+    }
+
+
+def rate(url: str, seconds: float) -> float:
+    async def asked() -> float:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+            return (await run_closed(http, seconds)).rate
+
+    return asyncio.run(asked())
+
+
+def shares(of: Sequence[float], off: Sequence[float]) -> Spread:
+    return Spread.of([one / other for one, other in zip(of, off, strict=True)])
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = [f"{'marks':<22}{'images/s':>10}  share of off: median (least to most)"]
+    for kind, rates in report["images/s"].items():
+        share = report["share of off"].get(kind)
+        lines.append(
+            f"{kind:<22}{Spread.of(rates).median:>10.2f}" + (f"  {share:.3f}" if share else "")
+        )
+    return "\n".join([*lines, f"\nthe goal is {GOAL}"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options, flags = build_parser().parse_known_args(argv)
+    report = measure(options.kinds, options.seconds, options.rounds, flags)
+    if options.save:
+        write_atomic(options.save, json.dumps(report, default=asdict, indent=1).encode())
+    print(table(report))
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="sdxl bench marking",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    marks = [kind for kind in PROVENANCES if kind != OFF]
+    parser.add_argument("--kinds", nargs="+", choices=marks, default=marks[-1:])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of every run (%(default)s)")
+    parser.add_argument("--rounds", type=whole, default=7)
+    parser.add_argument("--save", type=Path, help="where to keep all figures, as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
