@@ -148,7 +148,8 @@ SERVED: dict[str, Bring] = {
     "is not a field here": answered(generate(tools=[])),
     "size: '1024x1024'": answered(generate(size="1024x1024")),
     "background: 'transparent'": answered(generate(background="transparent")),
-    "characters are not allowed": answered(generate(prompt="a" * 4001)),
+    "characters are not allowed": answered(generate(prompt="a " * 200), max_prompt_chars=300),
+    "tokens' is not allowed": answered(generate(prompt="a " * 400)),
     "needed a PNG, JPEG or WEBP": answered(edit_of_nothing),
     "A valid API key": without_key,
     "is not a name of this service": answered(

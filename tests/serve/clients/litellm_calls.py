@@ -13,7 +13,7 @@ from tests.serve.clients.reports import Call, report
 
 SDXL, LLM = "openai/sdxl-mini", "openai/mini-llm"
 TURNS = [{"role": "user", "content": "a red circle"}]
-SEEDED = {"prompt": "a green star", "seed": 5, "steps": 4}
+SEEDED = {"prompt": "a green star", "seed": 5, "steps": 4, "deadline_s": 300}
 
 
 def pictures(answer: Any) -> list[str]:

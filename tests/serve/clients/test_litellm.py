@@ -25,7 +25,7 @@ PACKAGE = "litellm[proxy]==1.106.2"
 KEY = "sk-only-for-tests-0123456789abcdef"
 EXAMPLE = ROOT / "examples" / "litellm.yaml"
 PROMPT = "a green star"
-SEEDED = {"seed": 5, "steps": 4}
+SEEDED = {"seed": 5, "steps": 4, "deadline_s": 300}
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -20,8 +20,6 @@ from tests.tools import install_node, tool
 
 CALLS = Path(__file__).with_name("calls.mjs")
 EXAMPLE = ROOT / "examples" / "generate.mjs"
-FREE_S = 10.0
-"""What four pictures of 100 steps would hold up for far longer."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,14 +83,21 @@ def test_errors_are_its_own_classes(
     assert said in error["message"] and error["requestID"]
 
 
-@pytest.mark.parametrize("name", ["abort", "timeout", "abort of a stream"])
-def test_what_it_leaves_does_not_go_on(told: Report, name: str) -> None:
-    errors = {"abort": "APIUserAbortError", "timeout": "APIConnectionTimeoutError"}
-    if name in errors:
-        assert told[name]["error"] == errors[name]
-    else:
-        assert told[name] == "image_generation.partial_image"
-    assert told[f"after {name}"] < FREE_S
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("abort", "APIUserAbortError"),
+        ("abort of a stream", "image_generation.partial_image"),
+    ],
+)
+def test_what_it_leaves_does_not_go_on(told: Report, name: str, outcome: str) -> None:
+    found, busy_s, freed_s = told[name]
+    assert found == outcome
+    assert freed_s < busy_s / 4, f"free after {freed_s} s; all of it would have taken {busy_s} s"
+
+
+def test_a_request_that_takes_too_long_for_it_is_its_own_class(told: Report) -> None:
+    assert told["timeout"]["error"] == "APIConnectionTimeoutError"
 
 
 def test_the_example_makes_a_picture(packages: Path, running: Service) -> None:
