@@ -88,4 +88,10 @@ def write_tiny(folder: Path) -> Checkpoint:
     return Checkpoint(folder.name, folder)
 
 
+def write_tiny_inpainting(folder: Path) -> Checkpoint:
+    """The same, whose UNet also reads a mask and the picture under it."""
+    write_checkpoint(folder, {**TINY, "unet": {**TINY["unet"], "in_channels": 9}})
+    return Checkpoint(folder.name, folder)
+
+
 Exports = Callable[[str], ExportFolder]

@@ -10,14 +10,12 @@ from PIL import Image
 
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.pytorch.torch_engine import load_torch
-from onnx_export.random_weights import write_checkpoint
-from sdxl.checkpoint import Checkpoint
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import SourceImage
 from tests.conftest import psnr
 from tests.onnx_export.conftest import PROMPTS
-from tests.onnx_export.exports import TINY, export_tiny
+from tests.onnx_export.exports import export_tiny, write_tiny_inpainting
 
 BOUNDS = {"fp32": 60.0, "int8": 15.0}
 """dB; what 8 bits cost, the tiny model's random weights say little of"""
@@ -28,9 +26,7 @@ BOUNDS = {"fp32": 60.0, "int8": 15.0}
 def test_an_inpainting_checkpoint_s_graphs_paint_its_pictures(
     tmp_path: Path, precision: str
 ) -> None:
-    configs = {**TINY, "unet": {**TINY["unet"], "in_channels": 9}}
-    write_checkpoint(tmp_path / "nine", configs)
-    checkpoint = Checkpoint("nine", tmp_path / "nine")
+    checkpoint = write_tiny_inpainting(tmp_path / "nine")
     prompts = PROMPTS if precision == "int8" else ()
     folder = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
     assert folder.graphs["unet_deep"].spec.inputs[0].dims[1] == 9

@@ -15,7 +15,9 @@ from engines.folders.targets import TARGETS
 from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import TENSORRT_RTX
 from engines.trt.plan_process import run_worker
-from tests.onnx_export.exports import Exports
+from onnx_export.recipes import RECIPES
+from tests.onnx_export.conftest import PROMPTS
+from tests.onnx_export.exports import Exports, export_tiny, write_tiny_inpainting
 
 pytest.importorskip("tensorrt_rtx")
 pytest.importorskip("polygraphy")
@@ -62,3 +64,14 @@ def test_a_small_unet_in_eight_bits_builds(
     tiny_exports: Exports, tmp_path: Path, precision: str
 ) -> None:
     builds(tiny_exports(precision), "unet_deep", tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_small_inpainting_checkpoint_builds(tmp_path: Path, precision: str) -> None:
+    """Nine channels into the UNet, and what encodes the picture under the mask."""
+    checkpoint = write_tiny_inpainting(tmp_path / "nine")
+    prompts = PROMPTS if precision in RECIPES else ()
+    export = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
+    for name in ("unet_deep", "unet_shallow", "vae_encoder"):
+        builds(export, name, tmp_path)

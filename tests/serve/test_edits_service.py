@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.test_source import SVG, bomb, plain, saved
 from tests.serve.servers import GENERATE, error_of
-from tests.serve.services import Service
+from tests.serve.services import Service, service
 from tests.serve.test_api import picture
 from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
 
@@ -138,7 +140,7 @@ def test_what_cannot_be_edited_keeps_no_memory_and_disturbs_nobody(
     assert "Traceback" not in running.text
 
 
-def test_edits_of_every_kind_come_whole_and_keep_what_is_not_masked(http: httpx.Client) -> None:
+def check_edits(http: httpx.Client) -> None:
     given, mask = png(136, 120), hole(136, 120, (13, 27, 75, 90))
     fields = {"prompt": PROMPT, "steps": "4", "seed": "7"}
     kinds: list[tuple[dict[str, bytes], dict[str, str]]] = [
@@ -155,6 +157,25 @@ def test_edits_of_every_kind_come_whole_and_keep_what_is_not_masked(http: httpx.
     kept = np.ones((120, 136), bool)
     kept[27 - 12 : 90 + 12, 13 - 12 : 75 + 12] = False
     assert kept.mean() > 0.3 and np.array_equal(found[1][kept], pixels(given)[kept])
+
+
+def test_edits_of_every_kind_come_whole_and_keep_what_is_not_masked(http: httpx.Client) -> None:
+    check_edits(http)
+
+
+@pytest.mark.long
+def test_a_checkpoint_made_for_inpainting_edits_and_paints_through_the_service(
+    tmp_path: Path,
+) -> None:
+    model = write_inpainting(tmp_path / "sdxl-inpainting")
+    flags = ("--model", str(model), "--backend", "torch", "--llm", "none")
+    with (
+        service(tmp_path, *flags) as found,
+        httpx.Client(base_url=found.url, timeout=200) as http,
+    ):
+        check_edits(http)
+        answer = http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
+    assert answer.status_code == 200 and picture(answer.json()["data"][0])
 
 
 def test_a_client_that_leaves_an_edit_frees_its_slot(http: httpx.Client) -> None:
