@@ -83,6 +83,12 @@ def work_of(
     }
 
 
+def calls_a_picture(deep: int, shallow: int) -> dict[str, int]:
+    """Of every network, with so many steps of each kind."""
+    steps = {"unet_prompt": 1, "unet_deep": deep, "unet_shallow": shallow}
+    return {**steps, "vae_decoder": 1, "clip_l": 1, "clip_g": 1}
+
+
 def meta_networks(configs: Configs, cut: Cut = "reference") -> Iterator[tuple[str, nn.Module]]:
     """Names and shapes, without memory for weights."""
     with torch.device("meta"):

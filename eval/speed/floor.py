@@ -3,7 +3,7 @@ machine, and the share of that which each engine reaches.
 
 `--model sdxl-1.0` derives the real model's figures from its shape alone, and times nothing. Nor
 does `--gpu`: it says how long a full-size call of the torch backend should take on a GPU that is
-not here.
+not here; with `--plan`, what pictures by those plans cost there.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if min(options.rows) < 1:
         raise InvalidParams("rows", min(options.rows), "needed at least 1")
+    if options.plan is not None and not options.gpu:
+        raise InvalidParams("plan", " ".join(options.plan), "needed --gpu with it")
     if options.gpu:
         print_expected(options)
         return 0
@@ -46,15 +48,28 @@ def build_parser() -> Parser:
     add("--rows", type=whole, nargs="+", default=[2, 16], help="of a UNet's call; two an image")
     add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
     add("--gpu", choices=("h200", "h100", "l40s"), help="expected milliseconds and images/s there")
+    add(
+        "--plan",
+        nargs="*",
+        metavar="PLAN",
+        help="with --gpu: pictures by these, [SCHEDULER:]STEPS[/INTERVAL|:I,J,…]; those of "
+        "docs/tuning.md where none is named",
+    )
     add("--json", action="store_true", dest="is_json")
     return parser
 
 
 def print_expected(options: argparse.Namespace) -> None:
-    from eval.speed.paper_time import report, table
+    from eval.speed import paper_plans, paper_time
 
-    found = report(options.gpu, options.rows)
-    print(json.dumps(found, indent=1) if options.is_json else "\n".join(table(found)))
+    if options.plan is None:
+        found = paper_time.report(options.gpu, options.rows)
+        lines = paper_time.table(found)
+    else:
+        plans = [paper_plans.read(text) for text in options.plan or paper_plans.PLANS]
+        found = paper_plans.report(options.gpu, max(options.rows), plans)
+        lines = paper_plans.table(found)
+    print(json.dumps(found, indent=1) if options.is_json else "\n".join(lines))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -139,19 +154,14 @@ def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict
 
 def image_of(call: dict[str, Any]) -> dict[str, Any]:
     """A picture of the usual steps with guidance, whole and with DeepCache."""
+    from eval.measuring.arithmetic import calls_a_picture
+
     usual, stages = GenerationParams(), call["stages"]
     images = max(call["rows"] // 2, 1)
     found = {}
     for interval in (1, 2):
         deep = -(-usual.steps // interval)
-        counts = {
-            "unet_prompt": 1,
-            "unet_deep": deep,
-            "unet_shallow": usual.steps - deep,
-            "vae_decoder": 1,
-            "clip_l": 1,
-            "clip_g": 1,
-        }
+        counts = calls_a_picture(deep, usual.steps - deep)
         found[f"interval {interval}"] = {
             key: sum(n * stages[name][key] for name, n in counts.items()) / images
             for key in ("flops", "floor_s")

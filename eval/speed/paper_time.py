@@ -156,11 +156,9 @@ def works_of_a_picture(side: int = 1024) -> tuple[KernelWork, ...]:
     return tuple(work_of(module, lambda: module(latents)))
 
 
-def images_per_second(gpu: PaperGpu, precision: str, rows: int, interval: int) -> float:
-    """Of the usual steps with guidance, when that many rows are always in flight."""
-    steps = GenerationParams().steps
-    deep = ceil(steps / interval)
-    calls = {UNETS[0]: deep, UNETS[1]: steps - deep}
+def images_per_second(gpu: PaperGpu, precision: str, rows: int, deep: int, shallow: int) -> float:
+    """Of so many steps of each kind with guidance, when that many rows are always in flight."""
+    calls = dict(zip(UNETS, (deep, shallow), strict=True))
     ticks = sum(
         count * total_s(costs(works_of(name, precision, rows), gpu))
         for name, count in calls.items()
@@ -173,7 +171,7 @@ def images_per_second(gpu: PaperGpu, precision: str, rows: int, interval: int) -
 def report(
     name: str, rows: Sequence[int], precisions: Sequence[str] = PRECISIONS
 ) -> dict[str, Any]:
-    gpu = GPUS[name]
+    gpu, steps = GPUS[name], GenerationParams().steps
     grouped = USUAL_ROWS if USUAL_ROWS in rows else max(rows)
     return {
         "gpu": gpu.name,
@@ -194,10 +192,12 @@ def report(
         ],
         "images_per_second": {
             f"{precision}, {'DeepCache' if interval > 1 else 'full'}": {
-                str(count): images_per_second(gpu, precision, count, interval) for count in rows
+                str(count): images_per_second(gpu, precision, count, deep, steps - deep)
+                for count in rows
             }
             for precision in precisions
             for interval in (1, 2)
+            for deep in [ceil(steps / interval)]
         },
     }
 

@@ -1,0 +1,116 @@
+"""`sdxl bench floor --gpu NAME --plan …`: what pictures by plans of steps cost Stable Diffusion XL
+at full size, on paper, and what MLPerf Inference would make of such a plan.
+
+The arithmetic follows from how many steps are deep, whichever they are; seconds from paper_time.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from eval.measuring.arithmetic import FULL_SIZE, Shapes, calls_a_picture, configs_of
+from eval.measuring.arithmetic import work_of as work_of_model
+from eval.quality.protocol import REQUEST
+from eval.speed.paper_tick import PRECISIONS
+from eval.speed.paper_time import GPUS, TERA, images_per_second
+from sdxl.deepcache import deep_count, plan_of
+from sdxl.params import GenerationParams, InvalidParams
+
+SIDE, ROWS = 1024, 2
+"""An image under guidance has two rows."""
+PLAN = re.compile(r"(?:([a-z]\w*):)?(\d{1,4})(?:/(\d{1,4})|:(\d+(?:,\d+)*))?", re.ASCII)
+PLANS = (
+    *("20", "15", "dpmpp_2m:15"),
+    *("20:0,1,2,3,4,5,6,8,11,13,15,17,18,19", "dpmpp_2m:20:0,1,2,3,4,5,6,8,10,12,14,16,18,19"),
+    *("14", "20/2", "10", "dpmpp_2m:10"),
+    *("20:0,2,4,6,10,15,18,19", "dpmpp_2m:20:0,1,2,4,6,11,18,19"),
+    *("9", "dpmpp_2m:9", "20/3", "7", "dpmpp_2m:7"),
+    *("20:0,2,5,11,18", "dpmpp_2m:20:0,2,5,12,19", "20/4", "6", "dpmpp_2m:6"),
+)
+"""those of docs/tuning.md, the dearest first"""
+RULES = (
+    "MLPerf Inference's rules, mlcommons/inference_policies at 8adac31 (29 July 2025, v5.1; SDXL "
+    "left the suite with v6.0): the closed division needs the reference's model, 20 steps of "
+    "EulerDiscrete, and allows no caching of values derived from activations; an open submission "
+    "may change the model, and reports the accuracy that it has. DeepCache with 10 + 10 steps was "
+    "one (v4.0, 2.852 samples/s on an H100)."
+)
+
+
+def read(text: str) -> GenerationParams:
+    """A plan as it is written on a command line."""
+    found = PLAN.fullmatch(text)
+    if found is None:
+        needed = "needed [SCHEDULER:]STEPS[/INTERVAL|:I,J,…], such as 20/2 or dpmpp_2m:20:0,2,5"
+        raise InvalidParams("plan", text, needed)
+    scheduler, steps, interval, deep = found.groups()
+    return GenerationParams(
+        scheduler=scheduler or GenerationParams.scheduler,
+        steps=int(steps),
+        cache_interval=int(interval or 1),
+        deep_steps=tuple(map(int, deep.split(","))) if deep else None,
+    )
+
+
+def told(params: GenerationParams) -> str:
+    caches = f"interval {params.interval}" if params.interval > 1 else "exact"
+    if params.deep_steps is not None:
+        caches = f"deep {','.join(map(str, params.deep_steps))}"
+    return f"{params.scheduler} {params.steps}, {caches}"
+
+
+def is_closed(params: GenerationParams) -> bool:
+    """Whether the closed division allows it: the reference's steps, all of them whole."""
+    course = params.scheduler, params.steps
+    is_exact = deep_count(plan_of(params)) == params.steps
+    return is_exact and course == (REQUEST.scheduler, REQUEST.steps)
+
+
+def report(name: str, rows: int, plans: Sequence[GenerationParams]) -> dict[str, Any]:
+    gpu = GPUS[name]
+    work = work_of_model(configs_of(FULL_SIZE), Shapes(SIDE, ROWS), "fp16")
+
+    def teraflops(deep: int, shallow: int) -> float:
+        counts = calls_a_picture(deep, shallow)
+        return sum(n * work[network].flops for network, n in counts.items()) / TERA
+
+    full = teraflops(REQUEST.steps, 0)
+    rates: dict[tuple[int, int], dict[str, float]] = {}
+    found = []
+    for params in plans:
+        deep = deep_count(plan_of(params))
+        steps = deep, params.steps - deep
+        if steps not in rates:
+            rates[steps] = {each: images_per_second(gpu, each, rows, *steps) for each in PRECISIONS}
+        found.append(
+            {
+                "plan": told(params),
+                "deep": deep,
+                "shallow": steps[1],
+                "teraflops": teraflops(*steps),
+                "share": teraflops(*steps) / full,
+                "images_per_second": rates[steps],
+                "mlperf": ["closed", "open"] if is_closed(params) else ["open"],
+            }
+        )
+    return {"gpu": gpu.name, "rows": rows, "plans": found, "rules": RULES}
+
+
+def table(found: Mapping[str, Any]) -> Iterator[str]:
+    """As Markdown."""
+    rates = " | ".join(PRECISIONS)
+    title = f"{found['gpu']}, {found['rows']} rows in flight"
+    yield f"{title}: images/s by precision, on paper"
+    yield ""
+    yield f"| plan | deep + shallow | TFLOP an image | of all deep | {rates} | MLPerf |"
+    yield f"|{'---|' * (5 + len(PRECISIONS))}"
+    for each in found["plans"]:
+        speeds = " | ".join(f"{each['images_per_second'][name]:.2f}" for name in PRECISIONS)
+        cells = (
+            f"{each['deep']} + {each['shallow']} | {each['teraflops']:.1f} | {each['share']:.3f}"
+        )
+        yield f"| {each['plan']} | {cells} | {speeds} | {', '.join(each['mlperf'])} |"
+    yield ""
+    yield found["rules"]
