@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.params import GenerationParams
@@ -34,6 +35,8 @@ class Conditioning:
     """[rows, pooled width]"""
     time_ids: Tensor
     """[rows, 6]"""
+    guidance_embedding: Tensor | None = None
+    """[rows, channels], for a UNet that reads one"""
 
     @property
     def tokens(self) -> int:
@@ -74,7 +77,7 @@ def encode(
     )
     dtypes = {spec.name: torch_dtype(spec) for spec in engines["unet_prompt"].spec.inputs}
     return [
-        _condition(request, prompt, encoded_l, encoded_g, dtypes)
+        _condition(request, prompt, encoded_l, encoded_g, dtypes, engines.arch)
         for request, prompt in zip(requests, prompts, strict=True)
     ]
 
@@ -85,12 +88,14 @@ def tokenize_rows(
     tokenizer_2: Tokenizer,
     force_zeros: bool,
     max_tokens: int = MAX_TOKENS,
+    *,
+    embeds_guidance: bool = False,
 ) -> list[TokenRow]:
     """A request's rows, all of one length. Refuses by name what cannot be encoded, so that a
     caller can check a request before batching it with others."""
     both = partial(_both, tokenizer, tokenizer_2, max_tokens)
     rows: list[TokenRow] = [both(request.prompt, "prompt")]
-    if request.is_guided:
+    if request.is_guided and not embeds_guidance:
         negative = request.negative_prompt
         # As in diffusers: only an absent negative prompt is zeroed; an empty one is encoded.
         if negative is None and force_zeros:
@@ -182,6 +187,7 @@ def _condition(
     encoded_l: _Encoded,
     encoded_g: _Encoded,
     dtypes: Mapping[str, torch.dtype],
+    arch: Architecture,
 ) -> Conditioning:
     assert encoded_g.pooled is not None
     contexts: list[Tensor] = []
@@ -196,8 +202,22 @@ def _condition(
     size = (request.height, request.width)
     assert None not in size, "needed a resolved request"
     time_ids = torch.tensor([[*size, 0, 0, *size]] * len(rows), dtype=dtypes["time_ids"])
+    device, embedding = encoded_g.hidden.device, None
+    if arch.embeds_guidance:
+        row_of = embedded(request.guidance, arch.guidance_channels)[None]
+        embedding = row_of.to(device, dtypes["guidance_embedding"])
     return Conditioning(
         context=torch.stack(contexts).to(dtypes["context"]),
         pooled=torch.stack(pooled).to(dtypes["pooled"]),
-        time_ids=time_ids.to(encoded_g.hidden.device),
+        time_ids=time_ids.to(device),
+        guidance_embedding=embedding,
     )
+
+
+def embedded(guidance: float, channels: int) -> Tensor:
+    """[channels]: sines and cosines of what guidance is above 1, in diffusers' order and rounding:
+    of angles in the thousands the last digit shows. LCM (arXiv:2310.04378) has them from VDM."""
+    half = channels // 2
+    steps = torch.log(torch.tensor(10000.0)) / (half - 1)
+    angles = torch.tensor(guidance - 1) * 1000.0 * torch.exp(torch.arange(half).float() * -steps)
+    return pad(torch.cat([torch.sin(angles), torch.cos(angles)]), (0, channels % 2))

@@ -87,9 +87,11 @@ def plan(
     return StepPlan(made)
 
 
-def plan_of(params: GenerationParams) -> StepPlan:
+def plan_of(params: GenerationParams, *, embeds_guidance: bool = False) -> StepPlan:
+    """A model that reads guidance itself needs no negative row."""
     steps, interval = params.taken_steps, params.interval
-    return plan(steps, interval, params.deep_steps, asked_guidance(params))
+    guided = () if embeds_guidance else asked_guidance(params)
+    return plan(steps, interval, params.deep_steps, guided)
 
 
 def spoils(params: GenerationParams) -> bool:

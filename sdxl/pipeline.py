@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from sdxl import schedulers
+from sdxl.abilities import can_edit, check_able
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
-from sdxl.deepcache import deep_count, plan_of
+from sdxl.deepcache import StepPlan, deep_count, plan_of
 from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, call, to_host, torch_dtype
-from sdxl.image_encoder import ENCODER, ImageEncoder
+from sdxl.image_encoder import ImageEncoder
 from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded, to_pixels
 from sdxl.inflight import Failed, InFlight, Request
-from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, InvalidParams, Sizes
+from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
 from sdxl.policy import Limits
 from sdxl.prompt import MAX_TOKENS
 from sdxl.source import SourceImage
@@ -111,22 +112,18 @@ class Pipeline:
 
     @property
     def can_edit(self) -> bool:
-        """Engines that were made before there were edits have no encoder for images."""
-        return ENCODER in self.engines.by_name
+        return can_edit(self.engines)
 
-    def check_encoder(self, params: GenerationParams) -> None:
-        """That there is one, where a picture needs it."""
-        is_encoded = params.is_upscaled and params.upscaler != LATENT
-        if self.can_edit or not (params.is_edit or is_encoded):
-            return
-        needed = f"the engines have no {ENCODER}; needed: sdxl export, and sdxl build, again"
-        if params.is_edit:
-            raise InvalidParams("image", "an edit", needed)
-        raise InvalidParams("upscale", params.upscale, f"{needed}; or upscaler {LATENT}")
+    @property
+    def embeds_guidance(self) -> bool:
+        return self.engines.arch.embeds_guidance
+
+    def plan(self, leg: GenerationParams) -> StepPlan:
+        return plan_of(leg, embeds_guidance=self.embeds_guidance)
 
     def check(self, params: GenerationParams) -> GenerationParams:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""
-        self.check_encoder(params)
+        check_able(self.engines, params)
         resolved = self.resolve(params)
         for leg in resolved.legs:
             schedulers.table(leg.scheduler, leg.steps, self.checkpoint.scheduler)
@@ -136,7 +133,13 @@ class Pipeline:
     def tokenize(self, params: GenerationParams, max_tokens: int = MAX_TOKENS) -> list[TokenRow]:
         """A resolved request's rows; raises InvalidParams for what cannot be encoded."""
         found = self.checkpoint
-        return tokenize_rows(params, *found.tokenizers, found.force_zeros, max_tokens)
+        return tokenize_rows(
+            params,
+            *found.tokenizers,
+            found.force_zeros,
+            max_tokens,
+            embeds_guidance=self.embeds_guidance,
+        )
 
     def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
         """By which images of this size, with a prompt of so many chunks, share calls."""
@@ -247,7 +250,7 @@ class Pipeline:
         return Request(
             conditioning,
             table.begun(params.first_step),
-            plan_of(params),
+            self.plan(params),
             params.guidance,
             params.seed,
             height,
@@ -326,7 +329,7 @@ class Pipeline:
             first, *later = params.legs
             latents = self.encode_image(first, source) if source else None
             request = self.request(first, conditioning, latents)
-            deep = sum(deep_count(plan_of(leg)) for leg in params.legs)
+            deep = sum(deep_count(self.plan(leg)) for leg in params.legs)
             result = Result(index, params, deep_steps=deep, source=source)
             result.shallow_steps = params.all_steps - deep
             result.took("encode_s", encode_s + self.clock() - start)

@@ -23,6 +23,9 @@ CHUNK = 77
 TIME_IDS = 6
 """original height, width, crop top, left, target height, width."""
 
+LEAST_SINUSOIDS = 4
+"""channels of an embedding of one number: sines and cosines of two lengths"""
+
 VAE = ("vae_decoder", "vae_encoder")
 """Networks that compute in more than halves: SDXL's overflow there, and give black images."""
 OPTIONAL = ("vae_encoder",)
@@ -100,6 +103,12 @@ def _check_masked(channels: object, latents: int) -> None:
         raise ValueError(f"the UNet's input {extra}; needed none, or {latents + 1} of inpainting")
 
 
+def _check_embedded(channels: object) -> None:
+    if type(channels) is not int or (channels and not LEAST_SINUSOIDS <= channels <= MAX_WIDTH):
+        needed = f"needed none, or a whole number from {LEAST_SINUSOIDS} to {MAX_WIDTH}"
+        raise ValueError(f"time_cond_proj_dim is {brief(channels)}, {needed}")
+
+
 def brief(value: object) -> str:
     """The beginning of a value for a message, whatever it is."""
     try:
@@ -133,12 +142,16 @@ class Architecture:
     masked_channels: int = 0
     """of the UNet's input besides the latents, where the model was made for inpainting: a mask, and
     the latents of the picture under it"""
+    guidance_channels: int = 0
+    """of the embedding of guidance, where the model was distilled to read it (time_cond_proj_dim)
+    and needs no negative prompt"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name not in ("attention_widths", "masked_channels"):
+            if field.name not in ("attention_widths", "masked_channels", "guidance_channels"):
                 _check_whole(field.name, getattr(self, field.name))
         _check_masked(self.masked_channels, self.latent_channels)
+        _check_embedded(self.guidance_channels)
         _check_whole("stem_layers", self.stem_layers, MAX_LAYERS)
         if not 0 < len(self.attention_widths) <= MAX_ATTENTIONS:
             raise ValueError(
@@ -170,12 +183,18 @@ class Architecture:
             pooled_width=clip_g["projection_dim"],
             sample_size=unet["sample_size"],
             masked_channels=unet["in_channels"] - vae["latent_channels"],
+            guidance_channels=unet.get("time_cond_proj_dim") or 0,
         )
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Architecture:
         """From JSON, which has no tuples."""
         return cls(**{**value, "attention_widths": tuple(value["attention_widths"])})
+
+    @property
+    def embeds_guidance(self) -> bool:
+        """The model reads how strong guidance is to be, and runs no negative row for it."""
+        return self.guidance_channels > 0
 
     @property
     def context_width(self) -> int:
@@ -250,6 +269,10 @@ def network_specs(
     noise = tensor("noise", "rows", arch.latent_channels, "latent_h", "latent_w")
     cache = cache_specs(arch, dtype, cut)
     added = tensor("added", "rows", arch.embedding_width)
+    embedding, told = [], []
+    if arch.guidance_channels:
+        embedding = [tensor("guidance_embedding", "rows", arch.guidance_channels)]
+        told = [tensor("condition", "rows", arch.stem_channels)]
     latents = tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w")
     deviation = replace(latents, name="deviation")
     image = tensor("image", "batch", arch.image_channels, "image_h", "image_w")
@@ -270,9 +293,9 @@ def network_specs(
                 tensor("pooled_g", "chunks", arch.pooled_width),
             ),
         ),
-        ModelSpec("unet_prompt", (context, pooled, time_ids), (added, *text)),
-        ModelSpec("unet_deep", (sample, timestep, added, *text), (noise, *cache)),
-        ModelSpec("unet_shallow", (sample, timestep, added, *cache), (noise,)),
+        ModelSpec("unet_prompt", (context, pooled, time_ids, *embedding), (added, *told, *text)),
+        ModelSpec("unet_deep", (sample, timestep, added, *told, *text), (noise, *cache)),
+        ModelSpec("unet_shallow", (sample, timestep, added, *told, *cache), (noise,)),
         ModelSpec(
             "vae_decoder",
             (latents,),

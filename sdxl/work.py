@@ -8,21 +8,25 @@ Replicas share their time by measured seconds instead (admission.py).
 from __future__ import annotations
 
 from sdxl.cost import SHALLOW_SHARE
-from sdxl.deepcache import plan_of
+from sdxl.deepcache import StepPlan, plan_of
 from sdxl.params import GenerationParams, Sizes
 
 
-def standard_images(params: GenerationParams, sizes: Sizes) -> float:
+def standard_images(
+    params: GenerationParams, sizes: Sizes, *, embeds_guidance: bool = False
+) -> float:
     side = sizes.default
-    unit = _row_steps(GenerationParams(width=side, height=side))
-    return sum(_pixels(leg, side) * _row_steps(leg) for leg in params.legs) / (unit * side**2)
+
+    def work(each: GenerationParams) -> float:
+        return _pixels(each, side) * _row_steps(plan_of(each, embeds_guidance=embeds_guidance))
+
+    return sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
 
 
 def _pixels(params: GenerationParams, side: int) -> int:
     return (params.width or side) * (params.height or side)
 
 
-def _row_steps(params: GenerationParams) -> float:
+def _row_steps(plan: StepPlan) -> float:
     """Deep steps of one row, shallow ones as the part of one that they are."""
-    plan = plan_of(params)
     return plan.rows(is_deep=True) + plan.rows(is_deep=False) * SHALLOW_SHARE

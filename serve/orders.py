@@ -98,6 +98,8 @@ class ModelCard:
     """images that are best under way at once; 0: not known"""
     presets: Presets = field(default_factory=lambda: UNMEASURED)
     """what the names of `quality` stand for"""
+    embeds_guidance: bool = False
+    """it needs no negative row under guidance"""
 
 
 class ImageBackend(Protocol):

@@ -72,9 +72,12 @@ def axes(latent_h: int, latent_w: int, tokens: int = 77) -> Axes:
     return network_specs(ARCH)["unet_deep"].shared_axes(sizes)
 
 
-def fake_conditioning(seed: int, rows: int, tokens: int = 77) -> Conditioning:
+def fake_conditioning(
+    seed: int, rows: int, tokens: int = 77, arch: Architecture = ARCH
+) -> Conditioning:
     generator = torch.Generator().manual_seed(seed)
     return Conditioning(
+        guidance_embedding=torch.randn(rows, arch.guidance_channels, generator=generator),
         context=torch.randn(rows, tokens, ARCH.context_width, generator=generator),
         pooled=torch.randn(rows, ARCH.pooled_width, generator=generator),
         time_ids=torch.tensor([[64.0, 64.0, 0, 0, 64.0, 64.0]] * rows),

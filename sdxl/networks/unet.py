@@ -25,7 +25,6 @@ SUPPORTED: Mapping[str, Any] = {
     "center_input_sample": False,
     "class_embed_type": None,
     "encoder_hid_dim_type": None,
-    "time_cond_proj_dim": None,
     "time_embedding_act_fn": None,
     "resnet_time_scale_shift": "default",
 }
@@ -39,11 +38,15 @@ class PromptUNet(nn.Module):
     def __init__(self, unet: Any) -> None:
         super().__init__()
         self.add_time_proj, self.add_embedding = unet.add_time_proj, unet.add_embedding
+        self.condition: Any = unet.time_embedding.cond_proj
         attentions = list(cross_attentions(unet))
         self.keys = nn.ModuleList(attention.to_k for attention in attentions)
         self.values = nn.ModuleList(attention.to_v for attention in attentions)
 
-    def forward(self, context: Tensor, pooled: Tensor, time_ids: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, context: Tensor, pooled: Tensor, time_ids: Tensor, *guidance: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`guidance` is its embedding, where the model reads one."""
         # The sinusoids are float32 whatever the weights; half graphs are strongly typed, so the
         # casts are spelled out.
         sizes = self.add_time_proj(time_ids.flatten()).to(pooled.dtype)
@@ -51,7 +54,8 @@ class PromptUNet(nn.Module):
         text = [
             layer(context) for both in zip(self.keys, self.values, strict=True) for layer in both
         ]
-        return self.add_embedding(added), *text
+        told = [self.condition(embedding) for embedding in guidance]
+        return self.add_embedding(added), *told, *text
 
 
 class Stem(nn.Module):
@@ -61,10 +65,18 @@ class Stem(nn.Module):
         super().__init__()
         self.conv_in = unet.conv_in
         self.time_proj, self.time_embedding = unet.time_proj, unet.time_embedding
+        self.reads_guidance = unet.time_embedding.cond_proj is not None
 
-    def forward(self, sample: Tensor, timestep: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, sample: Tensor, timestep: Tensor, added: Tensor, rest: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """`rest` begins with what was made of guidance, where the model reads it; what follows that
+        comes back."""
         time = self.time_proj(timestep).to(sample.dtype)
-        return self.conv_in(sample), self.time_embedding(time) + added
+        if self.reads_guidance:
+            condition, *rest = rest
+            time = time + condition
+        return self.conv_in(sample), self.time_embedding(time) + added, rest
 
 
 class FirstSkips(nn.Module):
@@ -142,9 +154,9 @@ class DeepUNet(nn.Module):
         self.core, self.tail = Core(unet), Tail(unet)
 
     def forward(
-        self, sample: Tensor, timestep: Tensor, added: Tensor, *text: Tensor
+        self, sample: Tensor, timestep: Tensor, added: Tensor, *rest: Tensor
     ) -> tuple[Tensor, ...]:
-        hidden, embedding = self.stem(sample, timestep, added)
+        hidden, embedding, text = self.stem(sample, timestep, added, rest)
         skips = [hidden, *self.first_skips(hidden, embedding)]
         last = skips.pop()
         up = self.core([*skips, last], embedding, text)
@@ -163,9 +175,9 @@ class ShallowUNet(nn.Module):
         self.first_skips = FirstSkips(unet) if cut == "fresh_skips" else None
 
     def forward(
-        self, sample: Tensor, timestep: Tensor, added: Tensor, *cache: Tensor
+        self, sample: Tensor, timestep: Tensor, added: Tensor, *rest: Tensor
     ) -> tuple[Tensor]:
-        hidden, embedding = self.stem(sample, timestep, added)
+        hidden, embedding, cache = self.stem(sample, timestep, added, rest)
         if self.first_skips is None:
             half, past, *others = cache
             return (self.tail.end(half, past, [hidden, *others], embedding),)

@@ -78,7 +78,9 @@ class BackendRenderer:
         """Returns when the key may ask for one more."""
         if self._key is None:
             return
-        work = standard_images(order.params, (await self.card()).sizes)
+        card = await self.card()
+        how = card.embeds_guidance
+        work = standard_images(order.params, card.sizes, embeds_guidance=how)
         while wait_s := self._limiter.take(self._key, 1, work)[1]:
             await asyncio.sleep(wait_s)
 

@@ -155,7 +155,8 @@ def most_bytes(orders: Sequence[ImageOrder]) -> int:
 
 
 def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
-    return sum(standard_images(order.params, card.sizes) for order in orders)
+    how = card.embeds_guidance
+    return sum(standard_images(o.params, card.sizes, embeds_guidance=how) for o in orders)
 
 
 async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[Done]:

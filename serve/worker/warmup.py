@@ -16,7 +16,6 @@ from PIL import Image
 
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs
-from sdxl.deepcache import plan_of
 from sdxl.flight import Flight
 from sdxl.images import Pixels, encode
 from sdxl.inflight import Event, Failed, InFlight
@@ -97,7 +96,8 @@ def blank(params: GenerationParams) -> SourceImage:
 
 
 def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) -> None:
-    filling = [COURSE] * (bucket // 2) + [replace(COURSE, guidance=1.0)] * (bucket % 2)
+    images, left = divmod(bucket, pipeline.plan(COURSE).room[0])
+    filling = [COURSE] * images + [replace(COURSE, guidance=1.0)] * left
     params = [pipeline.resolve(each) for each in filling]
     conditionings = rooms.encode(partial(pipeline.encode, params))
     for _ in rounds(pipeline):
@@ -139,4 +139,4 @@ def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
 def standard(pipeline: Pipeline) -> Flight:
     """An image of the model's own size with the default steps and guidance."""
     side = pipeline.sizes.default
-    return Flight(-1, pipeline.axes(side, side), plan_of(GenerationParams()))
+    return Flight(-1, pipeline.axes(side, side), pipeline.plan(GenerationParams()))

@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdxl import images
+from sdxl.abilities import check_able
 from sdxl.admission import Refused
 from sdxl.cost import Costs, project
-from sdxl.deepcache import plan_of
 from sdxl.flight import Flight, Leg, State
 from sdxl.inflight import InFlight
 from sdxl.params import LATENT, GenerationParams
@@ -139,8 +139,9 @@ class Worker:
             engines=engines,
             can_edit=pipeline.can_edit,
             # Twice what one call takes: while those are denoised, others are encoded and decoded.
-            at_once=pipeline.engines.buckets[-1],
+            at_once=2 * pipeline.engines.buckets[-1] // pipeline.plan(GenerationParams()).room[0],
             presets=pipeline.checkpoint.presets,
+            embeds_guidance=pipeline.embeds_guidance,
         )
 
     async def ready(self) -> ModelCard:
@@ -238,7 +239,7 @@ class Worker:
         params = self.pipeline.resolve(order.params)
         # Before its text is looked at: who is refused under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
-        self.pipeline.check_encoder(params)
+        check_able(self.pipeline.engines, params)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params, self.max_prompt_tokens)
         assert rows[0] is not None
@@ -269,7 +270,7 @@ class Worker:
             decode_s = threads.denoiser.loop.costs.decode_s * self._share(params)
             delay_s = decode_s + self._image_s(then, threads)
         axes = self.pipeline.axes(then.height, then.width, chunks)
-        return Leg(axes, plan_of(then), delay_s)
+        return Leg(axes, self.pipeline.plan(then), delay_s)
 
     def _flight(
         self, order: ImageOrder, params: GenerationParams, threads: _Threads, chunks: int = 1
@@ -278,7 +279,7 @@ class Worker:
         return Flight(
             threads.denoiser.loop.new_id(),
             self.pipeline.axes(params.height, params.width, chunks),
-            plan_of(params),
+            self.pipeline.plan(params),
             priority=order.priority,
             deadline_s=self.pipeline.clock() + order.deadline_s,
             client=order.client,

@@ -41,12 +41,13 @@ def request(
     tokens: int = 77,
     deep_steps: tuple[int, ...] | None = None,
     guided_steps: Collection[int] | None = None,
+    arch: Architecture = ARCH,
     **rest: Any,
 ) -> Request:
-    if guidance <= 1:
+    if is_alone := guidance <= 1 or arch.embeds_guidance:
         guided_steps = ()
     return Request(
-        fake_conditioning(seed, 2 if guidance > 1 else 1, tokens),
+        fake_conditioning(seed, 1 if is_alone else 2, tokens, arch),
         schedulers.table(scheduler, steps, CONFIG),
         deepcache.plan(steps, interval, deep_steps, guided_steps),
         guidance,
@@ -77,6 +78,7 @@ def engine(flight: InFlight, network: str) -> FakeEngine:
 
 
 INPAINTING = replace(ARCH, masked_channels=ARCH.latent_channels + 1)
+EMBEDDING = replace(ARCH, guidance_channels=6)
 
 
 def latents_of(events: list[Event]) -> dict[int, Tensor]:

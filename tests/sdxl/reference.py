@@ -22,7 +22,7 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         x, masked = begun.latents[None], begun.masked[None]
     h = torch.zeros_like(x)
     condition = request.conditioning
-    told = {name: getattr(condition, name) for name in ("context", "pooled", "time_ids")}
+    told = {t.name: getattr(condition, t.name) for t in engines["unet_prompt"].spec.inputs}
     ready = call(engines["unet_prompt"], engines.arch, told)
     cache: dict[str, Tensor] = {}
     cached = 0
@@ -39,7 +39,8 @@ def denoise(engines: Engines, request: Request) -> Tensor:
         else:
             assert step.rows <= cached, "no deep step has made the negative row's features"
             kept = {name: tensor[: step.rows] for name, tensor in cache.items()}
-            given = {**inputs, "added": told["added"], **kept}
+            read = {t.name for t in engines["unet_shallow"].spec.inputs}
+            given = {**inputs, **{n: t for n, t in told.items() if n in read}, **kept}
             predicted = call(engines["unet_shallow"], engines.arch, given)["noise"]
         guided = predicted[:1]
         if step.is_guided:

@@ -15,6 +15,7 @@ from sdxl.scheduler_names import SCHEDULERS
 from sdxl.specs import Architecture
 from tests.fakes import ARCH
 from tests.sdxl.flights import (
+    EMBEDDING,
     INPAINTING,
     assert_same,
     cohorts_of,
@@ -34,7 +35,7 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(
         cap=st.sampled_from([0, 2, 16]),
         rows=st.sampled_from([2, 3, 8]),
-        arch=st.sampled_from([ARCH, INPAINTING]),
+        arch=st.sampled_from([ARCH, INPAINTING, EMBEDDING]),
     )
     def begin(self, cap: int, rows: int, arch: Architecture) -> None:
         self.flight = loop(rows=rows, paused_cache_rows=cap, arch=arch)
@@ -57,7 +58,7 @@ class AnyOrder(RuleBasedStateMachine):
         seed, side = next(self.seeds), kwargs["side"]
         if self.flight.engines.arch.masked_channels:
             kwargs["source"] = masked_source(seed, side, side + 2)
-        made = request(seed, **kwargs)
+        made = request(seed, arch=self.flight.engines.arch, **kwargs)
         self.open[self.flight.submit(made)] = made
 
     @rule()

@@ -1,0 +1,28 @@
+"""What a model's networks cannot be asked, said by the field that asks it."""
+
+from __future__ import annotations
+
+from sdxl.engine import Engines
+from sdxl.image_encoder import ENCODER
+from sdxl.params import LATENT, GenerationParams, InvalidParams
+
+
+def can_edit(engines: Engines) -> bool:
+    """Engines that were made before there were edits have no encoder for images."""
+    return ENCODER in engines.by_name
+
+
+def check_able(engines: Engines, params: GenerationParams) -> None:
+    """That the model can be guided so, and has an encoder where a picture needs one."""
+    for name in ("guidance_interval", "guided_steps"):
+        value = getattr(params, name)
+        if value is not None and engines.arch.embeds_guidance:
+            needed = "this model reads guidance itself, in every step; needed none"
+            raise InvalidParams(name, value, needed)
+    is_encoded = params.is_upscaled and params.upscaler != LATENT
+    if can_edit(engines) or not (params.is_edit or is_encoded):
+        return
+    needed = f"the engines have no {ENCODER}; needed: sdxl export, and sdxl build, again"
+    if params.is_edit:
+        raise InvalidParams("image", "an edit", needed)
+    raise InvalidParams("upscale", params.upscale, f"{needed}; or upscaler {LATENT}")

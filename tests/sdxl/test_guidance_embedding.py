@@ -1,0 +1,233 @@
+"""Checkpoints whose UNet reads guidance as an embedding, against diffusers' own pipelines on the
+same folder: one row an image, whatever its guidance and its negative prompt."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import engines
+from engines.pytorch.fast_unet import rearrange
+from engines.pytorch.torch_engine import load_torch
+from onnx_export.check import example_inputs
+from sdxl.checkpoint import CheckpointError, find
+from sdxl.conditioning import embedded
+from sdxl.networks.parts import networks_of
+from sdxl.noise import NoiseSource
+from sdxl.params import GenerationParams, InvalidParams
+from sdxl.pipeline import Edit, Pipeline
+from sdxl.specs import CHUNK, network_specs
+from tests.conftest import psnr
+from tests.sdxl.flights import launched_groups
+from tests.sdxl.guidance_embedding import CHANNELS, write_embedding
+from tests.sdxl.test_editing import edit, params_of, theirs
+from tests.sdxl.test_pipeline import PROMPT, SIZES, diffusers_image, set_scheduler
+from tests.sdxl.their_schedulers import EACH
+
+GUIDANCES = (0.0, 1.0, 8.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embedding(tmp_path_factory.mktemp("models") / "sdxl-lcm")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Pipeline:
+    return engines.load(str(folder), "torch")
+
+
+@pytest.fixture(scope="module")
+def pipe(folder: Path) -> Any:
+    from diffusers import StableDiffusionXLPipeline
+
+    made = StableDiffusionXLPipeline.from_pretrained(str(folder), add_watermarker=False)
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def image_of(model: Pipeline, asked: GenerationParams | Edit) -> Tensor:
+    (result,) = model.generate([asked])
+    assert result.image is not None, result.error
+    return result.image
+
+
+@pytest.mark.parametrize("scheduler", EACH)
+def test_pictures_equal_diffusers(model: Pipeline, pipe: Any, scheduler: str) -> None:
+    """Every size and guidance, in flight together; a negative prompt is not read."""
+    asked = [
+        GenerationParams(
+            PROMPT,
+            negative_prompt=negative,
+            width=width,
+            height=height,
+            steps=4,
+            guidance=guidance,
+            seed=7,
+            scheduler=scheduler,
+            cache_interval=1,
+        )
+        for ((width, height), negative), guidance in itertools.product(
+            zip(SIZES, (None, "a blue square", ""), strict=True), GUIDANCES
+        )
+    ]
+    for result in model.generate(asked):
+        assert result.error is None and result.image is not None, result.error
+        found = psnr(result.image.clamp(-1, 1), diffusers_image(pipe, result.params))
+        assert found >= 60, f"{result.params}: {found:.1f} dB, needed 60"
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+def test_edits_equal_diffusers(model: Pipeline, pipe: Any, is_masked: bool) -> None:
+    from diffusers import StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
+
+    kinds = StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline
+    pipes = [kind(**pipe.components) for kind in kinds]
+    for each in pipes:
+        each.set_progress_bar_config(disable=True)
+    asked = [
+        edit(params_of("euler", SIZES[0], 0.6, steps=5, guidance=guidance), is_masked=is_masked)
+        for guidance in GUIDANCES
+    ]
+    for result, each in zip(model.generate(asked), asked, strict=True):
+        assert result.image is not None, result.error
+        found = psnr(result.image.clamp(-1, 1), theirs(pipes, each))
+        assert found >= 60, f"{each.params}: {found:.1f} dB, needed 60"
+
+
+@torch.inference_mode()
+def test_interval_2_equals_the_full_unet_with_tensors_substituted(
+    model: Pipeline, pipe: Any
+) -> None:
+    asked = GenerationParams(PROMPT, steps=8, seed=5, guidance=6.0, cache_interval=2)
+    params = model.resolve(asked)
+    (result,), (condition,) = model.generate([params]), model.encode([params])
+    assert (result.deep_steps, result.shallow_steps) == (4, 4)
+    unet, kept, step = pipe.unet, dict[str, Tensor](), 0
+
+    def hook(name: str) -> Any:
+        def swap(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+            if step % 2 == 0:
+                kept[name] = output
+            return kept[name]
+
+        return swap
+
+    places = {"up": unet.up_blocks[1]}
+    places |= {f"skip{i}": r for i, r in enumerate(unet.down_blocks[0].resnets)}
+    handles = [module.register_forward_hook(hook(name)) for name, module in places.items()]
+    set_scheduler(pipe, "euler")
+    pipe.scheduler.set_timesteps(params.steps)
+    x = NoiseSource(5, (4, 16, 16)).start()[None] * pipe.scheduler.init_noise_sigma
+    told = pipe.get_guidance_scale_embedding(torch.tensor([5.0]), CHANNELS)
+    added = {"text_embeds": condition.pooled, "time_ids": condition.time_ids}
+    for step, t in enumerate(pipe.scheduler.timesteps):  # noqa: B007 (hooks read it)
+        given = pipe.scheduler.scale_model_input(x, t)
+        noise = unet(given, t, condition.context, timestep_cond=told, added_cond_kwargs=added)
+        x = pipe.scheduler.step(noise.sample, t, x).prev_sample
+    for handle in handles:
+        handle.remove()
+    assert result.latents is not None
+    difference = float((result.latents - x[0]).abs().max())
+    assert difference <= 1e-4, f"differs by {difference:.2e}, allowed 1e-4"
+
+
+def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(
+    model: Pipeline,
+) -> None:
+    usual: dict[str, Any] = {"steps": 6, "cache_interval": 2, "width": 128, "height": 128}
+    text = GenerationParams(PROMPT, seed=3, guidance=5.0, **usual)
+    asked: list[GenerationParams | Edit] = [
+        text,
+        replace(text, guidance=1.0, seed=4),
+        replace(text, guidance=9.0, scheduler="dpmpp_2m", deep_steps=(0, 1, 4)),
+        edit(params_of("ddim", (128, 128), 0.5, steps=6, guidance=3.0, cache_interval=2)),
+        edit(params_of("euler_a", (128, 128), 1.0, steps=6, cache_interval=3), is_masked=True),
+        replace(text, seed=5, upscale=1.25),
+        replace(text, seed=6, upscale=1.25, upscaler="latent", upscale_strength=0.7),
+    ]
+    with launched_groups() as groups:
+        together = model.generate(asked)
+    assert max(len(group.ids) for group in groups) == len(asked)
+    assert max(group.bucket for group in groups) == 8, "seven images are seven rows"
+    for result, each in zip(together, asked, strict=True):
+        assert result.image is not None, result.error
+        found = psnr(result.image, image_of(model, each))
+        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+
+
+def test_guidance_is_read_and_a_negative_prompt_is_not(model: Pipeline) -> None:
+    text = GenerationParams(PROMPT, steps=4, seed=3, guidance=2.0)
+    first = image_of(model, text)
+    found = psnr(first, image_of(model, replace(text, guidance=8.0)))
+    assert found < 30, f"{found:.1f} dB, another picture has less than 30"
+    assert torch.equal(first, image_of(model, replace(text, negative_prompt="a yellow star")))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("guidance_interval", (0.0, 0.5)), ("guided_steps", (0,))]
+)
+def test_guidance_in_a_part_of_the_steps_is_refused(model: Pipeline, name: str, value: Any) -> None:
+    with pytest.raises(InvalidParams, match="reads guidance itself, in every step") as error:
+        model.check(GenerationParams(PROMPT, **{name: value}))
+    assert error.value.field == name
+
+
+@pytest.mark.parametrize("channels", [4, 7, 256])
+def test_an_embedding_is_diffusers_own_to_the_bit(pipe: Any, channels: int) -> None:
+    for guidance in (0.0, 1.0, 1.5, 7.3, 100.0):
+        expected = pipe.get_guidance_scale_embedding(torch.tensor([guidance - 1]), channels)
+        assert torch.equal(embedded(guidance, channels), expected[0])
+
+
+def test_no_other_networks_have_an_input_more(model: Pipeline) -> None:
+    names = ("unet_prompt", "unet_deep", "unet_shallow")
+    plain = network_specs(find("mini").arch)
+    for name in names:
+        more = {t.name for t in model.engines[name].spec.inputs}
+        more -= {t.name for t in plain[name].inputs}
+        assert more == {"guidance_embedding" if name == "unet_prompt" else "condition"}
+
+
+def test_rearranged_for_a_gpu_it_computes_the_same(folder: Path) -> None:
+    checkpoint = find(str(folder))
+    unet, arch = checkpoint.part("unet"), checkpoint.arch
+    ours = copy.deepcopy(unet).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rearrange(ours, "math")
+    axes = {"rows": 3, "latent_h": 8, "latent_w": 8, "tokens": CHUNK}
+    for name, spec in network_specs(arch).items():
+        if not name.startswith("unet"):
+            continue
+        inputs = example_inputs(spec, axes, arch, 0)
+        with torch.inference_mode():
+            found, expected = (
+                networks_of("unet", each)[name](*inputs.values()) for each in (ours, unet)
+            )
+        for one, other in zip(found, expected, strict=True):
+            measured = float((one - other).norm() / other.norm())
+            assert measured <= 2e-5, f"{name}: {measured:.2e}, at most 2e-05"
+
+
+def test_halves_are_near(folder: Path, model: Pipeline) -> None:
+    half = Pipeline(model.checkpoint, load_torch(find(str(folder)), precision="bf16"))
+    asked = GenerationParams(PROMPT, steps=4, seed=3, guidance=4.0)
+    found = psnr(image_of(half, asked), image_of(model, asked))
+    assert found >= 25, f"{found:.1f} dB, needed 25"
+
+
+@pytest.mark.parametrize("channels", [1, 3, -4, True, "256", 2**20])
+def test_no_other_embedding_is_taken(tmp_path: Path, channels: Any) -> None:
+    odd = find(str(write_embedding(tmp_path / "odd")))
+    config = odd.folder / "unet" / "config.json"
+    facts = json.loads(config.read_text())
+    config.write_text(json.dumps({**facts, "time_cond_proj_dim": channels}))
+    with pytest.raises(CheckpointError, match="time_cond_proj_dim"):
+        assert odd.arch
