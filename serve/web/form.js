@@ -1,11 +1,11 @@
-// The form: what it holds as a settings object, and back. It remembers itself between visits.
+// The form: its settings as an object, and back. It remembers itself between visits.
 
 import { buildControls, showEditDefaults } from "./controls.js";
 import { byId, make } from "./elements.js";
 import { cacheWords, learn, usualSettings } from "./parameters.js";
 
 const DRAFT = "settings";
-/** Of the page's own controls. */
+/** The page's own controls. */
 const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: "", expand_prompt: false };
 const NUMBERS = ["n", "cache_interval"];
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
@@ -28,7 +28,7 @@ function valueIn(name, text) {
   return isNumber && text ? Number(text) : text.trim();
 }
 
-/** Whether it can be asked for; the first field that is wrong is shown. */
+/** Whether it can be asked; the first wrong field is shown. */
 export function reportForm() {
   form.querySelector("details :invalid")?.closest("details").setAttribute("open", "");
   return form.reportValidity();
@@ -36,15 +36,17 @@ export function reportForm() {
 
 export function writeForm(settings) {
   for (const name of Object.keys(settings).filter((name) => form.elements[name])) {
-    offer(name, String(settings[name]));
+    const radio = offer(name, String(settings[name]));
     const control = form.elements[name];
-    if (control.type === "checkbox") control.checked = settings[name];
+    // Chromium finds none by an empty value.
+    if (radio) radio.checked = true;
+    else if (control.type === "checkbox") control.checked = settings[name];
     else control.value = settings[name];
   }
   changed();
 }
 
-/** Everything but the prompt as it was at first. */
+/** All but the prompt as at first. */
 export const resetForm = () =>
   writeForm({ ...DEFAULTS, ...usualSettings(), prompt: form.elements.prompt.value });
 
@@ -53,7 +55,7 @@ export function startForm() {
     for (const value of place.dataset.values.split(" ")) offer(place.dataset.name, value);
   }
   offer("size", DEFAULTS.size);
-  // It may have been typed before this program was there.
+  // Typed before this program was there.
   const prompt = form.elements.prompt.value;
   writeForm({ ...DEFAULTS, ...draft(), ...(prompt && { prompt }) });
   form.addEventListener("input", changed);
@@ -77,7 +79,7 @@ export function limitForm({ images, chat }) {
   showSource(source);
 }
 
-/** What can be said of it, and of its mask, only where there is one. */
+/** What is said of it and of its mask, where there is one. */
 export function showSource(next) {
   source = next;
   const mayEdit = Boolean(next) && Boolean(limits?.can_edit);
@@ -98,7 +100,7 @@ const draft = () => JSON.parse(localStorage.getItem(DRAFT) ?? "{}");
 
 function changed() {
   const settings = readForm();
-  // With what was kept of controls that are not there yet.
+  // With controls that are not there yet.
   localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   if (limits) showEditDefaults(form, limits.parameters, Boolean(source?.mask));
@@ -110,14 +112,14 @@ function changed() {
       : `DeepCache: the whole network in ${cacheWords(interval)}, a small part of it in the others.`;
 }
 
-/** What is set where nobody sees it. */
+/** Set where nobody sees it. */
 const unusual = (settings) =>
   [...byId("more").querySelectorAll("label")].filter(({ htmlFor: name, control }) => {
     const usual = { ...DEFAULTS, ...usualSettings() }[name];
     return control && !control.matches(":disabled") && usual !== undefined && settings[name] !== usual;
   }).map((label) => label.textContent);
 
-/** A choice that a list does not have yet; a restored picture may have any. */
+/** A choice that a list does not have; a restored picture may have any. */
 function offer(name, value) {
   const list = form.elements[name];
   const place = form.querySelector(`.choice[data-name=${name}]`);
@@ -128,6 +130,7 @@ function offer(name, value) {
   if (list?.tagName === "SELECT" && !list.querySelector(`[value="${value}"]`)) {
     list.append(make("option", { value }, value.replace("x", " × ").replaceAll("_", " ")));
   }
+  return place?.querySelector(`[value="${value}"]`);
 }
 
 function sizesWithin({ default_side, min_side, max_side, side_multiple }) {
@@ -135,7 +138,7 @@ function sizesWithin({ default_side, min_side, max_side, side_multiple }) {
     const rounded = Math.round(side / side_multiple) * side_multiple;
     return Math.min(Math.max(rounded, min_side), max_side);
   };
-  // Of about as many pixels as the model's own square.
+  // As many pixels as the model's square.
   const sizes = SHAPES.slice(1).map(([across, down]) => {
     const scale = default_side / Math.sqrt(across * down);
     return `${fit(across * scale)}x${fit(down * scale)}`;
