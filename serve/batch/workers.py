@@ -125,13 +125,17 @@ class ThreadWorker:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        pending = asyncio.all_tasks(self._loop)
+        self._loop.run_until_complete(self._leave())
+        self._loop.close()
+
+    async def _leave(self) -> None:
+        """Told to end before it began, it has nothing pending."""
+        pending = asyncio.all_tasks() - {asyncio.current_task()}
         for task in pending:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        await asyncio.gather(*pending, return_exceptions=True)
         if self._worker is not None:
-            self._loop.run_until_complete(self._worker.close())
-        self._loop.close()
+            await self._worker.close()
 
 
 def thread_workers(load: Load, task: BatchTask) -> StartWorker:

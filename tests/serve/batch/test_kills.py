@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -21,6 +22,9 @@ import pytest
 
 from sdxl import cli
 from serve.batch import command
+from serve.batch.places import open_store
+from serve.batch.shard_worker import BatchTask
+from serve.batch.workers import ThreadWorker
 from tests.interrupts import raising
 from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
 from tests.serve.services import ROOT, is_alive
@@ -99,6 +103,8 @@ def test_three_kills_of_the_driver_lose_nothing(tmp_path: Path) -> None:
     assert twice <= allowed, f"{twice} pictures were made twice, allowed {allowed}"
 
 
+# Python cannot raise what strikes in a weak reference's callback, or between `open` and its `with`.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> None:
     source, chance, struck = prompts(tmp_path, 40), random.Random(11), 0
     # Other tests may have left a worker that hangs for ever.
@@ -113,7 +119,16 @@ def test_an_interrupt_at_any_moment_leaves_no_worker_behind(tmp_path: Path) -> N
         new = set(threading.enumerate()) - before
         left = [thread for thread in new if re.fullmatch(r"w\d+", thread.name)]
         assert not left, f"after {number} interrupts: {left}"
+    gc.collect()
     assert struck > 15
+
+
+def test_a_worker_that_is_told_to_end_before_it_began_ends(tmp_path: Path) -> None:
+    task = BatchTask(open_store(str(tmp_path), "run"), "run", "png")
+    for _ in range(200):
+        worker = ThreadWorker("w0", Drawer, task)
+        worker.end()
+        assert not worker._thread.is_alive() and worker._loop.is_closed()
 
 
 @pytest.mark.long
