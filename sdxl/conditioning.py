@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,16 +83,19 @@ def encode(
 
 def tokenize_rows(
     request: GenerationParams,
-    tokenizer: Tokenizer,
-    tokenizer_2: Tokenizer,
+    tokenizers: tuple[Tokenizer, Tokenizer],
     force_zeros: bool,
-    max_tokens: int = MAX_TOKENS,
+    most: int = MAX_TOKENS,
     *,
     embeds_guidance: bool = False,
 ) -> list[TokenRow]:
-    """A request's rows, all of one length. Refuses by name what cannot be encoded, so that a
-    caller can check a request before batching it with others."""
-    both = partial(_both, tokenizer, tokenizer_2, max_tokens)
+    """A request's rows, all of one length. Refuses by name what cannot be encoded or has more than
+    `most` tokens, so that a caller can check a request before batching it with others."""
+
+    def both(text: str, field: str) -> TokenRow:
+        first, second = (tokenize(text, each, field, most) for each in tokenizers)
+        return first, second
+
     rows: list[TokenRow] = [both(request.prompt, "prompt")]
     if request.is_guided and not embeds_guidance:
         negative = request.negative_prompt
@@ -104,15 +106,6 @@ def tokenize_rows(
             rows.append(both(negative or "", "negative_prompt"))
     longest = max(len(tokens.ids) for row in rows if row for tokens in row)
     return [row and (row[0].pad_to(longest), row[1].pad_to(longest)) for row in rows]
-
-
-def _both(
-    tokenizer: Tokenizer, tokenizer_2: Tokenizer, max_tokens: int, text: str, field: str
-) -> TokenRow:
-    return (
-        tokenize(text, tokenizer, field, max_tokens),
-        tokenize(text, tokenizer_2, field, max_tokens),
-    )
 
 
 def _unique(prompts: Iterable[Tokens]) -> list[Chunk]:

@@ -158,7 +158,7 @@ class GenerationParams:
         infotext="Masked area padding",
         is_for_edits=True,
         is_for_masks=True,
-        placeholder="the whole image",
+        placeholder="whole image",
     )
     encoding: str | None = parameter(
         None,

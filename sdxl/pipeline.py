@@ -29,7 +29,7 @@ from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded,
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
 from sdxl.policy import Limits
-from sdxl.prompt import MAX_TOKENS
+from sdxl.prompt import MAX_TOKENS, count_tokens
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
 from sdxl.upscaling import enlarged_latents, enlarged_picture
@@ -130,16 +130,16 @@ class Pipeline:
         self.tokenize(resolved)
         return resolved
 
-    def tokenize(self, params: GenerationParams, max_tokens: int = MAX_TOKENS) -> list[TokenRow]:
-        """A resolved request's rows; raises InvalidParams for what cannot be encoded."""
-        found = self.checkpoint
-        return tokenize_rows(
-            params,
-            *found.tokenizers,
-            found.force_zeros,
-            max_tokens,
-            embeds_guidance=self.embeds_guidance,
-        )
+    def tokenize(self, params: GenerationParams, most: int = MAX_TOKENS) -> list[TokenRow]:
+        """A resolved request's rows; raises InvalidParams for what cannot be encoded, or has more
+        than `most` tokens."""
+        known, how = self.checkpoint, self.embeds_guidance
+        found = known.tokenizers, known.force_zeros, most
+        return tokenize_rows(params, *found, embeds_guidance=how)
+
+    def count_tokens(self, prompt: str) -> int:
+        """By whichever tokenizer finds more."""
+        return max(count_tokens(prompt, each) for each in self.checkpoint.tokenizers)
 
     def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
         """By which images of this size, with a prompt of so many chunks, share calls."""

@@ -114,8 +114,18 @@ class Tokenizer:
         return ids
 
 
+def whole_chunks(tokens: int) -> int:
+    """The tokens that as many chunks hold as so many need."""
+    return min(math.ceil(tokens / BODY) * BODY, MAX_TOKENS)
+
+
+def count_tokens(text: str, tokenizer: Tokenizer) -> int:
+    """Of any text, also one too long to be encoded; without those around each chunk."""
+    return sum(len(tokenizer.encode(fragment.text)) for fragment in parse(text))
+
+
 def tokenize(
-    text: str, tokenizer: Tokenizer, field: str = "prompt", max_tokens: int = MAX_TOKENS
+    text: str, tokenizer: Tokenizer, field: str = "prompt", most: int = MAX_TOKENS
 ) -> Tokens:
     """Parse, encode and cut into chunks; `field` is what an error blames."""
     ids: list[int] = []
@@ -124,8 +134,8 @@ def tokenize(
         found = tokenizer.encode(fragment.text)
         ids += found
         weights += [fragment.weight] * len(found)
-    if len(ids) > max_tokens:
-        raise InvalidParams(field, f"{len(ids)} tokens", f"needed at most {max_tokens}")
+    if len(ids) > most:
+        raise InvalidParams(field, f"{len(ids)} tokens", f"needed at most {most}")
     starts = range(0, max(len(ids), 1), BODY)
     return Tokens(
         ids=tuple(_chunk(ids[i : i + BODY], tokenizer) for i in starts),

@@ -102,6 +102,18 @@ class ModelCard:
     """it needs no negative row under guidance"""
 
 
+@dataclass(frozen=True)
+class PromptFacts:
+    """What can be said of a prompt before a picture is asked of it."""
+
+    tokens: int
+    """by whichever of the model's tokenizers finds more"""
+    most_tokens: int
+    """that it may have"""
+    unknown_words: tuple[str, ...] = ()
+    """that mean nothing to the model; known of the embedded one alone"""
+
+
 class ImageBackend(Protocol):
     """Whatever makes pictures: a worker in this process, or replicas behind a handle."""
 
@@ -111,6 +123,10 @@ class ImageBackend(Protocol):
 
     async def ready(self) -> ModelCard:
         """The same, and raises also while no image can be made, though one may be again soon."""
+        ...
+
+    async def examine(self, prompt: str) -> PromptFacts:
+        """Raises Problem for one that cannot be read, whatever its length."""
         ...
 
     def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:

@@ -7,6 +7,7 @@ token; then merges that make each word of the captions one token.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from sdxl.mini.scenes import COLOURS, COUNTS, PLACES, RELATIONS, SHAPES, SIZES
@@ -35,6 +36,12 @@ def words() -> list[str]:
         "an and big to the background",
     ]
     return list(dict.fromkeys(" ".join(text).split()))
+
+
+def unknown_words(prompt: str) -> tuple[str, ...]:
+    """Words that no caption holds, so that they mean nothing to the model."""
+    found = re.findall(r"[^\W\d_]+", prompt.lower())
+    return tuple(dict.fromkeys(word for word in found if word not in set(words())))
 
 
 def _apply(symbols: list[str], merges: list[tuple[str, str]]) -> list[str]:

@@ -27,7 +27,7 @@ from serve import errors
 from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.beats import SILENCE_S, Silent, without_beats
-from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
+from serve.orders import Done, ImageOrder, ModelCard, PromptFacts, Queued, Update
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,12 @@ class Replicas:
         """One replica's, with what all of them take at once."""
         return replace(card, at_once=card.at_once * max(1, self._liveness.count))
 
+    async def examine(self, prompt: str) -> PromptFacts:
+        facts: PromptFacts | Problem = await ask_any(self._handle.examine, prompt)
+        if isinstance(facts, Problem):
+            raise facts
+        return facts
+
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
             timed = replace(order, deadline_s=left_s)
@@ -125,11 +131,11 @@ class Replicas:
         return await gather(self._handle, "metrics")
 
 
-async def ask_any(method: Any) -> Any:
+async def ask_any(method: Any, *asked: object) -> Any:
     """Of any replica that answers; the router may not know yet that one doesn't."""
     for _ in range(ATTEMPTS):
         try:
-            return await asyncio.wait_for(method.remote(), CARD_TIMEOUT_S)
+            return await asyncio.wait_for(method.remote(*asked), CARD_TIMEOUT_S)
         except (TimeoutError, *LOST):
             continue
         except (DeploymentUnavailableError, BackPressureError):

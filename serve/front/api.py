@@ -28,6 +28,7 @@ from serve.front.body_limit import BodyLimit
 from serve.front.decoding import DecodingThread
 from serve.front.edits import Edits
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, reason_of, response
+from serve.front.form_routes import add_form_routes
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
 from serve.front.key_auth import KeyAuth
@@ -103,6 +104,7 @@ def create_app(
     add_generation_routes(app, generations)
     decoding = DecodingThread()
     add_edit_route(app, Edits(generations, decoding))
+    add_form_routes(app, models)
     if settings.sdapi:
         # Here and not above: most services have no need of it.
         from serve.front.a1111.routes import add_webui_routes

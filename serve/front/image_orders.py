@@ -74,9 +74,13 @@ def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings
         if value is not None and value > most:
             raise invalid(field, f"{field}: {value} is not allowed; at most {most}")
     for field in ("prompt", "negative_prompt"):
-        length, most = len(getattr(request, field) or ""), settings.max_prompt_chars
-        if length > most:
-            raise invalid(field, f"{field}: {length} characters are not allowed; at most {most}")
+        check_characters(field, getattr(request, field) or "", settings)
+
+
+def check_characters(field: str, text: str, settings: ServeSettings) -> None:
+    length, most = len(text), settings.max_prompt_chars
+    if length > most:
+        raise invalid(field, f"{field}: {length} characters are not allowed; at most {most}")
 
 
 def check_other_media(request: ImageRequest) -> None:

@@ -1,10 +1,14 @@
 // A conversation with the language model. What it answers can be drawn.
 
 import { lose, needKey } from "./connection.js";
-import { byId, make } from "./elements.js";
+import { byId, chip, make } from "./elements.js";
+import { writeForm } from "./form.js";
+import { generate } from "./making.js";
 import { chat } from "./service.js";
+import { showTab } from "./tabs.js";
 
-const FAILED = "It could not answer.";
+/** What to begin with. */
+const HELPED = ["a big ring", "two red things"];
 
 /** What was said so far, as the API takes it. */
 let turns = [];
@@ -12,46 +16,52 @@ let model = null;
 /** Ends the answer that is coming; null while none is. */
 let running = null;
 
-/** `onDraw` is handed a text to make a picture of. */
-export function startChat(onDraw) {
-  byId("say").addEventListener("submit", (event) => {
+export function startChat() {
+  byId("say").onsubmit = (event) => {
     event.preventDefault();
-    say(onDraw);
-  });
-  byId("words").addEventListener("keydown", (event) => {
+    say();
+  };
+  byId("words").onkeydown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    say(onDraw);
-  });
-  byId("chat-stop").addEventListener("click", () => running?.abort());
-  byId("chat-clear").addEventListener("click", clear);
+    say();
+  };
+  byId("chat-stop").onclick = () => running?.abort();
+  byId("chat-clear").onclick = clear;
 }
 
-/** Without a language model there is no chat. */
+/** Without a language model there is no chat; the embedded one does one thing. */
 export function offerChat(id) {
   model = id ?? null;
+  const isHelper = model === "mini-llm";
   byId("tabs").hidden = model === null;
+  byId("tab-chat").textContent = byId("chat-title").textContent = isHelper ? "Prompt helper" : "Chat";
   byId("chat-hint").textContent = model ?? "";
+  byId("words").placeholder = isHelper ? "A few words; the answer is a whole scene" : "";
+  byId("chat-examples").replaceChildren(...(isHelper ? HELPED : []).map((text) => chip(text, () => {
+    byId("words").value = text;
+    say();
+  })));
 }
 
-async function say(onDraw) {
+async function say() {
   const words = byId("words").value.trim();
   if (running || !words || model === null) return;
   turns.push({ role: "user", content: words });
   show("user", words);
   byId("words").value = "";
-  await answer(show("assistant", ""), onDraw);
+  await answer(show("assistant", ""));
 }
 
-async function answer(line, onDraw) {
+async function answer(line) {
   running = new AbortController();
   showBusy(true);
   try {
     const text = await listen(line);
     turns.push({ role: "assistant", content: text });
-    line.append(make("button", { class: "chip", onclick: () => onDraw(text) }, "Draw this"));
+    line.append(make("button", { class: "chip", onclick: () => drawThis(text) }, "Draw this"));
   } catch (error) {
-    fail(error, line, onDraw);
+    fail(error, line);
   } finally {
     running = null;
     showBusy(false);
@@ -60,8 +70,7 @@ async function answer(line, onDraw) {
 
 async function listen(line) {
   let text = "";
-  const json = JSON.stringify({ model, messages: turns, stream: true });
-  for await (const { choices } of chat(json, running.signal)) {
+  for await (const { choices } of chat({ model, messages: turns }, running.signal)) {
     text += choices[0]?.delta.content ?? "";
     line.firstChild.textContent = text;
     line.scrollIntoView({ block: "nearest" });
@@ -69,12 +78,18 @@ async function listen(line) {
   return text;
 }
 
-function fail(error, line, onDraw) {
+function drawThis(prompt) {
+  writeForm({ prompt, expand_prompt: false });
+  showTab("pictures");
+  generate();
+}
+
+function fail(error, line) {
   const isStopped = error.name === "AbortError";
-  if (error.status === 401) return needKey(() => answer(line, onDraw));
+  if (error.status === 401) return needKey(() => answer(line));
   turns.pop();
   line.dataset.state = "failed";
-  line.firstChild.textContent = isStopped ? "Stopped." : error.message || FAILED;
+  line.firstChild.textContent = isStopped ? "Stopped." : error.message || "It could not answer.";
   if (error.status === 0) lose(error);
 }
 

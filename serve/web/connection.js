@@ -16,7 +16,7 @@ let hear;
 /** `onModel` hears of the model, whenever it is found. */
 export function startConnection(onModel) {
   hear = onModel;
-  byId("key").addEventListener("click", changeKey);
+  byId("key").onclick = changeKey;
   setInterval(look, LOOK_MS);
   return connect();
 }

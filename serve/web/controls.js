@@ -1,12 +1,12 @@
-// The form's controls for a picture's parameters, as the service describes them. Those that the
-// page has already (the prompt, DeepCache, the size) only get their words.
+// The form's controls for a picture's parameters, as the service describes them, beside those that
+// the page has already: the prompt, DeepCache, the size.
 
 import { byId, make } from "./elements.js";
 
 export function buildControls(form, parameters) {
   for (const each of parameters) {
     const own = form.querySelector(`[data-parameter=${each.name}]`);
-    if (own) Object.assign(own, { textContent: each.label, title: each.help });
+    if (own) own.title = each.help;
     else if (each.field !== "size" && !form.elements[each.name]) place(each);
   }
 }
@@ -25,13 +25,13 @@ function place(each) {
   const label = make("label", { for: each.name }, each.label);
   const field = make("div", { class: "field" }, label, control);
   if (each.edit_defaults) field.append(sliderOf(each, control));
-  byId(placeOf(each, control)).append(field);
+  byId(placeOf(each)).append(field);
 }
 
-function placeOf({ is_for_edits, is_for_masks, edit_defaults }, control) {
+function placeOf({ is_for_edits, is_for_masks, edit_defaults }) {
   if (is_for_masks) return "mask-parameters";
   if (is_for_edits) return edit_defaults ? "edit-parameters" : "edit-details";
-  return control.tagName === "TEXTAREA" ? "wide-parameters" : "parameters";
+  return "parameters";
 }
 
 const LISTS = { integer: "[0-9]+(,[0-9]+)*", number: "[0-9.]+(,[0-9.]+)*" };

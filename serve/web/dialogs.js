@@ -5,13 +5,6 @@ export function ask(dialog) {
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true });
-  });
-}
-
-/** A click beside a dialog closes it. */
-export function closeOnOutside(dialog) {
-  dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close();
+    dialog.onclose = () => resolve(dialog.returnValue);
   });
 }

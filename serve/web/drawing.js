@@ -14,6 +14,8 @@ export async function draw(settings, tiles, signal, onDone) {
     if (kind === "partial_image") await tile.preview(event);
     if (kind === "completed") {
       const picture = await pictureOf(event);
+      // What was typed; the language model made more of it.
+      if (settings.expand_prompt) picture.typed = settings.prompt;
       pictures[event.image_index] = picture;
       onDone(picture, tile, settings.source);
     }
@@ -24,8 +26,12 @@ export async function draw(settings, tiles, signal, onDone) {
 
 /** The file itself says what it was made from. */
 async function pictureOf({ b64_json, timings }) {
-  const bytes = Uint8Array.from(atob(b64_json), (character) => character.charCodeAt(0));
-  const file = new Blob([bytes], { type: "image/png" });
+  const file = fileOf(b64_json);
   const seconds = timings.total_s - (timings.queue_s ?? 0);
   return { file, params: await parametersIn(file), seconds, made: Date.now() };
+}
+
+export function fileOf(base64) {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  return new Blob([bytes], { type: "image/png" });
 }

@@ -2,11 +2,15 @@
 
 export const byId = (id) => document.getElementById(id);
 
+/** An item of a list of chips. */
+export const chip = (text, onclick) =>
+  make("li", {}, make("button", { type: "button", class: "chip", onclick }, text));
+
 /** make("li", { class: "thumb" }, child, "text") */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) element[name] = value;
     else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children);

@@ -3,7 +3,6 @@
 import { byId, make } from "./elements.js";
 import { MOVES, show } from "./painter.js";
 
-const painter = byId("painter");
 const OUTWARDS = { left: [-1, 0], right: [1, 0], top: [0, -1], bottom: [0, 1] };
 const STEP = 8;
 
@@ -11,19 +10,12 @@ const handles = Object.keys(OUTWARDS).map((side) =>
   make("span", { role: "slider", tabindex: 0, "data-side": side, "aria-label": side }));
 
 let from;
-let onLarger;
 /** Pixels by side. */
 let added;
 
 export function startExtender() {
   handles.forEach(startHandle);
   byId("frame").append(...handles);
-  byId("painter-use").addEventListener("click", async () => {
-    if (painter.dataset.mode !== "extend") return;
-    const larger = await extended();
-    painter.close();
-    onLarger(larger);
-  });
 }
 
 function startHandle(handle) {
@@ -33,27 +25,27 @@ function startHandle(handle) {
   const pixelsAlong = ({ clientX, clientY }) =>
     along(clientX, clientY) * 2 * from.width / byId("easel").clientWidth;
   let start;
-  handle.addEventListener("pointerdown", (event) => {
+  handle.onpointerdown = (event) => {
     handle.setPointerCapture(event.pointerId);
     start = added[side] - pixelsAlong(event);
-  });
-  handle.addEventListener("pointermove", (event) => {
+  };
+  handle.onpointermove = (event) => {
     if (handle.hasPointerCapture(event.pointerId)) set(handle, start + pixelsAlong(event));
-  });
-  handle.addEventListener("keydown", (event) => {
+  };
+  handle.onkeydown = (event) => {
     if (!MOVES[event.key]) return;
     event.preventDefault();
     set(handle, added[side] + along(...MOVES[event.key]) * STEP);
-  });
+  };
 }
 
 /** `then(larger)` gets the picture with its canvas and its mask. */
 export function openExtender(picture, url, then) {
   from = picture;
-  onLarger = then;
   added = {};
   for (const handle of handles) set(handle, 0);
-  show("extend", "Drag the frame to where the picture is to end", url, from.width / from.height);
+  const ratio = from.width / from.height;
+  show("extend", "Drag the frame to where the picture is to end", url, ratio, extended, then);
   handles[0].focus();
 }
 

@@ -9,7 +9,7 @@ const DRAFT = "settings";
 const DEFAULTS = { prompt: "", n: 1, size: "auto", cache_interval: "", expand_prompt: false };
 const NUMBERS = ["n", "cache_interval"];
 const SHAPES = [[1, 1], [3, 2], [2, 3], [16, 9], [9, 16]];
-const LABELS = { cache_interval: { "": "Auto", 1: "Off" } };
+const SPEEDS = { "": "Auto", 1: "Exact", 2: "Fast", 3: "Faster" };
 
 const form = byId("ask");
 let limits = null;
@@ -43,7 +43,7 @@ export function writeForm(settings) {
     else if (control.type === "checkbox") control.checked = settings[name];
     else control.value = settings[name];
   }
-  changed();
+  form.dispatchEvent(new Event("input"));
 }
 
 /** All but the prompt as at first. */
@@ -57,8 +57,8 @@ export function startForm() {
   offer("size", DEFAULTS.size);
   // Typed before this program was there.
   const prompt = form.elements.prompt.value;
-  writeForm({ ...DEFAULTS, ...draft(), ...(prompt && { prompt }) });
   form.addEventListener("input", changed);
+  writeForm({ ...DEFAULTS, ...draft(), ...(prompt && { prompt }) });
 }
 
 /** What the models allow, from GET /v1/models. */
@@ -103,12 +103,13 @@ function changed() {
   // With controls that are not there yet.
   localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
+  form.querySelector(".notice")?.remove();
   if (limits) showEditDefaults(form, limits.parameters, Boolean(source?.mask));
   byId("unusual").textContent = unusual(settings).join(", ");
   const interval = settings.cache_interval;
   byId("cache-hint").textContent =
     interval === 1
-      ? "DeepCache off: the whole network in every step, the exact model."
+      ? "DeepCache is off: the whole network in every step."
       : `DeepCache: the whole network in ${cacheWords(interval)}, a small part of it in the others.`;
 }
 
@@ -125,7 +126,7 @@ function offer(name, value) {
   const place = form.querySelector(`.choice[data-name=${name}]`);
   if (place && !place.querySelector(`[value="${value}"]`)) {
     const input = make("input", { type: "radio", name, value });
-    place.append(make("label", {}, input, make("span", {}, LABELS[name]?.[value] ?? value)));
+    place.append(make("label", {}, input, make("span", {}, name === "n" ? value : SPEEDS[value] ?? value)));
   }
   if (list?.tagName === "SELECT" && !list.querySelector(`[value="${value}"]`)) {
     list.append(make("option", { value }, value.replace("x", " × ").replaceAll("_", " ")));

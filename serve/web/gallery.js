@@ -14,11 +14,11 @@ let pictures = [];
 let shown = PAGE;
 
 export async function startGallery() {
-  byId("older").addEventListener("click", () => {
+  byId("older").onclick = () => {
     shown += PAGE;
     render();
-  });
-  byId("clear").addEventListener("click", clear);
+  };
+  byId("clear").onclick = clear;
   try {
     pictures = (await store.kept()).reverse().map(withUrl);
     await store.keepSourcesOf(new Set(pictures.flatMap(sourcesOf)));
@@ -28,7 +28,6 @@ export async function startGallery() {
   render();
 }
 
-/** Shows it at once, and keeps it. */
 export function addPicture(picture) {
   const added = withUrl(picture);
   pictures.unshift(added);
@@ -77,8 +76,6 @@ function thumb(picture) {
   const image = make("img", { src: picture.url, alt: "", loading: "lazy" });
   const facts = `${secondsWords(picture.seconds)}, DeepCache ${interval > 1 ? interval : "off"}`;
   const words = make("span", { class: "words" }, prompt);
-  const button = make("button", { title: prompt }, image, words,
-    make("span", { class: "hint" }, facts));
-  button.addEventListener("click", () => open(picture));
-  return make("li", {}, button);
+  return make("li", {}, make("button", { title: prompt, onclick: () => open(picture) }, image, words,
+    make("span", { class: "hint" }, facts)));
 }

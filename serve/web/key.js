@@ -12,7 +12,6 @@ export function forgetKey() {
   localStorage.removeItem(NAME);
 }
 
-/** Resolves to whether there is a new key. */
 export async function askForKey() {
   const wasRefused = storedKey() !== null;
   byId("key-text").textContent = wasRefused

@@ -1,15 +1,15 @@
 // Making pictures, one order at a time. The others wait, and outlive a reload.
 
-import { compare, sidesOf, titlesOf } from "./comparison.js";
+import { drawBoth, sidesOf, timeBoth, titlesOf } from "./comparison.js";
 import { lose, model, needKey } from "./connection.js";
 import { draw } from "./drawing.js";
-import { byId, make } from "./elements.js";
+import { byId, chip } from "./elements.js";
 import { readForm, reportForm } from "./form.js";
 import { addPicture, open } from "./gallery.js";
 import { announce, dismiss, explain } from "./notices.js";
 import { leftWords, secondsWords } from "./parameters.js";
 import { canEdit, editPicture, keepSource, source } from "./source.js";
-import { say, secondsLeft, setStage } from "./stage.js";
+import { joinTiles, say, secondsLeft, setStage } from "./stage.js";
 import { keepWork, keptWork } from "./store.js";
 
 const REFRESH_MS = 200;
@@ -52,7 +52,8 @@ async function begin(wanted) {
   const sides = isComparison ? sidesOf(settings) : [];
   const count = sides.length || settings.n;
   running = new AbortController();
-  const tiles = setStage(count, sidesIn(settings), titlesOf(sides));
+  const size = sizeIn(settings);
+  const tiles = setStage(count, size, titlesOf(sides));
   showStage();
   dismiss();
   showQueue();
@@ -60,11 +61,14 @@ async function begin(wanted) {
   const clock = setInterval(() => say(outlook(tiles)), REFRESH_MS);
   let isGoingOn = true;
   try {
-    if (isComparison) finish(await compare(sides, tiles, running.signal, keep));
-    else {
-      await draw(settings, tiles, running.signal, keep);
-      finish("");
-    }
+    let words = "";
+    if (isComparison) {
+      await drawBoth(sides, tiles, running.signal, keep);
+      clearInterval(clock);
+      joinTiles(tiles, size);
+      for await (words of timeBoth(sides, running.signal)) say(words);
+    } else await draw(settings, tiles, running.signal, keep);
+    finish(words);
   } catch (error) {
     isGoingOn = fail(error, tiles, () => put([wanted, ...orders]));
   }
@@ -103,7 +107,6 @@ function fail(error, tiles, again) {
   return error.status === 400;
 }
 
-/** One tile says it by itself. */
 function outlook(tiles) {
   for (const tile of tiles) tile.showProgress();
   const seconds = secondsLeft(tiles);
@@ -114,20 +117,19 @@ function showQueue() {
   const isBusy = running !== null;
   const waiting = orders.slice(Number(isBusy));
   byId("generate").textContent = isBusy ? "Add to the queue" : "Generate";
-  byId("compare").hidden = isBusy;
   byId("cancel").hidden = !isBusy;
   byId("stage").ariaBusy = isBusy;
   byId("queue").replaceChildren(...waiting.map((each) => {
     const { prompt, n } = each.settings;
     const remove = () => put(orders.filter((other) => other !== each), isBusy);
-    const label = `Remove from the queue: ${prompt}`;
-    const words = `${prompt}${n > 1 ? ` × ${n}` : ""}\u00a0✕`;
-    return make("li", {}, make("button",
-      { type: "button", class: "chip", "aria-label": label, onclick: remove }, words));
+    const count = each.isComparison ? ", compared" : n > 1 ? ` × ${n}` : "";
+    const item = chip(`${prompt}${count}\u00a0✕`, remove);
+    item.firstChild.ariaLabel = `Remove from the queue: ${prompt}`;
+    return item;
   }));
 }
 
-function sidesIn({ size, source: from }) {
+function sizeIn({ size, source: from }) {
   const side = model?.images.default_side ?? 1;
   if (size !== "auto") return size.split("x").map(Number);
   return from ? [from.width, from.height] : [side, side];

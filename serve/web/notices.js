@@ -8,30 +8,31 @@ export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-/** One notice at a time. `action` is [label, function]. */
-export function notify(text, { kind = "info", action = null } = {}) {
+/** One notice at a time. `action` is [label, function]; `field` is what it is about. */
+export function notify(text, { kind = "info", action = null, field = null } = {}) {
   const close = make("button", { class: "quiet", "aria-label": "Dismiss", onclick: dismiss }, "✕");
   const buttons = action
     ? [make("button", { class: "secondary", onclick: action[1] }, action[0])]
     : [];
-  const words = make("p", { role: kind === "error" ? "alert" : "status" }, text);
+  const words = make("p", { id: "said", role: kind === "error" ? "alert" : "status" }, text);
   const notice = make("div", { class: "notice", "data-kind": kind }, words, ...buttons, close);
-  byId("notices").replaceChildren(notice);
+  dismiss();
+  if (field) field.after(notice);
+  // What lies behind an open viewer cannot be clicked.
+  else (document.querySelector("dialog[open] .facts") ?? byId("notices")).append(notice);
   notice.scrollIntoView({ block: "nearest" });
   return words;
 }
 
-export function dismiss() {
-  byId("notices").replaceChildren();
-}
+export const dismiss = () => byId("said")?.parentNode.remove();
 
 /** A ServiceError in words, and where it was about a field, at that field. */
 export function explain(error, again) {
   const action = ["Try again", again];
   if (error.status === 429) return busy(error, action);
   const words = wordsFor(error);
-  if (error.status === 400) markField(error.param);
-  notify(words, { kind: "error", action: error.status === 400 ? null : action });
+  if (error.status !== 400) return notify(words, { kind: "error", action });
+  notify(words, { kind: "error", field: markField(error.param) });
 }
 
 function wordsFor({ status, message }) {
@@ -58,10 +59,13 @@ function busy({ message, retryAfterS }, [label, again]) {
   tick();
 }
 
+/** Where to say more of it. */
 function markField(param) {
   const field = byId("ask").elements[controlFor(param)];
   if (!(field instanceof HTMLElement)) return;
   field.closest("details")?.setAttribute("open", "");
   field.ariaInvalid = "true";
+  field.setAttribute("aria-errormessage", "said");
   field.focus();
+  return field.closest(".field, .row");
 }

@@ -26,47 +26,40 @@ const KEYS = {
 };
 
 let mask;
-let keepMask;
 /** Where the brush is, in the picture's pixels, and whether it paints. */
 let at = [0, 0];
 let isDown = false;
 
 export function startPainter() {
-  canvas.addEventListener("pointerdown", (event) => {
+  canvas.onpointerdown = (event) => {
     if (!event.isPrimary || event.button) return;
     canvas.setPointerCapture(event.pointerId);
     moveTo(pointOf(event));
     press();
-  });
-  canvas.addEventListener("pointermove", (event) => {
+  };
+  canvas.onpointermove = (event) => {
     if (!event.isPrimary) return;
     for (const each of [...(event.getCoalescedEvents?.() ?? []), event]) moveTo(pointOf(each));
-  });
+  };
   for (const end of ["pointerup", "pointercancel", "blur"]) canvas.addEventListener(end, lift);
-  painter.addEventListener("keydown", (event) => isPainting() && onKey(event));
-  canvas.addEventListener("keyup", ({ key }) => key === " " && lift());
-  size.addEventListener("input", showBrush);
+  painter.onkeydown = (event) => { if (isPainting()) onKey(event); };
+  canvas.onkeyup = ({ key }) => { if (key === " ") lift(); };
+  size.oninput = showBrush;
   for (const button of painter.querySelectorAll("[data-act]")) {
-    button.addEventListener("click", () => act(ACTIONS[button.dataset.act]));
+    button.onclick = () => act(ACTIONS[button.dataset.act]);
   }
-  byId("painter-use").addEventListener("click", async () => {
-    if (!isPainting()) return;
-    const file = mask.share > 0 ? await mask.toFile() : null;
-    painter.close();
-    keepMask(file);
-  });
-  byId("painter-leave").addEventListener("click", () => painter.close());
+  byId("painter-leave").onclick = () => painter.close();
 }
 
 /** `onMask(file)` gets the mask as a PNG, or null where nothing is painted. */
 export async function openPainter({ file, mask: before, width, height }, url, onMask) {
   const image = await createImageBitmap(before ?? file);
-  keepMask = onMask;
   Object.assign(canvas, { width, height });
   mask = new PaintedMask(canvas, image);
   at = [width / 2, height / 2];
   isDown = false;
-  show("paint", "Paint what is to be made anew", url, width / height);
+  const made = () => (mask.share > 0 ? mask.toFile() : null);
+  show("paint", "Paint what is to be made anew", url, width / height, made, onMask);
   canvas.focus();
   showBrush();
   tell();
@@ -74,12 +67,17 @@ export async function openPainter({ file, mask: before, width, height }, url, on
 
 const isPainting = () => painter.dataset.mode === "paint";
 
-/** For extender.js, too. */
-export function show(mode, title, url, ratio) {
+/** For extender.js, too. `then` gets what is `made` at the end. */
+export function show(mode, title, url, ratio, made, then) {
   painter.dataset.mode = mode;
   byId("painter-title").textContent = title;
   byId("painter-image").src = url;
   byId("easel").style.setProperty("--ratio", ratio);
+  byId("painter-use").onclick = async () => {
+    const result = await made();
+    painter.close();
+    then(result);
+  };
   painter.showModal();
 }
 

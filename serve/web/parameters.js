@@ -48,10 +48,10 @@ export const cacheWords = (interval) =>
 
 const ordinal = (n) => `${n}${{ 2: "nd", 3: "rd" }[n] ?? "th"}`;
 
-/** [name, value] pairs for people. */
-export function factsOf({ params, seconds, made }) {
+export function factsOf({ params, seconds, made, typed }) {
   const parameters = table.map(({ name, label }) => [label, wordsOf(name, params[name])]);
   return [
+    ["Typed", typed],
     ...parameters,
     ["Size", [params.width, params.height]
       .map((side) => Math.round(side * (params.upscale ?? 1) / 8) * 8).join(" × ")],

@@ -1,6 +1,7 @@
 // What the API is asked: JSON for pictures from words, a form for those from another picture.
 
 import { fieldsOf, isEdit } from "./parameters.js";
+import { json } from "./service.js";
 
 const DEADLINE_S = 120;
 const MOST_PREVIEWS = 3;
@@ -10,23 +11,20 @@ const FROM_PICTURE = "v1/images/edits";
 /** { path, body, headers } of a streamed request. `source` as source.js has it. */
 export function requestOf({ source, ...settings }) {
   const fields = {
-    ...fieldsOf(settings),
     stream: true,
     partial_images: MOST_PREVIEWS,
     progress: true,
     // Whoever watches it form can wait.
     deadline_s: DEADLINE_S,
+    ...fieldsOf(settings),
   };
   return source ? formOf(fields, source) : { path: FROM_WORDS, ...jsonOf(fields) };
 }
 
 /** The seed is put in as text: it may exceed what a number holds here. */
 function jsonOf({ seed, ...fields }) {
-  const json = JSON.stringify(fields);
-  return {
-    body: seed ? `${json.slice(0, -1)},"seed":${BigInt(seed)}}` : json,
-    headers: { "content-type": "application/json" },
-  };
+  const { body, headers } = json(fields);
+  return { body: seed ? `${body.slice(0, -1)},"seed":${BigInt(seed)}}` : body, headers };
 }
 
 function formOf(fields, { file, mask }) {

@@ -1,5 +1,6 @@
 // A picture that was made here, dropped or chosen from disk, gives its settings back.
 
+import { model } from "./connection.js";
 import { byId } from "./elements.js";
 import { writeForm } from "./form.js";
 import { notify } from "./notices.js";
@@ -8,8 +9,7 @@ import { parametersIn } from "./picture_file.js";
 import { canEdit, setSource, useFile } from "./source.js";
 import * as store from "./store.js";
 
-/** `modelNow()` is the id of the model that serves. */
-export function startRestoring(modelNow) {
+export function startRestoring() {
   const curtain = byId("drop");
   const isFile = (event) => event.dataTransfer?.types.includes("Files");
   addEventListener("dragover", (event) => {
@@ -28,30 +28,30 @@ export function startRestoring(modelNow) {
     curtain.hidden = true;
     const file = event.dataTransfer.files[0];
     if (canEdit() && !event.target.closest?.("#drop-settings")) useFile(file);
-    else restoreFile(file, modelNow());
+    else restoreFile(file);
   });
-  byId("open").addEventListener("click", () => byId("file").click());
-  byId("file").addEventListener("change", (event) => {
-    restoreFile(event.target.files[0], modelNow());
+  byId("open").onclick = () => byId("file").click();
+  byId("file").onchange = (event) => {
+    restoreFile(event.target.files[0]);
     event.target.value = "";
-  });
+  };
 }
 
-async function restoreFile(file, model) {
+async function restoreFile(file) {
   const params = await parametersIn(file);
-  if (params) restore(params, file.name, model);
+  if (params) restore(params, file.name);
   else notify(`${file.name} does not say how it was made. Needed: a PNG from this service.`, {
     kind: "error",
   });
 }
 
-export async function restore(params, name, model) {
+export async function restore(params, name) {
   const hasSource = await restoreSource(params, name);
   writeForm(settingsOf(params));
   byId("more").open = true;
   let promise = "Generate makes the same picture.";
-  if (params.model && model && bare(params.model) !== bare(model)) {
-    promise = `It was made by ${params.model}, so ${model} will make another picture of it.`;
+  if (params.model && model && bare(params.model) !== bare(model.id)) {
+    promise = `It was made by ${params.model}, so ${model.id} will make another picture of it.`;
   }
   if (!hasSource) promise = "It was made from another picture; choose that one to make it again.";
   notify(`The settings are those of ${name}. ${promise}`);

@@ -20,12 +20,22 @@ export async function describe() {
 /** Throws while it cannot make pictures. */
 export const ready = () => call("readyz");
 
+/** Prompts to begin with, and what the embedded model makes of its own. */
+export const examples = async () => (await (await call("v1/images/examples")).json()).data;
+
+/** How long a prompt is for the model, and what of it means nothing to it. */
+export const examine = async (prompt) =>
+  (await call("v1/images/prompts", { method: "POST", ...json({ prompt }) })).json();
+
 /** The events of a streamed request, each with the index of its picture. */
 export const generate = ({ path, ...request }, signal) => stream(path, { ...request, signal });
 
 /** The chunks of a streamed answer. */
-export const chat = (body, signal) =>
-  stream("v1/chat/completions", { body, headers: { "content-type": "application/json" }, signal });
+export const chat = (asked, signal) =>
+  stream("v1/chat/completions", { ...json({ ...asked, stream: true }), signal });
+
+export const json = (value) =>
+  ({ body: JSON.stringify(value), headers: { "content-type": "application/json" } });
 
 async function* stream(path, request) {
   const answer = await call(path, { method: "POST", ...request });

@@ -2,6 +2,7 @@
 
 import { byId } from "./elements.js";
 import { openExtender, startExtender } from "./extender.js";
+import { showSource } from "./form.js";
 import { announce, notify } from "./notices.js";
 import { openPainter, startPainter } from "./painter.js";
 import * as store from "./store.js";
@@ -10,27 +11,24 @@ const WORK = "source";
 
 /** { file, name, width, height, mask: a PNG or null }; null: from words alone. */
 export let source = null;
-let hear = () => {};
 let url;
 let urlOfMask;
 
-/** `onChange(source)` hears of each. */
-export async function startSource(onChange) {
-  hear = onChange;
-  byId("choose").addEventListener("click", () => byId("source-file").click());
-  byId("source-file").addEventListener("change", (event) => {
+export async function startSource() {
+  byId("choose").onclick = () => byId("source-file").click();
+  byId("source-file").onchange = (event) => {
     useFile(event.target.files[0]);
     event.target.value = "";
-  });
+  };
   startPainter();
   startExtender();
-  byId("extend").addEventListener("click", () => openExtender(source, url, setSource));
-  byId("mask").addEventListener("click", () =>
-    openPainter(source, url, (mask) => setSource({ ...source, mask })));
-  byId("source-remove").addEventListener("click", () => {
+  byId("extend").onclick = () => openExtender(source, url, setSource);
+  byId("mask").onclick = () =>
+    openPainter(source, url, (mask) => setSource({ ...source, mask }));
+  byId("source-remove").onclick = () => {
     setSource(null);
     byId("choose").focus();
-  });
+  };
   addEventListener("paste", (event) => {
     const file = [...event.clipboardData.files].find(({ type }) => type.startsWith("image/"));
     if (!file || !canEdit() || document.querySelector("dialog[open]")) return;
@@ -78,13 +76,13 @@ export function setSource(next) {
   for (const id of ["held", "mask", "extend"]) byId(id).hidden = !next;
   byId("source-mask").hidden = !next?.mask;
   byId("source-mask").src = urlOfMask;
-  byId("mask").textContent = next?.mask ? "Change the mask…" : "Paint a mask…";
+  byId("mask").textContent = next?.mask ? "Change mask…" : "Paint mask…";
   byId("choose").textContent = next ? "Another…" : "Start from a picture…";
   if (next) {
     byId("source-image").src = url;
     byId("source-name").textContent = next.name;
     byId("source-size").textContent = `${next.width} × ${next.height}`;
   }
-  hear(next);
+  showSource(next);
   return store.keepWork(WORK, next).catch(() => {});
 }

@@ -4,18 +4,24 @@ import { byId, make } from "./elements.js";
 import { writeForm } from "./form.js";
 import { announce } from "./notices.js";
 import { leftWords, secondsWords } from "./parameters.js";
+import { makeWipe } from "./wipe.js";
 
 const stage = byId("stage");
 
 /** Empty tiles in place of what was there. */
 export function setStage(count, [width, height], titles = []) {
   const tiles = Array.from({ length: count }, (_, i) => new PictureTile(i, count, width / height, titles[i]));
-  const kind = titles.length ? "tiles sides" : "tiles";
-  const grid = make("div", { class: kind, "data-count": Math.min(count, 5) });
+  const grid = make("div", { class: "tiles", "data-count": count });
+  grid.style.setProperty("--ratio", width / height);
   grid.append(...tiles.map((tile) => tile.element));
-  const line = make("p", { class: "line", id: "line" });
-  stage.replaceChildren(grid, line);
+  stage.replaceChildren(grid, make("p", { class: "line", id: "line" }));
   return tiles;
+}
+
+/** Two pictures that are done come into one place. */
+export function joinTiles([before, after], size) {
+  const [left, right] = [before, after].map((tile) => tile.image.src);
+  stage.firstChild.replaceWith(makeWipe(left, right, size, [before.name, after.name]));
 }
 
 /** The line below the tiles. */
@@ -25,7 +31,6 @@ export function say(text) {
 
 class PictureTile {
   constructor(index, count, ratio, title) {
-    this.isSide = title !== undefined;
     this.name = title ?? (count > 1 ? `Picture ${index + 1} of ${count}` : "The picture");
     this.image = make("img", { alt: "", hidden: true });
     this.bar = make("progress", { max: 1, value: 0, "aria-label": this.name });
@@ -84,8 +89,8 @@ class PictureTile {
       announce(`The next one begins with seed ${seed}.`);
     };
     const chip = make("button", { class: "chip", title: "Use this seed", onclick: use }, `seed ${seed}`);
-    this.words.replaceChildren(seconds, ...(this.isSide ? [] : [", ", chip]));
-    if (onEdit && !this.isSide) {
+    this.words.replaceChildren(seconds, " ", chip);
+    if (onEdit) {
       const label = `Edit this: ${picture.params.prompt}`;
       this.caption.append(
         make("button", { class: "chip", "aria-label": label, onclick: onEdit }, "Edit this"));

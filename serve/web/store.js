@@ -37,24 +37,26 @@ async function inStore(name, mode, act) {
   });
 }
 
-/** Resolves to its id. */
-export const keep = (picture) => inStore(PICTURES, "readwrite", (store) => store.add(picture));
-export const remove = (id) => inStore(PICTURES, "readwrite", (store) => store.delete(id));
-export const removeAll = () => inStore(PICTURES, "readwrite", (store) => store.clear());
-/** The oldest first. */
-export const kept = () => inStore(PICTURES, "readonly", (store) => store.getAll());
+const write = (name, act) => inStore(name, "readwrite", act);
+const read = (name, act) => inStore(name, "readonly", act);
 
-export const keepSource = (digest, file) =>
-  inStore(SOURCES, "readwrite", (store) => store.put(file, digest));
+/** Resolves to its id. */
+export const keep = (picture) => write(PICTURES, (store) => store.add(picture));
+export const remove = (id) => write(PICTURES, (store) => store.delete(id));
+export const removeAll = () => write(PICTURES, (store) => store.clear());
+/** The oldest first. */
+export const kept = () => read(PICTURES, (store) => store.getAll());
+
+export const keepSource = (digest, file) => write(SOURCES, (store) => store.put(file, digest));
 /** undefined where it is not kept. */
-export const keptSource = (digest) => inStore(SOURCES, "readonly", (store) => store.get(digest));
+export const keptSource = (digest) => read(SOURCES, (store) => store.get(digest));
 /** All but these go. */
 export async function keepSourcesOf(digests) {
-  const all = await inStore(SOURCES, "readonly", (store) => store.getAllKeys());
+  const all = await read(SOURCES, (store) => store.getAllKeys());
   for (const digest of all.filter((each) => !digests.has(each))) {
-    await inStore(SOURCES, "readwrite", (store) => store.delete(digest));
+    await write(SOURCES, (store) => store.delete(digest));
   }
 }
 
-export const keepWork = (name, work) => inStore(WORK, "readwrite", (store) => store.put(work, name));
-export const keptWork = (name) => inStore(WORK, "readonly", (store) => store.get(name));
+export const keepWork = (name, work) => write(WORK, (store) => store.put(work, name));
+export const keptWork = (name) => read(WORK, (store) => store.get(name));

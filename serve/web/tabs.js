@@ -6,14 +6,14 @@ const NAMES = ["pictures", "chat"];
 
 export function startTabs() {
   for (const name of NAMES) {
-    byId(`tab-${name}`).addEventListener("click", () => showTab(name));
+    byId(`tab-${name}`).onclick = () => showTab(name);
   }
-  byId("tabs").addEventListener("keydown", (event) => {
+  byId("tabs").onkeydown = (event) => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
     const other = NAMES.find((name) => byId(name).hidden);
     showTab(other);
     byId(`tab-${other}`).focus();
-  });
+  };
 }
 
 export function showTab(shown) {

@@ -1,10 +1,10 @@
 // One picture large, with what it was made from.
 
-import { closeOnOutside } from "./dialogs.js";
 import { byId, make } from "./elements.js";
 import { writeForm } from "./form.js";
 import { factsOf, fileName, settingsOf } from "./parameters.js";
 import { curlOf } from "./requests.js";
+import { restore } from "./restoring.js";
 import { canEdit, editPicture } from "./source.js";
 import { keptSource } from "./store.js";
 import { makeWipe } from "./wipe.js";
@@ -15,7 +15,7 @@ const ACTIONS = {
   close: () => viewer.close(),
   use: () => {
     viewer.close();
-    useSettings(shown);
+    restore(shown.params, "the picture");
   },
   edit: () => {
     viewer.close();
@@ -31,9 +31,9 @@ const ACTIONS = {
   wipe: () => showWipe(!wipe),
   newer: () => step(-1),
   older: () => step(1),
-  copy: async (button) => {
+  copy: async () => {
     await navigator.clipboard.writeText(curlOf(settingsOf(shown.params), shown.params));
-    button.textContent = "Copied";
+    button("copy").textContent = "Copied";
   },
   remove: () => {
     const next = gallery.neighbour(shown, 1) ?? gallery.neighbour(shown, -1);
@@ -43,28 +43,26 @@ const ACTIONS = {
   },
 };
 
+const button = (does) => viewer.querySelector(`[data-do=${does}]`);
+
 let shown;
 let gallery;
-let useSettings;
 /** What the picture was made from, if it is known; both in one place, if they are seen. */
 let before;
 let wipe = null;
 
-/** `onUse(picture)` is told whose settings to use. */
-export function startViewer(onUse) {
-  useSettings = onUse;
-  closeOnOutside(viewer);
+export function startViewer() {
   startZoom();
-  for (const button of viewer.querySelectorAll("[data-do]")) {
-    button.addEventListener("click", () => ACTIONS[button.dataset.do](button));
-  }
-  viewer.addEventListener("keydown", (event) => {
+  viewer.onclick = ({ target }) => { if (target === viewer) viewer.close(); };
+  viewer.onclose = () => byId("notices").append(...viewer.querySelectorAll(".notice"));
+  for (const does of Object.keys(ACTIONS)) button(does).onclick = ACTIONS[does];
+  viewer.onkeydown = (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (by && !isZoomed() && !wipe?.contains(event.target)) step(by);
     if (!event.ctrlKey) zoom(event.key);
-  });
+  };
   // Only pages from a secure origin may write to the clipboard.
-  viewer.querySelector("[data-do=copy]").hidden = !navigator.clipboard;
+  button("copy").hidden = !navigator.clipboard;
 }
 
 export function openViewer(picture, of) {
@@ -82,7 +80,6 @@ function step(by) {
 
 function show(picture) {
   shown = picture;
-  setScale(null);
   showWipe(false);
   findBefore(picture);
   const image = byId("viewer-image");
@@ -92,9 +89,9 @@ function show(picture) {
     make("div", {}, make("dt", {}, name), make("dd", {}, value)));
   byId("viewer-facts").replaceChildren(...rows);
   Object.assign(byId("download"), { href: picture.url, download: fileName(picture) });
-  viewer.querySelector("[data-do=newer]").disabled = !gallery.neighbour(picture, -1);
-  viewer.querySelector("[data-do=older]").disabled = !gallery.neighbour(picture, 1);
-  viewer.querySelector("[data-do=copy]").textContent = "Copy as curl";
+  button("newer").disabled = !gallery.neighbour(picture, -1);
+  button("older").disabled = !gallery.neighbour(picture, 1);
+  button("copy").textContent = "Copy as curl";
 }
 
 async function findBefore({ params }) {

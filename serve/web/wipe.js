@@ -10,8 +10,7 @@ export function makeWipe(before, after, [width, height], [left, right]) {
   const wipe = make("div", { class: "easel wipe" },
     make("img", { src: after, alt: right }),
     make("img", { src: before, alt: left, class: "before" }),
-    make("span", { "aria-hidden": true }, left),
-    make("span", { "aria-hidden": true }, right),
+    ...[left, right].map((words) => make("span", { "aria-hidden": true }, words)),
     slider);
   wipe.style.setProperty("--ratio", width / height);
   return wipe;

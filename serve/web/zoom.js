@@ -11,13 +11,13 @@ let scale = null;
 
 export function startZoom() {
   for (const button of byId("zoom").querySelectorAll("button")) {
-    button.addEventListener("click", () => zoom(button.dataset.zoom));
+    button.onclick = () => zoom(button.dataset.zoom);
   }
-  image.addEventListener("dblclick", () => setScale(scale ? null : 1));
-  place.addEventListener("pointermove", ({ buttons, pointerType, movementX, movementY }) => {
+  image.ondblclick = () => setScale(scale ? null : 1);
+  place.onpointermove = ({ buttons, pointerType, movementX, movementY }) => {
     // A finger scrolls by itself.
     if (buttons === 1 && scale && pointerType === "mouse") place.scrollBy(-movementX, -movementY);
-  });
+  };
   image.draggable = false;
 }
 

@@ -18,7 +18,7 @@ from serve.errors import Problem
 from serve.fleet import autoscaling
 from serve.fleet.beats import Alive, with_beats
 from serve.fleet.identity import labelled, replica_name
-from serve.orders import ImageOrder, ModelCard, Update
+from serve.orders import ImageOrder, ModelCard, PromptFacts, Update
 from serve.settings import ServeSettings
 from serve.tracing import tracer_to
 
@@ -69,6 +69,12 @@ class ImageReplica:
         card = await self.worker.card()
         place = {"devices": devices(), "node": node()}
         return replace(card, engines={**card.engines, **place})
+
+    async def examine(self, prompt: str) -> PromptFacts | Problem:
+        try:
+            return await self.worker.examine(prompt)
+        except Problem as problem:
+            return problem
 
     async def metrics(self) -> Sequence[Any]:
         return labelled(await self.worker.metrics(), replica=replica_name())

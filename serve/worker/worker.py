@@ -7,7 +7,6 @@ threads beside it. It knows no Ray and no HTTP. Whatever goes wrong is a Problem
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,14 +19,16 @@ from sdxl.admission import Refused
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
 from sdxl.inflight import InFlight
-from sdxl.params import LATENT, GenerationParams
+from sdxl.mini import vocabulary
+from sdxl.model_names import MINI_NAME
+from sdxl.params import LATENT, GenerationParams, InvalidParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
 from sdxl.policy import Group, Limits
-from sdxl.prompt import BODY, MAX_TOKENS
+from sdxl.prompt import whole_chunks
 from sdxl.provenance import Provenance
 from serve import errors, tracing
 from serve.fleet.identity import labelled
-from serve.orders import Done, ImageOrder, ModelCard, Queued, Update
+from serve.orders import Done, ImageOrder, ModelCard, PromptFacts, Queued, Update
 from serve.tracing import Stretch
 from serve.worker import warmup
 from serve.worker.denoiser import Denoiser
@@ -96,8 +97,7 @@ class Worker:
         provenance: Provenance = UNMARKED,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
-        self.max_prompt_tokens = min(math.ceil(max_prompt_tokens / BODY) * BODY, MAX_TOKENS)
-        self.stall_s = stall_s
+        self.max_prompt_tokens, self.stall_s = whole_chunks(max_prompt_tokens), stall_s
         self.tracer, self.provenance = tracer, provenance
         self.meters = WorkerMetrics()
         self._jobs: set[ImageJob] = set()
@@ -146,6 +146,15 @@ class Worker:
 
     async def ready(self) -> ModelCard:
         return await self.card()
+
+    async def examine(self, prompt: str) -> PromptFacts:
+        try:
+            tokens = self.pipeline.count_tokens(prompt)
+        except InvalidParams as error:
+            raise errors.of_params(error) from None
+        is_mini = self.pipeline.model_id == MINI_NAME
+        unknown = vocabulary.unknown_words(prompt) if is_mini else ()
+        return PromptFacts(tokens, self.max_prompt_tokens, unknown)
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         threads = self._started()

@@ -76,7 +76,7 @@ class Setup:
         self, requests: Sequence[GenerationParams], force_zeros: bool = True, **options: Any
     ) -> list[Conditioning]:
         engines = options.pop("engines", None) or self.engines()
-        prompts = [tokenize_rows(each, *self.tokenizers, force_zeros) for each in requests]
+        prompts = [tokenize_rows(each, self.tokenizers, force_zeros) for each in requests]
         return encode(requests, prompts, engines, **options)
 
     def reference(self, request: GenerationParams, force_zeros: bool) -> tuple[Tensor, Tensor]:

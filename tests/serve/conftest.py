@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,7 +14,10 @@ from eval.service import double
 from serve.worker.worker import Worker
 from tests.serve import workers
 from tests.serve.browsers import EITHER_WIDTH, View, Visit, chromium, visit
-from tests.serve.services import Service, service
+from tests.serve.services import ROOT, Service, service
+
+SCREENSHOTS = os.environ.get("WEB_SCREENSHOTS")
+"""a folder, relative to the repository, where `make screenshots` wants them"""
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +62,12 @@ def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
     with visit(browser, running.url, view) as found:
         expect(found.page.locator("#service")).to_have_text("sdxl-mini")
         yield found
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    """Where the pictures of the page go: into docs/ when they are asked for."""
+    return ROOT / SCREENSHOTS if SCREENSHOTS else tmp_path
 
 
 @pytest.fixture

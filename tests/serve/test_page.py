@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 
-from sdxl.mini import vocabulary
 from serve.worker.worker import Worker
 from tests.serve.servers import client
 from tests.serve.services import ROOT
@@ -85,13 +84,6 @@ def test_files_are_held_to_this_origin_and_are_asked_for_again_cheaply(
 def test_nothing_beside_the_page_s_files_is_shown(worker: Worker, path: str) -> None:
     answer = get(worker, path)
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
-
-
-def test_the_page_knows_the_embedded_model_s_words() -> None:
-    text = (WEB / "prompts.js").read_text()
-    said = set(re.findall(r"[a-z]+", " ".join(re.findall(r'"(.*?)"', text))))
-    missing = {w for w in vocabulary.words() if w.removesuffix("es") not in said}
-    assert not {w for w in missing if w.removesuffix("s") not in said}
 
 
 def test_an_installed_package_holds_the_pages() -> None:

@@ -23,7 +23,7 @@ from serve.errors import Problem
 from serve.front.api import create_app
 from serve.front.served_models import PATIENCE_S, START_S, ServedModels
 from serve.models import deployment_names, image_models
-from serve.orders import Done, ImageBackend, ImageOrder, ModelCard
+from serve.orders import Done, ImageBackend, ImageOrder, ModelCard, PromptFacts
 from serve.settings import ServeSettings
 from serve.worker.replica import ImageReplica
 from serve.worker.worker import Worker
@@ -212,6 +212,9 @@ class Away(ImageBackend):
         raise Problem(503, "loading", None, "starting")
 
     ready = card
+
+    async def examine(self, prompt: str) -> PromptFacts:
+        raise Problem(503, "loading", None, "starting")
 
     def generate(self, order: ImageOrder) -> AsyncGenerator[Any]:
         raise Problem(503, "loading", None, "starting")

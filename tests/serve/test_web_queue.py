@@ -112,6 +112,20 @@ def test_a_removed_picture_comes_back(web: Visit) -> None:
     expect(web.page.locator("#thumbs li")).to_have_count(1)
 
 
+def test_a_removal_is_undone_before_the_viewer_is_left(web: Visit) -> None:
+    for seed in ("1", "2"):
+        web.generate(PROMPT, steps="4", seed=seed)
+        expect(web.page.locator("#thumbs li")).to_have_count(int(seed))
+    web.page.locator("#thumbs button").first.click()
+    web.page.click("#viewer [data-do=remove]")
+    undo = web.page.locator("#viewer").get_by_role("button", name="Undo")
+    expect(undo).to_be_in_viewport(ratio=1)
+    assert web.violations() == []
+    web.page.keyboard.press("Escape")
+    web.page.locator("#notices").get_by_role("button", name="Undo").click()
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+
+
 def test_a_long_prompt_leaves_room_for_the_rest(web: Visit) -> None:
     web.page.fill("#prompt", "a red circle " * 300)
     box = web.page.locator("#prompt").bounding_box()

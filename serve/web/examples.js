@@ -1,0 +1,31 @@
+// What to begin with: prompts, and of the embedded model what it makes of them.
+
+import { fileOf } from "./drawing.js";
+import { byId, chip, make } from "./elements.js";
+import { writeForm } from "./form.js";
+import { examples } from "./service.js";
+
+/** So many prompts have a chip each. */
+const FEW = 3;
+
+export async function offerExamples(model) {
+  byId("toy")?.toggleAttribute("hidden", model !== "sdxl-mini");
+  const all = await examples().catch(() => []);
+  const prompts = all.filter((each) => !each.b64_json).map(({ prompt }) => prompt);
+  const surprise = () => writeForm({ prompt: prompts[Math.floor(Math.random() * prompts.length)] });
+  byId("examples").replaceChildren(...prompts.length > FEW
+    ? [chip("Surprise me", surprise)]
+    : prompts.map((prompt) => chip(prompt, () => writeForm({ prompt }))));
+  // The empty stage may be gone by now.
+  byId("shown")?.replaceChildren(...all.filter((each) => each.b64_json).map(shown));
+}
+
+/** Generate then makes the same picture. */
+function shown({ prompt, seed, b64_json: base64 }) {
+  const use = () => {
+    writeForm({ prompt, seed });
+    byId("generate").focus();
+  };
+  const image = make("img", { src: URL.createObjectURL(fileOf(base64)), alt: "" });
+  return make("li", {}, make("button", { onclick: use }, image, make("span", { class: "hint" }, prompt)));
+}

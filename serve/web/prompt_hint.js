@@ -1,0 +1,35 @@
+// What the service says of a prompt before it is sent: words that mean nothing to its model, and the
+// length once that nears what is allowed.
+
+import { model } from "./connection.js";
+import { byId } from "./elements.js";
+import { examine } from "./service.js";
+
+const PAUSE_MS = 300;
+/** Of what is allowed. */
+const NEAR = 0.75;
+
+let timer;
+let asked;
+
+export function hint() {
+  const prompt = byId("prompt").value;
+  if (!model || prompt === asked) return;
+  asked = prompt;
+  clearTimeout(timer);
+  timer = setTimeout(show, PAUSE_MS, prompt);
+}
+
+async function show(prompt) {
+  const facts = await examine(prompt).catch(() => ({}));
+  if (prompt !== asked) return;
+  const { tokens, max_tokens: most, unknown_words: unknown = [] } = facts;
+  byId("prompt-hint").textContent = unknown.length
+    ? `This small model never saw “${unknown.slice(0, 3).join("”, “")}”. It knows six shapes and ` +
+      "eight colours."
+    : "";
+  const isOver = tokens > most;
+  byId("prompt-length").dataset.state = isOver ? "over" : "";
+  byId("prompt-length").textContent =
+    tokens > NEAR * most ? `${tokens} of ${most} tokens${isOver ? ": too long" : ""}` : "";
+}

@@ -1,0 +1,179 @@
+"""What forms ask besides /v1/models: a prompt's length in tokens, and example pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sdxl.images import read_parameters
+from sdxl.prompt import BODY
+from serve.errors import Problem
+from serve.front import examples
+from serve.front.api import create_app
+from serve.orders import ImageOrder
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
+from tests.serve.servers import GENERATE, client, client_of, error_of, post
+from tests.serve.services import service
+from tests.serve.workers import fake_pipeline, running
+
+PROMPTS, EXAMPLES = "/v1/images/prompts", "/v1/images/examples"
+MOST = 2 * BODY
+
+
+@pytest.fixture(scope="module")
+def short() -> Iterator[Worker]:
+    """Two passes of 75 tokens."""
+    with running(max_prompt_tokens=MOST) as found:
+        yield found
+
+
+def ask(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
+    async def call() -> httpx.Response:
+        async with client(worker, **settings) as http:
+            return await http.post(PROMPTS, json=body)
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("", 0),
+        ("a red circle", 3),
+        # What weighs a word is none, and neither is what surrounds a chunk.
+        ("a (red:1.3) [circle]", 3),
+        ("a red circle " * 100, 300),
+    ],
+)
+def test_a_prompt_s_tokens_are_counted_whatever_its_length(
+    short: Worker, prompt: str, expected: int
+) -> None:
+    told = ask(short, {"prompt": prompt}).json()
+    assert told == {"tokens": expected, "max_tokens": MOST, "unknown_words": []}
+
+
+def test_words_that_the_embedded_model_never_saw_are_named(short: Worker) -> None:
+    told = ask(short, {"prompt": "a Red lighthouse, 3 (crosses:1.2) of düsk, lighthouse"}).json()
+    assert told["unknown_words"] == ["lighthouse", "düsk"]
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_what_is_counted_is_what_is_refused(short: Worker, field: str) -> None:
+    for count, status in ((MOST, 200), (MOST + 1, 400)):
+        text = "red " * count
+        assert ask(short, {"prompt": text}).json()["tokens"] == count
+        answer = post(short, {"prompt": "a ring", field: text, "steps": 1})
+        assert answer.status_code == status, answer.text
+    error = error_of(answer)
+    assert error["param"] == field
+    told = f"{field}: '{MOST + 1} tokens' is not allowed; needed at most {MOST}"
+    assert error["message"] == told
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": "(a:1.2.3)"}, 400, "prompt"),
+        ({"prompt": "a" * 2001}, 400, "prompt"),
+        ({}, 400, "prompt"),
+        ({"prompt": "a", "n": 1}, 400, "n"),
+        ({"prompt": "a", "model": "none"}, 404, "model"),
+    ],
+)
+def test_what_cannot_be_counted_is_said(short: Worker, body: Any, status: int, param: str) -> None:
+    answer = ask(short, body, max_prompt_chars=2000)
+    assert answer.status_code == status
+    assert error_of(answer)["param"] == param
+
+
+def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short: Worker) -> None:
+    async def scenario() -> None:
+        async with client(short) as http:
+            told = (await http.get(EXAMPLES)).json()["data"]
+            pictures, others = told[: len(examples.EMBEDDED)], told[len(examples.EMBEDDED) :]
+            assert [each["prompt"] for each in pictures] == list(examples.EMBEDDED)
+            for each in pictures[:2]:
+                asked = {"prompt": each["prompt"], "seed": each["seed"]}
+                (data,) = (await http.post(GENERATE, json=asked)).json()["data"]
+                assert data["b64_json"] == each["b64_json"]
+                assert read_parameters(base64.b64decode(each["b64_json"]))["seed"] == each["seed"]
+            assert len(others) == examples.MORE and all(list(each) == ["prompt"] for each in others)
+            for each in told:
+                facts = (await http.post(PROMPTS, json={"prompt": each["prompt"]})).json()
+                assert facts["unknown_words"] == []
+
+    asyncio.run(scenario())
+
+
+class Counting(Worker):
+    """Counts orders; the first ones may be refused."""
+
+    failures = 0
+    orders = 0
+
+    def generate(self, order: ImageOrder) -> Any:
+        self.orders += 1
+        if self.orders <= self.failures:
+            raise Problem(503, "later", None, "overloaded")
+        return super().generate(order)
+
+
+@pytest.fixture
+def counting() -> Iterator[Counting]:
+    worker = Counting(fake_pipeline())
+    worker.start()
+    yield worker
+    worker.close()
+
+
+def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
+    async def scenario() -> None:
+        async with client(counting) as http:
+            answers = await asyncio.gather(*(http.get(EXAMPLES) for _ in range(5)))
+            answers.append(await http.get(EXAMPLES, params={"model": "sdxl-mini"}))
+            assert len({answer.content for answer in answers}) == 1
+            assert counting.orders == len(examples.EMBEDDED)
+
+    asyncio.run(scenario())
+
+
+def test_examples_that_could_not_be_made_are_made_when_asked_for_again(
+    counting: Counting,
+) -> None:
+    counting.failures = 1
+
+    async def scenario() -> list[int]:
+        async with client(counting) as http:
+            return [(await http.get(EXAMPLES)).status_code for _ in range(2)]
+
+    assert asyncio.run(scenario()) == [503, 200]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_who_leaves_before_the_examples_are_made_spoils_them_for_nobody(tmp_path: Path) -> None:
+    """Ray Serve cancels what a request asked for when its client leaves."""
+    with service(tmp_path, "--llm", "none") as found:
+        for _ in range(3):
+            with suppress(httpx.ReadTimeout):
+                httpx.get(f"{found.url}{EXAMPLES}", timeout=0.2)
+        told = httpx.get(f"{found.url}{EXAMPLES}", timeout=90).json()["data"]
+        assert sum("b64_json" in each for each in told) == len(examples.EMBEDDED)
+
+
+def test_of_a_model_that_nobody_here_knows_there_are_only_words(short: Worker) -> None:
+    async def scenario() -> None:
+        settings = ServeSettings(models=({"model": "elsewhere/sdxl-base"},))
+        async with client_of(create_app([short], settings)) as http:
+            data = (await http.get(EXAMPLES)).json()["data"]
+            assert data == [{"prompt": prompt} for prompt in examples.ANY]
+
+    asyncio.run(scenario())

@@ -1,0 +1,146 @@
+"""DeepCache off and on, on the web page: in one place, and timed once both are warm."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from sdxl.images import encode, read_parameters
+from sdxl.params import GenerationParams
+from tests.serve.browsers import View, Visit, visit
+from tests.serve.servers import GENERATE, listening
+from tests.serve.workers import fake_pipeline
+
+PROMPT = "a red circle on a blue background"
+RUNS = 5
+COLD = (9.0, 1.0)
+
+pytestmark = pytest.mark.slow
+
+
+def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:
+    """A service whose pictures take so long, as far as it says; what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    def answer(route: Route) -> None:
+        body = json.loads(route.request.post_data or "")
+        params = GenerationParams(PROMPT, seed=int(body["seed"]), width=128, height=128)
+        file = encode(np.zeros((128, 128, 3), np.uint8), "png", params.as_dict())
+        event = {
+            "type": "image_generation.completed",
+            "image_index": 0,
+            "b64_json": base64.b64encode(file).decode(),
+            # What it waited for others is not its own time.
+            "timings": {"total_s": seconds[len(asked)] + 3, "queue_s": 3},
+        }
+        asked.append(body)
+        text = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n"
+        route.fulfill(content_type="text/event-stream", body=text)
+
+    page.route(f"**{GENERATE}", answer)
+    return asked
+
+
+def in_turn(off: Sequence[float], on: Sequence[float]) -> list[float]:
+    """The cold pair, and then the warm ones."""
+    return [*COLD, *(each for pair in zip(off, on, strict=True) for each in pair)]
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "expected"),
+    [
+        (
+            (0.5, 0.5, 0.4, 0.6, 7.0),
+            (0.25, 0.2, 0.3, 0.25, 0.9),
+            "2.0 times as fast with DeepCache: 0.25\xa0s against 0.50\xa0s, medians of 5 warm runs "
+            "each; faster in 5 of 5 pairs.",
+        ),
+        (
+            (0.5, 0.5, 0.5, 0.5, 0.1),
+            (0.4, 0.4, 0.4, 0.6, 0.4),
+            "1.3 times as fast with DeepCache: 0.40\xa0s against 0.50\xa0s, medians of 5 warm runs "
+            "each; faster in 3 of 5 pairs.",
+        ),
+        (
+            (0.5, 0.5, 0.5, 0.5, 0.5),
+            (0.49, 0.49, 0.49, 0.51, 0.51),
+            "no faster with DeepCache: 0.49\xa0s against 0.50\xa0s, medians of 5 warm runs each; "
+            "faster in 3 of 5 pairs.",
+        ),
+    ],
+)
+def test_what_is_told_comes_from_warm_runs_alone(
+    web: Visit, off: Sequence[float], on: Sequence[float], expected: str
+) -> None:
+    asked = told_times(web.page, in_turn(off, on))
+    web.page.fill("#prompt", PROMPT)
+    web.page.click("#compare")
+    expect(web.page.locator("#line")).to_have_text(f"The same seed, {expected}")
+    assert [body["cache_interval"] for body in asked] == [1, 2] * (1 + RUNS)
+    assert len({body["seed"] for body in asked}) == 1
+    # Previews take time of their own, and clients of the API have none.
+    assert [body["partial_images"] for body in asked] == [3] * 2 + [0] * 2 * RUNS
+    expect(web.page.locator("#thumbs li")).to_have_count(2)
+
+
+def test_both_lie_in_one_place_and_a_slider_says_how_much_of_each_is_seen(
+    web: Visit, shots: Path
+) -> None:
+    web.page.fill("#prompt", PROMPT)
+    web.set("cache_interval", "3")
+    web.page.click("#compare")
+    wipe = web.page.locator("#stage .wipe")
+    expect(wipe.locator("span")).to_have_text(["DeepCache off", "DeepCache every 3rd step"])
+    places = [wipe.locator("img").nth(i).bounding_box() for i in range(2)]
+    assert places[0] == places[1], "needed both in one place"
+    expect(web.page.locator("#line")).to_contain_text("medians of 5 warm runs each")
+    assert web.violations() == []
+    if web.view.name == "desktop":
+        web.page.locator("#stage").screenshot(path=shots / "web-compare.png")
+    # By keyboard as by hand.
+    slider = wipe.get_by_label("How much is seen of DeepCache off")
+    slider.focus()
+    web.page.keyboard.press("End")
+    before = "element => getComputedStyle(element).clipPath"
+    assert wipe.locator(".before").evaluate(before) in ("inset(0px)", "inset(0px 0% 0px 0px)")
+    box = slider.bounding_box()
+    assert box
+    web.page.mouse.click(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
+    assert 15 <= float(slider.input_value()) <= 35, slider.input_value()
+    if web.view.name == "phone":
+        expect(slider).to_be_in_viewport()
+    on = read_parameters(web.download())
+    assert on["cache_interval"] == 3
+    web.page.locator("#thumbs button").nth(1).click()
+    facts = web.page.locator("#viewer-facts")
+    expect(facts).to_contain_text("off")
+    expect(facts).to_contain_text(str(on["seed"]))
+
+
+def test_it_weighs_less_than_generate(web: Visit) -> None:
+    compare, generate = (
+        web.page.locator(name).bounding_box() for name in ("#compare", "#generate")
+    )
+    assert compare and generate
+    assert compare["width"] < 0.8 * generate["width"]
+    colour = web.page.locator("#compare").evaluate("e => getComputedStyle(e).backgroundColor")
+    assert colour == "rgba(0, 0, 0, 0)", f"needed no ground of its own, found {colour}"
+
+
+def test_what_is_cancelled_while_it_is_timed_is_still_seen(browser: Browser, view: View) -> None:
+    with listening(fake_pipeline(tick_s=0.02)) as (url, _), visit(browser, url, view) as web:
+        web.page.fill("#prompt", PROMPT)
+        web.page.click("#compare")
+        expect(web.page.locator("#line")).to_contain_text("Now both are timed: run 1 of 5.")
+        web.page.click("#cancel")
+        expect(web.page.locator("#line")).to_have_text("Cancelled.")
+        expect(web.page.locator("#stage .wipe")).to_be_visible()
+        expect(web.page.locator("#thumbs li")).to_have_count(2)
+        expect(web.page.locator("#generate")).to_have_text("Generate")

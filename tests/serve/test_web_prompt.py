@@ -1,0 +1,226 @@
+"""What the web page says of a prompt before it is sent and where it is refused, and how it begins:
+with pictures that the served model made, where it is the embedded one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from serve.front import examples
+from serve.front.api import create_app
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
+from tests.serve.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
+from tests.serve.servers import listening, listening_to
+from tests.serve.services import Service
+
+PROMPT = "a red circle on a blue background"
+MOST = 225
+PROMPTS = "v1/images/prompts"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def page(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Visit]:
+    """Over fake engines, and the embedded model's own tokenizers."""
+    with listening() as (url, _), visit(browser, url, request.param) as web:
+        web.expected = ("400",)
+        yield web
+
+
+def length(web: Visit) -> Locator:
+    return web.page.locator("#prompt-length")
+
+
+# -- tokens ---------------------------------------------------------------------------------
+
+
+def test_tokens_are_counted_where_they_near_the_service_s_limit(page: Visit) -> None:
+    page.page.fill("#prompt", "red " * 170)
+    expect(length(page)).to_have_text(f"170 of {MOST} tokens")
+    page.page.fill("#prompt", "red " * (MOST + 1))
+    expect(length(page)).to_have_text(f"{MOST + 1} of {MOST} tokens: too long")
+    assert page.violations() == []
+    expect(length(page)).to_be_in_viewport()
+    page.page.fill("#prompt", PROMPT)
+    expect(length(page)).to_have_text("")
+    # Not a character more is asked for while nobody types.
+    asked = [url for url in page.asked if url.endswith(PROMPTS)]
+    page.page.wait_for_timeout(1000)
+    assert [url for url in page.asked if url.endswith(PROMPTS)] == asked
+
+
+def test_who_types_is_counted_when_a_pause_comes(browser: Browser) -> None:
+    with listening() as (url, _), visit(browser, url, VIEWS[0]) as web:
+        web.page.clock.install()
+        web.reload()
+        expect(web.page.locator("#service")).to_have_text("sdxl-mini")
+        # Typing takes no time, however slow the machine is.
+        web.page.clock.pause_at(web.page.evaluate("Date.now()") + 1000)
+        before = sum(url.endswith(PROMPTS) for url in web.asked)
+        web.page.locator("#prompt").press_sequentially("red " * 10)
+        with web.page.expect_request(f"**/{PROMPTS}") as asked:
+            web.page.clock.fast_forward(1000)
+        assert asked.value.post_data_json == {"prompt": "red " * 10}
+        assert sum(url.endswith(PROMPTS) for url in web.asked) == before + 1
+
+
+def test_a_prompt_that_is_too_long_is_refused_beside_it_and_in_view(page: Visit) -> None:
+    page.generate("red " * 400)
+    alert = page.page.get_by_role("alert")
+    expect(alert).to_have_text(
+        f"That cannot be made. prompt: '400 tokens' is not allowed; needed at most {MOST}"
+    )
+    expect(alert).to_be_in_viewport(ratio=1)
+    field = page.page.locator("#prompt")
+    expect(field).to_be_focused()
+    expect(field).to_be_in_viewport()
+    boxes = [each.bounding_box() for each in (field, alert)]
+    assert boxes[0] and boxes[1]
+    gap = boxes[1]["y"] - (boxes[0]["y"] + boxes[0]["height"])
+    assert 0 <= gap <= 80, f"{gap} pixels from the field to what is said of it"
+    assert field.get_attribute("aria-errormessage") == alert.get_attribute("id")
+    assert page.violations() == []
+    field.press("End")
+    field.press("Backspace")
+    expect(alert).to_have_count(0)
+
+
+def test_a_negative_prompt_that_is_too_long_is_refused_at_itself(page: Visit) -> None:
+    page.generate(PROMPT, negative_prompt="red " * 400)
+    expect(page.page.locator("#more [role=alert]")).to_contain_text("negative_prompt: '400 tokens'")
+    expect(page.page.locator("#negative_prompt")).to_be_focused()
+    expect(page.page.get_by_role("alert")).to_be_in_viewport(ratio=1)
+
+
+# -- how it begins --------------------------------------------------------------------------
+
+
+def test_the_empty_page_shows_what_the_embedded_model_makes(web: Visit) -> None:
+    shown = web.page.locator("#shown button")
+    expect(shown).to_have_text(list(examples.EMBEDDED))
+    for i in range(len(examples.EMBEDDED)):
+        image = shown.nth(i).locator("img")
+        expect(image).to_be_visible()
+        assert image.evaluate("element => element.decode().then(() => element.naturalWidth)") == 128
+    words = web.page.locator("#stage")
+    expect(words).to_contain_text("toy model of six shapes; for real SDXL start with --model ")
+    assert web.violations() == []
+
+
+def test_an_example_gives_its_prompt_and_seed_and_is_made_again(
+    browser: Browser, running: Service
+) -> None:
+    """With the keyboard alone."""
+    with visit(browser, running.url, VIEWS[0]) as web:
+        example = web.page.locator("#shown button").nth(1)
+        picture = example.locator("img").evaluate(
+            """(image) => {
+              const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
+              const context = canvas.getContext("2d");
+              context.drawImage(image, 0, 0);
+              return [...context.getImageData(0, 0, canvas.width, canvas.height).data];
+            }"""
+        )
+        example.focus()
+        web.page.keyboard.press("Enter")
+        held = web.holds()
+        assert (held["prompt"], held["seed"]) == (examples.EMBEDDED[1], str(examples.SEED))
+        expect(web.page.locator("#generate")).to_be_focused()
+        web.page.keyboard.press("Enter")
+        web.wait_for_pictures()
+        expect(web.page.locator("#shown")).to_have_count(0)
+        made = pixels(web.download())
+        side = len(made)
+        expected = np.asarray(picture, np.float64).reshape(side, side, 4)[..., :3]
+        assert np.abs(made - expected).max() <= 2, "another picture than the one that was shown"
+
+
+def test_of_another_model_the_empty_page_shows_words_alone(
+    browser: Browser, worker: Worker, view: View
+) -> None:
+    settings = ServeSettings(models=({"model": "/models/sdxl-of-mine"},))
+    with (
+        listening_to(create_app([worker], settings)) as url,
+        visit(browser, url, view) as web,
+    ):
+        expect(web.page.locator("#service")).to_have_text("sdxl-of-mine")
+        expect(web.page.locator("#examples button")).to_have_text(list(examples.ANY))
+        expect(web.page.locator("#shown button")).to_have_count(0)
+        expect(web.page.locator("#toy")).to_be_hidden()
+        assert web.violations() == []
+        web.page.locator("#examples button").first.click()
+        assert web.holds()["prompt"] == examples.ANY[0]
+        expect(web.page.locator("#prompt-hint")).to_have_text("")
+
+
+def test_surprises_are_in_the_embedded_model_s_language(web: Visit) -> None:
+    button = web.page.get_by_role("button", name="Surprise me")
+    button.focus()
+    said = set()
+    for _ in range(12):
+        web.page.keyboard.press("Enter")
+        said.add(web.holds()["prompt"])
+    assert len(said) > 3 and all(
+        re.search(r"circle|square|triangle|star|ring|cross", s) for s in said
+    )
+    expect(web.page.locator("#prompt-hint")).to_have_text("")
+
+
+# -- and then -------------------------------------------------------------------------------
+
+
+def test_generate_stays_in_reach_on_a_phone(web: Visit) -> None:
+    web.generate(PROMPT, steps="4")
+    web.wait_for_pictures()
+    web.page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    if web.view.name == "phone":
+        expect(web.page.locator("#generate")).to_be_in_viewport(ratio=1)
+        note = web.page.locator("#thumbs li").last.bounding_box()
+        bar = web.page.locator(".actions").first.bounding_box()
+        assert note and bar and note["y"] + note["height"] <= bar["y"], "the bar hides the gallery"
+
+
+def test_what_was_typed_is_told_beside_what_was_made_of_it(web: Visit) -> None:
+    web.page.check("[name=expand_prompt]")
+    web.generate("a star", steps="4")
+    web.wait_for_pictures()
+    web.page.locator("#thumbs button").click()
+    facts = web.page.locator("#viewer-facts div")
+    expect(facts.first).to_have_text(re.compile(r"^Typed\s*a star$"))
+    expect(facts.nth(1)).to_contain_text("background")
+
+
+def test_the_embedded_language_model_is_named_for_what_it_does(web: Visit) -> None:
+    tab = web.page.get_by_role("tab", name="Prompt helper")
+    tab.click()
+    expect(web.page.locator("#chat-title")).to_have_text("Prompt helper")
+    assert web.violations() == []
+    chip = web.page.locator("#chat-examples button").first
+    chip.focus()
+    web.page.keyboard.press("Enter")
+    expect(web.page.locator(".turn[data-role=assistant]")).to_contain_text("ring")
+    web.page.get_by_role("button", name="Draw this").click()
+    web.wait_for_pictures()
+
+
+def test_noise_has_no_seams(browser: Browser) -> None:
+    with listening() as (url, _), visit(browser, url, VIEWS[0]) as web:
+        web.page.evaluate("""() => {
+          const place = document.createElement("div");
+          place.className = "frame";
+          place.id = "noise";
+          place.style = "position: fixed; inset: 0; width: 512px; height: 512px; z-index: 9";
+          document.body.append(place);
+        }""")
+        noise = pixels(web.page.locator("#noise").screenshot())
+    for axis in (0, 1):
+        steps = np.abs(np.diff(noise, axis=axis)).mean(axis=(1 - axis, 2))
+        assert len(steps) == 511
+        seam, usual = steps[255], np.median(steps)
+        assert seam < 1.5 * usual, f"{seam:.2f} across the seam, {usual:.2f} elsewhere"
