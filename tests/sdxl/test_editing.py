@@ -21,7 +21,7 @@ from tests.conftest import psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH, FEW, each_at, eta_of
+from tests.sdxl.their_schedulers import EACH, FEW, asked_of, each_at
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
@@ -87,16 +87,10 @@ def painted(pipes: Any, asked: Edit, output_type: str) -> Tensor:
         pixels = pipe.image_processor.preprocess(image)
         image = pipe.vae.encode(pixels).latent_dist.mean * pipe.vae.config.scaling_factor
     masked = {"mask_image": source.mask, "width": params.width, "height": params.height}
-    assert params.seed is not None
     found: Tensor = pipe(
-        params.prompt,
         image=image,
         strength=params.strength,
-        num_inference_steps=params.steps,
-        guidance_scale=params.guidance,
-        eta=eta_of(params.scheduler),
-        generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type=output_type,
+        **asked_of(params, output_type),
         **(masked if source.mask is not None else {}),
     ).images[0]
     return found

@@ -26,7 +26,7 @@ from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of, png
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH, FEW, each_at, eta_of
+from tests.sdxl.their_schedulers import EACH, FEW, asked_of, each_at
 
 HOLE = (13, 27, 75, 90)
 """Its edges are not those of latents: which of them are masked, one pixel of each decides."""
@@ -77,7 +77,7 @@ def painted(pipe: Any, asked: Edit | GenerationParams, output_type: str) -> Tens
     """Without a mask, everything is masked. Latents go in where we encode the mean: diffusers
     draws a sample of pixels."""
     params = asked.params if isinstance(asked, Edit) else asked
-    assert params.width and params.height and params.seed is not None
+    assert params.width and params.height
     size = params.width, params.height
     picture, mask = Image.new("RGB", size), Image.new("L", size, 255)
     if isinstance(asked, Edit):
@@ -93,17 +93,12 @@ def painted(pipe: Any, asked: Edit | GenerationParams, output_type: str) -> Tens
             for each in (pixels, pixels * (white < 0.5))
         )
     found: Tensor = pipe(
-        params.prompt,
         image=image,
         mask_image=mask,
         width=params.width,
         height=params.height,
         strength=1.0 if params.strength is None else params.strength,
-        num_inference_steps=params.steps,
-        guidance_scale=params.guidance,
-        eta=eta_of(params.scheduler),
-        generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type=output_type,
+        **asked_of(params, output_type),
         **masked,
     ).images[0]
     return found

@@ -16,7 +16,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import psnr
 from tests.sdxl.substitution import substituted
-from tests.sdxl.their_schedulers import EACH, FEW, eta_of, their_scheduler
+from tests.sdxl.their_schedulers import EACH, FEW, asked_of, their_scheduler
 
 CONFIG = json.loads((find("mini").folder / "scheduler" / "scheduler_config.json").read_text())
 PROMPT = "a small yellow star above a green square on a white background"
@@ -36,17 +36,11 @@ def diffusers_image(pipe: Any, params: GenerationParams) -> Tensor:
 
 def painted(pipe: Any, params: GenerationParams, output_type: str) -> Tensor:
     set_scheduler(pipe, params.scheduler)
-    assert params.seed is not None
     found: Tensor = pipe(
-        params.prompt,
         negative_prompt=params.negative_prompt,
         width=params.width,
         height=params.height,
-        num_inference_steps=params.steps,
-        guidance_scale=params.guidance,
-        eta=eta_of(params.scheduler),
-        generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type=output_type,
+        **asked_of(params, output_type),
     ).images[0]
     return found
 

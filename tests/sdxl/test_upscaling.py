@@ -20,7 +20,7 @@ from tests.conftest import psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
-from tests.sdxl.their_schedulers import eta_of
+from tests.sdxl.their_schedulers import asked_of
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = Sizes(128, 64, 256)
@@ -47,23 +47,14 @@ def pipes(diffusers_mini: Any) -> Any:
 def theirs(pipes: Any, params: GenerationParams) -> Tensor:
     """Each pipeline draws its noise from the seed anew. Latents go in where we encode the mean."""
     first, second = pipes
-    assert params.seed is not None
     is_latent = params.upscaler == "latent"
     width, height = params.result_size
-    usual: dict[str, Any] = {
-        "guidance_scale": params.guidance,
-        "eta": eta_of(params.scheduler),
-    }
     for pipe in pipes:
         set_scheduler(pipe, params.scheduler)
     found = first(
-        params.prompt,
         width=params.width,
         height=params.height,
-        num_inference_steps=params.steps,
-        generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type="latent" if is_latent else "pil",
-        **usual,
+        **asked_of(params, "latent" if is_latent else "pil"),
     ).images[0]
     if is_latent:
         latents = interpolate(found[None], (height // 8, width // 8), mode="bilinear")
@@ -71,14 +62,9 @@ def theirs(pipes: Any, params: GenerationParams) -> Tensor:
         larger = found.resize((width, height), Image.Resampling.LANCZOS)
         pixels = second.image_processor.preprocess(larger)
         latents = second.vae.encode(pixels).latent_dist.mean * second.vae.config.scaling_factor
+    again = replace(params, steps=params.upscale_steps or params.steps)
     image: Tensor = second(
-        params.prompt,
-        image=latents,
-        strength=params.upscale_strength,
-        num_inference_steps=params.upscale_steps or params.steps,
-        generator=torch.Generator("cpu").manual_seed(params.seed),
-        output_type="pt",
-        **usual,
+        image=latents, strength=params.upscale_strength, **asked_of(again, "pt")
     ).images[0]
     return image * 2 - 1
 

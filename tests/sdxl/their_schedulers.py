@@ -10,7 +10,9 @@ from typing import Any
 
 import diffusers
 import pytest
+import torch
 
+from sdxl.params import GenerationParams
 from sdxl.scheduler_names import SCHEDULERS
 from sdxl.schedulers.levels import aligned
 from sdxl.schedulers.solvers import TCD_ETA
@@ -89,3 +91,16 @@ def eta_of(name: str) -> float:
     """What diffusers' pipelines are to be told: they hand their own 0 to a scheduler that has an
     eta, in place of its default."""
     return TCD_ETA if name == "tcd" else 0.0
+
+
+def asked_of(params: GenerationParams, output_type: str) -> dict[str, Any]:
+    """What every pipeline of diffusers is told alike."""
+    assert params.seed is not None
+    return {
+        "prompt": params.prompt,
+        "num_inference_steps": params.steps,
+        "guidance_scale": params.guidance,
+        "eta": eta_of(params.scheduler),
+        "generator": torch.Generator("cpu").manual_seed(params.seed),
+        "output_type": output_type,
+    }

@@ -24,6 +24,7 @@ from tests.serve.workers import (
     fake,
     fake_pipeline,
     order,
+    past_the_deadline,
     picture_of,
     running,
     updates_of,
@@ -174,26 +175,7 @@ def test_what_cannot_make_its_deadline_is_refused_before_it_is_encoded() -> None
 
 
 def test_a_deadline_that_passes_on_the_way_is_a_408() -> None:
-    clock = ShiftedClock()
-
-    async def scenario(worker: Worker) -> None:
-        asked = order(steps=50, deadline_s=60, wants_progress=True)
-        async with begun(worker, asked) as updates:
-            clock.shift_s = 100
-            async for _ in updates:
-                pass
-
-    pipeline = replace(fake_pipeline(tick_s=0.01), clock=clock)
-    with running(pipeline, stall_s=1000) as worker, pytest.raises(Problem) as caught:
-        asyncio.run(scenario(worker))
-    assert caught.value.status == 408
-
-
-class ShiftedClock:
-    shift_s = 0.0
-
-    def __call__(self) -> float:
-        return time.perf_counter() + self.shift_s
+    assert past_the_deadline().status == 408
 
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])

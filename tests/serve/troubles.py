@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.errors import Problem
 from serve.front.api import create_app
 from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client, client_of
-from tests.serve.test_worker import ShiftedClock
-from tests.serve.workers import begun, fake, fake_pipeline, order, running
+from tests.serve.workers import fake, fake_pipeline, past_the_deadline, running
 from tests.troubles import Bring, Trouble
 
 PROMPT = "a green star"
@@ -59,20 +56,9 @@ def without_key(trouble: Trouble) -> str:
     return answered(lambda http: http.get("/v1/models"), keys=keys)(trouble)
 
 
-def past_the_deadline(_: Trouble) -> str:
-    clock = ShiftedClock()
-
-    async def scenario(worker: Worker) -> None:
-        asked = order(steps=50, deadline_s=60, wants_progress=True)
-        async with begun(worker, asked) as updates:
-            clock.shift_s = 100
-            async for _ in updates:
-                pass
-
-    pipeline = replace(fake_pipeline(tick_s=0.01), clock=clock)
-    with running(pipeline, stall_s=1000) as worker, pytest.raises(Problem) as caught:
-        asyncio.run(scenario(worker))
-    return f"{caught.value.status} {caught.value}"
+def late(_: Trouble) -> str:
+    problem = past_the_deadline()
+    return f"{problem.status} {problem}"
 
 
 def from_too_many(_: Trouble) -> str:
@@ -155,7 +141,7 @@ SERVED: dict[str, Bring] = {
     "is not a name of this service": answered(
         lambda http: http.get("/v1/models", headers={"host": "sdxl.example"})
     ),
-    "Given up": past_the_deadline,
+    "Given up": late,
     "The body is too large": answered(generate(), max_body_bytes=10),
     "the queue is full": from_too_many,
     "Refused: ready in": answered(generate(deadline_s=0.001)),
