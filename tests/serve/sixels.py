@@ -15,10 +15,15 @@ TOKEN = re.compile(
 )
 
 
-def decoded(data: bytes) -> Image.Image:
-    """What is between DCS and ST. Dots that no colour set stay magenta."""
+CUT_OFF = re.compile(rb'["#!][\d;]*$')
+
+
+def decoded(data: bytes) -> Image.Image | None:
+    """What is between DCS and ST. Dots that no colour set stay magenta; of a picture that an
+    interrupt cut off, what came before, if it says how large it is."""
     head, _, rest = data.partition(b"q")
     assert re.fullmatch(rb"[\d;]*", head), head
+    rest = CUT_OFF.sub(b"", rest)
     dots: dict[tuple[int, int], tuple[int, int, int]] = {}
     palette: dict[int, tuple[int, int, int]] = {}
     size, chosen, x, band = None, 0, 0, 0
@@ -43,7 +48,9 @@ def decoded(data: bytes) -> Image.Image:
             rows = [6 * band + row for row in range(6) if bits >> row & 1]
             dots.update({(column, row): palette[chosen] for column in run for row in rows})
             x = run.stop
-    assert size is not None and all(x < size[0] and y < size[1] for x, y in dots)
+    if size is None:
+        return None
+    assert all(x < size[0] and y < size[1] for x, y in dots)
     picture = Image.new("RGB", (size[0], size[1]), "magenta")
     for place, colour in dots.items():
         picture.putpixel(place, colour)

@@ -179,9 +179,9 @@ class Display:
         self.column = cells[0]
 
     def _dcs(self, data: bytes) -> None:
-        picture = decoded(data)
-        self._draw("sixel", picture, None)
-        self._down(-(-picture.height // self.cell[1]))
+        if (picture := decoded(data)) is not None:
+            self._draw("sixel", picture, None)
+            self._down(-(-picture.height // self.cell[1]))
 
     def _apc(self, data: bytes) -> None:
         """A picture's first part says what it is; the others hold its rest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import http.client
+import time
 import tracemalloc
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from tests.serve.test_edits import EDIT, png
 
 MIB = 1 << 20
 MOST, LARGE = 4 * MIB, 3 * MIB
-REQUESTS = 3
+REQUESTS, SOON_S = 3, 5.0
 KEPT = MIB // 2
 """that a request may leave, in logs, metrics and caches; each sends or unpacks six times as much"""
 FORM = {"content-type": "multipart/form-data; boundary=a"}
@@ -92,5 +93,10 @@ def test_nothing_of_it_is_kept(url: str, case: str, uncollected: None) -> None:
     before, _ = tracemalloc.get_traced_memory()
     for _ in range(REQUESTS):
         assert send(url, body) == status
-    each = (tracemalloc.get_traced_memory()[0] - before) / REQUESTS
+    until = time.monotonic() + SOON_S
+    # Its answer may be here before the service's own thread is done with it.
+    while (each := (tracemalloc.get_traced_memory()[0] - before) / REQUESTS) > KEPT:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
     assert each <= KEPT, f"{each / MIB:.1f} MiB are kept of each, allowed {KEPT / MIB}"

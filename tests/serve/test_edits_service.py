@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
 
 MIB = 1 << 20
 ROUNDS = 4
-MOST_KEPT_MIB = 100
+MOST_KEPT_MIB, SOON_S = 100, 10.0
 """of all processes together: what allocators hold back of a gigabyte that came. That no reference
 keeps any of it, a test of the front alone shows."""
 PAGES = 100
@@ -132,7 +133,10 @@ def test_what_cannot_be_edited_keeps_no_memory_and_disturbs_nobody(
         before = held_mib(running)
         for _ in range(ROUNDS):
             round_of_refusals(http)
-    grown = held_mib(running) - before
+    until = time.monotonic() + SOON_S
+    # The last bodies may still be on their way out.
+    while (grown := held_mib(running) - before) > MOST_KEPT_MIB and time.monotonic() < until:
+        time.sleep(0.5)
     print(f"{before:.0f} MiB held, {grown:+.1f} after {ROUNDS} rounds; {len(came)} pictures beside")
     assert grown <= MOST_KEPT_MIB, f"{grown:.0f} MiB more than {before:.0f}"
     assert came and {status for status, _ in came} == {200}
