@@ -21,7 +21,7 @@ from tests.conftest import psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH, FEW, asked_of, each_at
+from tests.sdxl.their_schedulers import EACH, FEW, FIRST_QUICK, asked_of, each_at
 
 PROMPT = "a small yellow star above a green square on a white background"
 SIZES = [(128, 128), (96, 160), (136, 120)]
@@ -156,7 +156,7 @@ def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
-@pytest.mark.parametrize("scheduler", EACH)
+@pytest.mark.parametrize("scheduler", FIRST_QUICK)
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool
 ) -> None:

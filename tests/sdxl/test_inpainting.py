@@ -26,7 +26,7 @@ from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of, png
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
-from tests.sdxl.their_schedulers import EACH, FEW, asked_of, each_at
+from tests.sdxl.their_schedulers import FEW, FIRST_QUICK, asked_of, each_at
 
 HOLE = (13, 27, 75, 90)
 """Its edges are not those of latents: which of them are masked, one pixel of each decides."""
@@ -150,7 +150,7 @@ def test_samples_are_drawn_in_the_order_of_diffusers(model: Pipeline, pipe: Any)
     )
 
 
-@pytest.mark.parametrize("scheduler", EACH)
+@pytest.mark.parametrize("scheduler", FIRST_QUICK)
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     model: Pipeline, pipe: Any, scheduler: str
 ) -> None:

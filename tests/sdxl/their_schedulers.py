@@ -40,13 +40,21 @@ PICTURED = (
 )
 """Every solver, and what differs in more than its levels."""
 QUICK = ("euler", "euler_a", "dpmpp_2m")
-EACH = [
-    name
-    if name in QUICK
-    else pytest.param(name, marks=pytest.mark.slow if name in PICTURED else pytest.mark.long)
-    for name in SCHEDULERS
-]
-"""for tests that make pictures"""
+
+
+def each(*quick: str) -> list[Any]:
+    """For tests that make pictures: these in quick runs, every solver in slow ones."""
+    return [
+        name
+        if name in quick
+        else pytest.param(name, marks=pytest.mark.slow if name in PICTURED else pytest.mark.long)
+        for name in SCHEDULERS
+    ]
+
+
+EACH = each(*QUICK)
+FIRST_QUICK = each(QUICK[0])
+"""where another test of pictures has the others in quick runs"""
 FEW = ("lcm", "tcd")
 """for models that were distilled to few steps: with many, LCM lets the least difference grow"""
 TEN_ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113)
