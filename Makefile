@@ -58,7 +58,7 @@ bench: $(INSTALLED) ## speed beside diffusers, torch.compile and DeepCache, in o
 	$(PYTHON_OF_VENV) -m eval.speed.peers
 
 quality: $(INSTALLED) ## quality against speed of the embedded model: renews docs/quality.*
-	$(VENV)/bin/sdxl eval --sweep --count 300 --out out/sweep
+	$(VENV)/bin/sdxl eval --sweep --count 1000 --tuned docs/tuning.json --out out/sweep
 	cp out/sweep/quality.{md,png,svg} docs/
 
 load: $(INSTALLED) ## the service under load: overhead, throughput, latency, overload

@@ -90,6 +90,7 @@ def build_parser() -> Parser:
         help="write low, medium and high of what was measured beside the model",
     )
     sweep.add_argument("--grid", metavar="FILE", help="JSON: the settings; see docs/evaluation.md")
+    sweep.add_argument("--tuned", metavar="FILE", help="tuning.json: its plans are settings, too")
     add_generation_flags(parser)
     return parser
 
@@ -108,10 +109,10 @@ def check(options: argparse.Namespace) -> None:
     if len(given) > 1:
         shown = " and ".join("--" + name.replace("_", "-") for name in given)
         raise InvalidParams("source", shown, "needed one source of pictures")
-    if options.grid and not options.is_sweep:
-        raise InvalidParams("grid", options.grid, "it is for --sweep")
-    if options.stores_presets and not options.is_sweep:
-        raise InvalidParams("store_presets", True, "it is for --sweep")
+    for name in ("grid", "tuned", "stores_presets"):
+        if getattr(options, name) and not options.is_sweep:
+            field = name.replace("stores", "store")
+            raise InvalidParams(field, getattr(options, name), "it is for --sweep")
     for name in ("images", "against"):
         folder = getattr(options, name)
         if folder not in (None, EXACT) and not Path(folder).is_dir():

@@ -8,6 +8,7 @@ a better name must not mean a worse picture. It measures nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from eval.quality.pareto import QualitySetting, Tried, change
 from sdxl.params import InvalidParams
@@ -37,7 +38,7 @@ def choose_presets(tried: Sequence[Tried]) -> Presets:
 
 
 def is_plain(tried: Tried) -> bool:
-    """A preset names steps and interval alone; the rest is as in the exact model."""
+    """It differs from the exact model in steps and interval alone. Tuned plans are presets by
+    `sdxl tune`, which holds them against more."""
     setting = tried.setting
-    usual = (PLAIN.precision, PLAIN.scheduler, PLAIN.cut)
-    return (setting.precision, setting.scheduler, setting.cut) == usual
+    return setting == replace(PLAIN, steps=setting.steps, cache_interval=setting.cache_interval)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from eval.measuring.timing import Spread
@@ -36,16 +36,35 @@ class QualitySetting:
     scheduler: str = USUAL.scheduler
     steps: int = USUAL.steps
     cut: Cut = "reference"
+    guided_until: float = 1.0
+    """the share of the steps, from the first one, that is guided"""
+    deep_steps: tuple[int, ...] | None = None
+    """instead of the interval"""
 
     @property
     def slug(self) -> str:
-        parts = (self.precision, f"interval{self.cache_interval}", self.scheduler, str(self.steps))
-        return "-".join((*parts, *([] if self.cut == "reference" else [self.cut])))
+        parts = [self.precision, f"interval{self.cache_interval}", self.scheduler, str(self.steps)]
+        if self.deep_steps is not None:
+            parts[1] = f"deep{'_'.join(map(str, self.deep_steps))}"
+        share = [] if self.guided_until == 1 else [f"guided{self.guided_until:g}"]
+        return "-".join((*parts, *share, *([] if self.cut == "reference" else [self.cut])))
 
     def __str__(self) -> str:
+        reuse = f"interval {self.cache_interval}"
+        if self.deep_steps is not None:
+            reuse = f"deep {','.join(map(str, self.deep_steps))}"
+        share = "" if self.guided_until == 1 else f", guided to {self.guided_until:g}"
         cut = "" if self.cut == "reference" else f", {self.cut}"
-        return (
-            f"{self.precision}, interval {self.cache_interval}, {self.scheduler} {self.steps}{cut}"
+        return f"{self.precision}, {reuse}, {self.scheduler} {self.steps}{share}{cut}"
+
+    def asked(self, request: GenerationParams) -> GenerationParams:
+        return replace(
+            request,
+            cache_interval=self.cache_interval,
+            scheduler=self.scheduler,
+            steps=self.steps,
+            deep_steps=self.deep_steps,
+            guidance_interval=None if self.guided_until == 1 else (0.0, self.guided_until),
         )
 
 

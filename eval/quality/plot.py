@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from eval.quality.pareto import Tried, change, front
+from eval.quality.pareto import QualitySetting, Tried, change, front
 from eval.quality.protocol import CLIP_TOLERANCE, FID_TOLERANCE
 from sdxl.files import write_atomic
 
 COLOURS = {"fp32": "#1f4e79", "fp16": "#2a9d8f", "int8": "#d1495b", "fp8": "#e9a23b"}
-MARKERS = {1: "o", 2: "s", 3: "^"}
+TUNED = "tuned plan"
+MARKERS = {"interval 1": "o", "interval 2": "s", "interval 3": "^", TUNED: "*"}
 OTHER_MARKER = "D"
 GREY, PALE = "#555555", "#dfe8ee"
 STYLE: Any = {
@@ -64,9 +65,9 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
         axis.scatter(
             each.speed,
             height(each),
-            s=46,
+            s=46 if setting.deep_steps is None else 110,
             color=COLOURS.get(setting.precision, GREY),
-            marker=MARKERS.get(setting.cache_interval, OTHER_MARKER),
+            marker=MARKERS.get(reuse(setting), OTHER_MARKER),
             edgecolors="black" if each in best else "white",
             linewidths=0.9,
             zorder=3,
@@ -75,6 +76,8 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
         text = f"{each.setting.scheduler}, {each.setting.steps} steps"
         if each.setting.cut != "reference":
             text += ", fresh skips"
+        if each.setting.deep_steps is not None:
+            text += ", tuned"
         offset = (6, 8 if i % 2 == 0 else -13)
         axis.annotate(
             text,
@@ -93,9 +96,13 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
     axis.margins(x=0.12, y=0.12)
 
 
+def reuse(setting: QualitySetting) -> str:
+    return f"interval {setting.cache_interval}" if setting.deep_steps is None else TUNED
+
+
 def _legend(tried: Sequence[Tried]) -> list[Any]:
     precisions = dict.fromkeys(t.setting.precision for t in tried)
-    intervals = sorted({t.setting.cache_interval for t in tried})
+    reuses = sorted({reuse(t.setting) for t in tried})
     plain: Any = {"linestyle": "none", "color": GREY}
     return [
         *(
@@ -103,8 +110,8 @@ def _legend(tried: Sequence[Tried]) -> list[Any]:
             for p in precisions
         ),
         *(
-            Line2D([], [], **plain, marker=MARKERS.get(i, OTHER_MARKER), label=f"interval {i}")
-            for i in intervals
+            Line2D([], [], **plain, marker=MARKERS.get(name, OTHER_MARKER), label=name)
+            for name in reuses
         ),
         Line2D([], [], color=GREY, linewidth=1, label="the front"),
         Patch(color=PALE, label="MLPerf's gates"),

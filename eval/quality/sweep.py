@@ -1,4 +1,5 @@
-"""`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler and steps.
+"""`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler, steps and
+tuned plans.
 
 Every setting paints the same captions from the same seeds and is held against the exact model: the
 whole UNet at each of the usual steps, in float32. Each setting has a folder of its own, so a sweep
@@ -50,7 +51,7 @@ USUAL: tuple[Grid, ...] = (
 
 def run_sweep(options: argparse.Namespace) -> int:
     task, checkpoint = read_task(options)
-    settings = settings_of(options.grid)
+    settings = settings_of(options.grid, options.tuned)
     task = replace(task, load=cache(task.load))
     root = Path(options.out or Path("out") / "sweep")
     prepare_folder(root)
@@ -67,7 +68,7 @@ def run_sweep(options: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(grid: str | None) -> list[QualitySetting]:
+def settings_of(grid: str | None, tuned: str | None = None) -> list[QualitySetting]:
     """The exact model first, then each setting once."""
     grids = USUAL if grid is None else read_grids(Path(grid))
     found = [EXACT]
@@ -79,14 +80,30 @@ def settings_of(grid: str | None) -> list[QualitySetting]:
                 raise InvalidParams("grid", str(grid), str(error)) from error
             if setting not in found:
                 found.append(setting)
-    return found
+    return list(dict.fromkeys([*found, *(tuned_plans(Path(tuned)) if tuned else [])]))
+
+
+def frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def tuned_plans(path: Path) -> list[QualitySetting]:
+    """The plans that `sdxl tune` proposed and judged."""
+    try:
+        plans = [each["plan"] for each in json.loads(path.read_text(encoding="utf-8"))["verdicts"]]
+        return [
+            QualitySetting(**plan["course"], deep_steps=tuple(plan["deep_steps"])) for plan in plans
+        ]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        needed = f"needed the tuning.json of `sdxl tune` ({error})"
+        raise InvalidParams("tuned", str(path), needed) from error
 
 
 def read_grids(path: Path) -> list[Grid]:
     needed = 'needed JSON such as [{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]'
     try:
         grids = json.loads(path.read_text(encoding="utf-8"))
-        return [{name: list(values) for name, values in grid.items()} for grid in grids]
+        return [{name: [*map(frozen, values)] for name, values in grid.items()} for grid in grids]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InvalidParams("grid", str(path), f"{needed} ({error})") from error
 
@@ -98,7 +115,7 @@ def evaluate(
     exact = None if setting == EXACT else Folder(root / EXACT.slug / "pictures", task)
     evaluation = Evaluation(
         task,
-        Painted(pipeline, requests_of(setting, task)),
+        Painted(pipeline, [setting.asked(request) for request in task.requests]),
         folder,
         exact,
         folder / "pictures",
@@ -106,18 +123,6 @@ def evaluate(
     )
     scores = watched(len(task.captions), lambda tell: evaluation.run(rounds, tell))
     return Tried(setting, scores.figures, scores.images_per_s)
-
-
-def requests_of(setting: QualitySetting, task: QualityTask) -> list[Any]:
-    return [
-        replace(
-            request,
-            cache_interval=setting.cache_interval,
-            scheduler=setting.scheduler,
-            steps=setting.steps,
-        )
-        for request in task.requests
-    ]
 
 
 def load_engines(

@@ -183,8 +183,8 @@ def test_a_stream_of_several_tells_them_apart_and_reports_progress() -> None:
 
 
 def test_a_stream_that_pauses_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "COMMENT_S", 0.05)
-    with running(fake_pipeline(tick_s=0.2)) as worker:
+    monkeypatch.setattr(answering, "COMMENT_S", 0.02)
+    with running(fake_pipeline(tick_s=0.08)) as worker:
         text = post(worker, {"prompt": PROMPT, "steps": 4, "stream": True}).text
     before, _, event = text.partition("event: ")
     assert before == ":\n\n" * before.count(":") and before.count(":") >= 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from eval.quality.evaluation import Figure
 from eval.quality.pareto import QualitySetting, Tried, change, front, table
 from eval.quality.plot import plot_pareto
 from eval.quality.sweep import EXACT, settings_of
+from eval.tuning.course import CachePlan, Course
 from sdxl.checkpoint import find
-from sdxl.params import InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 from sdxl.presets import Preset
 
 
@@ -28,6 +30,7 @@ def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tri
     return Tried(setting, figures, images_per_s=Spread(speed, speed, speed))
 
 
+TUNING = Path(__file__).parents[3] / "docs" / "tuning.json"
 EXAMPLES = [
     tried(EXACT, 1.0, 10.0, 30.0),
     tried(QualitySetting(cache_interval=2), 2.0, 10.1, 30.0),
@@ -54,6 +57,31 @@ def test_a_grid_is_a_product(tmp_path: Path) -> None:
     path.write_text('[{"speed": [1]}]')
     with pytest.raises(InvalidParams, match="grid: .*speed"):
         settings_of(str(path))
+
+
+def test_tuned_plans_are_settings_as_sdxl_tune_wrote_them(tmp_path: Path) -> None:
+    settings = settings_of(None, str(TUNING))
+    tuned = [each for each in settings if each.deep_steps is not None]
+    verdicts = json.loads(TUNING.read_text())["verdicts"]
+    plans = [
+        CachePlan(Course(**v["plan"]["course"]), tuple(v["plan"]["deep_steps"])) for v in verdicts
+    ]
+    given = GenerationParams(seed=3)
+    assert len(tuned) == len(plans) == 12 and len({each.slug for each in settings}) == len(settings)
+    for setting, plan in zip(tuned, plans, strict=True):
+        asked = setting.asked(given)
+        assert asked == replace(plan.asked(given), guided_steps=asked.guided_steps)
+    path = tmp_path / "tuning.json"
+    path.write_text('{"verdicts": [{}]}')
+    with pytest.raises(InvalidParams, match="tuned: .*tuning.json of `sdxl tune`"):
+        settings_of(None, str(path))
+
+
+def test_a_tuned_plan_of_a_grid_is_no_preset_and_has_a_name_of_its_own() -> None:
+    tuned = QualitySetting(steps=10, deep_steps=(0, 4), guided_until=0.6)
+    assert str(tuned) == "fp32, deep 0,4, euler 10, guided to 0.6"
+    with pytest.raises(InvalidParams, match="needed settings of the usual"):
+        choose_presets([tried(tuned, 1, 10, 30)])
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
