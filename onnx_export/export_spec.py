@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx_export.lora import Lora
 from onnx_export.settings import CalibrationSettings, usual_settings
 from sdxl.checkpoint import Checkpoint
-from sdxl.specs import VAE, Cut, ModelSpec, network_specs
+from sdxl.specs import Cut, ModelSpec, network_specs
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,6 @@ class ExportSpec:
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
-        """8-bit UNets compute in halves where they are not quantised. The VAE stays float32:
-        SDXL's overflows in half precision."""
+        """8-bit UNets compute in halves where they are not quantised."""
         dtype = "float32" if self.precision == "fp32" else "float16"
-        specs = network_specs(self.checkpoint.arch, dtype, self.cut)
-        whole = network_specs(self.checkpoint.arch, "float32", self.cut)
-        return {**specs, **{name: whole[name] for name in VAE}}
+        return network_specs(self.checkpoint.arch, dtype, self.cut)

@@ -44,6 +44,7 @@ from onnx_export.tracing import trace
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import torch_dtype
 from sdxl.files import OutputError, write_atomic
+from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.specs import ModelSpec
 
@@ -165,6 +166,8 @@ class _Builder:
     def export_part(self, part: str) -> None:
         order, specs = self.order, self.order.specs
         module = load_parts(order.checkpoint, order.loras, part)[part]
+        if part == "vae" and specs["vae_decoder"].outputs[0].dtype == "float16":
+            fit_halves(module)
         parameters = dict(module.named_parameters(remove_duplicate=False))
         places: dict[str, Stored] = {}
         for file, path in checkpoint_files(order.checkpoint, part).items():
@@ -177,8 +180,9 @@ class _Builder:
         networks = networks_of(part, module, order.cut)
         dtype = torch_dtype(specs[next(iter(networks))].outputs[0])
         changed = {n: p.to(dtype) for n, p in parameters.items() if n not in places}
-        # Not module.to: diffusers' own warns of layers that its other models keep whole.
-        nn.Module.to(module, dtype)
+        for network in networks.values():
+            # Not its own `to`: diffusers' warns of layers that its other models keep whole.
+            nn.Module.to(network, dtype)
         models = {name: self.trace(name, network) for name, network in networks.items()}
         if part == "unet" and order.precision in RECIPES:
             changed |= self.quantise(nn.Module.float(module)).tensors

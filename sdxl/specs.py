@@ -27,7 +27,6 @@ LEAST_SINUSOIDS = 4
 """channels of an embedding of one number: sines and cosines of two lengths"""
 
 VAE = ("vae_decoder", "vae_encoder")
-"""Networks that compute in more than halves: SDXL's overflow there, and give black images."""
 OPTIONAL = ("vae_encoder",)
 """Networks that an older export may lack: without them it makes pictures from text alone."""
 

@@ -25,10 +25,11 @@ from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import Engine, Engines, check_inputs
+from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.params import InvalidParams
 from sdxl.slow import named_if_slow
-from sdxl.specs import VAE, Cut, ModelSpec, network_specs
+from sdxl.specs import Cut, ModelSpec, network_specs
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
@@ -66,15 +67,18 @@ def load_torch(
     precision = precision or ("fp16" if is_cuda else "fp32")
     options = options or (TorchOptions() if is_cuda else PLAIN)
     _check(precision, numbers)
-    specs = _specs(checkpoint, precision, is_cuda, cut)
+    dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
+    specs = network_specs(checkpoint.arch, dtype, cut)
     engines: dict[str, Engine] = {}
     for part in NETWORK_FOLDERS:
         with named_if_slow(f"loading {part}"):
             module: Any = checkpoint.part(part)
             if part == "unet":
-                dtype = getattr(torch, specs["unet_deep"].outputs[0].dtype)
                 # Not the module's own `to`, which warns of what other models need.
-                module = _unet(nn.Module.to(module, chosen, dtype), options, numbers)
+                placed = nn.Module.to(module, chosen, getattr(torch, dtype))
+                module = _unet(placed, options, numbers)
+            elif part == "vae" and dtype == "float16":
+                fit_halves(module)
         for name, network in networks_of(part, module, cut).items():
             placed = flagged(network) if part == "unet" else _place(network, specs[name], chosen)
             is_compiled = options.compile and part == "unet"
@@ -131,15 +135,6 @@ def _check(precision: str, numbers: Sequence[Path]) -> None:
     if (precision in EIGHT_BIT) != bool(numbers):
         needed = f"needed with, and only with, {' and '.join(EIGHT_BIT)}: an export's numbers"
         raise InvalidParams("numbers", [str(each) for each in numbers] or None, needed)
-
-
-def _specs(checkpoint: Checkpoint, precision: str, is_cuda: bool, cut: Cut) -> dict[str, ModelSpec]:
-    """SDXL's VAE overflows in halves and would give black images: bfloat16 has the range."""
-    dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
-    decoded = dtype if dtype != "float16" else "bfloat16" if is_cuda else "float32"
-    specs = network_specs(checkpoint.arch, dtype, cut)
-    whole = network_specs(checkpoint.arch, decoded, cut)
-    return {**specs, **{name: whole[name] for name in VAE}}
 
 
 def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn.Module:

@@ -168,7 +168,7 @@ def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     if not job.is_rtx:
         from polygraphy.backend.trt import CreateConfig
 
-        # The decoder stays float32, and its convolutions are half of an image's arithmetic.
+        # What an export in float32 multiplies would take several times as long without.
         return CreateConfig(tf32=True, **settings)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
     from polygraphy.backend.trt import PostprocessConfig

@@ -26,7 +26,7 @@ from sdxl.checkpoint import WEIGHT_NAMES
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.params import InvalidParams
 from sdxl.specs import SDXL_1_0 as ARCHITECTURE
-from sdxl.specs import VAE, ModelSpec, latent_axes, network_specs
+from sdxl.specs import ModelSpec, latent_axes, network_specs
 
 BACKEND = "eval.service.double:load"
 FILE = "double.json"
@@ -144,15 +144,12 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
 def load(asked: EngineRequest) -> Engines:
     """As `--backend eval.service.double:load` names it."""
     settings = read(asked.checkpoint.folder)
-    # SDXL's VAE overflows in halves.
-    types = dict.fromkeys(COSTS, "float16") | dict.fromkeys(VAE, "bfloat16")
     device = threading.Lock()
     generator = torch.Generator().manual_seed(0)
-    noise = (2 * torch.rand(VALUES, generator=generator) - 1).bfloat16()
+    noise = (2 * torch.rand(VALUES, generator=generator) - 1).half()
+    specs = network_specs(ARCHITECTURE, "float16")
     engines: dict[str, Engine] = {
-        name: DoubleEngine(
-            network_specs(ARCHITECTURE, types[name])[name], cost, settings.speed, device, noise
-        )
+        name: DoubleEngine(specs[name], cost, settings.speed, device, noise)
         for name, cost in COSTS.items()
     }
     return Engines(

@@ -73,7 +73,7 @@ def decoder(model: str = FULL_SIZE) -> nn.Module:
     """In the torch backend's GPU form."""
     with torch.device("meta"):
         vae = networks_of("vae", build_module("vae", configs_of(model)["vae"]))
-        found = vae["vae_decoder"].to(torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        found = vae["vae_decoder"].to(torch.float16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         rearrange_decoder(found.decoder)
         return found
 
@@ -135,4 +135,4 @@ def launches_of_a_picture(latent: int = 128) -> list[Launch]:
 
 
 def latents_of(images: int, latent: int) -> Tensor:
-    return torch.empty(images, 4, latent, latent, dtype=torch.bfloat16, device="meta")
+    return torch.empty(images, 4, latent, latent, dtype=torch.float16, device="meta")

@@ -16,6 +16,7 @@ from engines.cuda.recordings import MAX_SHAPES, RecordedEngine
 from engines.pytorch.fast_vae import rearrange_decoder
 from sdxl.checkpoint import find
 from sdxl.images import BrokenImage, rounded, to_pixels
+from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
 from sdxl.pipeline import Pipeline
 from sdxl.specs import ModelSpec, network_specs
@@ -26,9 +27,14 @@ SPEC = network_specs(ARCH)["vae_decoder"]
 MOST_ERROR = 1e-5
 
 
-def test_rearranged_it_decodes_the_same() -> None:
-    plain = networks_of("vae", find("mini").part("vae"))["vae_decoder"]
-    ours: Any = copy.deepcopy(plain).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+@pytest.mark.parametrize("fits", [False, True])
+def test_rearranged_it_decodes_the_same(fits: bool) -> None:
+    vae = find("mini").part("vae")
+    plain = networks_of("vae", copy.deepcopy(vae))["vae_decoder"]
+    if fits:
+        fit_halves(vae)
+    placed = networks_of("vae", vae)["vae_decoder"].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    ours: Any = placed
     rearrange_decoder(ours.decoder)
     latents = torch.randn(2, 4, 12, 9)
     with torch.inference_mode():
@@ -80,7 +86,7 @@ def test_recordings_of_few_sizes_are_kept() -> None:
     assert len(engine.lanes) == MAX_SHAPES and device.synchronized == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_pixels_rounded_on_the_device_are_the_same_bytes(dtype: torch.dtype) -> None:
     halves = (torch.arange(256 * 3 * 4).view(3, 64, 16) % 256 + 0.5) / 127.5 - 1
     for image in (torch.randn(3, 64, 16), halves):

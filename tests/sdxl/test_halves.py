@@ -1,0 +1,120 @@
+"""A VAE that half precision holds is the same VAE, and holds what would overflow."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from torch import Tensor
+
+from sdxl.checkpoint import find
+from sdxl.networks import halves
+from sdxl.networks.halves import fit_halves
+from sdxl.networks.vae import VaeDecoder, VaeEncoder
+
+MOST = torch.finfo(torch.float16).max
+LOUD = 2.0**13
+"""times the embedded model's own sums: a hundred thousands, as a VAE has that overflows"""
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Any:
+    return find("mini").part("vae").eval()
+
+
+def changed(vae: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same VAE with so many times its sums."""
+    with monkeypatch.context() as patch:
+        patch.setattr(halves, "SHARE", share)
+        fit_halves(vae := copy.deepcopy(vae))
+    return vae
+
+
+def images() -> Tensor:
+    """Two smooth ones, with edges."""
+    across = torch.linspace(-1, 1, 96).expand(96, 96)
+    disc = (across**2 + across.T**2 < 0.4).float() * 2 - 1
+    return torch.stack([torch.stack([across, across.T, disc]), torch.stack([disc, disc, across])])
+
+
+def latents() -> Tensor:
+    return torch.randn(2, 4, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+@torch.inference_mode()
+def both_ways(vae: Any, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Latents of the images, and images of latents, which are nobody else's."""
+    vae = copy.deepcopy(vae)
+    encoder, decoder = VaeEncoder(vae).to(dtype), VaeDecoder(vae).to(dtype)
+    return encoder(images().to(dtype))[0].float(), decoder(latents().to(dtype))[0].float()
+
+
+def decibels(found: Tensor, needed: Tensor) -> float:
+    return float(-10 * ((found - needed) / 2).square().mean().log10())
+
+
+def largest(vae: Any) -> float:
+    """Of all that its modules give, both ways."""
+    found = [0.0]
+    hooks = [
+        module.register_forward_hook(lambda _, __, out: found.append(float(out.abs().max())))
+        for half in (vae.encoder, vae.decoder)
+        for module in half.modules()
+        if not list(module.children())
+    ]
+    VaeEncoder(vae)(images())
+    VaeDecoder(vae)(latents())
+    for hook in hooks:
+        hook.remove()
+    return max(found)
+
+
+def test_in_float32_it_is_the_same_to_the_bit(embedded: Any) -> None:
+    fit_halves(fitted := copy.deepcopy(embedded))
+    for found, needed in zip(both_ways(fitted), both_ways(embedded), strict=True):
+        assert torch.equal(found, needed)
+
+
+def test_halves_are_15_db_nearer_than_bfloat16(embedded: Any) -> None:
+    fit_halves(fitted := copy.deepcopy(embedded))
+    exact, brief = both_ways(embedded), both_ways(embedded, torch.bfloat16)
+    for found, rough, needed in zip(both_ways(fitted, torch.float16), brief, exact, strict=True):
+        assert decibels(found, needed) > max(60, decibels(rough, needed) + 15)
+
+
+def test_what_overflows_is_held(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = changed(embedded, LOUD, monkeypatch)
+    fit_halves(fitted := copy.deepcopy(loud))
+    with torch.inference_mode():
+        assert largest(loud) > 2 * MOST > 2 * largest(fitted)
+    exact = both_ways(loud)
+    for found, plain, needed in zip(
+        both_ways(fitted, torch.float16), both_ways(loud, torch.float16), exact, strict=True
+    ):
+        assert not plain.isfinite().all()
+        assert decibels(found, needed) > 60
+
+
+@pytest.mark.slow
+def test_so_it_is_at_sdxl_s_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its architecture, with random weights."""
+    torch.manual_seed(0)
+    blocks: dict[str, Any] = {
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": 2,
+        "latent_channels": 4,
+        "scaling_factor": 0.13025,
+    }
+    vae = AutoencoderKL(**blocks).eval()
+    exact = both_ways(vae)
+    fit_halves(fitted := copy.deepcopy(vae))
+    for found, half, needed in zip(
+        both_ways(fitted), both_ways(fitted, torch.float16), exact, strict=True
+    ):
+        assert torch.equal(found, needed)
+        assert decibels(half, needed) > 60
