@@ -136,7 +136,7 @@ class InFlight:
         self._ids = itertools.count()
         self._pool = BufferPool(self.engines)
         self._launched: deque[_Launch] = deque()
-        self._settled_s = -math.inf
+        self.settled_s = -math.inf
         self.steps_taken = 0
         self.call: tuple[Group, float] | None = None
         """the engine call that it makes or waits for, and since when; for other threads to read"""
@@ -283,8 +283,8 @@ class InFlight:
             self.call = launch.group, self.clock()
             launch.wait()
             self.call, ended = None, self.clock()
-            self.costs.observe(launch.group, ended - max(launch.began_s, self._settled_s))
-            self._settled_s = ended
+            self.costs.observe(launch.group, ended - max(launch.began_s, self.settled_s))
+            self.settled_s = ended
             for id_ in launch.ends:
                 image = self._images.get(id_)
                 if image is not None:

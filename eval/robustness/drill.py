@@ -121,7 +121,8 @@ def serve(drill: Drill) -> dict[str, Any]:
     flags = ("--model", drill.folder, "--backend", "torch", *BESIDE)
     facts: dict[str, Any] = {}
     body = {"prompt": PROMPT, "steps": 2, "seed": 1, "size": f"{drill.side}x{drill.side}"}
-    with local_service(flags) as url, httpx.Client(base_url=url, timeout=PATIENT_S) as http:
+    log = drill.out / "serve.log"
+    with local_service(flags, log) as url, httpx.Client(base_url=url, timeout=PATIENT_S) as http:
         facts["ready_s"] = since(began_s)
         for name, more in (("one_s", {}), ("two_s", {"n": 2})):
             began_s = time.perf_counter()

@@ -16,13 +16,13 @@ READY = re.compile(r"ready: (http://\S+)")
 
 
 @contextmanager
-def local_service(flags: Sequence[str] = ()) -> Iterator[str]:
-    """Its URL, once it is ready."""
+def local_service(flags: Sequence[str] = (), log_file: Path | None = None) -> Iterator[str]:
+    """Its URL, once it is ready. What it says is kept where a file is named."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *flags]
-    with tempfile.NamedTemporaryFile("w+") as log:
+    with log_file.open("w+") if log_file else tempfile.NamedTemporaryFile("w+") as log:
         # A file and not a pipe: nobody reads on once the measurement runs.
         process = subprocess.Popen(command, stderr=log)
         try:

@@ -137,10 +137,14 @@ class Denoiser:
         """For how long nothing has come of what the loop does now, and how long it may take."""
         call = self.loop.call
         if call is None:
-            return self.loop.clock() - self._thread.beat_s, patience_s(None, self.stall_s)
+            # A pass whose call took minutes has only just ended that call.
+            since_s = max(self._thread.beat_s, self.loop.settled_s)
+            return self.loop.clock() - since_s, patience_s(None, self.stall_s)
         group, began_s = call
-        usual_s = self.loop.costs.ticks.get(CostKey(group.call, group.bucket))
-        return self.loop.clock() - began_s, patience_s(usual_s, self.stall_s)
+        costs = self.loop.costs
+        usual_s = costs.ticks.get(CostKey(group.call, group.bucket))
+        allowed_s = patience_s(usual_s, self.stall_s, costs.tick_s(group))
+        return self.loop.clock() - began_s, allowed_s
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Finish what was submitted, then end the thread."""

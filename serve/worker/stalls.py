@@ -20,8 +20,9 @@ class Unhealthy(RuntimeError):
     """The engines do not work, or no longer return."""
 
 
-def patience_s(usual_s: float | None, stall_s: float) -> float:
-    return max(FIRST_S if usual_s is None else TIMES * usual_s, stall_s)
+def patience_s(usual_s: float | None, stall_s: float, alike_s: float = 0.0) -> float:
+    """`alike_s`: what others took, for one whose kind is new."""
+    return max(max(FIRST_S, TIMES * alike_s) if usual_s is None else TIMES * usual_s, stall_s)
 
 
 class Calls:
@@ -52,6 +53,8 @@ class Calls:
             return
         kind, began_s = call
         took_s = self._clock() - began_s
-        allowed_s = patience_s(self._longest_s.get(kind), self._stall_s)
+        known = self._longest_s
+        alike_s = max(known.values(), default=0.0)
+        allowed_s = patience_s(known.get(kind), self._stall_s, alike_s)
         if took_s > allowed_s:
             raise Unhealthy(f"{self.what} has not ended after {took_s:.1f} s")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 from torch import nn
 
 from engines.folders.export_folder import ExportFolder
+from engines.onnxruntime_engine import load_onnxruntime
+from engines.pytorch.torch_engine import load_torch
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export, unchecked
 from onnx_export.random_weights import Configs, write_checkpoint
 from onnx_export.tracing import trace
 from sdxl.checkpoint import Checkpoint
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Edit, Pipeline, Result
 from sdxl.specs import ModelSpec
+from tests.conftest import psnr
 from tests.sdxl.unets import TOPOLOGY, sizes_of
 
 _TEXT = {
@@ -95,3 +100,20 @@ def write_tiny_inpainting(folder: Path) -> Checkpoint:
 
 
 Exports = Callable[[str], ExportFolder]
+BOUNDS = {"fp32": 60.0, "int8": 15.0}
+"""dB; what 8 bits cost, the tiny model's random weights say little of"""
+
+
+def painted_as_by_pytorch(
+    checkpoint: Checkpoint, folder: ExportFolder, asked: Sequence[GenerationParams | Edit]
+) -> list[Result]:
+    """What an export paints with ONNX Runtime, held against the checkpoint itself."""
+    found, expected = (
+        Pipeline(checkpoint, engines).generate(asked)
+        for engines in (load_onnxruntime(folder), load_torch(checkpoint))
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.image is not None and theirs.image is not None, ours.error
+        measured, needed = psnr(ours.image, theirs.image), BOUNDS[folder.precision]
+        assert measured >= needed, f"{measured:.1f} dB, needed {needed}"
+    return found

@@ -9,10 +9,17 @@ from contextlib import suppress
 
 import pytest
 
+from sdxl.flight import CallKey
+from sdxl.inflight import InFlight
+from sdxl.policy import Group, Limits
 from serve.errors import Problem
+from serve.worker.denoiser import Denoiser
 from serve.worker.replica import ImageReplica
 from serve.worker.stalls import FIRST_S, TIMES, Calls, Unhealthy, patience_s
+from tests.fakes import fake_engines
 from tests.serve.workers import fake, fake_pipeline, order, running
+
+SMALL, LARGE = ((("latent_h", side), ("latent_w", side)) for side in (64, 128))
 
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
@@ -44,6 +51,8 @@ def test_patience_is_measured() -> None:
     assert patience_s(None, 3) == FIRST_S
     assert patience_s(0.02, 3) == 3
     assert patience_s(60, 3) == 60 * TIMES
+    assert patience_s(None, 3, alike_s=0.1) == FIRST_S
+    assert patience_s(None, 3, alike_s=60) == 60 * TIMES
 
 
 def test_a_call_is_judged_by_its_own_kind() -> None:
@@ -61,3 +70,31 @@ def test_a_call_is_judged_by_its_own_kind() -> None:
     with calls.watch("large"):
         now += 2 * FIRST_S
         calls.check()
+    with calls.watch("larger"):
+        now += 4 * FIRST_S
+        calls.check()
+
+
+def test_a_size_that_is_new_on_a_slow_machine_may_take_its_time() -> None:
+    """SDXL's own size on a processor: a call takes minutes, and of other sizes nothing is known."""
+    now = 0.0
+    denoiser = Denoiser(InFlight(fake_engines(), lambda: now, Limits((1, 2), 2)))
+    known, new = (Group(CallKey("unet_deep", size), (), 2) for size in (SMALL, LARGE))
+    denoiser.loop.costs.observe(known, 90.0)
+    for group in (known, new):
+        denoiser.loop.call = group, now
+        now += 600
+        denoiser.check()
+    now += 10_000
+    with pytest.raises(Unhealthy, match="the loop has not advanced"):
+        denoiser.check()
+
+
+def test_a_call_of_minutes_that_has_just_ended_is_no_stall() -> None:
+    now = 0.0
+    denoiser = Denoiser(InFlight(fake_engines(), lambda: now, Limits((1, 2), 2)))
+    now += 2 * FIRST_S
+    with pytest.raises(Unhealthy, match="the loop has not advanced"):
+        denoiser.check()
+    denoiser.loop.settled_s = now
+    denoiser.check()
