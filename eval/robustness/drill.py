@@ -167,8 +167,9 @@ def batch(drill: Drill) -> dict[str, Any]:
     arguments = ("batch", str(source), "--out", str(out), "--model", drill.folder, "--quiet")
     whole = (*arguments, "--backend", "torch", "--steps", "1", *drill.sized(drill.side))
     patient = (*whole, "--shard-size", "1", "--stall-s", str(PATIENT_S))
-    log = (drill.out / "batch.log").open("wb")
-    process = subprocess.Popen([sys.executable, "-m", "sdxl.cli", *patient], stdout=log, stderr=log)
+    command = [sys.executable, "-m", "sdxl.cli", *patient]
+    with (drill.out / "batch.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     while not (made := sorted(out.glob("images/*/*.png"))) and process.poll() is None:
         time.sleep(0.2)
     before = {path: path.read_bytes() for path in made}
