@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -47,6 +49,21 @@ def post(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
             return await found.post(GENERATE, json=body)
 
     return asyncio.run(call())
+
+
+def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
+    """Asks for all of it twice, which shows how long that takes on this machine, and a third time
+    leaves when a third of it is over."""
+
+    def whole() -> float:
+        begin = time.monotonic()
+        answer = http.post(path, **request)
+        assert answer.status_code == 200, answer.text[:300]
+        return time.monotonic() - begin
+
+    took = min(whole(), whole())
+    with pytest.raises(httpx.ReadTimeout):
+        http.post(path, **request, timeout=took / 3)
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
