@@ -35,10 +35,6 @@ def up(rows: int) -> bytes:
     return b"\x1b[%dA" % rows
 
 
-def down(rows: int) -> bytes:
-    return b"\x1b[%dB" % rows
-
-
 @dataclass
 class PictureArea:
     """Lines of the screen right above the cursor's, which one picture after another is drawn on
@@ -46,7 +42,6 @@ class PictureArea:
 
     terminal: Terminal
     frame: Frame | None = None
-    is_drawing: bool = False
     has_moved: bool = False
     """others have written below it"""
     _screen: Screen | None = None
@@ -66,7 +61,7 @@ class PictureArea:
             return
         terminal = self.terminal
         picture = shown(Image.fromarray(pixels), terminal.protocol, self.frame, terminal.colours)
-        self._write(SAVE + up(self.frame.rows) + LINE_START + picture + RESTORE)
+        terminal.write(SAVE + up(self.frame.rows) + LINE_START + picture + RESTORE)
 
     def leave(self) -> None:
         self.frame, self._screen, self.has_moved = None, None, False
@@ -74,17 +69,17 @@ class PictureArea:
     def clear(self) -> None:
         """As if there had been no picture."""
         if self.frame is not None and not self.has_moved and self.terminal.is_ours:
-            self._write(LINE_START + up(self.frame.rows) + self._forgotten + ERASE_BELOW)
+            self.terminal.write(LINE_START + up(self.frame.rows) + self._forgotten + ERASE_BELOW)
         self.leave()
 
     def mend(self) -> None:
-        """After an interrupt that may have cut a picture in two: the terminal shows text again, on
-        a line of its own."""
+        """After an interrupt that may have cut a picture in two: the terminal shows text again,
+        below the picture. Even of what was written whole a part may be missing: at Ctrl-C the
+        kernel throws away what the terminal has not read yet."""
         from serve.render.terminal_pictures import END
 
-        if self.is_drawing and self.frame is not None:
-            self._write(END + self._forgotten + down(self.frame.rows) + LINE_START + ERASE_BELOW)
-            self.leave()
+        if self.frame is not None:
+            self.terminal.write(END if self.has_moved else END + RESTORE)
 
     def _open(self, width: int, height: int) -> None:
         from serve.render.terminal_pictures import frame_for
@@ -95,8 +90,10 @@ class PictureArea:
             # The number: pictures of earlier commands are on the screen, too.
             number = 1 + secrets.randbelow(2**31 - 1)
             size, columns = (width, height), screen.columns - 1
-            self.frame = frame_for(size, columns, rows, screen.cell, number)
-            self._write(b"\n" * self.frame.rows)
+            frame = frame_for(size, columns, rows, screen.cell, number)
+            # Saved at once: wherever a picture is cut off, there is a place to come back to.
+            self.terminal.write(b"\n" * frame.rows + SAVE)
+            self.frame = frame
 
     @property
     def _forgotten(self) -> bytes:
@@ -104,11 +101,6 @@ class PictureArea:
 
         assert self.frame is not None
         return kitty_erased(self.frame.number) if self.terminal.protocol == KITTY else b""
-
-    def _write(self, data: bytes) -> None:
-        self.is_drawing = True
-        self.terminal.write(data)
-        self.is_drawing = False
 
 
 @dataclass

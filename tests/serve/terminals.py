@@ -111,7 +111,8 @@ class Display:
     PARTS = re.compile(
         rb"\x1b_(?P<apc>[^\x1b]*)\x1b\\|\x1bP(?P<dcs>[^\x1b]*)\x1b\\"
         rb"|\x1b\](?P<osc>[^\x1b\x07]*)(?:\x07|\x1b\\)|\x1b\[(?P<csi>[?>]?[\d;]*[A-Za-z])"
-        rb"|\x1b(?P<esc>[78\\])|(?P<control>[\r\n\x08])|(?P<text>[^\x1b\r\n\x08]+)",
+        rb"|\x1b(?P<esc>[78\\])|(?P<cut>\x1b(?:\[[\d;]*)?(?=\x1b))|(?P<control>[\r\n\x08])"
+        rb"|(?P<text>[^\x1b\r\n\x08]+)",
         re.DOTALL,
     )
 
@@ -151,6 +152,9 @@ class Display:
             self._saved = self.line - self._top, self.column
         elif data == b"8":
             self.line, self.column = self._saved[0] + self._top, self._saved[1]
+
+    def _cut(self, data: bytes) -> None:
+        """Another sequence began in the middle of this one."""
 
     def _csi(self, data: bytes) -> None:
         count = int(data[:-1]) if data[:-1].isdigit() else 1

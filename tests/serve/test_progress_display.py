@@ -4,6 +4,7 @@ wanted."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import struct
 import sys
@@ -11,6 +12,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fcntl import ioctl
+from itertools import count
 
 import numpy as np
 import pytest
@@ -192,17 +194,29 @@ def test_what_is_not_finished_does_not_stay(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_an_interrupt_in_the_middle_of_a_picture_leaves_a_terminal_for_text(
-    protocol: str, share: float, monkeypatch: pytest.MonkeyPatch, clock: Clock
+@pytest.mark.parametrize(
+    ("share", "which", "is_lost"),
+    [(share, which, False) for share in (0.0, 0.001, 0.1, 0.5, 0.99) for which in (0, 2)]
+    + [(share, 2, True) for share in (0.1, 0.5, 0.99)],
+)
+def test_an_interrupt_in_the_middle_of_a_picture_leaves_as_little(
+    protocol: str,
+    share: float,
+    which: int,
+    is_lost: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
 ) -> None:
-    write = Terminal.write
+    """`is_lost`: all was written, and the kernel threw the rest away."""
+    write, pictures = Terminal.write, count()
 
     def cut(self: Terminal, data: bytes) -> None:
-        if len(data) > 300:
+        if len(data) > 300 and next(pictures) == which:
             write(self, data[: int(share * len(data))])
-            raise KeyboardInterrupt
-        write(self, data)
+            if not is_lost:
+                raise KeyboardInterrupt
+        else:
+            write(self, data)
 
     monkeypatch.setattr(Terminal, "write", cut)
     with double("none") as there:
@@ -210,25 +224,27 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_a_terminal_for_text(
             pytest.raises(KeyboardInterrupt),
             watched(there, monkeypatch, protocol, clock) as watcher,
         ):
-            form(watcher, clock, 10)
+            said("first line")
+            form(watcher, clock, 10, 20, 30)
+            raise KeyboardInterrupt
         os.write(there.slave, b"$ ls\n")
         there.settle()
-        seen = until_interrupted(there.output)
+        seen = until_interrupted(there.output, which)
     display = Display().take(seen)
-    assert not display.unfinished
-    assert "$ ls" in display.text and display.column == 0
-    assert display.line > MOST_ROWS, "the prompt comes below what was drawn"
+    assert display.text == ["first line", "$ ls"] and not display.drawn and not display.unfinished
+    assert (display.line, display.column) == (2, 0)
 
 
-def until_interrupted(output: bytes) -> bytes:
+def until_interrupted(output: bytes, which: int) -> bytes:
     """The part that was cut off ends at the next ST; its own words were never whole."""
     for start, end in (
         (b"\x1b_Ga=T", b"\x1b\\"),
         (b"\x1bP0;1;0q", b"\x1b\\"),
         (b"\x1b]1337", b"\x1b\\"),
     ):
-        at = output.find(start)
-        if at >= 0:
+        begun = [each.start() for each in re.finditer(re.escape(start), output)]
+        if len(begun) > which:
+            at = begun[which]
             return output[:at] + output[output.index(end, at) + len(end) :]
     return output
 
