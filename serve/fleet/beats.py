@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-BEAT_S = 0.5
+BEAT_S = 1.0
 """A replica at work speaks at least this often."""
 SILENCE_S = 2.5
 """One that has not spoken for so long is taken to hang."""
