@@ -37,7 +37,8 @@ class Strikes:
         raise KeyboardInterrupt
 
     def during(self, call: Callable[[], object], longest_s: float) -> None:
-        """There are two at most, so the second never meets more than two of these lines."""
+        """There are two at most: one that strikes on the way out of the inner `try`, and one on the
+        way out of the outer. Once a timer has been set to nothing, none is left that could."""
         faulthandler.dump_traceback_later(HUNG_S, exit=True)
         try:
             try:
@@ -51,10 +52,9 @@ class Strikes:
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             pass
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def written_after(pipeline: Pipeline, strikes: Strikes) -> None:
