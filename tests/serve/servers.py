@@ -53,7 +53,8 @@ def post(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
 
 def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
     """Asks for all of it twice, which shows how long that takes on this machine, and a third time
-    leaves when a third of it is over."""
+    leaves when a third of it is over. Returns when as many pictures were given up as one
+    such request makes."""
 
     def whole() -> float:
         begin = time.monotonic()
@@ -61,9 +62,28 @@ def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
         assert answer.status_code == 200, answer.text[:300]
         return time.monotonic() - begin
 
+    done, cancelled = ended(http, "done"), ended(http, "cancelled")
     took = min(whole(), whole())
+    made = ended(http, "done") - done
     with pytest.raises(httpx.ReadTimeout):
         http.post(path, **request, timeout=took / 3)
+    until = time.monotonic() + 5 + took
+    while (given_up := ended(http, "cancelled") - cancelled) < made / 2:
+        assert time.monotonic() < until, f"{given_up} of {made / 2} pictures were given up"
+        time.sleep(0.1)
+
+
+def ended(http: httpx.Client, outcome: str) -> float:
+    """How many pictures ended so."""
+    return measured(http, "sdxl_images_total", f'outcome="{outcome}"')
+
+
+def measured(http: httpx.Client, name: str, label: str = "") -> float:
+    """The sum of a metric over all processes."""
+    lines = http.get("/metrics").text.splitlines()
+    return sum(
+        float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and label in line
+    )
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

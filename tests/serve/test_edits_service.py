@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.test_source import SVG, bomb, plain, saved
-from tests.serve.servers import GENERATE, error_of, leave_midway
+from tests.serve.servers import GENERATE, error_of, leave_midway, measured
 from tests.serve.services import Service, service
 from tests.serve.test_api import picture
 from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
@@ -186,9 +186,7 @@ def test_a_checkpoint_made_for_inpainting_edits_and_paints_through_the_service(
 
 
 def test_a_client_that_leaves_an_edit_frees_its_slot(http: httpx.Client) -> None:
-    from tests.serve.test_chaos import wait_until_idle
-
     files = {"image": png(), "mask": hole()}
     fields = {"prompt": PROMPT, "steps": "100", "n": "4", "deadline_s": "100"}
     leave_midway(http, EDIT, data=fields, files=files)
-    wait_until_idle(str(http.base_url).rstrip("/"))
+    assert not measured(http, "sdxl_images_running") + measured(http, "sdxl_images_queued")
