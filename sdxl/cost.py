@@ -8,13 +8,12 @@ meet. It knows no engines and no clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sdxl.deepcache import Step
 from sdxl.flight import CallKey, Flight, Network, State
-from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick
+from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, who_steps
 
 SMOOTHING = 0.2
 """share of a new measurement in the running mean; an outlier counts at most twice the mean"""
@@ -74,7 +73,7 @@ class Costs:
             ratio *= SHALLOW_SHARE if network == "unet_shallow" else 1 / SHALLOW_SHARE
         return self.ticks[nearest] * ratio
 
-    def knee(self, image: Flight, buckets: Sequence[int]) -> int:
+    def knee(self, image: Flight, buckets: Sequence[int], tolerance: float = KNEE_TOLERANCE) -> int:
         """The smallest bucket whose measured cost per row is near the best: more rows in flight
         would slow each other down and finish no sooner."""
         per_row = {
@@ -85,7 +84,7 @@ class Costs:
         if not per_row:
             return buckets[-1]
         best = min(per_row.values())
-        return min(b for b, cost in per_row.items() if cost <= best * (1 + KNEE_TOLERANCE))
+        return min(b for b, cost in per_row.items() if cost <= best * (1 + tolerance))
 
     def work_s(self, flight: Flight, limits: Limits) -> float:
         """Seconds of the device that an image's steps take in full calls, and what lies between
@@ -148,7 +147,7 @@ def project(
     states = {f.id: f.changed(deadline_s=math.inf) for f in flights}
     delay_s = dict.fromkeys(states, 0.0)
     finish = {f.id: math.inf for f in flights}
-    asked = set(states if of is None else of)
+    asked, known = set(states if of is None else of), _Ticks()
     while asked:
         near = foremost(states.values(), limits)
         plan = plan_tick(near, limits, now)
@@ -158,11 +157,11 @@ def project(
             states[id_] = states[id_].changed(state=State.RUNNING)
         for id_ in plan.paused:
             states[id_] = states[id_].changed(state=State.PAUSED)
-        running = [states[id_] for group in plan.groups for id_ in group.ids]
-        ticks = min(f.steady_ticks for f in running) if plan.is_settled else 1
-        now += sum(_tick_costs(running, ticks, limits, costs))
-        for flight in running:
-            moved = flight.advanced(ticks)
+        running = [f for f in states.values() if f.state is State.RUNNING]
+        seconds, steps = _stride(running, limits, costs, known, is_long=plan.is_settled)
+        now += seconds
+        for flight, taken in zip(running, steps, strict=True):
+            moved = flight.advanced(taken)
             states[flight.id] = moved
             if moved.is_done and moved.later is not None:
                 # Others run meanwhile; it alone is later by so much.
@@ -175,15 +174,36 @@ def project(
     return finish
 
 
-def _tick_costs(
-    running: Sequence[Flight], ticks: int, limits: Limits, costs: Costs
-) -> Iterator[float]:
-    """Seconds of each of the next ticks of the same images. What a tick costs depends on who is
-    at a deep step in it, and those patterns come again."""
-    known: dict[tuple[Step, ...], float] = {}
-    for tick in range(ticks):
-        pattern = tuple(f.plan[f.step + tick] for f in running)
+_Ticks = dict[tuple[object, ...], tuple[float, list[int]]]
+"""Seconds of a tick, and the steps that each image takes in it. Both depend on what everybody's
+next step is and how far a deep one, and those patterns come again."""
+
+
+def _stride(
+    running: Sequence[Flight], limits: Limits, costs: Costs, known: _Ticks, *, is_long: bool
+) -> tuple[float, list[int]]:
+    """Seconds of the next tick of these, and the steps that each takes; a long one, of all ticks
+    until one of them needs less room."""
+    at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
+    looked_up, seconds = [(f.batch_key, f.plan, f.plan.to_deep) for f in running], 0.0
+    while True:
+        pattern = tuple(
+            (key, plan[step], to_deep[step])
+            for (key, plan, to_deep), step in zip(looked_up, at, strict=True)
+        )
         if pattern not in known:
-            then = [flight.advanced(tick) for flight in running]
-            known[pattern] = sum(costs.tick_s(group) for group in groups_of(then, limits))
-        yield known[pattern]
+            known[pattern] = _tick(running, at, limits, costs)
+        cost, steps = known[pattern]
+        seconds += cost
+        at = [step + taken for step, taken in zip(at, steps, strict=True)]
+        if not is_long or any(step == end for step, end in zip(at, ends, strict=True)):
+            return seconds, [step - f.step for f, step in zip(running, at, strict=True)]
+
+
+def _tick(
+    running: Sequence[Flight], at: Sequence[int], limits: Limits, costs: Costs
+) -> tuple[float, list[int]]:
+    stepping = who_steps([f.changed(step=step) for f, step in zip(running, at, strict=True)])
+    ids = {f.id for f in stepping}
+    cost = sum(costs.tick_s(group) for group in groups_of(stepping, limits))
+    return cost, [int(f.id in ids) for f in running]

@@ -8,6 +8,7 @@ Distribution Quality in Diffusion Models", arXiv:2404.07724. It imports no netwo
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
@@ -59,10 +60,13 @@ class StepPlan(tuple[Step, ...]):
         return tuple(itertools.accumulate((step.rows for step in self), initial=0))
 
     @cached_property
-    def first_interval(self) -> int:
-        """Steps from the first deep one to the second."""
-        later = (number for number, step in enumerate(self) if number and step.is_deep)
-        return next(later, len(self))
+    def to_deep(self) -> tuple[float, ...]:
+        """From each step on, how many steps there are before the next deep one; endless after the
+        last."""
+        counted = itertools.accumulate(
+            reversed(self), lambda left, step: 0 if step.is_deep else left + 1, initial=math.inf
+        )
+        return tuple(counted)[:0:-1]
 
     def rows(self, *, is_deep: bool) -> int:
         """Of all deep steps together, or of all shallow ones."""

@@ -92,6 +92,15 @@ class Flight:
         return self.next_step.is_deep
 
     @property
+    def to_deep(self) -> float:
+        return self.plan.to_deep[self.step]
+
+    @property
+    def batch_key(self) -> tuple[Axes, str]:
+        """Images that have it in common can share their calls."""
+        return self.axes, self.variant
+
+    @property
     def rows(self) -> int:
         """What it needs room for: the most of any step it has left."""
         return self.plan.room[self.step]
@@ -128,11 +137,6 @@ class Flight:
             images=self.images * share,
             later=None,
         )
-
-    @property
-    def cycle(self) -> tuple[Axes, str, int]:
-        """Images of one cycle that are at a deep step together share their calls from then on."""
-        return self.axes, self.variant, self.plan.first_interval
 
     def advanced(self, ticks: int = 1) -> Flight:
         return self.changed(step=self.step + ticks)

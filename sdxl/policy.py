@@ -5,6 +5,9 @@ which rows share one UNet call and to what size that call is padded. The executo
 cost.py runs it forward in time to predict completions, so promise and practice cannot drift.
 It knows no tensors, no engines and no clock.
 
+Deep steps are taken together: one waits while others whose call it could share are about to reach
+theirs. So images of any plans soon run in one rhythm, and a newcomer joins it at a deep step.
+
 Clients share a device by weighted fair queueing. Every image has a virtual time, `due`, at which it
 would be done if all clients ran at once, each at the pace of its weight (fairness.py); the smaller
 one goes first. What lies within a client's share of the rows goes before all that does not.
@@ -13,10 +16,14 @@ one goes first. What lies within a client's share of the rows goes before all th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sdxl.flight import CallKey, Flight, Network, Priority, State
+
+PATIENCE = 2
+"""shallow steps of others that a deep step waits for: a few hundredths of its own time each"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,8 @@ class Limits:
     """row counts a call is padded to, rising"""
     rows: int
     """rows in flight: the knee of the measured tick cost"""
+    crowded_rows: int = 0
+    """rows in flight while as many wait besides, if that is more: the least cost per row"""
     paused_cache_rows: int = 16
     """rows whose caches may wait in memory while paused"""
     queue: int = 1000
@@ -42,6 +51,19 @@ class Limits:
 
     def bucket(self, rows: int) -> int:
         return next(size for size in self.buckets if size >= rows)
+
+    @property
+    def most_rows(self) -> int:
+        """In flight at any time."""
+        return max(self.rows, self.crowded_rows)
+
+    def beside(self, waiting: int) -> Limits:
+        """While so many rows wait."""
+        return self._crowded if self.rows < self.crowded_rows <= waiting else self
+
+    @cached_property
+    def _crowded(self) -> Limits:
+        return replace(self, rows=self.crowded_rows)
 
     def rows_at(self, slowdown: float) -> int:
         """The most rows in flight that make an image's calls at most so much longer than alone."""
@@ -80,12 +102,14 @@ class TickPlan:
 
 
 def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan:
-    """`flights` in order of arrival. Every running image takes exactly one step in a tick."""
+    """`flights` in order of arrival. Every running image takes one step in a tick, or waits for
+    others to reach a deep one."""
     expired = tuple(f.id for f in flights if f.deadline_s < now)
     alive = [f for f in flights if f.deadline_s >= now] if expired else list(flights)
     active = _active_class(alive)
     kept, halted = _who_goes_on(alive, active, limits)
     wanting = [f for f in alive if not f.is_held and f.priority == active]
+    limits = limits.beside(sum(f.rows for f in wanting if f.state is not State.RUNNING))
     shares = Shares.of(wanting, limits)
     paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
     change = _who_joins(wanting, kept, paused, shares, limits)
@@ -93,7 +117,7 @@ def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan
     running = [*(f for f in kept if f.id not in left), *change.joining]
     unwanted = any(f.is_held or f.priority != active for f in kept)
     return TickPlan(
-        groups=tuple(groups_of(running, limits)),
+        groups=tuple(groups_of(who_steps(running), limits)),
         admitted=tuple(f.id for f in change.joining if f.state is State.QUEUED),
         paused=(*(f.id for f in halted), *(f.id for f in change.yielding)),
         resumed=tuple(f.id for f in change.joining if f.state is State.PAUSED),
@@ -111,7 +135,7 @@ def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
     chosen = []
     for flight in flights:
         if flight.state is State.QUEUED:
-            left = room.get(flight.client, limits.rows)
+            left = room.get(flight.client, limits.most_rows)
             if left <= 0 or flight.is_held or flight.priority != active:
                 continue
             room[flight.client] = left - flight.rows
@@ -224,8 +248,8 @@ def _who_joins(
 ) -> _Change:
     """Those that wait, in order of their rank, while rows are free or can be freed.
 
-    Order is strict: the first that finds no place ends it, so nothing large starves. One whose
-    cycle is already in flight waits, with its place kept, until those reach a deep step.
+    Order is strict: the first that finds no place ends it, so nothing large starves. One that could
+    not take its first step, as others are about to reach a deep one, waits with its place kept.
     """
     joining: list[Flight] = []
     yielding: list[Flight] = []
@@ -237,7 +261,7 @@ def _who_joins(
         if taken + flight.rows - freed > most and (staying or joining):
             break
         rest = [f for f in staying if f not in others]
-        is_ready = _is_in_phase(flight, rest) and _can_all_pause(
+        is_ready = not _must_wait(flight, _awaited(rest)) and _can_all_pause(
             others, [*paused, *yielding], limits
         )
         if is_ready:
@@ -271,12 +295,6 @@ def _who_yields(
     return chosen
 
 
-def _is_in_phase(flight: Flight, staying: Sequence[Flight]) -> bool:
-    """None that runs has its cycle, or one of those is at a deep step."""
-    others = [f for f in staying if f.cycle == flight.cycle]
-    return not (flight.next_is_deep and others) or any(f.next_is_deep for f in others)
-
-
 def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: Limits) -> bool:
     """Within what may wait in memory: as many rows as may run, and few caches."""
     if not flights:
@@ -285,6 +303,20 @@ def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: 
     caches = sum(_cache_rows(f) for f in waiting)
     is_small = caches <= limits.paused_cache_rows or not any(map(_cache_rows, flights))
     return is_small and sum(f.rows for f in waiting) <= limits.rows
+
+
+def who_steps(running: Sequence[Flight]) -> list[Flight]:
+    awaited = _awaited(running)
+    return [f for f in running if not _must_wait(f, awaited)]
+
+
+def _awaited(running: Iterable[Flight]) -> set[object]:
+    """The batch keys of those that are about to reach a deep step."""
+    return {f.batch_key for f in running if 0 < f.to_deep <= PATIENCE}
+
+
+def _must_wait(flight: Flight, awaited: Container[object]) -> bool:
+    return flight.next_is_deep and flight.batch_key in awaited
 
 
 def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:

@@ -7,7 +7,8 @@ calls are measured, every bucket, deep and shallow. Then each discipline serves 
 arrivals in simulated time, where a call takes what was measured: in flight by the service's own
 policy; static by a greedy batcher, which starts with what is queued and runs as long as the longest
 of it, with the batch and the wait that are best for it at that very load; by one that only puts
-alike requests together; and one by one. Encoding and decoding overlap with all of them and are left
+alike requests together; and one by one. "Ideal" is what no device does: one by one, in order, each
+image at the cost per row of full calls. Encoding and decoding overlap with all of them and are left
 out.
 """
 
@@ -89,7 +90,9 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
     costs = Costs()
     for bucket in pipeline.limits().buckets:
         guidance = USUAL.guidance if bucket >= ROWS else 1.0
-        asked = replace(USUAL, prompt="a ring", seed=0, steps=6, guidance=guidance)
+        asked = replace(
+            USUAL, prompt="a ring", seed=0, steps=6, cache_interval=2, guidance=guidance
+        )
         params = [pipeline.resolve(asked)] * max(bucket // ROWS, 1)
         conditionings = pipeline.encode(params)
         for _ in range(2):
@@ -104,7 +107,8 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
 def device_of(costs: Costs, limits: Limits) -> MeasuredDevice:
     image = Flight(-1, next(iter(costs.ticks)).call.axes, deepcache.plan(1, 1))
     rows = max(costs.knee(image, limits.buckets), ROWS)
-    return MeasuredDevice(costs, replace(limits, rows=rows), image)
+    crowded_rows = costs.knee(image, limits.buckets, tolerance=0.0)
+    return MeasuredDevice(costs, replace(limits, rows=rows, crowded_rows=crowded_rows), image)
 
 
 def stored(path: Path) -> MeasuredDevice:
@@ -187,6 +191,15 @@ def best_static(
     return tried[name], name
 
 
+def ideal(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
+    latencies, now = [], 0.0
+    for arrival in arrivals:
+        now = max(now, arrival.at_s)
+        now += min(device.batch_s(images, arrival.kind) / images for images in device.batches)
+        latencies.append(now - arrival.at_s)
+    return latencies
+
+
 def settled(latencies: Sequence[float]) -> Sequence[float]:
     return latencies[int(len(latencies) * WARM_SHARE) :]
 
@@ -196,7 +209,8 @@ def p99(latencies: Sequence[float]) -> float:
 
 
 def table(device: MeasuredDevice) -> str:
-    lines = [f"{device.limits.rows} rows in flight"]
+    limits = device.limits
+    lines = [f"{limits.rows} rows in flight, {limits.most_rows} while many wait"]
     for name, mix in MIXES.items():
         capacity = device.capacity(mix)
         lines.append(f"\n{name}; 100% is {capacity:.2f} images/s")
@@ -217,6 +231,7 @@ def disciplines(
         "static": best_static(device, arrivals, is_alike=False),
         "static, alike": best_static(device, arrivals, is_alike=True),
         "one by one": (static(device, arrivals, 1), ""),
+        "ideal": (ideal(device, arrivals), ""),
     }
 
 

@@ -132,8 +132,14 @@ def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
     """As many rows as the measured costs favour; an image under guidance needs two."""
     limits, one = pipeline.limits(), standard(pipeline)
     calls = (costs.tick_s(Group(one.call("unet_deep"), (), bucket)) for bucket in limits.buckets)
-    rows = max(costs.knee(one, limits.buckets), 2)
-    return replace(limits, rows=rows, queue=queue, standard=one, call_s=tuple(calls))
+    return replace(
+        limits,
+        rows=max(costs.knee(one, limits.buckets), 2),
+        crowded_rows=costs.knee(one, limits.buckets, tolerance=0.0),
+        queue=queue,
+        standard=one,
+        call_s=tuple(calls),
+    )
 
 
 def standard(pipeline: Pipeline) -> Flight:

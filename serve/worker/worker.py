@@ -120,7 +120,12 @@ class Worker:
             threads.close()
             raise
         loop.limits = limits = warmup.knee(self.pipeline, costs, self.queue)
-        log.info("%d rows in flight, %d images may wait", limits.rows, limits.queue)
+        log.info(
+            "%d rows in flight, %d while many wait; %d images may wait",
+            limits.rows,
+            limits.most_rows,
+            limits.queue,
+        )
         costs.on_call = self.meters.observe
         if self.tracer is not None:
             costs.on_call = partial(self._note_call, denoiser)

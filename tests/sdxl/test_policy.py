@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sdxl.cost import SHALLOW_SHARE, CostKey, Costs, project, smoothed
 from sdxl.deepcache import Step, plan
 from sdxl.flight import CallKey, Flight, Leg, Priority, State
-from sdxl.policy import Group, Limits, plan_tick
+from sdxl.policy import PATIENCE, Group, Limits, plan_tick
 from tests.fakes import axes
 
 SHAPE, WIDE = axes(8, 8), axes(8, 16)
@@ -34,7 +34,7 @@ def groups(*flights: Flight, limits: Limits = LIMITS) -> list[tuple[str, tuple[i
 def test_rows_that_need_the_same_share_one_call() -> None:
     flights = [
         flight(0, 0, state=RUNNING),
-        flight(1, 1, state=RUNNING),
+        flight(1, 1, 6, state=RUNNING),
         flight(2, 2, state=RUNNING),
         flight(3, 0, state=RUNNING, axes=WIDE, plan=UNGUIDED),
     ]
@@ -54,17 +54,40 @@ def test_admission_is_in_order_and_nothing_overtakes_what_does_not_fit() -> None
     assert plan_tick(alone, Limits(buckets=(8,), rows=1), 0.0).admitted == (1,)
 
 
-def test_a_newcomer_waits_for_the_deep_step_of_its_cycle_and_keeps_its_place() -> None:
+@pytest.mark.parametrize(
+    ("steps_to_deep", "stepping"), [(1, (1,)), (PATIENCE, (1,)), (PATIENCE + 1, (0, 1))]
+)
+def test_a_deep_step_waits_for_those_about_to_reach_theirs(
+    steps_to_deep: int, stepping: tuple[int, ...]
+) -> None:
+    almost = flight(1, 5 - steps_to_deep, plan=plan(9, 5), state=RUNNING)
+    found = groups(flight(0, 2, state=RUNNING), almost)
+    assert tuple(sorted(id_ for _, ids, _ in found for id_ in ids)) == stepping
+
+
+def test_nobody_waits_for_images_of_another_size_nor_for_the_last_steps_of_one() -> None:
+    found = groups(
+        flight(0, 2, state=RUNNING),
+        flight(1, 1, axes=WIDE, state=RUNNING),
+        flight(2, 5, state=RUNNING),
+    )
+    assert [ids for _, ids, _ in found] == [(0,), (1,), (2,)]
+
+
+def test_a_newcomer_waits_for_the_next_deep_step_and_keeps_its_place() -> None:
     runner, limits = flight(0, 1, state=RUNNING), Limits(buckets=(8,), rows=6)
     queued = [flight(1), flight(2, interval=3), flight(3)]
-    assert plan_tick([runner, *queued], limits, 0.0).admitted == (2,)
+    assert plan_tick([runner, *queued], limits, 0.0).admitted == ()
+    assert plan_tick([runner, flight(4, axes=WIDE)], limits, 0.0).admitted == (4,)
     runner = runner.advanced()
     assert plan_tick([runner, *queued], limits, 0.0).admitted == (1, 2)
 
 
-def test_other_step_counts_with_the_same_interval_are_one_cycle() -> None:
-    runner = flight(0, 1, state=RUNNING)
-    assert plan_tick([runner, flight(1, plan=plan(9, 2))], LIMITS, 0.0).admitted == ()
+@pytest.mark.parametrize(("waiting", "running"), [(3, 2), (4, 4)])
+def test_while_a_full_call_waits_calls_are_full(waiting: int, running: int) -> None:
+    limits = replace(LIMITS, rows=4, crowded_rows=8)
+    queued = [flight(i) for i in range(waiting)]
+    assert len(plan_tick(queued, limits, 0.0).admitted) == running
 
 
 def test_batch_pauses_for_interactive_and_resumes_before_new_batch_work() -> None:
@@ -186,12 +209,12 @@ def any_flight(draw: st.DrawFn) -> Flight:
     )
 
 
-@given(st.lists(any_flight(), max_size=14), st.integers(2, 8))
+@given(st.lists(any_flight(), max_size=14), st.integers(2, 8), st.integers(2, 8))
 def test_looking_ahead_in_strides_finds_what_every_tick_would(
-    drawn: list[Flight], rows: int
+    drawn: list[Flight], rows: int, crowded_rows: int
 ) -> None:
     flights = [replace(f, id=i) for i, f in enumerate(drawn)]
     known = costs({1: 1.0, 2: 1.7, 4: 2.9, 8: 5.1})
-    limits = replace(LIMITS, rows=rows, paused_cache_rows=2)
+    limits = replace(LIMITS, rows=rows, crowded_rows=crowded_rows, paused_cache_rows=2)
     found = project(flights, limits, known, 3.0)
     assert found == pytest.approx(tick_by_tick(flights, limits, known, 3.0))

@@ -48,7 +48,7 @@ def running(pipeline: Pipeline | None = None, **options: Any) -> Iterator[Worker
 def widen(worker: Worker, rows: int) -> None:
     """As many rows in flight, whatever a busy machine measured."""
     loop = worker._started().denoiser.loop
-    loop.limits = replace(loop.limits, rows=rows)
+    loop.limits = replace(loop.limits, rows=rows, crowded_rows=0)
 
 
 def order(prompt: str = "a ring", seed: int = 1, *, steps: int = 4, **rest: Any) -> ImageOrder:
