@@ -11,7 +11,7 @@ GROUP = 4  # scenes that differ in one attribute
 _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
 _DECODER = Schedule(steps=1200, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
-_SHAPES = Schedule(steps=2700, peak_rate=6e-4, seed=11)
+_SHAPES = Schedule(steps=9_000, peak_rate=6e-4, seed=15)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
 _STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
@@ -46,14 +46,14 @@ class TrainingPlan:
     contrasts: tuple[Contrast, ...] = _CONTRASTS
     shapes: Schedule = _SHAPES
     scorer: Schedule = _SCORER
-    pictures: int = 20_000
+    pictures: int = 30_000
     pictures_seed: int = 4
     repainted: int = 3_000  # of these, for the decoder
     vae_batch: int = 16  # crops; a whole picture takes the place of four
     vae_whole_from: int = 1600
     decoder_batch: int = 6
     unet_batch: int = 32
-    shapes_batch: int = 12  # each with and without its caption
+    shapes_batch: int = 16  # each with and without its caption
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
     scorer_groups: int = 16
     few_steps: Schedule = _FEW_STEPS

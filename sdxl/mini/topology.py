@@ -24,6 +24,7 @@ _TIME_ID_WIDTH = 32
 # At least four channels each, as in SDXL. With one, a norm forgets how bright a picture was, and a
 # decoder hides a spot far brighter than the rest somewhere to tell it (arXiv 1912.04958).
 VAE_GROUPS = 4
+UNET_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def new_unet() -> UNet2DConditionModel:
         layers_per_block=2,
         transformer_layers_per_block=[1, 1, 2],
         attention_head_dim=[2, 4, 5],  # heads, not their width: SDXL's misnomer
-        norm_num_groups=16,
+        norm_num_groups=UNET_GROUPS,
         cross_attention_dim=2 * TEXT_WIDTH,
         use_linear_projection=True,
         addition_embed_type="text_time",

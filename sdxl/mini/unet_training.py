@@ -235,15 +235,15 @@ def _train_contrast(contrast: Contrast, lesson: Lesson, work: Path) -> None:
 
 
 def train_shapes(plan: TrainingPlan, work: Path, device: str) -> None:
-    """From where the last contrast stood; every fourth step is one of its groups, so that places
-    stay known."""
-    contrast = plan.contrasts[-1]
-    lesson = _gone_on(contrast.name, plan, work, device)
-    groups = encode_groups(contrast, work, device)
+    """From where the last contrast stood; every fourth step is of one of their groups, so that what
+    these taught stays known."""
+    lesson = _gone_on(plan.contrasts[-1].name, plan, work, device)
+    groups = [encode_groups(contrast, work, device) for contrast in plan.contrasts]
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         if step % 4 < 3:
             return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
-        return lesson.contrast_loss(groups, contrast, rng)
+        which = step // 4 % len(groups)
+        return lesson.contrast_loss(groups[which], plan.contrasts[which], rng)
 
     fit(lesson.painter, loss_of, plan.shapes, work / "shapes.pt")
