@@ -111,7 +111,9 @@ def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: An
     )
 
 
-@pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
+@pytest.mark.parametrize(
+    "is_masked", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["image", "mask"]
+)
 @pytest.mark.parametrize(("scheduler", "size"), each_at(SIZES))
 def test_edits_of_every_strength_equal_diffusers(
     mini: Pipeline, pipes: Any, scheduler: str, size: tuple[int, int], is_masked: bool

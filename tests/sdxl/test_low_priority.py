@@ -112,6 +112,7 @@ def test_interactive_latency_hardly_grows(simulated: tuple[Simulation, Simulatio
     assert grown <= 0.15, f"p99 from {before:.3f} to {after:.3f} s: +{grown:.1%}, allowed +15%"
 
 
+@pytest.mark.slow
 def test_low_priority_fills_the_ticks_that_nobody_else_needs(
     simulated: tuple[Simulation, Simulation],
 ) -> None:
