@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,9 +130,20 @@ def test_it_waits_longer_than_any_deadline() -> None:
     assert found and float(found[1]) > ServeSettings().max_deadline_s
 
 
-def test_its_limit_is_the_service_s() -> None:
+def test_its_limits_are_the_service_s(edge: str) -> None:
+    """Of every path: what the service takes passes, a byte more does not."""
+    from serve.front.api import larger_bodies
     from serve.settings import ServeSettings
 
-    settings = ServeSettings()
-    for most in (settings.max_body_bytes, settings.max_edit_bytes):
-        assert f"gt {most} " in CONFIG.read_text()
+    settings = ServeSettings(sdapi=True)
+    limits = {path: most for path, (most, _) in larger_bodies(settings).items()}
+    assert len(limits) == 4
+    for path, most in {**limits, "/v1/images/generations": settings.max_body_bytes}.items():
+        assert httpx.post(edge + path, content=bytes(most)).status_code == 200, path
+        connection = HTTPConnection(edge.removeprefix("http://"), timeout=20)
+        connection.putrequest("POST", path)
+        connection.putheader("content-length", str(most + 1))
+        connection.endheaders(bytes(100_000))  # the edge looks once its buffer is full
+        answer = connection.getresponse()
+        assert answer.status == 413 and f"at most {most} bytes" in answer.read().decode(), path
+        connection.close()
