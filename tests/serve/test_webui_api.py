@@ -140,6 +140,13 @@ def test_what_is_not_here_is_refused_by_name(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
+def test_a_sampler_is_refused_by_what_it_goes_with(http: httpx.Client) -> None:
+    asked = {"prompt": PROMPT, "sampler_name": "DDIM", "scheduler": "karras"}
+    said = http.post(TXT2IMG, json=asked).json()["error"]["message"]
+    assert "'DDIM' with scheduler 'karras' is not here; needed Euler (Karras, " in said
+    assert "Euler a, DDIM (SGM Uniform), DPM++ 2M (Karras, Exponential, Beta), " in said
+
+
 def test_what_is_no_picture_is_refused(http: httpx.Client) -> None:
     for image in ("%%%", base64.b64encode(b"text").decode()):
         answer = http.post("/sdapi/v1/png-info", json={"image": image})

@@ -205,11 +205,22 @@ def scheduler_asked(asked: TextToImage) -> str | None:
     name = scheduler_of(sampler, asked.scheduler or "")
     if name is None:
         shown = f"{sampler[:60]!r} with scheduler {(asked.scheduler or '')[:60]!r}"
-        labels = ", ".join(dict.fromkeys(each.label for each in SCHEDULERS.values()))
-        schedules = ", ".join(("automatic", *SCHEDULE_LABELS.values()))
-        message = f"sampler_name: {shown} is not here; needed {labels}; {schedules}"
+        message = f"sampler_name: {shown} is not here; needed {_samplers_with_schedules()}"
         raise invalid("sampler_name", message)
     return name
+
+
+def _samplers_with_schedules() -> str:
+    """Each sampler, and in brackets what it goes with beside the checkpoint's own levels."""
+    told: dict[str, list[str]] = {}
+    for each in SCHEDULERS.values():
+        schedules = told.setdefault(each.label, [])
+        if each.levels:
+            schedules.append(SCHEDULE_LABELS[each.levels])
+    return ", ".join(
+        f"{label} ({', '.join(schedules)})" if schedules else label
+        for label, schedules in told.items()
+    )
 
 
 def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> dict[str, Any]:
