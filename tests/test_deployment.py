@@ -20,7 +20,10 @@ from tests.documents import (
 from tests.isolation import run_alone
 
 DOCUMENT = ROOT / "docs" / "deploy.md"
-ELSEWHERE = {"docker", "hf", "make", "sdxl", "serve"}
+ELSEWHERE = {
+    *("docker", "hf", "make", "openssl", "pip", "sdxl", "serve"),
+    "serve/deploy/start_node.sh",
+}
 """Programs of `sh` blocks, which need a GPU, Docker or a network."""
 STAND_IN = "--width 128 --height 128 --steps 4 --count 8"
 """What the evaluation needs besides, where the model is a small one."""
