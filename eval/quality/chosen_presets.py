@@ -1,20 +1,23 @@
 """Which of a sweep's settings become the model's presets low, medium and high.
 
 Each has a step count of its own, the three least at which anything is within MLPerf's gates. At
-each it is the fastest cache interval within the gates that loses no more than the preset below it:
-a better name must not mean a worse picture. It measures nothing.
+each it is the fastest cache interval within the gates that is no faster than the preset below it:
+what is within the gates counts as equally good, and a better name must not mean less work. It
+measures nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from eval.quality.pareto import QualitySetting, Tried, change
 from sdxl.params import InvalidParams
 from sdxl.presets import EXACT, MEASURED, Preset, Presets
 
 PLAIN = QualitySetting()
+SPEED = attrgetter("speed")
 
 
 def choose_presets(tried: Sequence[Tried]) -> Presets:
@@ -23,16 +26,14 @@ def choose_presets(tried: Sequence[Tried]) -> Presets:
     counts = sorted({each.setting.steps for each in good})
     if not counts:
         raise InvalidParams("grid", None, "needed settings of the usual precision and scheduler")
-    losses = {each.setting: change(each, tried[0]).loss for each in good}
     found: dict[str, Preset] = {}
-    most = float("inf")
+    fastest = float("inf")
     # With fewer step counts than names, the last stands for the better ones too.
     for name, steps in zip(MEASURED, [*counts, *counts[-1:] * len(MEASURED)], strict=False):
         at = [each for each in good if each.setting.steps == steps]
-        least = min(losses[each.setting] for each in at)
-        near = [each for each in at if losses[each.setting] <= max(most, least)]
-        best = max(near, key=lambda each: each.speed)
-        most = losses[best.setting]
+        slower = [each for each in at if each.speed <= fastest]
+        best = max(slower, key=SPEED) if slower else min(at, key=SPEED)
+        fastest = best.speed
         found[name] = Preset(steps, best.setting.cache_interval)
     return {**found, **EXACT}
 

@@ -39,7 +39,7 @@ Kind = tuple[int, int]
 MEDIUM = (20, 2)
 MIXES: dict[str, tuple[Kind, ...]] = {
     "all of medium quality": (MEDIUM,),
-    "low, medium or high quality": ((10, 1), MEDIUM, (30, 2)),
+    "10 exact steps, 20 or 30 at interval 2": ((10, 1), MEDIUM, (30, 2)),
     "10, 20 or 40 steps": ((10, 2), (20, 2), (40, 2)),
 }
 ROWS = 2

@@ -134,7 +134,7 @@ def published() -> list[Tried]:
 
 def test_the_embedded_models_presets_are_what_its_published_sweep_chooses() -> None:
     sweep = published()
-    assert sweep[0].setting == EXACT and len(sweep) == 9
+    assert sweep[0].setting == EXACT and len(sweep) == 12
     assert choose_presets(sweep) == find("mini").presets
 
 
@@ -149,7 +149,9 @@ def test_steps_at_which_nothing_is_within_the_gates_are_no_preset() -> None:
     assert chosen() == [Preset(20, 1)] * 3, "the last there is stands for all"
 
 
-def test_a_better_name_never_loses_more() -> None:
-    twenty = plain(20, 3, 8, 10.15), plain(20, 2, 7, 10.05)
+def test_a_better_name_never_does_less_work() -> None:
+    twenty = plain(20, 3, 9.5, 10), plain(20, 2, 7, 10.15)
     found = chosen(plain(10, 1, 9, 10.1), *twenty, plain(30, 3, 6, 10.02))
     assert found == [Preset(10, 1), Preset(20, 2), Preset(30, 3)]
+    faster = plain(30, 3, 9.8, 10), plain(30, 2, 9.6, 10)
+    assert chosen(plain(10, 1, 9, 10), *faster)[2] == Preset(30, 2), "the slowest, if all are fast"

@@ -47,7 +47,7 @@ def test_the_slowest_hundredth_is_no_slower_than_the_best_static_batchers(
 
 
 def test_at_95_percent_of_mixed_qualities_too() -> None:
-    check_against_static(MIXES["low, medium or high quality"], 0.95, 500)
+    check_against_static(MIXES["10 exact steps, 20 or 30 at interval 2"], 0.95, 500)
 
 
 def check_against_static(mix: tuple[Kind, ...], load: float, images: int) -> None:
