@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from sdxl.pipeline import Pipeline
 
 BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
+ASKED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
+PRECISION = f"{', '.join(ASKED_PRECISIONS)} (the backend's own choice unless given)"
+"""what a flag that names it says of it; bf16 is PyTorch's alone"""
 FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL_HOME"
 """what a flag that names `load`'s folder says of it"""
 
@@ -37,6 +40,8 @@ def load(
 
     if backend not in BACKENDS and ":" not in backend:
         raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
+    if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
+        raise InvalidParams("precision", precision, f"needed one of {', '.join(ASKED_PRECISIONS)}")
     checkpoint = find(model)
     asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked

@@ -59,13 +59,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS
+    from engines import BACKENDS, PRECISION
 
     parser = Parser(prog="sdxl eval", description="Measure the quality of a model's pictures.")
     add = parser.add_argument
     add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
-    add("--precision", help="fp32, fp16, int8, fp8; the backend's own choice unless given")
+    add("--precision", help=PRECISION)
     add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")
     add("--out", metavar="DIR", help="findings; a run goes on with those there (default out/eval)")
     add("--bootstrap", type=whole, default=ROUNDS, metavar="N", help="resamples (%(default)s)")

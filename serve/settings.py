@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from engines import FOLDER
+from engines import BACKENDS, FOLDER, PRECISION
 from sdxl.arguments import MODEL, UNCHECKED, VAE, model_with
 from sdxl.params import MAX_PROMPT_CHARS, InvalidParams
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
@@ -54,8 +54,8 @@ class ServeSettings:
     model: str = setting("mini", f"{MODEL}; more than once for several")
     models: Tables = setting((), "in a file: a table of settings for each")  # noqa: RUF009
     vae: str = setting("", VAE)
-    backend: str = setting("auto", "what computes the networks")
-    precision: str = setting("", "the backend's own choice unless given")
+    backend: str = setting("auto", ", ".join(BACKENDS))
+    precision: str = setting("", PRECISION)
     engines: str = setting("", FOLDER)
     unchecked: bool = setting(False, UNCHECKED)
     torch_options: str = setting("", "of --backend torch, such as attention=cudnn,compile")
@@ -272,7 +272,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for each in fields(ServeSettings):
         if each.name == MODELS:
             continue
-        shown = f"{each.metadata['text']} (default {each.default or 'none'})"
+        default = "" if each.default in (None, "") else f" (default {each.default})"
+        shown = each.metadata["text"] + default
         options: dict[str, Any] = {"help": shown, "default": argparse.SUPPRESS, "dest": each.name}
         if TYPES[each.name] is bool:
             options |= {"action": argparse.BooleanOptionalAction, "help": each.metadata["text"]}

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from engines import PRECISION
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Run, Spread, take_turns
 from eval.speed.agreement import psnr_db
@@ -203,7 +204,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", default="mini")
     add("--backend", default="auto")
-    add("--precision", help="the backend's usual one unless given")
+    add("--precision", help=PRECISION)
     add("--steps", type=whole, default=GenerationParams().steps)
     add(
         "--images",

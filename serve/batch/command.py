@@ -85,7 +85,7 @@ def say(text: str) -> None:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS, FOLDER
+    from engines import BACKENDS, FOLDER, PRECISION
 
     parser = Parser(prog="sdxl batch", description="Make pictures of every row of a file.")
     add: Callable[..., Any] = parser.add_argument
@@ -104,7 +104,7 @@ def build_parser() -> Parser:
     add("--model", help=f"{MODEL} (mini); with --through one of the service's (its first)")
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
-    add("--precision", help="the backend's own choice unless given")
+    add("--precision", help=PRECISION)
     add("--engines", default="", metavar="DIR", help=FOLDER)
     flag("--unchecked", dest="takes_unchecked", help=UNCHECKED)
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")

@@ -57,6 +57,7 @@ class RenderSpec:
 
     model: str
     backend: str
+    precision: str | None
     engines: str
     takes_unchecked: bool
     requests: tuple[GenerationParams, ...]
@@ -82,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
     pipeline = load(
         model=order.model,
         backend=order.backend,
+        precision=order.precision,
         folder=order.engines,
         takes_unchecked=order.takes_unchecked,
     )
@@ -118,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS, FOLDER
+    from engines import BACKENDS, FOLDER, PRECISION
 
     parser = Parser(prog="sdxl render", description="Make pictures from text, or images anew.")
     add = parser.add_argument
@@ -126,6 +128,7 @@ def build_parser() -> Parser:
     add("--model", help=f"{MODEL} (default {DEFAULT_MODEL})")
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--precision", help=PRECISION)
     add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--unchecked", action="store_true", help=UNCHECKED)
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
@@ -171,6 +174,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     return RenderSpec(
         model=named_model(options, stored_model),
         backend=options.backend,
+        precision=options.precision,
         engines=options.engines,
         takes_unchecked=options.unchecked,
         requests=tuple(requests),

@@ -121,3 +121,14 @@ def test_a_preset_of_few_steps_keeps_its_interval() -> None:
     few = Preset(6, 2)
     assert few.beside({"steps": 6}, is_named=False)["cache_interval"] == 2
     assert "cache_interval" not in few.beside({"steps": 5}, is_named=False)
+
+
+def test_the_page_of_models_names_the_presets() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    cells = [
+        line.strip("| ").split(" | ") for line in page.splitlines() if " steps, interval" in line
+    ]
+    shown = {row[0].split(",")[0]: row[1:] for row in cells if len(row) == 3}
+    for column, presets in enumerate((find("mini").presets, UNMEASURED)):
+        told = {name: shown[name][column].replace("the same", shown[name][0]) for name in presets}
+        assert told == {name: preset.told() for name, preset in presets.items()}

@@ -152,6 +152,7 @@ def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
         (["--height", "8"], "height: 8 is not allowed; needed a multiple of 8"),
         (["--width", "65536"], "width: 65536 is not allowed; needed a multiple of 8"),
         (["--backend", "abacus"], "backend: 'abacus' is not allowed; needed one of"),
+        (["--precision", "int9"], "precision: 'int9' is not allowed; needed one of fp32, fp16"),
     ],
 )
 def test_what_the_model_does_not_allow_is_a_bad_request(
