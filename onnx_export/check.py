@@ -16,7 +16,7 @@ from torch import Tensor
 from engines.folders.export_folder import ExportFolder, changed_file
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.parity.bounds import PICTURE_BOUNDS, STEP_BOUNDS
-from engines.parity.calls import EngineCall, listening, picture_errors, worst
+from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
 from engines.parity.findings import (
     CheckFailed,
     Finding,
@@ -92,8 +92,8 @@ class _Run:
     order: ExportSpec
     subject: Subject
     note: str = ""
-    errors: list[tuple[str, float]] = field(default_factory=list)
-    """by network, of every call of a picture's course"""
+    errors: list[StepError] = field(default_factory=list)
+    """of every call of a picture's course"""
 
     @property
     def is_quantised(self) -> bool:
@@ -134,8 +134,9 @@ class _Run:
     def facts(self) -> dict[str, Any]:
         """What the figures are of, and the error of every step."""
         subject = self.subject
+        errors = [asdict(error) for error in self.errors]
         painted = {"pictures": subject.compared, "steps": subject.steps, "side": subject.side}
-        return {"painted": {**painted, "interval": subject.interval}, "step_errors": self.errors}
+        return {"painted": {**painted, "interval": subject.interval}, "step_errors": errors}
 
     def torch(self, *names: str) -> Engines:
         checkpoint = self.order.checkpoint
@@ -187,10 +188,11 @@ class _Run:
     def compared_steps(self, graphs: Engines, calls: list[EngineCall]) -> Finding:
         usual = GenerationParams().scheduler
         table = schedulers.table(usual, self.subject.steps, self.order.checkpoint.scheduler)
-        errors = picture_errors(graphs, calls, table)
-        self.errors = [(c.network, round(e, 5)) for c, e in zip(calls, errors, strict=True)]
+        self.errors = step_errors(graphs, calls, table)
         what = f"picture expected at {len(calls)} steps, relative L2, worst"
-        return Finding(what, worst(errors), STEP_BOUNDS[self.export.precision])
+        return Finding(
+            what, worst(e.picture for e in self.errors), STEP_BOUNDS[self.export.precision]
+        )
 
     def compared_pictures(self, graphs: Engines, reference: ReferencePictures) -> Iterator[Finding]:
         checkpoint, subject, precision = self.order.checkpoint, self.subject, self.export.precision

@@ -1,8 +1,10 @@
-"""`make full-size`: what the real size costs here, in seconds, memory and disk, as a table.
+"""`make full-size`: what the real size costs here, in seconds, memory and disk, and how near 8 bits
+come to float32, as a table.
 
-Writes a random-weight Stable Diffusion XL, exports it in fp16 and builds plans for an L40S with
-TensorRT-RTX, which needs no GPU for that. Each step is a process of its own, whose peak memory the
-kernel reports. A step whose folder is there is not taken again.
+Writes a random-weight Stable Diffusion XL and, in each precision, exports it, holds the export
+against the model in PyTorch (a deep and a shallow step of one picture) and builds plans for an L40S
+with TensorRT-RTX, which needs no GPU for that. Each step is a process of its own, whose peak memory
+the kernel reports. A step that is done is not taken again.
 """
 
 from __future__ import annotations
@@ -12,15 +14,38 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from engines.folders.export_folder import ExportError, ExportFolder
+from engines.parity.bounds import EIGHT_BIT_NETWORKS, STEP_BOUNDS
+from engines.parity.calls import StepError, worst
+from onnx_export.recipes import RECIPES
+
 MIB, GIB = 2**20, 2**30
-GPU, BACKEND, PRECISION = "l40s", "tensorrt-rtx", "fp16"
+GPU, BACKEND = "l40s", "tensorrt-rtx"
+PRECISIONS = ("fp16", *RECIPES)
+SIDE = 512
+CALIBRATION = ("--calibration-count", "2", "--calibration-size", str(SIDE))
+PICTURE = ("--check-prompts", "1", "--check-steps", "2", "--check-size", str(SIDE))
+NOISE_BOUNDS = STEP_BOUNDS
+"""of the noise that a deep and a shallow step find, as relative L2 from float32"""
 
 
 class StepFailed(RuntimeError):
     """A step that ended with an error."""
+
+
+@dataclass(frozen=True)
+class FullSizeStep:
+    """A process, what it writes into, and how to see that it did."""
+
+    name: str
+    arguments: Sequence[str]
+    folder: Path
+    is_done: Callable[[Path], bool] = Path.exists
+    writes: bool = True
 
 
 @dataclass(frozen=True)
@@ -29,7 +54,7 @@ class StepCost:
     seconds: float
     peak_bytes: int
     """of the largest process"""
-    files: dict[str, int]
+    files: dict[str, int] = field(default_factory=dict)
     """bytes by name, of what the step wrote"""
 
 
@@ -37,48 +62,91 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="onnx_export.full_size", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/full-size"))
     parser.add_argument("--max-batch", type=int, default=1, help="of the plans")
+    parser.add_argument("--precision", nargs="+", default=PRECISIONS, choices=PRECISIONS)
     options = parser.parse_args()
     try:
-        print(table([measure(*step) for step in steps(options.out, options.max_batch)]))
+        taken = steps(options.out, options.max_batch, options.precision)
+        print(table([measure(step) for step in taken]))
+        for precision in options.precision:
+            print(noise_errors(options.out / f"onnx-{precision}"))
     except StepFailed as error:
         raise SystemExit(f"full-size: {error}") from None
 
 
-def steps(out: Path, max_batch: int) -> list[tuple[str, list[str], Path]]:
-    """What to run, and the folder that it makes."""
-    model, onnx, plans = out / "model", out / f"onnx-{PRECISION}", out / f"plans-{GPU}"
-    sdxl = ["-m", "sdxl.cli"]
-    exported = ["--model", str(model), "--precision", PRECISION, "--out", str(onnx)]
-    built = ["--onnx", str(onnx), "--gpu", GPU, "--backend", BACKEND, "--out", str(plans)]
-    return [
-        ("random weights", ["-m", "onnx_export.random_weights", str(model)], model),
-        # Unchecked: torch and ONNX Runtime each hold it in float32 on a CPU.
-        ("export", [*sdxl, "export", *exported, "--unchecked"], onnx),
-        ("build", [*sdxl, "build", *built, "--max-batch", str(max_batch)], plans),
-    ]
+def steps(out: Path, max_batch: int, precisions: Sequence[str]) -> list[FullSizeStep]:
+    model = out / "model"
+    drawn = ("-m", "onnx_export.random_weights", str(model))
+    found = [FullSizeStep("random weights", drawn, model)]
+    for precision in precisions:
+        onnx, plans = out / f"onnx-{precision}", out / f"plans-{GPU}-{precision}"
+        export = ("-m", "sdxl.cli", "export", "--model", str(model))
+        made = ("--precision", precision, *(CALIBRATION if precision in RECIPES else ()))
+        build = ("-m", "sdxl.cli", "build", "--onnx", str(onnx), "--gpu", GPU, "--backend", BACKEND)
+        found += [
+            # The check is a step of its own: what was calibrated for minutes outlives its failure.
+            FullSizeStep(
+                f"{precision} export", (*export, *made, "--out", str(onnx), "--unchecked"), onnx
+            ),
+            FullSizeStep(
+                f"{precision} check",
+                (*export, "--check", str(onnx), *PICTURE),
+                onnx,
+                is_held,
+                False,
+            ),
+            FullSizeStep(
+                f"{precision} build",
+                (*build, "--max-batch", str(max_batch), "--out", str(plans)),
+                plans,
+            ),
+        ]
+    return found
 
 
-def measure(step: str, arguments: list[str], folder: Path) -> StepCost:
-    if folder.exists():
-        print(f"{step}: {folder} is there")
-        return StepCost(step, 0.0, 0, sizes(folder))
-    print(f"{step}: {folder}", flush=True)
+def is_held(onnx: Path) -> bool:
+    try:
+        return ExportFolder.read(onnx).is_checked
+    except ExportError:
+        return False
+
+
+def measure(step: FullSizeStep) -> StepCost:
+    if step.is_done(step.folder):
+        print(f"{step.name}: {step.folder} is there")
+        return StepCost(step.name, 0.0, 0, sizes(step))
+    print(f"{step.name}: {step.folder}", flush=True)
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments])
+    process = subprocess.Popen([sys.executable, *step.arguments])
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise StepFailed(f"{step} ended with {process.returncode}")
-    return StepCost(step, time.perf_counter() - start, usage.ru_maxrss * 1024, sizes(folder))
+        raise StepFailed(f"{step.name} ended with {process.returncode}")
+    seconds = time.perf_counter() - start
+    return StepCost(step.name, seconds, usage.ru_maxrss * 1024, sizes(step))
 
 
-def sizes(folder: Path) -> dict[str, int]:
+def sizes(step: FullSizeStep) -> dict[str, int]:
     """A link to the checkpoint's file counts where it was first."""
+    if not step.writes:
+        return {}
     return {
-        str(path.relative_to(folder)): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
+        str(path.relative_to(step.folder)): path.stat().st_size
+        for path in sorted(step.folder.rglob("*"))
         if path.suffix in (".safetensors", ".onnx", ".plan")
     }
+
+
+def noise_errors(onnx: Path) -> str:
+    """The worst of each UNet; raises where one is beyond its bound."""
+    export = ExportFolder.read(onnx)
+    bound = NOISE_BOUNDS[export.precision]
+    errors = [StepError(**error) for error in export.parity["step_errors"]]
+    found = {n: worst(e.noise for e in errors if e.network == n) for n in EIGHT_BIT_NETWORKS}
+    told = ", ".join(f"{name} {error:.4f}" for name, error in found.items())
+    told = f"{export.precision}: noise at {SIDE}², relative L2 from float32: {told}; bound {bound}"
+    if not all(error <= bound for error in found.values()):
+        raise StepFailed(told)
+    return told
 
 
 def table(costs: list[StepCost]) -> str:

@@ -94,13 +94,26 @@ def call_errors(engines: Engines, calls: Sequence[EngineCall]) -> list[float]:
     ]
 
 
-def picture_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> list[float]:
-    """The relative L2 of the finished picture's latents as a UNet's call expects them then. What
-    noise it finds in a nearly finished one moves that by next to nothing, however wrong it is."""
+@dataclass(frozen=True)
+class StepError:
+    """Of a UNet's call, as relative L2: of the finished picture's latents as the call expects them
+    then, and of the noise alone. What noise it finds in a nearly finished picture moves that by
+    next to nothing, however wrong it is."""
+
+    network: str
+    picture: float
+    noise: float
+
+
+def step_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> list[StepError]:
     return [
-        relative_norm(
-            finished(each.inputs, found[NOISE], table),
-            finished(each.inputs, each.outputs[NOISE], table),
+        StepError(
+            each.network,
+            relative_norm(
+                finished(each.inputs, found[NOISE], table),
+                finished(each.inputs, each.outputs[NOISE], table),
+            ),
+            relative_norm(found[NOISE], each.outputs[NOISE]),
         )
         for each, found in answers(engines, calls)
     ]

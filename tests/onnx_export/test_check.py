@@ -12,6 +12,7 @@ import torch
 
 from engines.folders.export_folder import ExportFolder
 from engines.parity.bounds import STEP_BOUNDS
+from engines.parity.calls import StepError
 from engines.parity.findings import CheckFailed, Finding, psnr
 from engines.parity.pictures import LEAST_STEPS, PLAIN, Subject, subject_of
 from onnx_export.check import _Run, check
@@ -89,8 +90,10 @@ def test_what_was_painted_and_every_steps_error_are_kept(
     parity = run(tiny_export, tiny)
     assert isinstance(parity, dict)
     assert parity["painted"] == {"pictures": 1, "steps": 2, "side": 16, "interval": 2}
-    assert [network for network, _ in parity["step_errors"]] == ["unet_deep", "unet_shallow"]
-    assert all(0 <= error < STEP_BOUNDS["fp32"] for _, error in parity["step_errors"])
+    errors = [StepError(**error) for error in parity["step_errors"]]
+    assert [error.network for error in errors] == ["unet_deep", "unet_shallow"]
+    assert all(0 <= error.picture < STEP_BOUNDS["fp32"] for error in errors)
+    assert all(0 <= error.noise < STEP_BOUNDS["fp32"] for error in errors)
 
 
 @pytest.mark.parametrize("bounds", ["STEP_BOUNDS", "PICTURE_BOUNDS"])

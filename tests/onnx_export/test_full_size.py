@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,8 +10,19 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from onnx_export.full_size import StepCost, StepFailed, measure, steps, table
+from onnx_export.full_size import (
+    NOISE_BOUNDS,
+    FullSizeStep,
+    StepCost,
+    StepFailed,
+    is_held,
+    measure,
+    noise_errors,
+    steps,
+    table,
+)
 from onnx_export.random_weights import SDXL_1_0, write_checkpoint
+from sdxl import cli
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import OutputError
 from sdxl.specs import SDXL_1_0 as ARCHITECTURE
@@ -47,27 +59,52 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_every_step_works_on_what_the_one_before_made(tmp_path: Path) -> None:
-    (_, _, model), (_, export, onnx), (_, build, plans) = steps(tmp_path, 1)
-    assert str(model) in export and str(onnx) in export
-    assert str(onnx) in build and str(plans) in build
+    drawn, *others = steps(tmp_path, 1, ["fp16", "int8"])
+    for export, check, build in zip(*[iter(others)] * 3, strict=True):
+        assert str(drawn.folder) in export.arguments and str(drawn.folder) in check.arguments
+        assert str(export.folder) in check.arguments and str(export.folder) in build.arguments
+        assert str(build.folder) in build.arguments
+    folders = [step.folder for step in others if step.writes]
+    assert len(set(folders)) == 4, "each precision has its own"
+    (fp16, *_), (int8, *_) = others[:3], others[3:]
+    assert "--calibration-count" not in fp16.arguments and "--calibration-count" in int8.arguments
+
+
+CODE = (
+    "import sys; from pathlib import Path; held = bytearray(100_000_000); "
+    "path = Path(sys.argv[1]); path.mkdir(); (path / 'x.plan').write_bytes(bytes(1000))"
+)
 
 
 def test_a_step_is_timed_and_weighed(tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    code = (
-        "import sys; from pathlib import Path; held = bytearray(100_000_000); "
-        "path = Path(sys.argv[1]); path.mkdir(); (path / 'x.plan').write_bytes(bytes(1000))"
-    )
-    cost = measure("step", ["-c", code, str(folder)], folder)
+    cost = measure(FullSizeStep("step", ["-c", CODE, str(folder)], folder))
     assert cost.peak_bytes > 100_000_000 and cost.seconds > 0
     assert cost.files == {"x.plan": 1000}
-    again = measure("step", ["-c", "raise SystemExit(1)"], folder)
-    assert again.seconds == 0, "its folder is there"
+    again = FullSizeStep("step", ["-c", "raise SystemExit(1)"], folder)
+    assert measure(again).seconds == 0, "its folder is there"
+    check = FullSizeStep("check", ["-c", ""], folder, is_held, writes=False)
+    assert measure(check).seconds > 0, "no check is in the folder"
 
 
 def test_a_failed_step_ends_it(tmp_path: Path) -> None:
     with pytest.raises(StepFailed, match="export ended with 3"):
-        measure("export", ["-c", "raise SystemExit(3)"], tmp_path / "none")
+        measure(FullSizeStep("export", ["-c", "raise SystemExit(3)"], tmp_path / "none"))
+
+
+@pytest.mark.slow
+def test_an_export_is_held_by_the_noise_that_it_finds(
+    tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = tmp_path / "onnx"
+    flags = ["export", "--model", str(tiny.folder), "--out", str(onnx)]
+    assert cli.main([*flags, "--unchecked"]) == 0 and not is_held(onnx)
+    picture = ["--check-prompts", "1", "--check-steps", "2"]
+    assert cli.main([*flags[:3], "--check", str(onnx), *picture]) == 0 and is_held(onnx)
+    assert re.search(r"unet_deep 0\.000\d, unet_shallow 0\.000\d; bound 0.001", noise_errors(onnx))
+    monkeypatch.setitem(NOISE_BOUNDS, "fp32", 0.0)
+    with pytest.raises(StepFailed, match="bound 0.0"):
+        noise_errors(onnx)
 
 
 def test_the_table_adds_up() -> None:

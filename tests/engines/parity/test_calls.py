@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines.parity.calls import NOISE, finished, listening, picture_errors
+from engines.parity.calls import NOISE, finished, listening, step_errors
 from sdxl import schedulers
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -40,10 +40,13 @@ def test_wrong_noise_counts_by_how_noised_a_picture_is(mini: Pipeline) -> None:
     list(Pipeline(mini.checkpoint, heard).generate([GenerationParams("a ring", steps=20, seed=7)]))
     table = schedulers.table("euler", 20, mini.checkpoint.scheduler)
     off = replace(mini.engines, by_name={**mini.engines.by_name, "unet_deep": Off(calls, mini)})
-    first, *_, last = picture_errors(off, calls, table)
+    errors = step_errors(off, calls, table)
+    first, *_, last = (error.picture for error in errors)
     assert first > 0.5 > 0.05 > last > 0
     broken = [replace(each, outputs={NOISE: each.outputs[NOISE] * math.nan}) for each in calls]
-    assert all(math.isnan(error) for error in picture_errors(mini.engines, broken, table))
+    assert [error.noise for error in errors] == pytest.approx([0.1] * len(errors))
+    of_broken = step_errors(mini.engines, broken, table)
+    assert all(math.isnan(error.picture) for error in of_broken)
 
 
 class Off:
