@@ -33,6 +33,8 @@ BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
 
 MAX_BOUND = 64
 ERRORS_ONLY = 3
+LARGE_BYTES = 2**30
+"""of weights"""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -118,12 +120,13 @@ def open_session(export: ExportFolder, name: str) -> Any:
     """A session on one graph of an export; its bytes are checked before they are parsed."""
     graph = export.graphs[name]
     # Halves of a call share the session's threads; each brings one of its own.
-    return new_session(export.graph_bytes(name), export.folder / graph.file, max(threads() - 1, 1))
+    is_large = sum(export.data[file].bytes for file in graph.data) > LARGE_BYTES
+    options = session_options(max(threads() - 1, 1), is_large)
+    return new_session(export.graph_bytes(name), export.folder / graph.file, options)
 
 
-def new_session(graph: bytes, path: Path, threads: int) -> Any:
+def new_session(graph: bytes, path: Path, options: Any) -> Any:
     """`path` is where the graph lies, with the weights that it points into beside it."""
-    options = session_options(threads)
     options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
@@ -131,7 +134,7 @@ def new_session(graph: bytes, path: Path, threads: int) -> Any:
         raise OnnxRuntimeError(f"{path}: {_line(error)}; export again") from error
 
 
-def session_options(threads: int) -> Any:
+def session_options(threads: int, is_large: bool = False) -> Any:
     """What `sdxl bench sessions` finds best."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -141,6 +144,10 @@ def session_options(threads: int) -> Any:
     # Planning which tensors share memory takes three quarters of loading a UNet; the arena reuses
     # what was freed all the same, at the same peak and speed.
     options.enable_mem_reuse = False
+    if is_large:
+        # They keep what one call needs, all of its tensors side by side, and 8-bit weights are made
+        # whole in every call: 12 GiB of SDXL's. A small model loses a twentieth of its speed.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     return options
 
 

@@ -35,6 +35,7 @@ from sdxl import schedulers
 from sdxl.checkpoint import NETWORK_FOLDERS
 from sdxl.engine import Engine, Engines, call, torch_dtype
 from sdxl.flight import Network
+from sdxl.memory import give_back
 from sdxl.params import GenerationParams
 from sdxl.specs import Architecture, ModelSpec, image_axes
 
@@ -112,8 +113,10 @@ class _Run:
             self.subject = self.subject.fitted(step_s)
         expected, reference = self.outputs(whole, row_by_row), self.reference(whole)
         del whole
+        give_back()
         if self.is_quantised:
             expected |= self.outputs(self.torch("unet"), row_by_row)
+            give_back()
         graphs = self.graphs()
         found = self.outputs(graphs)
         for name in self.export.graphs:

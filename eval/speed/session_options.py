@@ -71,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(change: Change, side: int, rows: list[int], rounds: int) -> dict[str, Any]:
-    def changed(threads: int) -> Any:
-        options = session_options(threads)
+    def changed(threads: int, is_large: bool = False) -> Any:
+        options = session_options(threads, is_large)
         change(options)
         return options
 

@@ -231,6 +231,20 @@ print(*[name for name in ("diffusers", "transformers", "onnx") if name in sys.mo
     assert run_python(code, tmp_path / "home") == []
 
 
+def test_a_large_model_keeps_no_memory_between_calls(
+    tiny_engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual: Any = tiny_engines["unet_deep"]
+    monkeypatch.setattr(onnxruntime_engine, "LARGE_BYTES", 0)
+    large: Any = load_onnxruntime(write_export(tmp_path / "export"))["unet_deep"]
+    assert usual.session.get_session_options().enable_cpu_mem_arena
+    options = large.session.get_session_options()
+    assert not options.enable_cpu_mem_arena and not options.enable_mem_pattern
+    inputs = random_inputs(usual.spec, rows=4)
+    expected, found = (call(each, tiny_engines.arch, inputs) for each in (usual, large))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_the_description_says_what_runs(tiny_engines: Engines) -> None:
     facts = tiny_engines.description
     assert (facts["backend"], facts["precision"], facts["device"]) == ("onnxruntime", "fp32", "cpu")

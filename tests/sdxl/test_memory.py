@@ -1,5 +1,6 @@
 """The peak that is reported is the process's own."""
 
+import platform
 import subprocess
 import sys
 
@@ -23,3 +24,22 @@ def test_a_small_child_of_a_large_process_is_small() -> None:
     code = "from sdxl.memory import peak_bytes; print(peak_bytes())"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
     assert int(said) < 64 * MIB < len(held)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's own")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    code = """
+import torch
+from sdxl.memory import give_back
+def now():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+held = [torch.ones(16 * 1024) for _ in range(4096)]
+kept = held[::64]
+del held
+before = now()
+give_back()
+print(before - now())
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    assert int(said) > 128 * MIB
