@@ -2,9 +2,9 @@
 #
 #   docker build -t sdxl .
 #   docker build -t sdxl --build-arg BACKENDS=tensorrt,tensorrt-rtx .
-#   docker build -t sdxl-llm --build-arg KIND=llm .             # with TensorRT-LLM beside it
+#   docker build -t sdxl:llm --build-arg KIND=llm .             # with TensorRT-LLM beside it
 #   docker run --gpus all -p 127.0.0.1:8000:8000 sdxl serve --host 0.0.0.0 --insecure
-#   docker run --gpus all -v sdxl:/var/lib/sdxl -v ./models:/models sdxl export --model /models/sdxl
+#   docker run --gpus all -v sdxl-state:/var/lib/sdxl -v ./models:/models sdxl export --model /models/sdxl
 #
 # Weights, engines and keys are volumes; nothing else is written, so `--read-only --tmpfs /tmp` works.
 # docs/deploy.md goes through it, and serve/deploy/compose.yaml runs it with Prometheus and Grafana.

@@ -24,7 +24,7 @@ IMAGE_EXTRAS := serve export eval c2pa s3
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# The first time: 20 s to 3 min, as fast as packages come, and 3 GB of disk, 7 GB where PyTorch's build
+# The first time: 20 s to 3 min, as fast as packages come, and 4 GB of disk, 7 GB where PyTorch's build
 # for GPUs is chosen.
 setup: $(INSTALLED) ## make .venv; seconds when nothing changed
 

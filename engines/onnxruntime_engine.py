@@ -2,7 +2,9 @@
 
 Sessions read and write the very memory of the tensors they are handed. What lies along the first
 axis of a call is independent, so its two halves run at the same time: two threads that never wait
-for each other inside a layer take less time than two that share every layer. Deep and Shallow share
+for each other inside a layer take less time than two that share every layer. A large graph's calls
+stay whole: where weights are 8 bits, each half would make all of them whole for itself, 6 GiB of
+SDXL's. Deep and Shallow share
 their weights on disk, not in memory: Shallow holds about 1% of them, and its copies are folded and
 packed for its own kernels.
 """
@@ -46,6 +48,7 @@ class OnnxRuntimeError(BackendFailed):
 class OnnxRuntimeEngine:
     spec: ModelSpec
     session: Any
+    is_large: bool = False
     _bound: dict[Hashable, list[Any]] = field(default_factory=dict)
     """The halves of a call, by what tells its tensors from others: buffers come again."""
 
@@ -75,7 +78,7 @@ class OnnxRuntimeEngine:
     def _bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> list[Any]:
         check_inputs(self.spec, inputs)
         count = len(inputs[self.spec.inputs[0].name])
-        half = (count + 1) // 2 if threads() > 1 else count
+        half = (count + 1) // 2 if threads() > 1 and not self.is_large else count
         parts = (slice(half), slice(half, count)) if half < count else (slice(count),)
         return [self._bind_part(inputs, outputs, part) for part in parts]
 
@@ -95,7 +98,8 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
         found: dict[str, Engine] = {}
         for name, graph in export.graphs.items():
             with named_if_slow(f"loading {name}"):
-                found[name] = OnnxRuntimeEngine(graph.spec, open_session(export, name))
+                session = open_session(export, name)
+                found[name] = OnnxRuntimeEngine(graph.spec, session, is_large(export, name))
         return found
 
     engines = export.load_checked(open_all)
@@ -119,10 +123,16 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
 def open_session(export: ExportFolder, name: str) -> Any:
     """A session on one graph of an export; its bytes are checked before they are parsed."""
     graph = export.graphs[name]
-    # Halves of a call share the session's threads; each brings one of its own.
-    is_large = sum(export.data[file].bytes for file in graph.data) > LARGE_BYTES
-    options = session_options(max(threads() - 1, 1), is_large)
+    if is_large(export, name):
+        options = session_options(threads(), has_arena=False)
+    else:
+        # Halves of a call share the session's threads; each brings one of its own.
+        options = session_options(max(threads() - 1, 1))
     return new_session(export.graph_bytes(name), export.folder / graph.file, options)
+
+
+def is_large(export: ExportFolder, name: str) -> bool:
+    return sum(export.data[file].bytes for file in export.graphs[name].data) > LARGE_BYTES
 
 
 def new_session(graph: bytes, path: Path, options: Any) -> Any:
@@ -134,7 +144,7 @@ def new_session(graph: bytes, path: Path, options: Any) -> Any:
         raise OnnxRuntimeError(f"{path}: {_line(error)}; export again") from error
 
 
-def session_options(threads: int, is_large: bool = False) -> Any:
+def session_options(threads: int, has_arena: bool = True) -> Any:
     """What `sdxl bench sessions` finds best."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -144,9 +154,9 @@ def session_options(threads: int, is_large: bool = False) -> Any:
     # Planning which tensors share memory takes three quarters of loading a UNet; the arena reuses
     # what was freed all the same, at the same peak and speed.
     options.enable_mem_reuse = False
-    if is_large:
-        # They keep what one call needs, all of its tensors side by side, and 8-bit weights are made
-        # whole in every call: 12 GiB of SDXL's. A small model loses a twentieth of its speed.
+    if not has_arena:
+        # It keeps what one call needs, all of its tensors side by side, and 8-bit weights are made
+        # whole in every call. A small model would lose a twentieth of its speed.
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     return options
 

@@ -21,8 +21,8 @@ from tests.isolation import run_alone
 
 DOCUMENT = ROOT / "docs" / "deploy.md"
 ELSEWHERE = {
-    *("docker", "hf", "make", "openssl", "pip", "sdxl", "serve"),
-    "serve/deploy/start_node.sh",
+    *("docker", "hf", "make", "openssl", "pip", "sdxl", "sed", "serve", "until"),
+    *("serve/deploy/start_node.sh", "SDXL_MODELS=$PWD/models"),
 }
 """Programs of `sh` blocks, which need a GPU, Docker or a network."""
 STAND_IN = "--width 128 --height 128 --steps 4 --count 8"

@@ -71,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(change: Change, side: int, rows: list[int], rounds: int) -> dict[str, Any]:
-    def changed(threads: int, is_large: bool = False) -> Any:
-        options = session_options(threads, is_large)
+    def changed(threads: int, has_arena: bool = True) -> Any:
+        options = session_options(threads, has_arena)
         change(options)
         return options
 
