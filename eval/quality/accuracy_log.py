@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.quality.sources import refuse_count
+from eval.quality.sources import refuse_count, stamp_of
 from eval.quality.task import QualityTask
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
@@ -37,7 +37,7 @@ class AccuracyLog:
         self.pictures([0])
 
     def describe(self) -> dict[str, Any]:
-        return {"accuracy_log": str(self.path.resolve())}
+        return {"accuracy_log": str(self.path.resolve()), "stamp": stamp_of([self.path])}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         found = []
