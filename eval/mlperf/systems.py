@@ -124,7 +124,8 @@ class OverHttp:
 
         headers = api_key.headers()
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
-            self.connections = at_once(image_model(http))
+            self.model = image_model(http)
+        self.connections = at_once(self.model)
         limits = httpx.Limits(max_connections=self.connections)
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers)
         self.requests, self.complete = requests, complete

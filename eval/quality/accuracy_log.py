@@ -6,7 +6,7 @@ GB, so lines are found once and read when they are needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,16 @@ def logged(path: Path) -> Iterator[tuple[int, bytes]]:
             if b"qsl_idx" in line:
                 entry = _entry(line)
                 yield entry["qsl_idx"], bytes.fromhex(entry["data"])
+
+
+def pictures_of(path: Path, indices: Set[int]) -> dict[int, bytes]:
+    """The bytes of these, where they are there: of a log that is too large to be held."""
+    places, found = _places(path), {}
+    with path.open("rb") as file:
+        for index in places.keys() & indices:
+            file.seek(places[index])
+            found[index] = bytes.fromhex(_entry(file.readline())["data"])
+    return found
 
 
 def _places(path: Path) -> dict[int, int]:
