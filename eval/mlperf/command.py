@@ -83,6 +83,10 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("audit", options.audit, f"needed one of {', '.join(AUDITS)}")
     if options.target_qps is not None and options.target_qps <= 0:
         raise InvalidParams("target_qps", options.target_qps, "needed a number above 0")
+    for field, usual in (("backend", "auto"), ("precision", None), ("deterministic", False)):
+        if options.url and getattr(options, field) != usual:
+            needed = "needed a command without it: --url names a service that has its own"
+            raise InvalidParams(field, getattr(options, field), needed)
     if options.captions is None and options.model != "mini":
         raise InvalidParams("captions", None, f"{options.model} needed the benchmark's captions")
 
