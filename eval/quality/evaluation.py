@@ -83,7 +83,7 @@ class Evaluation:
         count = len(self.task.captions)
         for start in range(0, count, self.chunk):
             indices = range(start, min(start + self.chunk, count))
-            if not self._file(start).exists():
+            if not self._is_done(indices):
                 self._score(indices, judges)
             on_pictures(len(indices))
         return self._summary(judges, rounds)
@@ -114,6 +114,10 @@ class Evaluation:
 
     def _file(self, start: int) -> Path:
         return self.folder / f"chunk-{start:06}.npz"
+
+    def _is_done(self, indices: range) -> bool:
+        kept = [picture_file(self.save, i) for i in indices] if self.save is not None else []
+        return all(path.exists() for path in (self._file(indices.start), *kept))
 
     def _score(self, indices: range, judges: Judges) -> None:
         pictures: list[Pixels] = []
@@ -186,4 +190,8 @@ def save(folder: Path, indices: Sequence[int], pictures: Sequence[Pixels]) -> No
     for index, picture in zip(indices, pictures, strict=True):
         data = io.BytesIO()
         Image.fromarray(picture).save(data, "PNG")
-        write_atomic(folder / f"{index:06}.png", data.getvalue())
+        write_atomic(picture_file(folder, index), data.getvalue())
+
+
+def picture_file(folder: Path, index: int) -> Path:
+    return folder / f"{index:06}.png"
