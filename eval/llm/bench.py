@@ -56,7 +56,8 @@ class Figures:
 
     def holds(self, limits: TokenLimits) -> bool:
         is_first = quantile(self.first_s, 0.99) <= limits.first_s
-        return is_first and quantile(self.token_s, 0.99) <= limits.token_s
+        is_each = quantile(self.token_s, 0.99) <= limits.token_s
+        return is_first and is_each and not self.failed
 
     def table(self, limits: TokenLimits, price: float | None) -> dict[str, Any]:
         found: dict[str, Any] = {
