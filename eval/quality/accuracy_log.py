@@ -23,6 +23,8 @@ FILE = "mlperf_log_accuracy.json"
 class AccuracyLog:
     """A source of pictures."""
 
+    is_stored = True
+
     def __init__(self, path: Path, task: QualityTask) -> None:
         self.path, self.side = path, task.side
         try:

@@ -56,13 +56,13 @@ class Scores:
 
     pictures: int
     figures: Mapping[str, Figure]
-    images_per_s: Spread
-    """of getting the pictures, over chunks"""
+    images_per_s: Spread | None
+    """of making the pictures, over chunks; None where they were there already"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
-        speed = asdict(self.images_per_s)
-        return {"pictures": self.pictures, "figures": figures, "images/s": speed}
+        speed = {"images/s": asdict(self.images_per_s)} if self.images_per_s else {}
+        return {"pictures": self.pictures, "figures": figures, **speed}
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,9 @@ class Evaluation:
             "CLIP": _mean(found["clip"], rounds, self.task.clip_gate),
         }
         figures |= {name: _mean(found[name], rounds) for name in ALIKE if name in found}
-        scores = Scores(count, figures, Spread.of(found["images_per_s"].tolist()))
+        is_stored = getattr(self.source, "is_stored", False)
+        speed = None if is_stored else Spread.of(found["images_per_s"].tolist())
+        scores = Scores(count, figures, speed)
         write_atomic(
             self.folder / "scores.json", (json.dumps(scores.as_dict(), indent=1) + "\n").encode()
         )

@@ -73,6 +73,8 @@ class Painted:
 class Folder:
     """Files in the order of their names."""
 
+    is_stored = True
+
     def __init__(self, folder: Path, task: QualityTask) -> None:
         self.folder = folder
         files = sorted(p for p in _listed(folder) if p.suffix.lower() in SUFFIXES)

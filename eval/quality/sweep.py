@@ -143,6 +143,7 @@ def evaluate(
         wall_s if torch.cuda.is_available() else cpu_s,
     )
     scores = watched(len(task.captions), lambda tell: evaluation.run(rounds, tell))
+    assert scores.images_per_s is not None, "a sweep makes its pictures"
     return Tried(setting, scores.figures, scores.images_per_s)
 
 

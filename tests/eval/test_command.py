@@ -152,3 +152,6 @@ def test_a_folder_is_scored_from_the_front_door(
     found = json.loads(capsys.readouterr().out)
     assert found["pictures"] == 4 and {"FID", "CLIP"} <= set(found["figures"])
     assert "never with published figures" in found["note"]
+    assert "images/s" not in found, "reading files is no speed of a model"
+    assert cli.main(["eval", *flags[:-1]]) == 0
+    assert "images/s" not in capsys.readouterr().out
