@@ -223,4 +223,4 @@ def main(argv: Sequence[str]) -> int:
     with service(options.url) as url:
         found = measure(url, options)
     print(json.dumps(found)) if options.json else show(found)
-    return 0
+    return 0 if all(figures.get("valid", True) for figures in found.values()) else 1
