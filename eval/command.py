@@ -17,6 +17,11 @@ ROUNDS = 200
 FETCH = "fetch"
 """`sdxl eval fetch`, which evaluates nothing"""
 WATERMARK = "watermark"
+SOURCES = ("images", "url", "accuracy_log")
+LOADED = ("backend", "precision")
+"""of engines here"""
+SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
+"""of a picture; each setting of a sweep has its own"""
 FEWEST = 2
 """pictures that a covariance needs"""
 
@@ -105,10 +110,14 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("count", options.count, f"needed at least {FEWEST}")
     if options.bootstrap < 1:
         raise InvalidParams("bootstrap", options.bootstrap, "needed at least 1")
-    given = [n for n in ("images", "url", "accuracy_log") if getattr(options, n)]
+    given = ["--" + name.replace("_", "-") for name in SOURCES if getattr(options, name)]
     if len(given) > 1:
-        shown = " and ".join("--" + name.replace("_", "-") for name in given)
-        raise InvalidParams("source", shown, "needed one source of pictures")
+        raise InvalidParams("source", " and ".join(given), "needed one source of pictures")
+    if options.is_sweep:
+        names = (*SOURCES, "precision", "against", "save", "is_json", *SWEPT)
+        refuse(options, names, "needed a command without it: --sweep has settings of its own")
+    elif given:
+        refuse(options, LOADED, f"needed a command without it: {given[0]} loads no engines")
     for name in ("grid", "tuned", "stores_presets"):
         if getattr(options, name) and not options.is_sweep:
             field = name.replace("stores", "store")
@@ -117,3 +126,12 @@ def check(options: argparse.Namespace) -> None:
         folder = getattr(options, name)
         if folder not in (None, EXACT) and not Path(folder).is_dir():
             raise InvalidParams(name, folder, "needed a folder of pictures")
+
+
+def refuse(options: argparse.Namespace, names: Sequence[str], needed: str) -> None:
+    """Flags that would change nothing."""
+    parser = build_parser()
+    for name in names:
+        value = getattr(options, name, argparse.SUPPRESS)
+        if value != parser.get_default(name):
+            raise InvalidParams(name.removeprefix("is_"), value, needed)

@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +81,8 @@ def main(argv: Sequence[str]) -> int:
     prepare_folder(options.out)
     bench = Bench(options.out, time.perf_counter() + options.time_budget, options.is_dry)
     report = run(bench, options)
-    failed = [name for name, found in report["sections"].items() if "error" in found]
-    print(f"{place_of(options)}: {len(report['sections'])} sections, failed: {failed or 'none'}")
+    failed = [name for name in options.sections if "error" in report["sections"][name]]
+    print(f"{place_of(options)}: {len(options.sections)} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
@@ -101,22 +101,26 @@ def build_parser() -> Parser:
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     from eval.measuring.system_description import describe_system
 
+    sections = earlier(place_of(options), bench.is_dry)
     report: dict[str, Any] = {
         "system": describe_system(),
         "is_dry": bench.is_dry,
         "budget_s": options.time_budget,
-        "sections": finished(place_of(options), bench.is_dry),
+        "sections": sections,
     }
     for name in options.sections:
-        if name in report["sections"]:
+        if is_finished(sections.get(name, {})):
             print(f"{name}: kept from an earlier run", flush=True)
             continue
-        found: dict[str, Any] = {}
-        report["sections"][name] = found
         section = SECTIONS[name]
         if not bench.is_dry and bench.left_s < section.needs_s:
-            found["passed over"] = f"{bench.left_s:.0f} s left, needed {section.needs_s:.0f}"
+            why = f"{bench.left_s:.0f} s left, needed {section.needs_s:.0f}"
+            # What an earlier run found of it stays.
+            sections.setdefault(name, {})["passed over"] = why
+            save(report, place_of(options))
             continue
+        found: dict[str, Any] = {}
+        sections[name] = found
         began_s = time.perf_counter()
         try:
             for key, value in section.begin(bench):
@@ -138,20 +142,20 @@ def place_of(options: argparse.Namespace) -> Path:
     return place
 
 
-def finished(report: Path, is_dry: bool) -> dict[str, Any]:
-    """The sections of an earlier run that came to their end."""
+def earlier(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
+    """The sections of runs before."""
     if not report.exists():
         return {}
-    earlier = json.loads(report.read_text(encoding="utf-8"))
-    if earlier["is_dry"] != is_dry:
+    found = json.loads(report.read_text(encoding="utf-8"))
+    if found["is_dry"] != is_dry:
         needed = "needed a place of its own: it holds a run of the other kind, dry or not"
         raise InvalidParams("report", str(report), needed)
-    sections: dict[str, Any] = earlier["sections"]
-    return {
-        name: found
-        for name, found in sections.items()
-        if "seconds" in found and "error" not in found
-    }
+    sections: dict[str, dict[str, Any]] = found["sections"]
+    return sections
+
+
+def is_finished(found: Mapping[str, Any]) -> bool:
+    return "seconds" in found and "error" not in found
 
 
 def shown(value: object) -> str:

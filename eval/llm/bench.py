@@ -56,7 +56,8 @@ class Figures:
 
     def holds(self, limits: TokenLimits) -> bool:
         is_first = quantile(self.first_s, 0.99) <= limits.first_s
-        return is_first and quantile(self.token_s, 0.99) <= limits.token_s
+        is_each = quantile(self.token_s, 0.99) <= limits.token_s
+        return is_first and is_each and not self.failed
 
     def table(self, limits: TokenLimits, price: float | None) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -222,4 +223,4 @@ def main(argv: Sequence[str]) -> int:
     with service(options.url) as url:
         found = measure(url, options)
     print(json.dumps(found)) if options.json else show(found)
-    return 0
+    return 0 if all(figures.get("valid", True) for figures in found.values()) else 1

@@ -161,7 +161,7 @@ class Services:
 
         def try_rate(rate: float) -> tuple[bool, float]:
             found = asked(lambda client: poisson(client, rate, self.seconds))
-            return not found.failed and found.holds(self.limits), found.tokens_per_s
+            return found.holds(self.limits), found.tokens_per_s
 
         return most_within(try_rate, answered / full.took_s) if answered else OptionsTrial(0.0, 0.0)
 

@@ -7,18 +7,27 @@ from __future__ import annotations
 import array
 import asyncio
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import mlperf_loadgen as lg
 
-from eval.llm.client import PROMPTS, Client
+from eval.llm.client import PROMPTS, AnswerTimes, Client
+
+REFUSED = 429
+AT_ONCE = 128
+"""Offline issues 24576 samples at once; a service lets 64 wait beside those that it batches."""
+AGAIN_S, PATIENCE_S = 1.0, 600.0
+"""between two tries of what was refused for lack of room, and for all of them"""
 
 
 class Streams:
-    """Every sample is a streamed answer, asked as soon as it is issued."""
+    """Every sample is a streamed answer, asked as soon as it is issued and there is room; its
+    latency runs on while it waits."""
 
     def __init__(self, client: Client) -> None:
         self.client, self.failed = client, 0
+        self._room = asyncio.Semaphore(AT_ONCE)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="streams", daemon=True)
         self._thread.start()
@@ -41,12 +50,21 @@ class Streams:
         address, size = text.buffer_info()
         first = [lg.QuerySampleResponse(response, address, size)]
         prompt = PROMPTS[index % len(PROMPTS)]
-        heard = await self.client.ask(
-            prompt, response % 2**31, on_first=lambda: lg.FirstTokenComplete(first)
-        )
+        async with self._room:
+            heard = await self._heard(
+                prompt, response % 2**31, lambda: lg.FirstTokenComplete(first)
+            )
         self.failed += heard.status != 200
         if not heard.first_s:
             # LoadGen takes an answer without a first token for an error of the harness.
             lg.FirstTokenComplete(first)
         tokens = max(heard.tokens, 1)
         lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, size, tokens)])
+
+    async def _heard(self, prompt: str, seed: int, on_first: Callable[[], None]) -> AnswerTimes:
+        until_s = time.perf_counter() + PATIENCE_S
+        while True:
+            heard = await self.client.ask(prompt, seed, on_first=on_first)
+            if heard.status != REFUSED or time.perf_counter() > until_s:
+                return heard
+            await asyncio.sleep(AGAIN_S)

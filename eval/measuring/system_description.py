@@ -8,14 +8,14 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-
 import sdxl
 
 PACKAGES = ("diffusers", "mlcommons_loadgen", "numpy", "onnxruntime", "tensorrt", "transformers")
 
 
 def describe_system() -> dict[str, Any]:
+    import torch
+
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -48,6 +48,8 @@ def memory_bytes() -> int:
 
 
 def accelerators() -> list[str]:
+    import torch
+
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 

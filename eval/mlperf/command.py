@@ -83,6 +83,10 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("audit", options.audit, f"needed one of {', '.join(AUDITS)}")
     if options.target_qps is not None and options.target_qps <= 0:
         raise InvalidParams("target_qps", options.target_qps, "needed a number above 0")
+    for field, usual in (("backend", "auto"), ("precision", None), ("deterministic", False)):
+        if options.url and getattr(options, field) != usual:
+            needed = "needed a command without it: --url names a service that has its own"
+            raise InvalidParams(field, getattr(options, field), needed)
     if options.captions is None and options.model != "mini":
         raise InvalidParams("captions", None, f"{options.model} needed the benchmark's captions")
 
@@ -108,12 +112,13 @@ def audit(options: argparse.Namespace, requests: list[GenerationParams], root: P
     from eval.mlperf import compliance
 
     folder = root / options.scenario
-    for name in ("performance", *(("accuracy",) if options.audit == "TEST01" else ())):
-        if not (folder / name / "result.json").exists():
+    names = ("performance", *(("accuracy",) if options.audit == "TEST01" else ()))
+    for name in names:
+        if not is_usable(folder / name):
             plain = argparse.Namespace(**{**vars(options), "audit": None})
             plain.is_accuracy = name == "accuracy"
             measure(plain, requests, folder / name)
-    measure(options, requests, folder / options.audit)
+    measure(options, requests, folder / options.audit, [folder / name for name in names])
     if options.audit == "TEST01":
         verdict = compliance.test01(folder / "accuracy", folder / "performance", folder / "TEST01")
     else:
@@ -122,8 +127,21 @@ def audit(options: argparse.Namespace, requests: list[GenerationParams], root: P
     return 0 if verdict.passed else 1
 
 
-def measure(options: argparse.Namespace, requests: list[GenerationParams], folder: Path) -> Summary:
+def is_usable(run: Path) -> bool:
+    """Whether it came to its end, and LoadGen does not call it INVALID."""
+    path = run / "result.json"
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["valid"] is not False
+
+
+def measure(
+    options: argparse.Namespace,
+    requests: list[GenerationParams],
+    folder: Path,
+    references: Sequence[Path] = (),
+) -> Summary:
+    """`references`: runs that this one is to be compared with."""
     from eval.measuring.system_description import describe_system
+    from eval.mlperf.compliance import check_same
     from eval.mlperf.loadgen import ScenarioRun, complete
     from sdxl.files import prepare_folder
 
@@ -141,6 +159,8 @@ def measure(options: argparse.Namespace, requests: list[GenerationParams], folde
         )
         keep(folder / "system.json", describe_system() | facts)
         keep(folder / "settings.json", settings_of(run, requests))
+        for reference in references:
+            check_same(folder, reference)
         summary = run.start(system)
     keep(folder / "result.json", summary.as_dict())
     return summary
@@ -157,7 +177,10 @@ def system_of(
         with service_of(options) as url:
             latency_s = probe_service(url, requests[0])
             over = OverHttp(url, requests, complete)
-            facts = {"over": "http", "replicas": options.replicas if not options.url else None}
+            facts = {"over": "http", "model": over.model.get("id")}
+            facts |= {"engines": over.model.get("engines")}
+            if not options.url:
+                facts |= {"replicas": options.replicas, "deterministic": options.deterministic}
             try:
                 yield over, facts, latency_s, options.replicas / latency_s
             finally:
@@ -173,7 +196,8 @@ def system_of(
     )
     latency_s, rate = probe(pipeline, requests)
     here = InProcess(pipeline, requests, complete)
-    facts = {"over": "process", "engines": dict(pipeline.engines.description)}
+    facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}
+    facts |= {"engines": dict(pipeline.engines.description)}
     try:
         yield here, facts, latency_s, rate
     finally:

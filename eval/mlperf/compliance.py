@@ -5,13 +5,16 @@ quicker, so nothing was remembered.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from eval.mlperf.loadgen import Summary
-from eval.quality.accuracy_log import FILE, logged
+from eval.quality.accuracy_log import FILE, logged, pictures_of
+from sdxl.params import InvalidParams
 
 SPEED_TOLERANCE = 0.10
 LEAST_DB = 40.0
@@ -26,30 +29,54 @@ class ComplianceResult:
 
 def test01(accuracy: Path, performance: Path, audited: Path) -> ComplianceResult:
     """`accuracy`, `performance` and `audited` are folders of runs."""
-    expected = dict(logged(accuracy / FILE))
-    count = same = 0
-    worst = float("inf")
-    for index, found in logged(audited / FILE):
-        count += 1
-        same += found == expected[index]
-        worst = min(worst, _psnr(found, expected[index]))
-    speed = _slower(performance, audited)
-    passed = count > 0 and worst >= LEAST_DB and abs(speed - 1) <= SPEED_TOLERANCE
+    found = list(logged(audited / FILE))
+    expected = pictures_of(accuracy / FILE, {index for index, _ in found})
+    pairs = [(picture, expected.get(index, b"")) for index, picture in found]
+    same = sum(a == b for a, b in pairs)
+    worst = min((_psnr(a, b) for a, b in pairs), default=0.0)
+    speed, invalid = _slower(performance, audited), _invalid(performance, audited)
+    passed = worst >= LEAST_DB and abs(speed - 1) <= SPEED_TOLERANCE and not invalid
     text = (
-        f"{count} pictures, {same} the same bytes, PSNR at least {worst:.1f} dB (required "
+        f"{len(found)} pictures, {same} the same bytes, PSNR at least {worst:.1f} dB (required "
         f"{LEAST_DB:.0f}); {speed:.3f} of the performance run's speed (required within "
-        f"{SPEED_TOLERANCE:.0%})"
+        f"{SPEED_TOLERANCE:.0%}){invalid}"
     )
     return ComplianceResult(passed, text)
 
 
 def test04(performance: Path, audited: Path) -> ComplianceResult:
-    speed = _slower(performance, audited)
+    speed, invalid = _slower(performance, audited), _invalid(performance, audited)
     text = (
         f"one sample repeated: {speed:.3f} of the performance run's speed (required at most "
-        f"{1 + SPEED_TOLERANCE})"
+        f"{1 + SPEED_TOLERANCE}){invalid}"
     )
-    return ComplianceResult(speed <= 1 + SPEED_TOLERANCE, text)
+    return ComplianceResult(speed <= 1 + SPEED_TOLERANCE and not invalid, text)
+
+
+def check_same(audited: Path, reference: Path) -> None:
+    """Their speeds and pictures compare only where both were asked the same of the same."""
+    here, there = facts_of(audited), facts_of(reference)
+    for name in here | there:
+        if here.get(name) != there.get(name):
+            needed = f"needed a run with {name} {here.get(name)!r}, it has {there.get(name)!r}"
+            raise InvalidParams("out", str(reference), needed)
+
+
+def facts_of(run: Path) -> dict[str, Any]:
+    """Not what was probed, which differs from run to run, nor what an audit sets."""
+    settings, system = (
+        json.loads((run / name).read_text(encoding="utf-8"))
+        for name in ("settings.json", "system.json")
+    )
+    found = {name: settings[name] for name in ("scenario", "short", "captions")}
+    found |= {name: system.get(name) for name in ("model", "over", "replicas", "deterministic")}
+    engines = {k: v for k, v in (system.get("engines") or {}).items() if k != "passed_over"}
+    return found | settings["request"] | engines
+
+
+def _invalid(*runs: Path) -> str:
+    names = [run.name for run in runs if not Summary.read(run).is_valid]
+    return f"; LoadGen calls these runs INVALID: {', '.join(names)}" if names else ""
 
 
 def _slower(performance: Path, audited: Path) -> float:

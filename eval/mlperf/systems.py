@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from eval.quality.sources import ask, at_once
+from eval.quality.sources import ask, at_once, image_model
 from eval.service import api_key
 from sdxl.images import to_pixels
 from sdxl.inflight import Event, Failed, InFlight
@@ -124,7 +124,8 @@ class OverHttp:
 
         headers = api_key.headers()
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
-            self.connections = at_once(http)
+            self.model = image_model(http)
+        self.connections = at_once(self.model)
         limits = httpx.Limits(max_connections=self.connections)
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers)
         self.requests, self.complete = requests, complete

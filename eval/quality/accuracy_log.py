@@ -6,13 +6,13 @@ GB, so lines are found once and read when they are needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from eval.quality.sources import refuse_count
+from eval.quality.sources import refuse_count, stamp_of
 from eval.quality.task import QualityTask
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
@@ -22,6 +22,8 @@ FILE = "mlperf_log_accuracy.json"
 
 class AccuracyLog:
     """A source of pictures."""
+
+    is_stored = True
 
     def __init__(self, path: Path, task: QualityTask) -> None:
         self.path, self.side = path, task.side
@@ -37,7 +39,7 @@ class AccuracyLog:
         self.pictures([0])
 
     def describe(self) -> dict[str, Any]:
-        return {"accuracy_log": str(self.path.resolve())}
+        return {"accuracy_log": str(self.path.resolve()), "stamp": stamp_of([self.path])}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         found = []
@@ -62,6 +64,16 @@ def logged(path: Path) -> Iterator[tuple[int, bytes]]:
             if b"qsl_idx" in line:
                 entry = _entry(line)
                 yield entry["qsl_idx"], bytes.fromhex(entry["data"])
+
+
+def pictures_of(path: Path, indices: Set[int]) -> dict[int, bytes]:
+    """The bytes of these, where they are there: of a log that is too large to be held."""
+    places, found = _places(path), {}
+    with path.open("rb") as file:
+        for index in places.keys() & indices:
+            file.seek(places[index])
+            found[index] = bytes.fromhex(_entry(file.readline())["data"])
+    return found
 
 
 def _places(path: Path) -> dict[int, int]:

@@ -51,7 +51,8 @@ class ClipScorer:
     def __init__(self, model: Any, tokenizer: Any, prepare: Prepare, device: str = "cpu") -> None:
         self.device, self.prepare, self.tokenizer = torch.device(device), prepare, tokenizer
         self.model = BareFeatures(model.eval().requires_grad_(False)).to(self.device)
-        self._metric = CLIPScore(lambda: (self.model, self._process))
+        # Its sum has a device, too, and that is the CPU until it is moved.
+        self._metric = CLIPScore(lambda: (self.model, self._process)).to(self.device)
 
     def scores(self, pictures: Sequence[Pixels], captions: Sequence[str]) -> list[float]:
         """100 × the cosine of each picture and its caption."""

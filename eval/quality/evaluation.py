@@ -56,13 +56,13 @@ class Scores:
 
     pictures: int
     figures: Mapping[str, Figure]
-    images_per_s: Spread
-    """of getting the pictures, over chunks"""
+    images_per_s: Spread | None
+    """of making the pictures, over chunks; None where they were there already"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
-        speed = asdict(self.images_per_s)
-        return {"pictures": self.pictures, "figures": figures, "images/s": speed}
+        speed = {"images/s": asdict(self.images_per_s)} if self.images_per_s else {}
+        return {"pictures": self.pictures, "figures": figures, **speed}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Evaluation:
         count = len(self.task.captions)
         for start in range(0, count, self.chunk):
             indices = range(start, min(start + self.chunk, count))
-            if not self._file(start).exists():
+            if not self._is_done(indices):
                 self._score(indices, judges)
             on_pictures(len(indices))
         return self._summary(judges, rounds)
@@ -114,6 +114,10 @@ class Evaluation:
 
     def _file(self, start: int) -> Path:
         return self.folder / f"chunk-{start:06}.npz"
+
+    def _is_done(self, indices: range) -> bool:
+        kept = [picture_file(self.save, i) for i in indices] if self.save is not None else []
+        return all(path.exists() for path in (self._file(indices.start), *kept))
 
     def _score(self, indices: range, judges: Judges) -> None:
         pictures: list[Pixels] = []
@@ -159,7 +163,9 @@ class Evaluation:
             "CLIP": _mean(found["clip"], rounds, self.task.clip_gate),
         }
         figures |= {name: _mean(found[name], rounds) for name in ALIKE if name in found}
-        scores = Scores(count, figures, Spread.of(found["images_per_s"].tolist()))
+        is_stored = getattr(self.source, "is_stored", False)
+        speed = None if is_stored else Spread.of(found["images_per_s"].tolist())
+        scores = Scores(count, figures, speed)
         write_atomic(
             self.folder / "scores.json", (json.dumps(scores.as_dict(), indent=1) + "\n").encode()
         )
@@ -186,4 +192,8 @@ def save(folder: Path, indices: Sequence[int], pictures: Sequence[Pixels]) -> No
     for index, picture in zip(indices, pictures, strict=True):
         data = io.BytesIO()
         Image.fromarray(picture).save(data, "PNG")
-        write_atomic(folder / f"{index:06}.png", data.getvalue())
+        write_atomic(picture_file(folder, index), data.getvalue())
+
+
+def picture_file(folder: Path, index: int) -> Path:
+    return folder / f"{index:06}.png"

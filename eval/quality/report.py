@@ -16,7 +16,8 @@ UNITS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 def table(task: QualityTask, scores: Scores) -> str:
     lines = [f"{task.name}: {scores.pictures} pictures", task.note, ""]
     lines += [line(UNITS.get(name, name), figure) for name, figure in scores.figures.items()]
-    lines.append(f"{'images/s':<26}{scores.images_per_s.median:10.2f}")
+    if scores.images_per_s is not None:
+        lines.append(f"{'images/s':<26}{scores.images_per_s.median:10.2f}")
     return "\n".join(lines)
 
 

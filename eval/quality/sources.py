@@ -6,8 +6,10 @@ time, so none holds all of them, and each checks what it can before anything is 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +29,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 AT_ONCE = 16
 """requests under way at a service that does not say how many it takes"""
 TIMEOUT_S = 600.0
+"""for one picture, and for refusals of one"""
 
 
 class NoPicture(RuntimeError):
@@ -70,6 +73,8 @@ class Painted:
 class Folder:
     """Files in the order of their names."""
 
+    is_stored = True
+
     def __init__(self, folder: Path, task: QualityTask) -> None:
         self.folder = folder
         files = sorted(p for p in _listed(folder) if p.suffix.lower() in SUFFIXES)
@@ -80,7 +85,7 @@ class Folder:
             self._check(file, task.side)
 
     def describe(self) -> dict[str, Any]:
-        return {"folder": str(self.folder.resolve())}
+        return {"folder": str(self.folder.resolve()), "stamp": stamp_of(self.files)}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         from PIL import Image
@@ -111,7 +116,9 @@ class Service:
         self.url, self.requests = url.rstrip("/"), requests
 
     def describe(self) -> dict[str, Any]:
-        return {"url": self.url}
+        running = self._model.get("engines", {})
+        facts = {name: running.get(name) for name in ("backend", "precision")}
+        return {"url": self.url, "model": self._model.get("id"), **facts}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         import httpx
@@ -122,32 +129,40 @@ class Service:
         ) as http:
             return list(in_threads(lambda i: ask(http, self.requests[i]), indices, self.at_once))
 
-    @cached_property
+    @property
     def at_once(self) -> int:
+        return at_once(self._model)
+
+    @cached_property
+    def _model(self) -> dict[str, Any]:
         import httpx
 
         with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http:
-            return at_once(http)
+            return image_model(http)
 
 
-def at_once(http: Any) -> int:
-    """Pictures that the service says are best under way."""
+def image_model(http: Any) -> dict[str, Any]:
+    """What the service says of the model that a request gets which names none."""
     answer = http.get("/v1/models")
     models = answer.json().get("data", []) if answer.status_code == 200 else []
-    limits: dict[str, Any] = next((model["images"] for model in models if model.get("images")), {})
-    return int(limits.get("at_once") or AT_ONCE)
+    return next((model for model in models if model.get("images")), {})
+
+
+def at_once(model: dict[str, Any]) -> int:
+    """Pictures that the service says are best under way."""
+    return int(model.get("images", {}).get("at_once") or AT_ONCE)
 
 
 def ask(http: Any, request: GenerationParams) -> Pixels:
-    """One picture of a service; a refusal for lack of room is asked again when it says."""
-    import time
-
-    body = {**request.as_rest(), "deadline_s": 120.0}
+    """One picture of a service; a refusal for lack of room is asked again when it says. Not for
+    ever: a service too slow for any deadline refuses in the same words."""
+    body, until_s = {**request.as_rest(), "deadline_s": 120.0}, time.perf_counter() + TIMEOUT_S
     while True:
         answer = http.post("/v1/images/generations", json=body)
-        if answer.status_code != 429:
+        wait_s = float(answer.headers.get("retry-after", 1))
+        if answer.status_code != 429 or time.perf_counter() + wait_s > until_s:
             break
-        time.sleep(float(answer.headers.get("retry-after", 1)))
+        time.sleep(wait_s)
     if answer.status_code != 200:
         message = " ".join(answer.text.split())[:200]
         raise NoPicture(f"{http.base_url} answered {answer.status_code}: {message}")
@@ -165,6 +180,12 @@ def _listed(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise InvalidParams("images", str(folder), "needed a folder of pictures")
     return list(folder.iterdir())
+
+
+def stamp_of(files: Iterable[Path]) -> str:
+    """Another one once a file is written anew."""
+    found = [(file.name, (at := file.stat()).st_size, at.st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def refuse_count(field: str, place: Path, found: int, needed: int) -> None:

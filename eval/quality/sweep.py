@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 
+from engines import ASKED_PRECISIONS
+from engines.folders.export_folder import PRECISIONS
+from engines.pytorch.torch_engine import EIGHT_BIT
 from eval.measuring.timing import cpu_s, wall_s
 from eval.quality.chosen_presets import choose_presets
 from eval.quality.evaluation import Evaluation
@@ -33,9 +36,9 @@ from sdxl import presets
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.files import prepare_folder, write_atomic
-from sdxl.params import InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
-from sdxl.specs import Cut
+from sdxl.specs import CUTS, Cut
 
 Grid = Mapping[str, Sequence[Any]]
 EXACT = QualitySetting()
@@ -50,8 +53,8 @@ USUAL: tuple[Grid, ...] = (
 
 
 def run_sweep(options: argparse.Namespace) -> int:
-    task, checkpoint = read_task(options)
     settings = settings_of(options.grid, options.tuned)
+    task, checkpoint = read_task(options)
     task = replace(task, load=cache(task.load))
     root = Path(options.out or Path("out") / "sweep")
     prepare_folder(root)
@@ -80,7 +83,25 @@ def settings_of(grid: str | None, tuned: str | None = None) -> list[QualitySetti
                 raise InvalidParams("grid", str(grid), str(error)) from error
             if setting not in found:
                 found.append(setting)
-    return list(dict.fromkeys([*found, *(tuned_plans(Path(tuned)) if tuned else [])]))
+    found += tuned_plans(Path(tuned)) if tuned else []
+    for setting in found:
+        check_setting(setting)
+    return list(dict.fromkeys(found))
+
+
+def check_setting(setting: QualitySetting) -> None:
+    """At once, and not when its turn comes, hours later; nor is it measured as something else."""
+    setting.asked(GenerationParams())
+    is_cuda = torch.cuda.is_available()
+    for field, value, allowed in (
+        ("precision", setting.precision, ASKED_PRECISIONS if is_cuda else PRECISIONS),
+        ("cut", setting.cut, CUTS),
+    ):
+        if value not in allowed:
+            raise InvalidParams(field, value, f"needed one of {', '.join(allowed)}")
+    if is_cuda and setting.precision in EIGHT_BIT and setting.cut != EXACT.cut:
+        needed = f"needed {EXACT.cut}, the only one on a GPU in {setting.precision}"
+        raise InvalidParams("cut", setting.cut, needed)
 
 
 def frozen(value: Any) -> Any:
@@ -122,6 +143,7 @@ def evaluate(
         wall_s if torch.cuda.is_available() else cpu_s,
     )
     scores = watched(len(task.captions), lambda tell: evaluation.run(rounds, tell))
+    assert scores.images_per_s is not None, "a sweep makes its pictures"
     return Tried(setting, scores.figures, scores.images_per_s)
 
 
@@ -131,9 +153,9 @@ def load_engines(
     """ONNX Runtime on an export made for the sweep, or on a GPU what serves the precision there."""
     if torch.cuda.is_available():
         from engines import load
-        from engines.pytorch.torch_engine import PRECISIONS, load_torch
+        from engines.pytorch.torch_engine import load_torch
 
-        if precision in PRECISIONS:
+        if precision not in EIGHT_BIT:
             return load_torch(checkpoint, precision=precision, cut=cut)
         return load(options.model, options.backend, precision=precision).engines
     from engines.folders.shipped import open_mini
@@ -177,7 +199,9 @@ def page(tried: Sequence[Tried], task: QualityTask) -> str:
         for name in ("FID", "CLIP")
     ]
     clock = (
-        "the GPU's" if torch.cuda.is_available() else "the process's own CPU time, over its threads"
+        "the wall clock"
+        if torch.cuda.is_available()
+        else "the process's own CPU time, over its threads"
     )
     return f"""# Quality against speed
 

@@ -126,6 +126,9 @@ def benchmark_task(
     _check_scheduler(checkpoint)
     captions = captions[: count or protocol.CAPTIONS]
     request = replace(protocol.REQUEST, **given)
+    if request.width != request.height:
+        needed = f"needed the width, {request.width}: its scorers take squares"
+        raise InvalidParams("height", request.height, needed)
     changed = [n for n, v in given.items() if v != getattr(protocol.REQUEST, n)]
     changed += ["count"] if len(captions) != protocol.CAPTIONS else []
     is_closed = not [name for name in changed if name != "cache_interval"]
@@ -133,6 +136,7 @@ def benchmark_task(
     reference = read_statistics(paths["statistics"], protocol.INCEPTION_WIDTH)
     inception = load_inception(paths["inception"]).to(device)
     clip = vit_b_32(paths["clip"], device)
+    towers = sorted(paths["clip"].glob("*.safetensors"))
 
     @torch.inference_mode()
     def features(pictures: Sequence[Pixels]) -> Tensor:
@@ -147,9 +151,9 @@ def benchmark_task(
         note + ("the benchmark's gates apply" if is_closed else "its gates do not apply"),
         tuple(captions),
         tuple(replace(request, prompt=literal(caption)) for caption in captions),
-        request.width or protocol.REQUEST.width or 0,
+        request.width or 0,
         lambda: Judges(features, clip, reference),
-        "".join(sha256_of(paths[name])[:16] for name in ("inception", "statistics")),
+        "".join(sha256_of(p)[:16] for p in (paths["inception"], paths["statistics"], *towers)),
         protocol.CLIP_GATE if is_closed else None,
         protocol.FID_GATE if is_closed else None,
     )

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import httpx
 import psutil
 from PIL import Image
 
-from eval.robustness.report import cpu_name
+from eval.measuring.system_description import processor
 from eval.service.local_service import local_service
 from sdxl.files import write_atomic
 
@@ -65,8 +65,9 @@ class Drill:
     def run(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
         if self.file.exists():
-            steps = json.loads(self.file.read_text(encoding="utf-8"))["steps"]
-            self.done = {name: StepResult(**values) for name, values in steps.items()}
+            stored = json.loads(self.file.read_text(encoding="utf-8"))
+            self._check(stored)
+            self.done = {name: StepResult(**values) for name, values in stored["steps"].items()}
         for name, step in STEPS.items():
             if name in self.done:
                 print(f"{name}: done before", flush=True)
@@ -80,9 +81,20 @@ class Drill:
             self._save()
             print(f"{name}: {seconds} s, {peak[0] / GIB:.1f} GiB {facts or ''}", flush=True)
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        return {"model": self.model, "side": self.side, "small_side": self.small_side}
+
+    def _check(self, stored: Mapping[str, Any]) -> None:
+        """A rehearsal's steps are not those of the drill."""
+        for name, value in self.asked.items():
+            if stored.get(name) != value:
+                shown = f"{name} {stored.get(name)!r}, asked for {value!r}"
+                raise DrillFailed(f"{self.file} is of {shown}; needed another --out")
+
     def _save(self) -> None:
         steps = {name: asdict(result) for name, result in self.done.items()}
-        whole = {"cpu": cpu_name(), "model": self.model, "side": self.side, "steps": steps}
+        whole = {"cpu": processor(), **self.asked, "steps": steps}
         write_atomic(self.file, json.dumps(whole, indent=1).encode())
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eval.measuring.system_description import processor
 from eval.measuring.timing import quantile
 from eval.robustness.clients import Outcome
 from eval.robustness.processes import Growth, ProcessWatch
@@ -80,7 +81,7 @@ class RunReport:
             "run": self.name,
             "holds": self.holds,
             "date": time.strftime("%Y-%m-%d"),
-            "machine": {"cpu": cpu_name(), "python": platform.python_version()},
+            "machine": {"cpu": processor(), "python": platform.python_version()},
             "settings": dict(self.settings),
             "checks": [asdict(check) for check in self.checks],
             **self.facts,
@@ -113,13 +114,6 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def rounded(values: dict[str, Any]) -> dict[str, Any]:
     return {k: round(v, 1) if isinstance(v, float) else v for k, v in values.items()}
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def plot(report: RunReport, path: Path) -> None:

@@ -26,6 +26,7 @@ from eval.measuring.timing import quantile
 from eval.service import api_key
 from eval.service.local_service import local_service
 from eval.service.traffic import closed_loop, open_loop
+from sdxl.params import InvalidParams
 
 GENERATE = "/v1/images/generations"
 PROMPT = "a small yellow star above a green square on a white background"
@@ -140,6 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of every run (%(default)s)")
     parser.add_argument("--shares", type=json.loads, default=list(SHARES), help="of full load")
     options, flags = parser.parse_known_args(argv)
+    if options.url and flags:
+        needed = "needed none with --url: they are for the `sdxl serve` that is started without one"
+        raise InvalidParams("flags", " ".join(flags), needed)
     if options.url:
         asyncio.run(measure(options.url, options.seconds, options.shares))
     else:

@@ -217,13 +217,19 @@ def _peak(name: str, given: list[str]) -> int:
 
 def peak_bytes(setting: BenchSetting, options: argparse.Namespace) -> int:
     """Of a process that loads one variant and runs the largest batch, a deep and a shallow step."""
+    # The process that asks holds every variant on the same GPU.
+    others = gpu_bytes()
     paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)
     paint(prompts_for(max(options.batch)))
-    if torch.cuda.is_available():
-        # All of the GPU's: not only what PyTorch's allocator knows of.
-        free, total = torch.cuda.mem_get_info()
-        return int(total - free)
-    return memory.peak_bytes()
+    return gpu_bytes() - others if torch.cuda.is_available() else memory.peak_bytes()
+
+
+def gpu_bytes() -> int:
+    """What all processes hold: not only what PyTorch's allocator knows of. 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
 
 
 def keep(report: Report, folder: Path) -> None:

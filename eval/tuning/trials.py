@@ -5,7 +5,7 @@ kept in a file, so a run that was killed goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -75,10 +75,6 @@ class PlanTrials:
             rows = [{"deep_steps": deep, "error": e} for deep, e in self.errors.items()]
             write_atomic(self.path, (json.dumps(rows) + "\n").encode())
         return self.errors[plan.deep_steps]
-
-    @property
-    def found(self) -> Mapping[tuple[int, ...], float]:
-        return self.errors
 
     @cached_property
     def exact(self) -> Tensor:

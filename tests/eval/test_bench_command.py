@@ -30,6 +30,13 @@ def test_an_unknown_one_is_a_bad_request(capsys: pytest.CaptureFixture[str]) -> 
         (["mlperf", "--scenario", "Ofline"], "scenario: 'Ofline' is not allowed; needed one of"),
         (["mlperf", "--model", "org/name"], "captions: None is not allowed; org/name needed"),
         (["mlperf", "--audit", "TEST05"], "audit: 'TEST05' is not allowed; needed one of TEST01"),
+        (
+            ["mlperf", "--url", "u", "--precision", "int8"],
+            "precision: 'int8' is not allowed; needed",
+        ),
+        (["mlperf", "--url", "u", "--backend", "torch"], "backend: 'torch' is not allowed; needed"),
+        (["mlperf", "--url", "u", "--deterministic"], "deterministic: True is not allowed; needed"),
+        (["load", "--url", "u", "--secs", "5"], "flags: '--secs 5' is not allowed; needed none"),
         (["floor", "--rows", "0"], "rows: 0 is not allowed; needed at least 1"),
     ],
 )

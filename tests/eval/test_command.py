@@ -121,6 +121,27 @@ def test_two_sources() -> None:
     assert "source: '--images and --url'" in refused("--images", "a", "--url", "b")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--precision", "int8"], ["--url", "u"], ["--accuracy-log", "f"], ["--against", "exact"]),
+        *(["--save", "d"], ["--json"], ["--steps", "4"], ["--scheduler", "dpmpp_2m"]),
+        *(["--cache-interval", "2"], ["--deep-steps", "0,2"], ["--images", "d"]),
+    ],
+)
+def test_a_sweep_refuses_what_it_would_ignore(flags: list[str]) -> None:
+    said = refused("--sweep", *flags)
+    assert said.startswith(flags[0][2:].replace("-", "_")) and "--sweep has settings" in said, said
+
+
+@pytest.mark.parametrize("source", ["--images", "--url", "--accuracy-log"])
+@pytest.mark.parametrize("flags", [["--precision", "int8"], ["--backend", "torch"]])
+def test_pictures_from_elsewhere_refuse_what_engines_here_would_be(
+    source: str, flags: list[str]
+) -> None:
+    assert f"{source} loads no engines" in refused(source, "there", *flags)
+
+
 def test_a_folder_is_scored_from_the_front_door(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,3 +152,6 @@ def test_a_folder_is_scored_from_the_front_door(
     found = json.loads(capsys.readouterr().out)
     assert found["pictures"] == 4 and {"FID", "CLIP"} <= set(found["figures"])
     assert "never with published figures" in found["note"]
+    assert "images/s" not in found, "reading files is no speed of a model"
+    assert cli.main(["eval", *flags[:-1]]) == 0
+    assert "images/s" not in capsys.readouterr().out

@@ -40,3 +40,14 @@ def test_a_failed_step_is_told_and_done_again(
     argv = ["--out", str(tmp_path), "--model", "mini"]
     assert [main(argv), main(argv), main(argv)] == [1, 0, 0]
     assert "full-size-drill: no memory" in capsys.readouterr().err and len(drills) == 2
+
+
+def test_a_rehearsal_is_not_taken_for_the_drill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("eval.robustness.drill.STEPS", {"one": lambda _: {}})
+    for flags in (["--model", "mini"], ["--side", "128"], ["--small-side", "128"]):
+        out = tmp_path / flags[0]
+        assert main(["--out", str(out), *flags]) == 0
+        assert main(["--out", str(out)]) == 1, flags
+        assert f"is of {flags[0][2:].replace('-', '_')} " in capsys.readouterr().err

@@ -14,8 +14,9 @@ import torch
 from eval.h200 import command as h200
 from eval.h200.bench import Bench
 from eval.h200.command import FILE, SECTIONS, Section
-from eval.h200.page import page
+from eval.h200.page import against_goal, page
 from eval.h200.speed import peers_1
+from eval.speed.variants import EAGER, name_of
 from sdxl.params import InvalidParams
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +106,18 @@ def test_the_same_command_goes_on_where_the_last_one_ended(
     assert not (tmp_path / "out" / FILE).exists()
 
 
+def test_sections_that_are_not_asked_for_stay_however_far_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(h200, "SECTIONS", {n: Section("", n, 0) for n in ("broken", "whole")})
+    monkeypatch.setattr(Section, "begin", lambda self, bench: globals()[self.function](bench))
+    command = ["--dry-run", "--out", str(tmp_path), "--sections"]
+    assert h200.main([*command, "broken"]) == 1
+    assert h200.main([*command, "whole"]) == 0
+    found = json.loads((tmp_path / FILE).read_text())["sections"]
+    assert found["broken"]["before"] == 1 and found["whole"]["found"] == 2
+
+
 @pytest.mark.slow
 def test_a_peer_that_is_not_installed_costs_its_own_figures_alone(tmp_path: Path) -> None:
     class WithoutPeers(Bench):
@@ -143,6 +156,31 @@ def test_an_unknown_section_and_a_missing_gpu_are_said_at_once(
         h200.main(["--sections", "all"])
     with pytest.raises(InvalidParams, match="no NVIDIA GPU here; needed --dry-run"):
         h200.main(["--out", str(tmp_path)])
+
+
+def test_a_measured_page_has_every_figure_of_its_report() -> None:
+    names = [EAGER, name_of("torch:fp16", 1), name_of("torch:fp16", 2)]
+    spreads = [{"median": s, "low": s, "high": s} for s in (8.0, 4.0, 2.0)]
+    half = {"torch:fp16": {"median": 0.5, "low": 0.4, "high": 0.6}}
+    figures = {
+        "seconds": dict(zip(names, spreads, strict=True)),
+        "time at interval 2 over interval 1": half,
+    }
+    found = {"passed over, diffusers + DeepCache": "not here", "batch": 8, "figures": figures}
+    system = {"accelerators": ["an H200"], "packages": {"torch": "2"}}
+    sections = {"peers": found, "rtx": {"error": "no engine", "traceback": "…"}}
+    text = page({"is_dry": False, "budget_s": 1, "system": system, "sections": sections})
+    rows = [line for line in text.splitlines() if line.startswith(f"| {names[2]}")]
+    assert rows == [f"| {names[2]} | 2.000 (2.000 to 2.000) | 0.500 (0.400 to 0.600) |"]
+    for line in ("- batch: `8`", "- passed over, diffusers + DeepCache:", '- error: `"no engine"`'):
+        assert line in text, line
+    assert "figures:" not in text and "traceback" not in text
+
+
+@pytest.mark.parametrize(("rate", "word"), [(2.42, "misses"), (2.43, "reaches")])
+def test_an_estimate_is_held_against_its_goal(rate: float, word: str) -> None:
+    line = against_goal("full", {"fp8, full": {"2": 1.0, "32": rate}, "fp8, DeepCache": {"2": 9.0}})
+    assert line == f"- full: at most {rate} images/s on paper, which {word} the goal of 2.43"
 
 
 def test_the_page_claims_nothing_without_a_run() -> None:

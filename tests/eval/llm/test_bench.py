@@ -75,6 +75,12 @@ def test_both_limits_count_and_no_answers_keep_none() -> None:
     assert not Figures([], 1.0).holds(SERVER)
 
 
+def test_a_few_quick_answers_among_refusals_keep_no_limits() -> None:
+    quick = AnswerTimes(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
+    refused = AnswerTimes(0.0, status=429)
+    assert not Figures([quick, *[refused] * 9], 1.0).holds(SERVER)
+
+
 def test_a_table_says_what_tokens_cost() -> None:
     heard = AnswerTimes(0.0, first_s=0.1, last_s=0.4, tokens=4, status=200)
     table = Figures([heard], 2.0, joules=8.0).table(SERVER, price=3.6)

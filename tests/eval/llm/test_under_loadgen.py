@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eval.llm import bench, under_loadgen
 from eval.llm.client import AnswerTimes
 from eval.llm.limits import LIMITS
 from eval.llm.under_loadgen import Streams
@@ -39,6 +40,23 @@ class Answering:
         return heard
 
 
+class Crowded(Answering):
+    """As a service: beyond so many at once it refuses."""
+
+    room, under_way, most = 20, 0, 0
+
+    async def ask(self, *args: Any, **more: Any) -> AnswerTimes:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            if self.under_way > self.room:
+                await asyncio.sleep(0)
+                return AnswerTimes(time.perf_counter(), status=429)
+            return await super().ask(*args, **more)
+        finally:
+            self.under_way -= 1
+
+
 def judged(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
     system = Streams(client)
     run = ScenarioRun("Server", folder, 8, 300.0, is_short=True, benchmark=LIMITS[limits].benchmark)
@@ -63,3 +81,35 @@ def test_answers_are_judged_by_the_limits(
 def test_an_answer_that_fails_is_counted_and_nothing_waits_for_it(tmp_path: Path) -> None:
     _, system = judged(tmp_path, Answering(0.0, 0.0, status=500), "server")
     assert system.failed >= 459
+
+
+def test_all_samples_at_once_are_asked_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_loadgen, "AGAIN_S", 0.001)
+    monkeypatch.setattr(under_loadgen, "AT_ONCE", 30)
+    client = Crowded(0.001, 0.0005)
+    system = Streams(client)  # type: ignore[arg-type]
+    run = ScenarioRun("Offline", tmp_path, 200, is_short=True, benchmark=LIMITS["server"].benchmark)
+    try:
+        summary = run.start(system)
+    finally:
+        system.close()
+    assert summary.is_valid and not system.failed, (system.failed, summary.lines)
+    assert Crowded.room < client.most <= 30
+
+
+def test_what_is_refused_without_end_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_loadgen, "AGAIN_S", 0.001)
+    monkeypatch.setattr(under_loadgen, "PATIENCE_S", 0.01)
+    _, system = judged(tmp_path, Answering(0.0, 0.0, status=429), "server")
+    assert system.failed >= 459
+
+
+@pytest.mark.parametrize(("is_valid", "code"), [(True, 0), (False, 1)])
+def test_a_run_that_is_not_valid_ends_with_1(
+    is_valid: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"LoadGen, llama2-70b Offline": {"valid": is_valid}}
+    monkeypatch.setattr(bench, "measure", lambda *_: found)
+    assert bench.main(["--url", "http://service", "--loadgen", "Offline", "--json"]) == code

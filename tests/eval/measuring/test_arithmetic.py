@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from eval.measuring.arithmetic import FULL_SIZE, CallWork, Shapes, configs_of, work_of
+from eval.h200.page import RECORDS
+from eval.measuring.arithmetic import (
+    FULL_SIZE,
+    CallWork,
+    Shapes,
+    calls_a_picture,
+    configs_of,
+    work_of,
+)
 from eval.measuring.ceilings import Ceilings
 
 TERA = 1e12
@@ -30,6 +38,20 @@ def test_the_full_size_networks_compute_what_is_published(
 ) -> None:
     found = full[name].flops / TERA
     assert found == pytest.approx(PUBLISHED[name], rel=0.02), f"{found} TFLOP"
+
+
+def test_the_h200s_page_has_the_floors_of_this_arithmetic(full: dict[str, CallWork]) -> None:
+    halves, eight = [], []
+    for deep in (20, 10):
+        counts = calls_a_picture(deep, 20 - deep)
+        work = {name: count * full[name].flops / TERA for name, count in counts.items()}
+        steps = work["unet_deep"] + work["unet_shallow"]
+        rest = sum(work.values()) - steps
+        halves.append(f"{1000 * (steps + rest) / 790:.0f}")
+        eight.append(f"{1000 * (steps / 1979 + rest / 790):.0f}")
+    page = " ".join(RECORDS.split())
+    assert f"{' and '.join(halves)} ms in fp16 at 790 TFLOP/s" in page, halves
+    assert f"{' and '.join(eight)} ms with the steps in 8 bits at 1979" in page, eight
 
 
 def test_weights_have_the_bytes_of_their_precision(full: dict[str, CallWork]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.quality.sources import AT_ONCE, at_once
+from eval.quality.sources import AT_ONCE, at_once, image_model
 
 
 @pytest.mark.parametrize(
@@ -22,10 +22,10 @@ from eval.quality.sources import AT_ONCE, at_once
 def test_the_service_says_how_many(models: dict[str, Any], needed: int) -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
     with httpx.Client(base_url="http://service", transport=transport) as http:
-        assert at_once(http) == needed
+        assert at_once(image_model(http)) == needed
 
 
 def test_one_that_does_not_say_gets_a_few() -> None:
     transport = httpx.MockTransport(lambda request: httpx.Response(404))
     with httpx.Client(base_url="http://service", transport=transport) as http:
-        assert at_once(http) == AT_ONCE
+        assert at_once(image_model(http)) == AT_ONCE

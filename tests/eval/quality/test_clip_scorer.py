@@ -23,6 +23,8 @@ from tests.eval.conftest import Noise
 
 CAPTIONS = ["a red circle on a blue background", "a ring", "two green stars"]
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+TINY_VISION = {**TINY, "num_attention_heads": 2, "image_size": 64, "patch_size": 32}
+TINY_TEXT = {**TINY, "num_attention_heads": 2}
 
 
 def test_it_agrees_with_transformers_on_the_embedded_model(judges: Judges) -> None:
@@ -41,8 +43,8 @@ def test_it_agrees_with_transformers_on_the_embedded_model(judges: Judges) -> No
 
 def test_it_agrees_with_transformers_on_clips_own_preprocessing() -> None:
     config = CLIPConfig(
-        vision_config={**TINY, "num_attention_heads": 2, "image_size": 64, "patch_size": 32},
-        text_config={**TINY, "num_attention_heads": 2, "vocab_size": 646, "eos_token_id": 645},
+        vision_config=TINY_VISION,
+        text_config={**TINY_TEXT, "vocab_size": 646, "eos_token_id": 645},
         projection_dim=16,
     )
     torch.manual_seed(0)
@@ -54,6 +56,13 @@ def test_it_agrees_with_transformers_on_clips_own_preprocessing() -> None:
         out = model(pixel_values=as_clip_does(pictures, 64), **tokens)
     expected = (100 * out.logits_per_image / model.logit_scale.exp()).diagonal()
     assert scorer.scores(pictures, CAPTIONS) == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_scores_are_summed_where_they_are_computed() -> None:
+    """`meta` stands for a GPU, and computes nothing."""
+    config = CLIPConfig(vision_config=TINY_VISION, text_config=TINY_TEXT)
+    scorer = ClipScorer(CLIPModel(config), None, lambda _: torch.empty(0), "meta")
+    assert scorer._metric.score.device.type == "meta"
 
 
 def test_clips_preprocessing_is_the_published_one() -> None:
@@ -85,10 +94,7 @@ def test_a_folder_without_a_model_is_refused() -> None:
 
 
 def test_another_clip_is_refused(tmp_path: Path) -> None:
-    config = CLIPConfig(
-        vision_config={**TINY, "num_attention_heads": 2, "image_size": 64, "patch_size": 32},
-        text_config={**TINY, "num_attention_heads": 2},
-    )
+    config = CLIPConfig(vision_config=TINY_VISION, text_config=TINY_TEXT)
     CLIPModel(config).save_pretrained(tmp_path)
     Scorer().tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InvalidParams, match="clip: .*needed a folder of openai/clip.*hidden"):

@@ -72,6 +72,21 @@ def test_chunks_of_another_size_give_the_same_scores(
         assert found.figures[name].value == pytest.approx(expected, rel=1e-5), name
 
 
+def test_pictures_are_kept_that_were_scored_before_anyone_asked_for_them(
+    task: QualityTask, tmp_path: Path
+) -> None:
+    run(task, Noise(), tmp_path / "out")
+    again, kept = Noise(), tmp_path / "kept"
+    Evaluation(task, again, tmp_path / "out", save=kept).run(rounds=1)
+    assert [path.name for path in sorted(kept.iterdir())] == [
+        f"{i:06}.png" for i in range(len(task.captions))
+    ]
+    (kept / f"{CHUNK:06}.png").unlink()
+    again.asked.clear()
+    Evaluation(task, again, tmp_path / "out", save=kept).run(rounds=1)
+    assert again.asked == [list(range(CHUNK, 2 * CHUNK))], "that chunk alone"
+
+
 def test_another_evaluations_findings_are_not_mixed_in(task: QualityTask, tmp_path: Path) -> None:
     run(task, Noise(), tmp_path)
     other = replace(task, captions=(*task.captions[:-1], "a ring"))

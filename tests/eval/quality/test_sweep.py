@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from eval.measuring.bootstrap import Interval
 from eval.measuring.timing import Spread
@@ -57,6 +58,48 @@ def test_a_grid_is_a_product(tmp_path: Path) -> None:
     path.write_text('[{"speed": [1]}]')
     with pytest.raises(InvalidParams, match="grid: .*speed"):
         settings_of(str(path))
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "grid", "said"),
+    [
+        (False, {"precision": ["int9"]}, "precision: 'int9' .*needed one of fp32, fp16, int8, fp8"),
+        (False, {"precision": ["bf16"]}, "precision: 'bf16' .*needed one of fp32"),
+        (False, {"steps": [20, 0]}, "steps: 0 is not allowed"),
+        (False, {"scheduler": ["eule"]}, "scheduler: 'eule' is not allowed"),
+        (False, {"cut": ["fresh"]}, "cut: 'fresh' .*needed one of reference, fresh_skips"),
+        (
+            True,
+            {"precision": ["int8"], "cut": ["fresh_skips"]},
+            "cut: .*needed reference, the only",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_be_measured_is_refused_before_any_is(
+    has_gpu: bool,
+    grid: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps([grid]))
+    with pytest.raises(InvalidParams, match=said):
+        settings_of(str(path))
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "grid"),
+    [(True, {"precision": ["bf16"]}), (False, {"precision": ["int8"], "cut": ["fresh_skips"]})],
+)
+def test_what_only_some_machines_measure_is_taken_there(
+    has_gpu: bool, grid: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps([grid]))
+    assert len(settings_of(str(path))) == 2
 
 
 def test_tuned_plans_are_settings_as_sdxl_tune_wrote_them(tmp_path: Path) -> None:

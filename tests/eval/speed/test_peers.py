@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from eval.measuring.energy import meter
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Spread, take_turns
 from eval.speed import peers
 from eval.speed.peers import figures, keep, table
-from eval.speed.variants import CACHED, EAGER, name_of
+from eval.speed.variants import CACHED, EAGER, BenchSetting, name_of
 
 OURS = ["torch:fp32"]
 OPTIONS = argparse.Namespace(rounds=3, price_per_hour=2.0, ours=OURS)
@@ -77,3 +78,13 @@ def test_the_table_names_everyone() -> None:
 def test_without_nvml_nothing_is_metered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert meter() is None
+
+
+def test_peak_memory_is_the_variants_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a process that holds 50 GiB of the GPU's 100."""
+    free = iter([50, 42])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free) * 2**30, 100 * 2**30))
+    monkeypatch.setattr(peers, "load_one", lambda *_: lambda prompts: None)
+    options = argparse.Namespace(memory_of=EAGER, ours=OURS, batch=[1])
+    assert peers.peak_bytes(BenchSetting("mini", 64), options) == 8 * 2**30
