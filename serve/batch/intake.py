@@ -22,7 +22,7 @@ from serve.batch.editing import IMAGE, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
 from serve.errors import Problem, invalid, of_params
-from serve.front.image_orders import check_limits, params_of
+from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
@@ -110,7 +110,7 @@ class Intake:
             # Whether there is a mask is known when the image is read.
             params.for_edit(has_mask=not params.is_upscaled) if pictures else params.check_plain()
             if self.sizes and params.width and params.height:
-                params.check_result(self.sizes)
+                params.check_result(served_sizes(ModelCard(self.model, self.sizes), self.limits))
         return images, pictures
 
     def _image(

@@ -15,6 +15,11 @@ from sdxl.params import InvalidParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.reading import COLUMNS, Record, count, find_inputs, read
 from serve.batch.rows import MAX_NAME, BatchRow, content_id, seed_of, stem_of
+from serve.errors import Problem
+from serve.front.image_orders import orders_of
+from serve.front.openai_images import ImageRequest
+from serve.orders import ModelCard
+from serve.settings import ServeSettings
 from tests.serve.batch.drawers import jsonl
 
 SIZES = Sizes(128, 64, 512)
@@ -254,6 +259,22 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
         strict=True,
     ):
         assert row.error and said in row.error, row.error
+
+
+@pytest.mark.parametrize("max_side", [0, 256, 64])
+def test_a_line_of_the_batch_api_may_ask_what_the_service_may_be_asked(max_side: int) -> None:
+    card, limits = ModelCard("sdxl-mini", SIZES), ServeSettings(max_side=max_side)
+    sized = {"prompt": "a", "size": "192x192"}
+    bodies = [{"prompt": "a"}, *({**sized, "upscale": times} for times in (1, 2, 4))]
+    for body in bodies:
+        line = {"custom_id": "x", "method": "POST", "url": "/v1/images/generations", "body": body}
+        (row,) = replace(intake(), limits=limits).rows([Record("line 1", line)])
+        try:
+            orders_of(ImageRequest(**body), card, limits, 0, 1.0)
+            refusal = None
+        except Problem as problem:
+            refusal = problem.message
+        assert row.error == refusal, body
 
 
 def test_a_txt_line_is_a_prompt_and_empty_lines_are_nothing(tmp_path: Path) -> None:
