@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from serve.batch.reading import Record, read_jsonl
+from serve.batch.rows import MAX_ID
 from serve.errors import Problem
 from serve.models import ImageModel, choose
 from serve.settings import MAX_N
 
 MOST_ERRORS = 100
-MAX_ID = 512
 FIELDS = ("custom_id", "method", "url", "body")
 
 
