@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sdxl.handover import in_threads
-from sdxl.params import InvalidParams
+from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
 from serve.batch import ledger
 from serve.batch.job import BatchJob
@@ -95,12 +95,18 @@ def judge(read: Any, entry: Entry) -> str | None:
             size = image.size
     except BrokenPicture as error:
         return f"{entry.file}: {error}"
-    wanted = entry.params.get("width"), entry.params.get("height")
-    # Of a masked part that was worked at by itself the whole image comes back.
-    is_part = entry.params.get("mask_padding") is not None
-    if not is_part and None not in wanted and size != wanted:
+    wanted = wanted_size(entry)
+    if wanted is not None and size != wanted:
         return f"{entry.file}: {size[0]}x{size[1]}, wanted {wanted[0]}x{wanted[1]}"
     return None
+
+
+def wanted_size(entry: Entry) -> tuple[int, int] | None:
+    """None where the ledger does not tell it."""
+    params = GenerationParams.from_dict(entry.params)
+    # Of a masked part that was worked at by itself the whole image comes back.
+    is_part = params.mask_padding is not None
+    return None if is_part or not (params.width and params.height) else params.result_size
 
 
 def extra_files(store: Store, shard: str, pictures: list[Entry]) -> list[str]:

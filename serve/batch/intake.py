@@ -20,9 +20,9 @@ from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, places
 from serve.batch.reading import COLUMNS, ID, Record
-from serve.batch.rows import BatchRow, ShardPiece, content_id, seed_of, stem_of
+from serve.batch.rows import MAX_ID, BatchRow, ShardPiece, content_id, seed_of, stem_of
 from serve.errors import Problem, invalid, of_params
-from serve.front.image_orders import check_limits, params_of
+from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
@@ -110,7 +110,7 @@ class Intake:
             # Whether there is a mask is known when the image is read.
             params.for_edit(has_mask=not params.is_upscaled) if pictures else params.check_plain()
             if self.sizes and params.width and params.height:
-                params.check_result(self.sizes)
+                params.check_result(served_sizes(ModelCard(self.model, self.sizes), self.limits))
         return images, pictures
 
     def _image(
@@ -203,7 +203,10 @@ class Unreadable(ValueError):
 def id_of(given: object) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise InvalidParams("id", given, "needed text")
-    return str(given)
+    id_ = str(given)
+    if not 1 <= len(id_) <= MAX_ID:
+        raise InvalidParams("id", id_[:40], f"needed 1 to {MAX_ID} characters")
+    return id_
 
 
 def picture_id(id_: str, index: int, n: int) -> str:

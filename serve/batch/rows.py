@@ -16,8 +16,10 @@ from urllib.parse import quote
 from sdxl.params import DRAWN_SEEDS, GenerationParams, InvalidParams
 from serve.errors import Problem
 
+MAX_ID = 512
+"""characters"""
 MAX_NAME = 200
-"""bytes of a file's name without its ending; file systems allow 255 in all"""
+"""bytes of a file's name that an id may take by itself; file systems allow 255 in all"""
 ID_HEX = 24
 
 
@@ -71,17 +73,18 @@ def seed_of(id_: str) -> int:
 
 
 def stem_of(id_: str) -> str:
-    """A file name for an id: one for one, and without any character that means something to a
-    file system, a shell or a URL."""
+    """A file name for an id, without its ending: one for one, and without any character that means
+    something to a file system, a shell or a URL."""
     try:
         stem = quote(id_, safe="")
     except UnicodeEncodeError:
         raise InvalidParams("id", id_, "needed valid Unicode, without lone surrogates") from None
     if stem.startswith("."):
         stem = "%2E" + stem[1:]
-    if not 1 <= len(stem) <= MAX_NAME:
-        raise InvalidParams("id", id_[:40], f"needed 1 to {MAX_NAME} characters as a file name")
-    return stem
+    if len(stem) <= MAX_NAME:
+        return stem
+    # Longer than any that is whole, and so the name of no other id.
+    return f"{stem[:MAX_NAME]}-{hashlib.sha256(id_.encode()).hexdigest()[:ID_HEX]}"
 
 
 def shard_name(shard: int) -> str:

@@ -172,8 +172,10 @@ class FileAppender:
             raise OutputError(self.path, error) from error
 
     def close(self) -> None:
+        # The system gives the number to the next file: who adds late must not write into that one.
+        file, self._file = self._file, -1
         with suppress(OSError):
-            os.close(self._file)
+            os.close(file)
 
 
 def file_sizes(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:

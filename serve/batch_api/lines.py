@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from serve.batch.reading import Record, read_jsonl
+from serve.batch.rows import MAX_ID
 from serve.errors import Problem
 from serve.models import ImageModel, choose
 from serve.settings import MAX_N
 
 MOST_ERRORS = 100
-MAX_ID = 512
 FIELDS = ("custom_id", "method", "url", "body")
 
 
@@ -83,8 +83,10 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
             raise WrongLine("missing_required_parameter", f"{name}: is missing", name)
     for name in record.values:
         if name not in FIELDS:
-            needed = f"{name[:100]}: is not known; needed {', '.join(FIELDS)}"
-            raise WrongLine("unknown_parameter", needed, name[:100])
+            # It may be no Unicode, and then no record could be read back.
+            shown = name[:100].encode(errors="backslashreplace").decode()
+            needed = f"{shown}: is not known; needed {', '.join(FIELDS)}"
+            raise WrongLine("unknown_parameter", needed, shown)
     id_, method, url, body = (record.values[name] for name in FIELDS)
     if not isinstance(id_, str) or not 1 <= len(id_) <= MAX_ID:
         raise WrongLine("invalid_custom_id", f"needed text of 1 to {MAX_ID}", "custom_id")

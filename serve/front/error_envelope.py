@@ -28,7 +28,10 @@ ALIVE = ("/healthz", LIVE)
 """answered to the very end"""
 PROBES = (*ALIVE, "/readyz", READY, "/metrics")
 """Asked every second or so: a line for each would hide the others."""
-WORDS = ("prompt", "negative_prompt", "messages", "text")
+WORDS = (
+    *("prompt", "negative_prompt", "messages", "text", "suffix"),
+    *("hr_prompt", "hr_negative_prompt", "styles", "infotext", "firstpass_image", "init_images"),
+)
 """What a refusal may quote that is a person's own; of these the log has no more than the code."""
 MAX_REASON = 300
 REFUSED = "refused"

@@ -1,7 +1,8 @@
 """Under which names the service may be asked: what keeps another site's page in a browser out.
 
 A page may point a name of its own at this machine (DNS rebinding), and then every answer is its to
-read. An address written as one cannot be pointed anywhere, so it always passes. It knows no routes.
+read. An address written as one cannot be pointed anywhere, so a request may always be sent to it; a
+page that lies at another address than this is another site's. It knows no routes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from serve.errors import Problem
-from serve.settings import ServeSettings
+from serve.settings import ServeSettings, is_loopback
 
 ANY = "*"
 LOCAL = "localhost"
@@ -32,13 +33,19 @@ class Hosts:
         """Raises Problem. What sends no `Host` is no browser; an `Origin` is the page that asks."""
         if ANY in self.names:
             return
-        for field, name in (("Host", host and name_in(f"//{host}")), ("Origin", page_of(origin))):
-            if name is not None and not self._is_ours(name):
-                message = f"{field}: {name[:100]!r} is not a name of this service; see --hosts."
-                raise Problem(403, message, None, "host_not_allowed")
+        asked, page = host and name_in(f"//{host}"), page_of(origin)
+        if asked is not None and not (self._is_ours(asked) or is_address(asked)):
+            raise refused("Host", asked)
+        if page is not None and page != asked and not self._is_ours(page):
+            raise refused("Origin", page)
 
     def _is_ours(self, name: str) -> bool:
-        return name in self.names or is_local(name) or is_address(name)
+        return name in self.names or is_local(name) or is_loopback(name)
+
+
+def refused(field: str, name: str) -> Problem:
+    message = f"{field}: {name[:100]!r} is not a name of this service; see --hosts."
+    return Problem(403, message, None, "host_not_allowed")
 
 
 def page_of(origin: str | None) -> str | None:

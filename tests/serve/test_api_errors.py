@@ -11,6 +11,11 @@ import httpx
 import pytest
 
 from serve.errors import Problem
+from serve.front.a1111.wire import TextToImage
+from serve.front.a1111.wire import request_of as webui_request
+from serve.front.error_envelope import reason_of
+from serve.front.openai_text import CompletionRequest, check
+from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client, error_of, post
 from tests.serve.workers import fake, fake_pipeline, running
@@ -241,3 +246,28 @@ def test_a_problem_survives_pickling() -> None:
     problem = Problem(429, "m", "p", "c", 1.5)
     again = pickle.loads(pickle.dumps(problem))
     assert again.body() == problem.body() and again.retry_after_s == 1.5
+
+
+SECRET = "a secret wish"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("hr_prompt", "hr_negative_prompt"),
+        *("infotext", "styles", "firstpass_image", "init_images"),
+    ],
+)
+def test_the_log_has_none_of_the_words_that_a_webui_client_sent(field: str) -> None:
+    asked = TextToImage.model_validate({"prompt": "a", "enable_hr": True, field: [SECRET]})
+    with pytest.raises(Problem) as caught:
+        webui_request(asked, {})
+    assert caught.value.param == field and SECRET in caught.value.message
+    assert reason_of(caught.value) == f"{field}: invalid_value"
+
+
+def test_the_log_has_none_of_the_words_that_should_follow_a_completion() -> None:
+    asked = CompletionRequest(prompt="a", suffix=SECRET)
+    with pytest.raises(Problem, match=SECRET) as caught:
+        check(asked, "m", ServeSettings())
+    assert reason_of(caught.value) == "suffix: invalid_value"

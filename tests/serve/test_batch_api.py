@@ -185,6 +185,7 @@ WRONG_FILES: dict[str, tuple[tuple[Any, ...], str, int | None]] = {
     "get": ((line("a") | {"method": "GET"},), "invalid_method", 1),
     "no id": (({"method": "POST", "url": URL, "body": {}},), "missing_required_parameter", 1),
     "a picture on disk": ((line("a") | {"image": "/etc/passwd"},), "unknown_parameter", 1),
+    "a name that is no Unicode": ((line("a") | {"\ud800": 1},), "unknown_parameter", 1),
     "nothing": (("",), "empty_file", None),
     "too many": (tuple(line(str(i)) for i in range(4)), "too_many_requests", None),
 }

@@ -53,7 +53,13 @@ def test_another_name_is_refused(worker: Worker, host: str, method: str, path: s
     assert answer.status_code == 403 and error_of(answer)["code"] == "host_not_allowed"
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://evil.example:8000", "null"])
+FOREIGN_PAGES = (
+    *("https://evil.example", "http://evil.example:8000", "null"),
+    *("http://203.0.113.5", "https://203.0.113.5:8000", "http://[2001:db8::5]"),
+)
+
+
+@pytest.mark.parametrize("origin", FOREIGN_PAGES)
 def test_another_site_s_page_cannot_order_pictures(worker: Worker, origin: str) -> None:
     """Such as by text/plain, for which browsers do not ask first."""
     answer = ask(worker, "POST", GENERATE, {"origin": origin, "content-type": "text/plain"})
@@ -63,6 +69,16 @@ def test_another_site_s_page_cannot_order_pictures(worker: Worker, origin: str) 
 @pytest.mark.parametrize("origin", ["http://localhost:8000", "http://127.0.0.1:8000"])
 def test_our_own_page_orders_pictures(worker: Worker, origin: str) -> None:
     assert ask(worker, "POST", GENERATE, {"origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3:8000", "[fd00::1]:8000"])
+def test_the_page_at_the_address_that_is_asked_orders_pictures(
+    worker: Worker, address: str
+) -> None:
+    headers = {"host": address, "origin": f"http://{address}"}
+    assert ask(worker, "POST", GENERATE, headers).status_code == 200
+    headers["origin"] = "http://203.0.113.5"
+    assert ask(worker, "POST", GENERATE, headers).status_code == 403
 
 
 @pytest.mark.parametrize(

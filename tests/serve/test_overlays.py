@@ -14,7 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from serve.settings import ServeSettings
+from sdxl.params import InvalidParams
+from serve.settings import ServeSettings, read
 from tests.serve.rayservice_schema import RAY_SERVICE
 from tests.serve.services import ROOT
 from tests.serve.test_deploy import KUBERNETES, kuberay, serve_configs
@@ -80,6 +81,30 @@ def test_its_settings_are_those_of_the_plain_config_and_fit_its_pods(name: str, 
     llm = 0 if settings.llm == "none" else settings.llm_replicas
     assert gpus == (settings.replicas + llm if settings.device == "gpu" else 0)
     assert (container["image"] == "sdxl:llm") == bool(llm)
+
+
+def pod_specs(facts: Any) -> list[dict[str, Any]]:
+    """Whatever has containers, at any depth."""
+    inner = list(facts.values()) if isinstance(facts, dict) else facts
+    found = [facts] if isinstance(facts, dict) and "containers" in facts else []
+    return found + [s for each in inner if isinstance(each, dict | list) for s in pod_specs(each)]
+
+
+def assert_no_service_is_told(documents: list[dict[str, Any]]) -> None:
+    specs = pod_specs(documents)
+    assert len(specs) == 3, "the head, the workers, Redis"
+    assert [spec.get("enableServiceLinks") for spec in specs] == [False] * 3
+
+
+def test_no_pod_is_told_of_services_which_settings_would_refuse() -> None:
+    with pytest.raises(InvalidParams, match="SDXL_SERVE_SVC_SERVICE_HOST"):
+        read(environment={"SDXL_SERVE_SVC_SERVICE_HOST": "10.96.0.1"})
+    assert_no_service_is_told(kuberay())
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_nor_is_one_of_an_overlay(name: str) -> None:
+    assert_no_service_is_told(overlay(name))
 
 
 def test_the_trial_needs_neither_models_nor_a_gpu() -> None:

@@ -122,7 +122,6 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
     if not asked.prompt:
         raise invalid("prompt", "prompt: needed text")
-    size = f"{asked.width}x{asked.height}" if asked.width and asked.height else None
     seed = None if asked.seed in (None, -1) else asked.seed
     fields = {
         "prompt": asked.prompt,
@@ -131,7 +130,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         "seed": seed,
         "steps": asked.steps,
         "guidance_scale": asked.cfg_scale,
-        "size": size,
+        "size": size_asked(asked),
         "n": asked.count,
         "scheduler": scheduler_asked(asked),
         "output_format": FORMATS[chosen.get(FORMAT, "png")],
@@ -143,6 +142,14 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
         first = error.errors()[0]
         name = str(first["loc"][0])
         raise invalid(name, f"{name}: {first['msg']}.") from None
+
+
+def size_asked(asked: TextToImage) -> str | None:
+    """None where neither side is said."""
+    for name, side, other in (("width", asked.width, "height"), ("height", asked.height, "width")):
+        if not side and (asked.width or asked.height):
+            raise invalid(name, f"{name}: needed it beside {other}, or neither of them")
+    return f"{asked.width}x{asked.height}" if asked.width else None
 
 
 def upscale_of(asked: TextToImage) -> dict[str, Any]:

@@ -87,10 +87,10 @@ class Drawer:
 
 def draw(order: ImageOrder) -> bytes:
     params = order.params
-    assert params.width and params.height and params.seed is not None
+    assert params.seed is not None
     colours = np.random.default_rng(params.seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-    file, size = io.BytesIO(), (params.width, params.height)
-    picture = Image.fromarray(colours).resize(size, Image.Resampling.NEAREST)
+    file = io.BytesIO()
+    picture = Image.fromarray(colours).resize(params.result_size, Image.Resampling.NEAREST)
     picture.save(file, order.format.upper())
     return file.getvalue()
 

@@ -135,6 +135,19 @@ def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
             store.get("images/000000/a.png")
 
 
+def test_who_adds_to_a_closed_ledger_is_told_and_writes_into_no_other_file(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "out", "run")
+    store.prepare("ledger")
+    book = store.append("000000")
+    book.close()
+    with (tmp_path / "other").open("w+") as other:
+        with pytest.raises(OutputError, match=r"000000\.jsonl"):
+            book.add(b"late\n")
+        assert other.read() == ""
+        book.close()
+        other.write("its file is still open")
+
+
 def test_after_a_torn_line_the_next_one_is_whole(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "out", "run")
     store.prepare("ledger")

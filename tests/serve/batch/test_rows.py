@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from sdxl.checkpoint import find
 from sdxl.params import InvalidParams, Sizes
 from serve.batch.intake import Intake
+from serve.batch.ledger import FILE
 from serve.batch.reading import COLUMNS, Record, count, find_inputs, read
-from serve.batch.rows import MAX_NAME, BatchRow, content_id, seed_of, stem_of
+from serve.batch.rows import MAX_ID, MAX_NAME, BatchRow, content_id, seed_of, stem_of
+from serve.errors import Problem
+from serve.front.image_orders import orders_of
+from serve.front.openai_images import ImageRequest
+from serve.orders import ModelCard
+from serve.settings import ServeSettings
 from tests.serve.batch.drawers import jsonl
 
 SIZES = Sizes(128, 64, 512)
@@ -46,10 +52,26 @@ def test_names_that_mean_something_to_a_file_system_are_encoded(id_: str, tmp_pa
     assert path.parent == tmp_path.resolve() and path.name.endswith(".png")
 
 
-@pytest.mark.parametrize("id_", ["", "x" * (MAX_NAME + 1)])
-def test_an_id_that_is_no_file_name_is_refused(id_: str) -> None:
-    with pytest.raises(InvalidParams, match="id"):
-        stem_of(id_)
+def test_long_ids_have_file_names_of_their_own(tmp_path: Path) -> None:
+    ends = [f"{i:03d}" for i in range(3)]
+    ids = [c * (MAX_ID - 3) + end for c in "x.аあ😀" for end in ends]
+    ids += ["x" * length for length in range(MAX_NAME - 1, MAX_NAME + 26)]
+    stems = {stem_of(id_) for id_ in ids} | {stem_of(stem_of("x" * MAX_ID))}
+    assert len(stems) == len(ids) + 1
+    for stem in stems:
+        (tmp_path / f"{stem}.webp").touch()
+        assert FILE.fullmatch(f"images/000000/{stem}.webp")
+    assert stem_of("x" * MAX_NAME) == "x" * MAX_NAME
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_id_has_a_character_and_no_more_than_a_custom_id_may_have(
+    n: int, tmp_path: Path
+) -> None:
+    source = jsonl(tmp_path, [{"prompt": "a", "id": "あ" * k} for k in (0, 1, MAX_ID, MAX_ID + 1)])
+    assert [row.error is None for row in rows_of(source, n=n)] == [
+        *(False, *[True] * 2 * n, False),
+    ]
 
 
 def test_ids_and_seeds_follow_from_content_whatever_the_order_and_the_defaults(
@@ -92,7 +114,7 @@ def test_a_rows_own_values_go_before_the_flags(tmp_path: Path) -> None:
         ({"prompt": "a", "steps": "4"}, "steps: '4'"),
         ({"prompt": "a", "seed": 1.5}, "seed: 1.5"),
         ({"prompt": "a", "id": ["x"]}, "id: "),
-        ({"prompt": "a", "id": "x" * 300}, "id: "),
+        ({"prompt": "a", "id": "x" * 600}, "id: "),
         ({"prompt": "a", "id": "\ud800"}, "id: "),
         ({"prompt": "\ud800"}, "prompt: "),
         ({"prompt": "a", "guidance_scale": 10**400}, "guidance: "),
@@ -254,6 +276,22 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
         strict=True,
     ):
         assert row.error and said in row.error, row.error
+
+
+@pytest.mark.parametrize("max_side", [0, 256, 64])
+def test_a_line_of_the_batch_api_may_ask_what_the_service_may_be_asked(max_side: int) -> None:
+    card, limits = ModelCard("sdxl-mini", SIZES), ServeSettings(max_side=max_side)
+    sized = {"prompt": "a", "size": "192x192"}
+    bodies = [{"prompt": "a"}, *({**sized, "upscale": times} for times in (1, 2, 4))]
+    for body in bodies:
+        line = {"custom_id": "x", "method": "POST", "url": "/v1/images/generations", "body": body}
+        (row,) = replace(intake(), limits=limits).rows([Record("line 1", line)])
+        try:
+            orders_of(ImageRequest(**body), card, limits, 0, 1.0)
+            refusal = None
+        except Problem as problem:
+            refusal = problem.message
+        assert row.error == refusal, body
 
 
 def test_a_txt_line_is_a_prompt_and_empty_lines_are_nothing(tmp_path: Path) -> None:
