@@ -29,7 +29,7 @@ from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded,
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
 from sdxl.policy import Limits
-from sdxl.prompt import MAX_TOKENS, count_tokens
+from sdxl.prompt import BODY, MAX_TOKENS, count_tokens
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
 from sdxl.upscaling import enlarged_latents, enlarged_picture
@@ -107,6 +107,11 @@ class Pipeline:
         low, high = (side * self.engines.arch.vae_scale for side in self.engines.latent_sides)
         return replace(sizes, minimum=max(sizes.minimum, low), maximum=min(sizes.maximum, high))
 
+    @property
+    def most_tokens(self) -> int:
+        """Of a prompt, as far as the engines were built for it."""
+        return min(self.engines.most_chunks * BODY, MAX_TOKENS)
+
     def resolve(self, params: GenerationParams) -> GenerationParams:
         return params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
 
@@ -134,7 +139,7 @@ class Pipeline:
         """A resolved request's rows; raises InvalidParams for what cannot be encoded, or has more
         than `most` tokens."""
         known, how = self.checkpoint, self.embeds_guidance
-        found = known.tokenizers, known.force_zeros, most
+        found = known.tokenizers, known.force_zeros, min(most, self.most_tokens)
         return tokenize_rows(params, *found, embeds_guidance=how)
 
     def count_tokens(self, prompt: str) -> int:

@@ -97,8 +97,8 @@ class Worker:
         provenance: Provenance = UNMARKED,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
-        self.max_prompt_tokens, self.stall_s = whole_chunks(max_prompt_tokens), stall_s
-        self.tracer, self.provenance = tracer, provenance
+        self.max_prompt_tokens = min(whole_chunks(max_prompt_tokens), pipeline.most_tokens)
+        self.stall_s, self.tracer, self.provenance = stall_s, tracer, provenance
         self.meters = WorkerMetrics()
         self._jobs: set[ImageJob] = set()
         self._is_closed = False
