@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sdxl import schedulers
-from sdxl.abilities import can_edit, check_able
+from sdxl.abilities import can_edit, check_able, check_schedules
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.deepcache import StepPlan, deep_count, plan_of
@@ -130,8 +130,7 @@ class Pipeline:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""
         check_able(self.engines, params)
         resolved = self.resolve(params)
-        for leg in resolved.legs:
-            schedulers.table(leg.scheduler, leg.steps, self.checkpoint.scheduler)
+        check_schedules(resolved, self.checkpoint.scheduler)
         self.tokenize(resolved)
         return resolved
 

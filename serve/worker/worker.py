@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdxl import images
-from sdxl.abilities import check_able
+from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
@@ -254,6 +254,7 @@ class Worker:
         # Before its text is looked at: who is refused under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         check_able(self.pipeline.engines, params)
+        check_schedules(params, self.pipeline.checkpoint.scheduler)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params, self.max_prompt_tokens)
         assert rows[0] is not None
