@@ -215,13 +215,13 @@ class GenerationParams:
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
+        self._check_taken("strength", self.steps, self.strength)
         for name in ("deep_steps", "guided_steps"):
             numbers = getattr(self, name)
-            if numbers is not None and numbers[-1] >= self.steps:
-                raise InvalidParams(name, numbers, needed_steps(self.steps))
+            if numbers is not None and numbers[-1] >= self.taken_steps:
+                raise InvalidParams(name, numbers, needed_steps(self.taken_steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
             raise InvalidParams("deep_steps", self.deep_steps, "needed 0 the first of them")
-        self._check_taken("strength", self.steps, self.strength)
         if self.is_upscaled:
             strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
             self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
