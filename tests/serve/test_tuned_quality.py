@@ -61,6 +61,13 @@ def test_an_edit_that_names_no_strength_has_the_plan_where_it_takes_all_steps(
     assert order.params.deep_steps == (TUNED.deep_steps if is_masked else None)
 
 
+def test_an_image_that_is_only_upscaled_has_a_quality_without_its_plan() -> None:
+    request = ImageRequest(prompt="a ring", quality="low", upscale=1.5, size="128x128")
+    wanted, _ = prepared(request, GivenImage.read(png()), CARD, ServeSettings())
+    (order,) = orders_of(wanted, CARD, ServeSettings(), 0, 60.0)
+    assert (order.params.strength, order.params.deep_steps) == (0.4, None)
+
+
 @pytest.mark.parametrize(("flags", "is_kept"), [((), False), (("--strength", "1"), True)])
 def test_a_rendered_edit_has_the_plan_where_it_takes_all_steps(
     flags: tuple[str, ...], is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
