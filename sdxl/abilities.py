@@ -1,10 +1,12 @@
-"""What a model's networks cannot be asked, said by the field that asks it."""
+"""What a model's networks and its schedule cannot be asked, said by the field that asks it."""
 
 from __future__ import annotations
 
+from sdxl import schedulers
 from sdxl.engine import Engines
 from sdxl.image_encoder import ENCODER
 from sdxl.params import LATENT, GenerationParams, InvalidParams
+from sdxl.schedulers import SchedulerConfig
 
 
 def can_edit(engines: Engines) -> bool:
@@ -26,3 +28,14 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
     if params.is_edit:
         raise InvalidParams("image", "an edit", needed)
     raise InvalidParams("upscale", params.upscale, f"{needed}; or upscaler {LATENT}")
+
+
+def check_schedules(params: GenerationParams, config: SchedulerConfig) -> None:
+    """That the scheduler has as many steps as each leg of a resolved request asks for."""
+    for field, leg in zip(("steps", "upscale_steps"), params.legs, strict=False):
+        try:
+            schedulers.table(leg.scheduler, leg.steps, config)
+        except InvalidParams as error:
+            if error.field != "steps":
+                raise
+            raise InvalidParams(field, error.value, error.allowed) from None

@@ -302,15 +302,23 @@ def _download(repo: str, revision: str | None) -> Path:
 
 def _files_of(repo: str, revision: str | None) -> list[str] | None:
     """What the hub has of it that is needed: one variant of each network's weights. None where the
-    hub does not answer."""
+    hub does not answer, or is out of order and the model was fetched before."""
     from huggingface_hub import HfApi
     from huggingface_hub.constants import DEFAULT_REVISION
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         info = HfApi().model_info(repo, revision=revision or DEFAULT_REVISION)
-    except HfHubHTTPError:
+    except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
+    except HfHubHTTPError:
+        if _fetched(repo, revision) is None:
+            raise
+        return None
     except Exception:
         # Of which kind, depends on the library's version; whoever asks next tells it.
         return None

@@ -10,6 +10,7 @@ policy and reads no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -296,6 +297,14 @@ class BufferPool:
         for index, buffers in enumerate(self._free):
             if buffers.key == key:
                 return self._free.pop(index)
+        with suppress(torch.OutOfMemoryError):
+            return self._allocated(key)
+        # Those of other shapes that nobody uses hold what this one lacks.
+        self._free.clear()
+        return self._allocated(key)
+
+    def _allocated(self, key: tuple[Axes, int, bool]) -> Buffers:
+        axes, bucket, with_cache = key
         sizes = {ROWS: bucket, **dict(axes)}
         device, layout = self._engines.device, self._engines.memory_format
         named = {

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sdxl.prompt import MAX_CHUNKS
 from sdxl.specs import Architecture, Cut, ModelSpec, ShapeError, TensorSpec, image_axes, latent_axes
 
 
@@ -66,6 +67,8 @@ class Engines:
     """Entered while a service warms up: the time to measure what makes later calls quicker."""
     latent_sides: tuple[int, int] | None = None
     """The smallest and the largest side that the engines were built for; None: any."""
+    most_chunks: int = MAX_CHUNKS
+    """Of the longest prompt that the engines were built for."""
     description: Mapping[str, Any] = field(default_factory=dict)
     """What runs behind them (backend, precision, …), for logs and metadata."""
 

@@ -7,7 +7,7 @@ metadata and the web page's controls are derived from the table. Without any hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, TypeVar, get_type_hints
@@ -215,20 +215,24 @@ class GenerationParams:
     def __post_init__(self) -> None:
         for each in PARAMETERS.values():
             each.check(getattr(self, each.name))
+        self._check_taken("strength", self.steps, self.strength)
         for name in ("deep_steps", "guided_steps"):
             numbers = getattr(self, name)
-            if numbers is not None and numbers[-1] >= self.steps:
-                raise InvalidParams(name, numbers, needed_steps(self.steps))
+            if numbers is not None and numbers[-1] >= self.taken_steps:
+                raise InvalidParams(name, numbers, needed_steps(self.taken_steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
             raise InvalidParams("deep_steps", self.deep_steps, "needed 0 the first of them")
-        self._check_taken("strength", self.steps, self.strength)
         if self.is_upscaled:
             strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
             self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
             return
-        for name in ("upscaler", "upscale_strength", "upscale_steps"):
+        unread = ("upscaler", "upscale_strength", "upscale_steps")
+        self._check_unsaid(unread, "needed upscale with it, above 1")
+
+    def _check_unsaid(self, names: Iterable[str], needed: str) -> None:
+        for name in names:
             if (value := getattr(self, name)) is not None:
-                raise InvalidParams(name, value, "needed upscale with it, above 1")
+                raise InvalidParams(name, value, needed)
 
     def _check_taken(self, name: str, steps: int, strength: float | None) -> None:
         if strength is not None and int(steps * strength) < 1:
@@ -269,11 +273,9 @@ class GenerationParams:
         anew at the larger size. Steps with numbers of their own are the first one's."""
         if not self.is_upscaled:
             return (self,)
-        plain = replace(
-            self, upscale=None, upscaler=None, upscale_strength=None, upscale_steps=None
-        )
+        bare = replace(self, upscale=None, upscaler=None, upscale_strength=None, upscale_steps=None)
         enlarged = replace(
-            plain,
+            bare,
             width=self.enlarged(self.width),
             height=self.enlarged(self.height),
             steps=self.upscale_steps or self.steps,
@@ -281,7 +283,7 @@ class GenerationParams:
             deep_steps=None,
             guided_steps=None,
         )
-        return plain, enlarged
+        return bare, enlarged
 
     @property
     def all_steps(self) -> int:
@@ -306,23 +308,21 @@ class GenerationParams:
             needed = "needed no mask with it; upscale the result by itself"
             raise InvalidParams("upscale", self.upscale, needed)
         if not has_mask:
-            for each in PARAMETERS.values():
-                if each.is_for_masks and (value := getattr(self, each.name)) is not None:
-                    raise InvalidParams(each.name, value, "needed a mask with it")
+            of_masks = (each.name for each in PARAMETERS.values() if each.is_for_masks)
+            self._check_unsaid(of_masks, "needed a mask with it")
         if self.is_upscaled and not self.is_edit:
+            anew = "for an image, or a strength to make it anew by first"
             if self.upscaler == LATENT:
-                needed = f"needed {LANCZOS} for an image, or a strength to make it anew by first"
-                raise InvalidParams("upscaler", LATENT, needed)
+                raise InvalidParams("upscaler", LATENT, f"needed {LANCZOS} {anew}")
+            self._check_unsaid(("deep_steps", "guided_steps"), f"needed none {anew}")
             return self.legs[-1]
         strength = PARAMETERS["strength"].edit_defaults[has_mask]
         return self if self.is_edit else replace(self, strength=strength)
 
     def check_plain(self) -> None:
         """That nothing is said of an image where none is given."""
-        for each in PARAMETERS.values():
-            value = getattr(self, each.name)
-            if each.is_for_edits and value is not None:
-                raise InvalidParams(each.name, value, "needed an image with it, to make it anew")
+        of_edits = (each.name for each in PARAMETERS.values() if each.is_for_edits)
+        self._check_unsaid(of_edits, "needed an image with it, to make it anew")
 
     @property
     def is_guided(self) -> bool:

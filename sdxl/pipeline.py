@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sdxl import schedulers
-from sdxl.abilities import can_edit, check_able
+from sdxl.abilities import can_edit, check_able, check_schedules
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.deepcache import StepPlan, deep_count, plan_of
@@ -29,7 +29,7 @@ from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded,
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
 from sdxl.policy import Limits
-from sdxl.prompt import MAX_TOKENS, count_tokens
+from sdxl.prompt import BODY, MAX_TOKENS, count_tokens
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
 from sdxl.upscaling import enlarged_latents, enlarged_picture
@@ -107,6 +107,11 @@ class Pipeline:
         low, high = (side * self.engines.arch.vae_scale for side in self.engines.latent_sides)
         return replace(sizes, minimum=max(sizes.minimum, low), maximum=min(sizes.maximum, high))
 
+    @property
+    def most_tokens(self) -> int:
+        """Of a prompt, as far as the engines were built for it."""
+        return min(self.engines.most_chunks * BODY, MAX_TOKENS)
+
     def resolve(self, params: GenerationParams) -> GenerationParams:
         return params.resolve(self.sizes, lambda: secrets.randbelow(DRAWN_SEEDS))
 
@@ -125,8 +130,7 @@ class Pipeline:
         """The same, resolved; raises InvalidParams for what this model cannot be asked."""
         check_able(self.engines, params)
         resolved = self.resolve(params)
-        for leg in resolved.legs:
-            schedulers.table(leg.scheduler, leg.steps, self.checkpoint.scheduler)
+        check_schedules(resolved, self.checkpoint.scheduler)
         self.tokenize(resolved)
         return resolved
 
@@ -134,7 +138,7 @@ class Pipeline:
         """A resolved request's rows; raises InvalidParams for what cannot be encoded, or has more
         than `most` tokens."""
         known, how = self.checkpoint, self.embeds_guidance
-        found = known.tokenizers, known.force_zeros, most
+        found = known.tokenizers, known.force_zeros, min(most, self.most_tokens)
         return tokenize_rows(params, *found, embeds_guidance=how)
 
     def count_tokens(self, prompt: str) -> int:

@@ -38,23 +38,30 @@ class Preset:
         """The parameters of a picture that it stands for."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def beside(self, given: Mapping[str, Any], *, is_named: bool = True) -> dict[str, Any]:
+    def beside(
+        self,
+        given: Mapping[str, Any],
+        *,
+        is_named: bool = True,
+        edit_strength: float | None = None,
+    ) -> dict[str, Any]:
         """The same where others are given: those go first, and deep steps that were chosen for
         another course than theirs are left out. So is the interval where others have few steps, and
-        nobody named this preset."""
-        own = {"scheduler": GenerationParams.scheduler, **self.values()}
-        said = {name: given[name] for name in COURSE if given.get(name) is not None}
-        values = {**self.values(), **{n: v for n, v in given.items() if v is not None}}
+        nobody named this preset. `edit_strength` is what an edit takes where others name none."""
+        own = {"scheduler": GenerationParams.scheduler, "strength": 1.0, **self.values()}
+        others = {name: value for name, value in given.items() if value is not None}
+        course = {"strength": edit_strength, **others}
+        said = {name: course[name] for name in COURSE if course.get(name) is not None}
+        values = {**self.values(), **others}
         if "deep_steps" not in said and any(own.get(name) != v for name, v in said.items()):
             values.pop("deep_steps", None)
-        others = {given.get(name) or self.steps for name in STEPS} - {self.steps}
-        if (
-            not is_named
-            and "cache_interval" not in said
-            and min(others, default=FEW_STEPS) < FEW_STEPS
-        ):
+        if not is_named and "cache_interval" not in said and self._is_beside_few(others):
             values.pop("cache_interval")
         return values
+
+    def _is_beside_few(self, others: Mapping[str, Any]) -> bool:
+        steps = {others.get(name) or self.steps for name in STEPS} - {self.steps}
+        return min(steps, default=FEW_STEPS) < FEW_STEPS
 
     def told(self) -> str:
         """In a few words, for people."""

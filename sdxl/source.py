@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from PIL import Image, ImageFilter, ImageOps
 
-from sdxl.params import GenerationParams, InvalidParams, Sizes
+from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.picture_files import FORMATS, BrokenPicture, opened
 
 MAX_PIXELS = 2**25
@@ -104,6 +104,11 @@ class GivenImage:
         params = replace(params, width=params.width or width, height=params.height or height)
         params.check_result(sizes)
         return params.for_edit(has_mask=self.mask is not None)
+
+    @property
+    def edit_strength(self) -> float:
+        """Of who names none."""
+        return float(PARAMETERS["strength"].edit_defaults[self.mask is not None])
 
     def source(self, params: GenerationParams) -> SourceImage:
         """For a request with its size filled."""

@@ -71,10 +71,12 @@ def profiles(
 
 def latent_sides(spec: ModelSpec, found: Sequence[Profile]) -> tuple[int, int]:
     """The smallest and the largest side that the widest profile takes."""
-    tensor = next(t for t in spec.inputs if "latent_h" in t.dims)
-    low, _, high = found[-1].ranges[tensor.name]
-    axis = tensor.dims.index("latent_h")
-    return low[axis], high[axis]
+    return _widest(spec, found, "latent_h")
+
+
+def most_chunks(spec: ModelSpec, found: Sequence[Profile]) -> int:
+    """Of the longest prompt that the widest profile takes."""
+    return _widest(spec, found, "tokens")[1] // CHUNK
 
 
 def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
@@ -90,6 +92,13 @@ def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> 
         f"{name}: input {input_!r} has shape {shape}, the engine was built for {low} to {high}; "
         "needed a smaller request, or an engine built for it"
     )
+
+
+def _widest(spec: ModelSpec, found: Sequence[Profile], dim: str) -> tuple[int, int]:
+    tensor = next(t for t in spec.inputs if dim in t.dims)
+    low, _, high = found[-1].ranges[tensor.name]
+    axis = tensor.dims.index(dim)
+    return low[axis], high[axis]
 
 
 def _usual_axes(arch: Architecture) -> dict[str, int]:

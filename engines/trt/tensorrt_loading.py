@@ -9,7 +9,7 @@ from engines.cuda.device import CudaDevice
 from engines.cuda.gpus import numbered
 from engines.cuda.recordings import RecordingDevice
 from engines.folders.engine_folder import EngineError, EngineFolder
-from engines.folders.profiles import buckets, latent_sides
+from engines.folders.profiles import buckets, latent_sides, most_chunks
 from engines.trt.flavours import Flavour
 from engines.trt.tensorrt_engine import Scratch, TensorRTEngine
 from sdxl.engine import Engine, Engines
@@ -43,6 +43,7 @@ def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
         cut=folder.cut,
         buckets=buckets(folder.max_batch),
         latent_sides=latent_sides(deep.spec, deep.profiles),
+        most_chunks=most_chunks(deep.spec, deep.profiles),
         description={
             "backend": folder.backend,
             "precision": folder.precision,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
-from serve.batch.editing import IMAGE, places
+from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import MAX_ID, BatchRow, ShardPiece, content_id, seed_of, stem_of
 from serve.errors import Problem, invalid, of_params
@@ -131,10 +131,22 @@ class Intake:
                 raise InvalidParams(name, values[name], f"needed one of {', '.join(COLUMNS)}")
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
         usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
-        whole = {**usual, **self.defaults, **given}
+        whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
         # An edit's size is its image's, unless it says another one.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
         return values.get(ID), values, filled, self.n
+
+    def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
+        """The flags where a row says others. Deep steps that a quality brought among them are for
+        its own course alone."""
+        flags = {**self.defaults, **given}
+        deep = self.defaults.get("deep_steps")
+        tuned = [each for each in self.presets.values() if deep and each.deep_steps == deep]
+        if not tuned or "deep_steps" in given:
+            return flags
+        strength = PARAMETERS["strength"].edit_defaults[has_mask] if is_edit else None
+        others = {name: value for name, value in flags.items() if name != "deep_steps"}
+        return tuned[0].beside(others, edit_strength=strength)
 
     def _of_batch_line(self, values: Mapping[str, Any]) -> RecordParts:
         """A line of OpenAI's Batch API means what the service would make of its body."""

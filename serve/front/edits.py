@@ -60,7 +60,8 @@ def prepared(
     if asked.size in (None, "auto"):
         width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
         asked = asked.model_copy(update={"size": f"{width}x{height}"})
-    params = given.sized(params_of(asked, card, settings), served_sizes(card, settings))
+    params = params_of(asked, card, settings, given.edit_strength)
+    params = given.sized(params, served_sizes(card, settings))
     fields = {each.client_name: None for each in of_rest()} | params.as_rest()
     return asked.model_copy(update=fields), given.source(params)
 

@@ -95,14 +95,20 @@ def check_other_media(request: ImageRequest) -> None:
         raise invalid("complexity", "complexity: nothing is planned here; needed `quality` instead")
 
 
-def params_of(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> GenerationParams:
+def params_of(
+    request: ImageRequest,
+    card: ModelCard,
+    settings: ServeSettings,
+    edit_strength: float | None = None,
+) -> GenerationParams:
+    """`edit_strength` is that of an edit which names none."""
     width, height = size_of(request.size, card, settings)
     # An explicit field of the request wins.
     preset = card.presets[request.effective_quality]
     asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
     if preset.steps > settings.max_steps and asked["steps"] is None:
         asked["steps"] = settings.max_steps
-    values = preset.beside(asked, is_named=request.names_quality)
+    values = preset.beside(asked, is_named=request.names_quality, edit_strength=edit_strength)
     return GenerationParams.from_dict({"width": width, "height": height, **values})
 
 

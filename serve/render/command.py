@@ -164,7 +164,8 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     if not 1 <= options.n <= MAX_IMAGES // len(prompts):
         most = f"needed 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
-    values = {**stored, **with_quality(options, stored_model)}
+    strength = stored.get("strength", image.given.edit_strength if image else None)
+    values = {**stored, **with_quality(options, stored_model, strength)}
     requests = [
         each
         for prompt in prompts
@@ -187,8 +188,11 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     )
 
 
-def with_quality(options: argparse.Namespace, stored_model: str | None) -> dict[str, Any]:
-    """The flags that were given, beside what the quality stands for."""
+def with_quality(
+    options: argparse.Namespace, stored_model: str | None, strength: float | None
+) -> dict[str, Any]:
+    """The flags that were given, beside what the quality stands for; `strength` is an edit's that
+    no flag names."""
     given = given_params(options)
     if not options.quality:
         return given
@@ -196,7 +200,7 @@ def with_quality(options: argparse.Namespace, stored_model: str | None) -> dict[
     from sdxl.checkpoint import find
 
     presets = find(named_model(options, stored_model)).presets
-    return preset_named(presets, options.quality).beside(given)
+    return preset_named(presets, options.quality).beside(given, edit_strength=strength)
 
 
 def named_model(options: argparse.Namespace, stored_model: str | None) -> str:

@@ -25,7 +25,9 @@ const ACTIONS = {
     viewer.close();
     await editPicture(shown);
     const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
-    writeForm({ ...settingsOf(shown.params), ...anew });
+    // Numbers of steps are those of the picture as it is.
+    const unsaid = { deep_steps: "", guided_steps: "" };
+    writeForm({ ...settingsOf(shown.params), ...anew, ...unsaid });
     byId("ask").requestSubmit();
   },
   wipe: () => showWipe(!wipe),

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sdxl import images
-from sdxl.abilities import check_able
+from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
@@ -97,8 +97,8 @@ class Worker:
         provenance: Provenance = UNMARKED,
     ) -> None:
         self.pipeline, self.queue = pipeline, queue
-        self.max_prompt_tokens, self.stall_s = whole_chunks(max_prompt_tokens), stall_s
-        self.tracer, self.provenance = tracer, provenance
+        self.max_prompt_tokens = min(whole_chunks(max_prompt_tokens), pipeline.most_tokens)
+        self.stall_s, self.tracer, self.provenance = stall_s, tracer, provenance
         self.meters = WorkerMetrics()
         self._jobs: set[ImageJob] = set()
         self._is_closed = False
@@ -254,6 +254,7 @@ class Worker:
         # Before its text is looked at: who is refused under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         check_able(self.pipeline.engines, params)
+        check_schedules(params, self.pipeline.checkpoint.scheduler)
         images.check_metadata({**params.as_dict(), "model": self.pipeline.origin}, order.format)
         rows = self.pipeline.tokenize(params, self.max_prompt_tokens)
         assert rows[0] is not None

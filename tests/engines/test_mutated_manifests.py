@@ -11,7 +11,7 @@ import pytest
 
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportFolder
-from engines.folders.profiles import buckets, latent_sides
+from engines.folders.profiles import buckets, latent_sides, most_chunks
 from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.engine_store import best_for
@@ -48,6 +48,7 @@ def read_engines(folder: Path, original: str, chance: random.Random) -> None:
         engines.plan_bytes(name)
     deep = engines.plans["unet_deep"]
     latent_sides(deep.spec, deep.profiles)
+    most_chunks(deep.spec, deep.profiles)
     json.dumps(engines.as_dict())
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -92,6 +93,45 @@ def test_the_hub_is_asked_for_the_revision(
     monkeypatch.setattr(checkpoint, "_files_of", lambda repo, revision: ["unet/config.json"])
     found = find(model)
     assert asked == [(repo, revision)] and found.origin == f"org/name@{MAIN}"
+
+
+def error_of(kind: str) -> Exception:
+    """As the hub's client raises it, without the answer that it was made of."""
+    from huggingface_hub import errors
+
+    answer = Mock(headers={}, request=None)
+    error: Exception = getattr(errors, kind)(f"{kind}: 503 or the like", response=answer)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_fetched", "is_found"),
+    [
+        ("HfHubHTTPError", True, True),
+        ("HfHubHTTPError", False, False),
+        ("RepositoryNotFoundError", True, False),
+        ("GatedRepoError", True, False),
+        ("RevisionNotFoundError", True, False),
+    ],
+)
+def test_a_hub_out_of_order_does_not_stop_a_model_that_was_fetched(
+    kind: str, is_fetched: bool, is_found: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+
+    place = tmp_path / "snapshots" / MAIN
+
+    def refused(*_: object, **__: object) -> None:
+        raise error_of(kind)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(checkpoint, "_fetched", lambda *_: place if is_fetched else None)
+    if is_found:
+        assert find("org/name").folder == place
+        return
+    with pytest.raises(CheckpointError, match=f"org/name.* could be fetched: {kind}"):
+        find("org/name")
 
 
 @pytest.mark.slow

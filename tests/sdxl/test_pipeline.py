@@ -167,3 +167,10 @@ def test_sizes_the_engines_were_not_built_for_are_refused_before_they_run(mini: 
     assert (built.sizes.minimum, built.sizes.maximum) == (64, 256)
     with pytest.raises(InvalidParams, match="264"):
         built.resolve(GenerationParams("a", width=264))
+
+
+def test_prompts_the_engines_were_not_built_for_are_refused_before_they_run(mini: Pipeline) -> None:
+    built = replace(mini, engines=replace(mini.engines, most_chunks=3))
+    built.check(GenerationParams("ring " * 225, seed=1))
+    with pytest.raises(InvalidParams, match="prompt: '226 tokens' .* at most 225"):
+        built.check(GenerationParams("ring " * 226, seed=1))

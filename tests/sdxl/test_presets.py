@@ -93,6 +93,15 @@ def test_what_is_given_goes_first_and_a_plan_for_other_steps_is_left_out() -> No
     assert TUNED.beside({"steps": 10, "deep_steps": (0, 4)})["deep_steps"] == (0, 4)
 
 
+def test_an_edit_that_names_no_strength_has_no_plan_for_more_steps_than_it_takes() -> None:
+    """With a mask it takes all of them."""
+    assert "deep_steps" not in TUNED.beside({"strength": None}, edit_strength=0.8)
+    assert TUNED.beside({}, edit_strength=1.0)["deep_steps"] == TUNED.deep_steps
+    assert TUNED.beside({"strength": 1.0}, edit_strength=0.8)["deep_steps"] == TUNED.deep_steps
+    assert TUNED.beside({"deep_steps": (0, 4)}, edit_strength=0.8)["deep_steps"] == (0, 4)
+    assert "strength" not in TUNED.beside({}, edit_strength=0.8), "whoever edits fills it"
+
+
 def test_a_plan_without_a_scheduler_is_for_the_usual_one() -> None:
     preset = Preset(20, 3, deep_steps=(0, 5))
     assert preset.beside({"scheduler": "euler"})["deep_steps"] == (0, 5)

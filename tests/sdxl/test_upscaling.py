@@ -170,6 +170,14 @@ def test_what_cannot_be_upscaled_is_refused_by_name(fields: Any, words: str) -> 
         upscaled(**fields).resolve(SIZES, lambda: 0)
 
 
+@pytest.mark.parametrize("name", ["deep_steps", "guided_steps"])
+def test_an_image_that_is_only_upscaled_has_no_first_leg_to_number_steps_of(name: str) -> None:
+    asked = upscaled(**{name: (0, 2)})
+    with pytest.raises(InvalidParams, match=f"{name}: .0, 2. .*needed none .*a strength"):
+        asked.for_edit(has_mask=False)
+    assert getattr(replace(asked, strength=1.0).for_edit(has_mask=False), name) == (0, 2)
+
+
 def test_a_masked_picture_is_upscaled_by_itself() -> None:
     with pytest.raises(InvalidParams, match="upscale: 1.5 .*needed no mask with it"):
         upscaled(strength=0.5).for_edit(has_mask=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from sdxl.params import MAX_PROMPT_CHARS, GenerationParams, InvalidParams
+from sdxl.prompt import MAX_TOKENS
 from serve.errors import Problem
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
@@ -35,3 +37,11 @@ def test_what_is_a_little_too_long_is_counted_too(worker: Worker) -> None:
     assert "'226 tokens' is not allowed; needed at most 225" in refusal(worker, "ring " * 226)
     found = refusal(worker, "a ring", "ring " * 300)
     assert found == "negative_prompt: '300 tokens' is not allowed; needed at most 225"
+
+
+def test_a_service_takes_no_longer_prompts_than_its_engines(worker: Worker) -> None:
+    """However long the setting allows: TensorRT's are built for three chunks."""
+    pipeline = replace(worker.pipeline, engines=replace(worker.pipeline.engines, most_chunks=3))
+    assert Worker(pipeline, max_prompt_tokens=MAX_TOKENS).max_prompt_tokens == 225
+    assert Worker(pipeline, max_prompt_tokens=100).max_prompt_tokens == 150
+    assert Worker(worker.pipeline, max_prompt_tokens=MAX_TOKENS).max_prompt_tokens == MAX_TOKENS

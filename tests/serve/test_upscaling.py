@@ -117,6 +117,24 @@ def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str)
         asyncio.run(scenario(worker))
 
 
+@pytest.mark.parametrize(
+    ("steps", "upscale_steps", "words"),
+    [(20, 60, "upscale_steps: 60 .*at most 50"), (60, None, "steps: 60 .*at most 50")],
+)
+def test_more_steps_than_a_scheduler_has_are_refused_before_any_work(
+    worker: Worker, steps: int, upscale_steps: int | None, words: str
+) -> None:
+    asked = upscaled(scheduler="lcm")
+    params = replace(asked.params, steps=steps, upscale_steps=upscale_steps)
+    engines = worker.pipeline.engines
+    before = {name: len(fake(worker.pipeline, name).calls) for name in engines.by_name}
+    with pytest.raises(Problem, match=f"^{words}") as caught:
+        asyncio.run(picture_of(worker, replace(asked, params=params)))
+    assert caught.value.status == 400
+    after = {name: len(fake(worker.pipeline, name).calls) for name in engines.by_name}
+    assert after == before, "something was computed"
+
+
 def test_an_estimate_counts_the_second_leg(worker: Worker) -> None:
     """In steps: one of the model's own size costs 1, whatever it runs, a larger one by its pixels;
     so do encoding and decoding."""

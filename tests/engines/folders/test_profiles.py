@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.folders.profiles import buckets, choose, latent_sides, profiles
+from engines.folders.profiles import buckets, choose, latent_sides, most_chunks, profiles
 from engines.folders.targets import TARGETS
 from sdxl.conditioning import MAX_CHUNKS_PER_CALL
 from sdxl.specs import SDXL_1_0, Architecture, ModelSpec, ShapeError, image_axes, network_specs
@@ -88,3 +88,13 @@ def test_the_sides_that_the_widest_profile_takes() -> None:
         if any("latent_h" in tensor.dims for tensor in spec.inputs):
             found = profiles(spec, SDXL_1_0, 8)
             assert latent_sides(spec, found) == (64, 256), spec.name
+
+
+def test_the_longest_prompt_that_the_widest_profile_takes() -> None:
+    spec = SPECS["unet_deep"]
+    for has_exact in (True, False):
+        found = profiles(spec, SDXL_1_0, 4, has_exact=has_exact)
+        most = most_chunks(spec, found)
+        choose(spec.name, found, shapes(spec, tokens=77 * most))
+        with pytest.raises(ShapeError):
+            choose(spec.name, found, shapes(spec, tokens=77 * (most + 1)))
