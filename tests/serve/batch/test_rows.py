@@ -282,7 +282,10 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
 def test_a_line_of_the_batch_api_may_ask_what_the_service_may_be_asked(max_side: int) -> None:
     card, limits = ModelCard("sdxl-mini", SIZES), ServeSettings(max_side=max_side)
     sized = {"prompt": "a", "size": "192x192"}
-    bodies = [{"prompt": "a"}, *({**sized, "upscale": times} for times in (1, 2, 4))]
+    bodies: list[dict[str, Any]] = [
+        {"prompt": "a"},
+        *({**sized, "upscale": times} for times in (1, 2, 4)),
+    ]
     for body in bodies:
         line = {"custom_id": "x", "method": "POST", "url": "/v1/images/generations", "body": body}
         (row,) = replace(intake(), limits=limits).rows([Record("line 1", line)])
