@@ -62,11 +62,11 @@ def test_a_bad_field_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize("name", ["deep_steps", "guided_steps"])
 def test_an_edits_steps_are_numbered_from_the_first_that_is_taken(name: str) -> None:
     half: dict[str, Any] = {"steps": 20, "strength": 0.5}
-    GenerationParams(**half, **{name: (0, 9)})
+    GenerationParams(**half | {name: (0, 9)})
     with pytest.raises(InvalidParams, match=f"{name}: .*10.* numbers from 0 to 9"):
-        GenerationParams(**half, **{name: (0, 10)})
+        GenerationParams(**half | {name: (0, 10)})
     with pytest.raises(InvalidParams, match=r"^strength: 0\.01"):
-        GenerationParams(**half | {"strength": 0.01}, **{name: (0, 10)})
+        GenerationParams(**half | {"strength": 0.01, name: (0, 10)})
 
 
 @pytest.mark.parametrize("side", ["width", "height"])
