@@ -25,9 +25,9 @@ const ACTIONS = {
     viewer.close();
     await editPicture(shown);
     const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
-    // Numbers of steps are those of the picture as it is.
-    const unsaid = { deep_steps: "", guided_steps: "" };
-    writeForm({ ...settingsOf(shown.params), ...anew, ...unsaid });
+    // Numbers of steps are this picture's.
+    const old = settingsOf(shown.params);
+    writeForm({ ...old, ...anew, deep_steps: "", guided_steps: "" });
     byId("ask").requestSubmit();
   },
   wipe: () => showWipe(!wipe),
