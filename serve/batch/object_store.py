@@ -45,6 +45,9 @@ class ObjectStore:
     def tidy(self) -> None:
         pass
 
+    def sweep(self, before: float) -> None:
+        pass
+
     def put(self, name: str, data: bytes) -> None:
         files, root = self._open()
         try:

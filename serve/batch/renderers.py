@@ -170,7 +170,7 @@ class HttpRenderer:
                 self._asked -= 1
             if answer is not None and answer.status_code not in BUSY:
                 break
-            hinted = float(answer.headers.get("retry-after", 0)) if answer is not None else 0.0
+            hinted = 0.0 if answer is None else hinted_s(answer)
             await asyncio.sleep(min(max(hinted, pause_s), MAX_PAUSE_S) * random.uniform(0.8, 1.2))
             pause_s *= 2
         self._answers += 1
@@ -230,6 +230,12 @@ def body_of(order: ImageOrder, model: str) -> dict[str, Any]:
         "response_format": "b64_json",
         "priority": "batch",
     }
+
+
+def hinted_s(answer: Any) -> float:
+    """What a busy service asks for; 0 where it names a date or nothing, for pauses grow anyway."""
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def done_of(order: ImageOrder, data: dict[str, Any]) -> Done:

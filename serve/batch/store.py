@@ -50,6 +50,10 @@ class Store(Protocol):
         """Nothing unfinished is left: remove where it would lie."""
         ...
 
+    def sweep(self, before: float) -> None:
+        """Remove what others left unfinished then, a time of the Unix clock."""
+        ...
+
     def put(self, name: str, data: bytes) -> None: ...
     def put_file(self, name: str, path: Path) -> None:
         """What lies in a file here, of any length."""
@@ -95,6 +99,13 @@ class FolderStore:
 
     def tidy(self) -> None:
         shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
+
+    def sweep(self, before: float) -> None:
+        # Not the folders: whoever lives needs theirs, however old.
+        for path in (self.root / SCRATCH).glob("*/*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
 
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name

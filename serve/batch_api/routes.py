@@ -261,7 +261,7 @@ def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
     @app.post(BATCHES_PATH)
     async def create_batch(body: BatchAsked, request: Request) -> BatchObject:
         """Make pictures of a file's requests. Compatible with OpenAI's Batch API."""
-        return api.shown(await asyncio.to_thread(api.make, body, request))
+        return await asyncio.to_thread(lambda: api.shown(api.make(body, request)))
 
     @app.get(BATCHES_PATH)
     async def list_batches(

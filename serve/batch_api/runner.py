@@ -46,6 +46,8 @@ NOTE_S = 2.0
 AGAIN_S = 10.0
 """A job that could not go on is tried again, until its window ends."""
 SWEEP_S = 600.0
+UNFINISHED_S = 24 * 3600
+"""No file takes as long to be written."""
 AT_ONCE = 8
 """batches of different owners"""
 RESULTS = "batch_output"
@@ -339,7 +341,8 @@ class BatchRunner:
 
 
 def sweep(records: Records, now: int) -> None:
-    """Remove what has expired, and the pictures that no file shows any more."""
+    """Remove what has expired, the pictures that no file shows any more, and what was never
+    finished."""
     for owner in records.owners("files"):
         for file in records.files(owner):
             if file.expires_at is not None and file.expires_at < now:
@@ -354,3 +357,4 @@ def sweep(records: Records, now: int) -> None:
                 store.remove_all()
             if (batch.ended_at or 0) + batch.files_live_s < now:
                 records.drop_batch(batch)
+    records.store.sweep(now - UNFINISHED_S)

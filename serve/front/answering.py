@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -36,8 +37,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings) -> float:
-    """In the body, else in a header, else the service's own."""
+def deadline_of(
+    asked_s: float | None, request: Request, settings: ServeSettings, *, is_patient: bool = False
+) -> float:
+    """In the body, else in a header, else the service's own, which `is_patient` has none of."""
     seconds = asked_s
     text = request.headers.get(DEADLINE_HEADER)
     if seconds is None and text is not None:
@@ -47,6 +50,8 @@ def deadline_of(asked_s: float | None, request: Request, settings: ServeSettings
             seconds = -1.0
         if not 0 < seconds < float("inf"):
             raise errors.invalid(DEADLINE_HEADER, f"{DEADLINE_HEADER}: needed seconds above 0")
+    if seconds is None and is_patient:
+        return math.inf
     return min(seconds or settings.deadline_s, settings.max_deadline_s)
 
 

@@ -69,7 +69,9 @@ class Generations:
             check_plain(asked)
         model = self.models.choose(asked.model)
         card = await model.backend.card()
-        deadline_s = deadline_of(asked.deadline_s, request, self.settings)
+        # What waits for ticks that nobody else needs may wait long.
+        is_patient = asked.priority == "batch"
+        deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
         seed = secrets.randbelow(DRAWN_SEEDS)
 
         def orders_from(asked: ImageRequest, left_s: float) -> list[ImageOrder]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from sdxl.flight import Priority
@@ -35,9 +34,6 @@ def orders_of(
     except InvalidParams as error:
         raise of_params(error) from None
     previews = preview_steps(params.all_steps, request.partial_images or 0) if is_streamed else ()
-    if request.priority == "batch" and request.deadline_s is None:
-        # It waits for ticks that nobody else needs, however long: the usual deadline is not its.
-        deadline_s = math.inf
     return [
         ImageOrder(
             one,

@@ -28,7 +28,7 @@ LINE = re.compile(
 NEEDED = "needed `<sha256> <name> [<images a minute>] [work=<number>] [weight=<number>]`"
 NAME = re.compile(r"[\w.-]{1,64}")
 PREFIX = "sk-sdxl-"
-MIN_WORK, MAX_RATE = 0.001, 10**9
+MIN_WORK, MAX_RATE = 0.001, 10**9 - 1
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100
 
 
@@ -150,10 +150,11 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
         raise InvalidParams("name", options.name, "needed letters, digits, dots and dashes")
-    if options.rate is not None and options.rate < 1:
-        raise InvalidParams("rate", options.rate, "needed at least 1")
-    if options.work is not None and not MIN_WORK <= options.work < MAX_RATE:
-        raise InvalidParams("work", options.work, f"needed a number from {MIN_WORK}")
+    if options.rate is not None and not 1 <= options.rate <= MAX_RATE:
+        raise InvalidParams("rate", options.rate, f"needed a number from 1 to {MAX_RATE}")
+    if options.work is not None and not MIN_WORK <= options.work <= MAX_RATE:
+        needed = f"needed a number from {MIN_WORK} to {MAX_RATE}"
+        raise InvalidParams("work", options.work, needed)
     if not MIN_WEIGHT <= options.weight <= MAX_WEIGHT:
         needed = f"needed a number from {MIN_WEIGHT} to {MAX_WEIGHT}"
         raise InvalidParams("weight", options.weight, needed)
@@ -180,8 +181,12 @@ def plain(value: float) -> str:
 
 def append(path: Path, line: str) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with open(descriptor, "a", encoding="utf-8") as file:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                # An editor may have left the last line open.
+                line = "\n" + line
             file.write(line + "\n")
     except OSError as error:
         raise OutputError(path, error) from error

@@ -32,6 +32,22 @@ def test_a_made_key_is_found_and_is_not_in_the_file(
     assert path.stat().st_mode & 0o077 == 0, "others can read it"
 
 
+@pytest.mark.parametrize("flag", ["--rate", "--work"])
+def test_no_limit_is_written_that_could_not_be_read(tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "keys.txt"
+    assert keys.main(["ann", "--file", str(path), flag, "999999999"]) == 0
+    with pytest.raises(InvalidParams, match="to 999999999"):
+        keys.main(["bob", "--file", str(path), flag, "1000000000"])
+    assert [key.name for key in Keyring.read(path).keys] == ["ann"]
+
+
+def test_a_key_has_a_line_of_its_own_after_one_that_an_editor_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text(f"{sha256('a')} ann")
+    assert keys.main(["bob", "--file", str(path)]) == 0
+    assert [key.name for key in Keyring.read(path).keys] == ["ann", "bob"]
+
+
 @pytest.mark.parametrize("secret", ["", "wrong", sha256("right"), "right ", "\udcff"])
 def test_anything_else_is_not_found(secret: str) -> None:
     assert Keyring([ApiKey("ann", sha256("right"))]).find(secret) is None

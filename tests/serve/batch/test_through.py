@@ -15,12 +15,13 @@ from sdxl.flight import Priority
 from sdxl.images import read_parameters
 from sdxl.params import InvalidParams
 from sdxl.pipeline import Pipeline
-from serve.batch import command
+from serve.batch import command, renderers
 from serve.batch.batch_spec import HAS_DEAD
 from serve.batch.renderers import HttpRenderer, RendererLost
 from serve.batch.running import run
 from serve.errors import Problem
 from serve.front.api import create_app
+from serve.orders import Done
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
@@ -98,6 +99,27 @@ def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:
     with listening(fake_pipeline(tick_s=0.002), queue=3) as (url, _):
         assert through(prompts(tmp_path, 24), tmp_path / "out", url) == 0
     assert len(pictures(tmp_path / "out")) == 24
+
+
+@pytest.mark.parametrize("hint", ["0", "0.1", "Wed, 21 Oct 2026 07:28:00 GMT", "nan", "soon", ""])
+def test_whatever_a_busy_service_hints_it_is_asked_again(
+    hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = {"b64_json": "", "timings": {}, "deep_steps": 1, "shallow_steps": 1}
+    answers = [
+        httpx.Response(503, headers={"retry-after": hint}),
+        httpx.Response(200, json={"data": [picture]}),
+    ]
+
+    async def ask() -> None:
+        renderer = HttpRenderer("http://there", None)
+        transport = httpx.MockTransport(lambda request: answers.pop(0))
+        renderer._http = httpx.AsyncClient(transport=transport)
+        assert isinstance(await anext(renderer.generate(order())), Done)
+
+    monkeypatch.setattr(renderers, "MAX_PAUSE_S", 0.0)
+    asyncio.run(ask())
+    assert not answers
 
 
 def test_a_service_that_is_not_there_is_one_line(tmp_path: Path) -> None:
