@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import sdxl
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import locked, prepare_folder, write_atomic
 from sdxl.params import InvalidParams
 from sdxl.places import home
 from sdxl.provenance import SOURCE_TYPE
@@ -151,11 +151,19 @@ def self_made() -> tuple[bytes, bytes]:
     if not all(path.exists() for path in paths):
         prepare_folder(folder)
         folder.chmod(0o700)
-        for path, content in zip(paths, _new_certificate(), strict=True):
-            write_atomic(path, content)
-            path.chmod(0o600)
+        with locked(folder / ".lock"):
+            _make_once(paths)
     chain, key = (path.read_bytes() for path in paths)
     return chain, key
+
+
+def _make_once(paths: Sequence[Path]) -> None:
+    """The two belong together: another process may have made both meanwhile."""
+    if all(path.exists() for path in paths):
+        return
+    for path, content in zip(paths, _new_certificate(), strict=True):
+        write_atomic(path, content)
+        path.chmod(0o600)
 
 
 def _new_certificate() -> tuple[bytes, bytes]:

@@ -21,6 +21,8 @@ KNEE_TOLERANCE = 0.03
 """a bucket is on the knee when its cost per row is within this of the best"""
 SHALLOW_SHARE = 0.034
 """a shallow step's arithmetic over a deep one's, until both are measured"""
+MOST_TICKS = 1000
+"""costs that are kept: every size of picture brings its own, and each estimate looks at all"""
 
 
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
@@ -48,10 +50,16 @@ class Costs:
     """encoding of an image of the model's own size, which an edit begins with"""
     decode_s: float = 0.0
     """from final latents to an image file, of the model's own size"""
+    lasting: frozenset[CostKey] = frozenset()
+    """ticks that are never forgotten: those of the warm-up"""
 
     def observe(self, group: Group, seconds: float) -> None:
         key = CostKey(group.call, group.bucket)
         self.ticks[key] = smoothed(self.ticks.get(key), seconds)
+        if len(self.ticks) > MOST_TICKS:
+            # The one that was learned first; where it is met again, it is measured anew.
+            oldest = next((each for each in self.ticks if each not in self.lasting), key)
+            del self.ticks[oldest]
 
     def tick_s(self, group: Group) -> float:
         """Measured, or scaled by rows and pixels from the nearest that was measured."""
@@ -65,13 +73,15 @@ class Costs:
         def distance(k: CostKey) -> tuple[bool, float]:
             return k.call.network != network, abs(math.log(k.size / key.size))
 
-        if not self.ticks:
+        # A copy: the loop's thread learns and forgets meanwhile.
+        known = self.ticks.copy()
+        if not known:
             return 0.0
-        nearest = min(self.ticks, key=distance)
+        nearest = min(known, key=distance)
         ratio = key.size / nearest.size
         if nearest.call.network != network:
             ratio *= SHALLOW_SHARE if network == "unet_shallow" else 1 / SHALLOW_SHARE
-        return self.ticks[nearest] * ratio
+        return known[nearest] * ratio
 
     def knee(self, image: Flight, buckets: Sequence[int], tolerance: float = KNEE_TOLERANCE) -> int:
         """The smallest bucket whose measured cost per row is near the best: more rows in flight

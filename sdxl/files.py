@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,15 @@ def prepare_folder(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise OutputError(folder, error, "a folder that can be written") from error
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """By one process at a time; the others wait. The lock falls with whoever held it, however that
+    ended."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def grant_usual(path: Path) -> None:

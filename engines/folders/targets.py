@@ -63,10 +63,10 @@ def named_target(name: str) -> Target:
 
 def target_of(device_name: str, capability: Capability, memory_bytes: int) -> Target:
     """The table's row for a device as CUDA names it ("NVIDIA H100 80GB HBM3"), or one made up
-    from what is known of it."""
+    from what is known of it, as for a slice of one (MIG): that has a part of the memory."""
     words = re.findall(r"\w+", device_name.upper())
     for target in TARGETS.values():
-        if target.name in words:
+        if target.name in words and "MIG" not in words:
             return target
     memory_gib = memory_bytes >> 30
     name = device_name.removeprefix("NVIDIA ").strip()

@@ -135,8 +135,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.to_out, self.layer = attention.heads, attention.to_out[0], layer
         projections = [attention.to_q, attention.to_k, attention.to_v]
-        self.to_q, self.to_k, self.to_v = projections
         self.joint = joined(projections) if layer is None else None
+        if self.joint is None:
+            # Beside a joint layer their weights would lie in memory twice.
+            self.to_q, self.to_k, self.to_v = projections
         others = (backend for name, backend in ATTENTION.items() if name != kernel)
         self.order = None if kernel is None else [ATTENTION[kernel], *others]
 

@@ -94,11 +94,16 @@ class Tiles:
     is_measuring: bool = False
 
     def __post_init__(self) -> None:
-        if self.file is None or not self.file.exists():
+        if self.file is None:
             return
         try:
             stored = json.loads(self.file.read_text(encoding="utf-8"))
             self.chosen = {key: Tile(*numbers) for key, numbers in stored.items()}
+        except FileNotFoundError:
+            # Nothing was measured yet.
+            pass
+        except OSError as error:
+            log.warning("%s cannot be read (%s); tiles are measured anew", self.file, error)
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("%s is not a table of tiles (%s); they are measured anew", self.file, error)
 
@@ -115,10 +120,14 @@ class Tiles:
         return best
 
     def _keep(self) -> None:
-        if self.file is not None:
+        if self.file is None:
+            return
+        stored = {key: astuple(tile) for key, tile in sorted(self.chosen.items())}
+        try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            stored = {key: astuple(tile) for key, tile in sorted(self.chosen.items())}
             write_atomic(self.file, json.dumps(stored, indent=1).encode())
+        except OSError as error:
+            log.warning("tiles are measured anew at the next start: %s", error)
 
 
 @contextmanager

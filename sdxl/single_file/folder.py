@@ -7,7 +7,6 @@ process at a time. It does not know whose names the tensors have.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdxl.checkpoint_checks import foreign_errors
-from sdxl.files import OutputError, grant_usual, prepare_folder, write_atomic
+from sdxl.files import OutputError, grant_usual, locked, prepare_folder, write_atomic
 from sdxl.places import home
 from sdxl.single_file import configs
 from sdxl.single_file.recognition import (
@@ -196,8 +195,7 @@ def _place(name: str) -> Iterator[Path]:
     """Held by one process: several replicas start at the same moment."""
     place = home() / "single_files" / name
     prepare_folder(place.parent)
-    with place.with_name(f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(place.with_name(f".{name}.lock")):
         yield place
 
 

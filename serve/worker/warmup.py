@@ -58,6 +58,7 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
         for bucket in pipeline.limits().buckets:
             with named_if_slow(f"timing calls of {bucket} rows"):
                 learn_bucket(pipeline, rooms, bucket, costs)
+    costs.lasting = frozenset(costs.ticks)
     log.info("a picture takes %.3f s to encode and decode", costs.encode_s + costs.decode_s)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sdxl.cost import SHALLOW_SHARE, CostKey, Costs, project, smoothed
+from sdxl.cost import MOST_TICKS, SHALLOW_SHARE, CostKey, Costs, project, smoothed
 from sdxl.deepcache import Step, plan
 from sdxl.flight import CallKey, Flight, Leg, Priority, State
 from sdxl.policy import PATIENCE, Group, Limits, plan_tick
@@ -148,6 +148,17 @@ def test_unmeasured_costs_scale_from_the_nearest() -> None:
     assert known.tick_s(Group(CallKey("unet_shallow", SHAPE), (0,), 2)) == pytest.approx(
         SHALLOW_SHARE
     )
+
+
+def test_costs_of_many_sizes_are_forgotten_but_for_the_warm_ups() -> None:
+    known = costs({1: 0.5, 2: 0.7})
+    known.lasting = frozenset(known.ticks)
+    sides = range(1, 2 * MOST_TICKS)
+    for side in sides:
+        known.observe(Group(CallKey("unet_deep", axes(side, 8)), (0,), 4), 1.0)
+    assert len(known.ticks) == MOST_TICKS and known.lasting <= known.ticks.keys()
+    newest = CostKey(CallKey("unet_deep", axes(sides[-1], 8)), 4)
+    assert newest in known.ticks, "the newest stay"
 
 
 def test_one_slow_tick_does_not_spoil_the_mean() -> None:

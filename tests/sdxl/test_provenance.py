@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sdxl import content_credentials
 from sdxl.images import Pixels, encode, read_parameters
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.provenance import (
@@ -210,3 +215,20 @@ def test_verify_answers_in_words_and_in_json(
     assert main([str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"]["prompt"] == "a red circle"
     assert main([str(stored(tmp_path, picture("png", Provenance(OFF))))]) == 1
+
+
+def test_two_that_start_at_once_share_one_certificate_and_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers, both = itertools.count(), threading.Barrier(2)
+
+    def made() -> tuple[bytes, bytes]:
+        number = next(numbers)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return f"certificate {number}".encode(), f"key {number}".encode()
+
+    monkeypatch.setattr(content_credentials, "_new_certificate", made)
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(content_credentials.self_made) for _ in range(2)]
+    assert {each.result() for each in found} == {(b"certificate 0", b"key 0")}

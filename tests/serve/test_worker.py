@@ -137,6 +137,12 @@ def test_five_hundred_who_leave_take_nothing_with_them() -> None:
         assert not denoiser._watched and not denoiser._ids and not denoiser.loop._images
 
 
+def test_what_the_warm_up_measured_is_never_forgotten() -> None:
+    with running() as worker:
+        costs = worker._started().denoiser.loop.costs
+        assert costs.lasting == costs.ticks.keys() and costs.lasting
+
+
 def flights(worker: Worker) -> tuple[object, ...]:
     return worker._started().denoiser.flights
 

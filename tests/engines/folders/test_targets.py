@@ -32,6 +32,12 @@ def test_a_gpu_outside_the_table_gets_a_row_of_its_own() -> None:
     assert found.precision == "fp16"
 
 
+def test_a_slice_of_a_gpu_is_not_the_whole_one() -> None:
+    found = target_of("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (9, 0), 10 * GIB)
+    assert (found.memory_gib, found.max_batch) == (10, 1)
+    assert found.name not in {target.name for target in TARGETS.values()}
+
+
 def test_the_named_targets_serve_int8() -> None:
     assert {TARGETS[key].precision for key in ("h100", "h200", "l40s")} == {"int8"}
 

@@ -100,6 +100,25 @@ def test_self_attention_is_one_product_and_cross_attention_knows_its_turn(unet: 
     assert layers == list(range(len(found) // 2))
 
 
+def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.Module) -> None:
+    """In floats and in 8 bits: what is joined is not kept beside it."""
+    for ours in (copy.deepcopy(unet), in_eight_bits(unet, numbers[1])):
+        before = held_bytes(ours)
+        rearrange(ours)
+        assert held_bytes(ours) <= before
+
+
+def in_eight_bits(unet: nn.Module, path: Path) -> nn.Module:
+    ours = copy.deepcopy(unet)
+    quantise(ours, path)
+    return ours
+
+
+def held_bytes(module: nn.Module) -> int:
+    held = {t.data_ptr(): t.nbytes for t in (*module.parameters(), *module.buffers())}
+    return sum(held.values())
+
+
 def test_8_bit_layers_are_the_recipes(numbers: tuple[str, Path], unet: nn.Module) -> None:
     number, path = numbers
     ours = copy.deepcopy(unet)

@@ -98,6 +98,21 @@ def test_a_damaged_table_is_said_and_measured_anew(
     assert not tiles.chosen and "measured anew" in caplog.text
 
 
+@pytest.mark.parametrize("place", ["a file/tiles.json", "a folder"])
+def test_where_nothing_can_be_kept_tiles_are_measured_all_the_same(
+    place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder").mkdir()
+    file = tmp_path / place
+    with caplog.at_level(logging.WARNING):
+        tiles = Tiles(H200, file)
+        with measuring(tiles):
+            found = tiles.choose(PROBLEM, *quickest_is(TILES[1]))
+    assert found == TILES[1] == tiles.choose(PROBLEM, nothing, never)
+    assert "measured anew" in caplog.text
+
+
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_pytorchs_fp8_product_is_tried_as_it_will_be_used(
     is_refused: bool, monkeypatch: pytest.MonkeyPatch
