@@ -16,7 +16,7 @@ from engines.cuda.gpus import local_target
 from engines.folders.digests import model_digest
 from engines.folders.engine_folder import FILE as MANIFEST
 from engines.folders.engine_folder import EngineError
-from engines.folders.export_folder import FILE, ExportError, ExportFolder
+from engines.folders.export_folder import FILE, PRECISIONS, ExportError, ExportFolder
 from engines.folders.places import export_place, plans_root
 from engines.pytorch.torch_options import TorchOptions
 from engines.trt.engine_store import best_for
@@ -126,6 +126,7 @@ def _by_speed(asked: EngineRequest) -> Iterator[tuple[str, Callable[[EngineReque
 def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
     from engines.trt.tensorrt_loading import load_tensorrt
 
+    _check_exported(asked.precision)
     if asked.device not in (None, "cpu", "cuda", "cuda:0"):
         needed = f"{flavour.name} runs on the first GPU it sees: set CUDA_VISIBLE_DEVICES"
         raise InvalidParams("device", asked.device, needed)
@@ -160,11 +161,19 @@ def _onnxruntime(asked: EngineRequest) -> Engines:
     return load_onnxruntime(find_export(asked))
 
 
+def _check_exported(precision: str | None) -> None:
+    """That there are exports of it at all."""
+    if precision not in (None, *PRECISIONS):
+        needed = f"needed {', '.join(PRECISIONS)}, or the backend torch"
+        raise InvalidParams("precision", precision, needed)
+
+
 def find_export(asked: EngineRequest) -> ExportFolder:
     """The model's graphs, in the folder that is named or in their usual place; the embedded model
     brings its own."""
     from engines.folders.shipped import open_mini
 
+    _check_exported(asked.precision)
     checkpoint, precision = asked.checkpoint, asked.precision or CPU_PRECISION
     digest = model_digest(checkpoint)
     if asked.folder:

@@ -198,6 +198,8 @@ def _exif(params: Mapping[str, Any], format: str) -> bytes:
     exif.get_ifd(EXIF_IFD)[USER_COMMENT] = coded or b"UNICODE\0" + text.encode("utf-16-be")
     data = exif.tobytes()
     if format == "jpeg" and len(data) > MAX_JPEG_EXIF:
-        size = f"{len(params['prompt'])} characters"
-        raise InvalidParams("prompt", size, "JPEG has no room for that; needed png or webp")
+        texts = {name: params.get(name) or "" for name in ("prompt", "negative_prompt")}
+        longest = max(texts, key=lambda name: len(json.dumps(texts[name])))
+        size = f"{len(texts[longest])} characters"
+        raise InvalidParams(longest, size, "JPEG has no room for that; needed png or webp")
     return data

@@ -108,6 +108,18 @@ def test_pytorch_in_8_bits_needs_an_exports_numbers(
     assert not loaded
 
 
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx", "onnxruntime"])
+def test_a_precision_that_is_never_exported_is_refused_by_name(
+    backend: str, usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpu(monkeypatch, L40S)
+    asked = replace(usual, precision="bf16")
+    with pytest.raises(InvalidParams, match="precision: 'bf16' .*fp8, or the backend torch"):
+        choose_engines(asked, backend)
+    choose_engines(asked, "auto")
+    assert loaded == ["torch"]
+
+
 def test_with_an_export_it_is_onnxruntime(usual: EngineRequest, loaded: list[str]) -> None:
     write_export(export_place("tiny", DIGEST, "fp32"))
     engines = choose_engines(usual, "auto")

@@ -167,6 +167,12 @@ def test_every_scheduler_has_a_name_that_others_know(scheduler: str) -> None:
     assert "Sampler: " in images.parameters_text(params(scheduler=scheduler))
 
 
+def test_jpeg_says_which_text_is_too_long_for_it() -> None:
+    both = GenerationParams("a cat", negative_prompt="猫" * 9500).as_dict()
+    with pytest.raises(InvalidParams, match="negative_prompt: '9500 characters' .* no room"):
+        images.check_metadata(both, "jpeg")
+
+
 def test_jpeg_says_before_the_work_that_a_prompt_is_too_long() -> None:
     long = params(prompt="円" * 10_000)
     with pytest.raises(InvalidParams, match="prompt: '10000 characters'.*png or webp"):
