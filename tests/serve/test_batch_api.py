@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -349,40 +347,6 @@ def test_what_has_expired_is_removed_with_its_pictures(tmp_path: Path) -> None:
         assert not list(found.client.batches.list()) and not list(found.client.files.list())
     left = [path for path in (tmp_path / "batches").rglob("*") if path.is_file()]
     assert not left, left
-
-
-def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
-    tmp_path: Path,
-) -> None:
-    records, day_s = Records(str(tmp_path)), 24 * 3600
-    records.prepare()
-    (scratch,) = (tmp_path / "tmp").iterdir()
-    old, new = scratch / ".old.tmp", scratch / ".new.tmp"
-    for path, age_s in ((old, day_s + 60), (new, day_s - 60)):
-        path.write_bytes(b"of an upload")
-        os.utime(path, (time.time() - age_s,) * 2)
-    sweep(records, int(time.time()))
-    assert not old.exists() and new.exists()
-    sweep(records, int(time.time()) + 2 * day_s)
-    records.store.put("data/file", b"x")
-    assert records.data("file") == b"x" and not new.exists()
-
-
-def test_nothing_is_read_of_the_store_where_all_requests_are_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, in_loop = Records.asked_to_cancel, list[str]()
-
-    def asked_to_cancel(records: Records, id_: str) -> int | None:
-        with suppress(RuntimeError):
-            asyncio.get_running_loop()
-            in_loop.append(id_)
-        return read(records, id_)
-
-    monkeypatch.setattr(Records, "asked_to_cancel", asked_to_cancel)
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
-        assert found.client.batches.list().data == [batch] and not in_loop
 
 
 @pytest.mark.long
