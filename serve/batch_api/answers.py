@@ -17,18 +17,17 @@ from sdxl.params import GenerationParams
 from serve import errors
 from serve.batch import ledger
 from serve.batch.ledger import Entry
-from serve.batch.reading import Record
+from serve.batch.reading import Record, read_jsonl
 from serve.batch.rows import shard_name
 from serve.batch.store import Store
 from serve.batch_api.batch_job import SHARD
-from serve.batch_api.lines import pictures_of, requests
+from serve.batch_api.lines import pictures_of
 from serve.batch_api.records import BatchRecord, Part, id_of
 from serve.errors import Problem
 from serve.front.openai_images import (
     ImageData,
     ImageRequest,
     ImagesResponse,
-    TokensDetails,
     Usage,
 )
 from serve.front.pictures import filled
@@ -89,7 +88,7 @@ def answered(
 ) -> Iterator[tuple[Answer, list[Entry]]]:
     """Every request of the input, in its order, with what the ledger has of it."""
     entries = Peeked(known(store))
-    for record in requests(path):
+    for record in read_jsonl(path):
         mine = entries.of_line(record.line)
         yield answer_of(batch, record, mine, status), mine
 
@@ -149,7 +148,6 @@ def response_of(batch: BatchRecord, record: Record, status: int, body: Any) -> d
 def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> dict[str, Any]:
     """What the service would have answered."""
     params = entries[0].params
-    tokens = sum(entry.prompt_tokens for entry in entries)
     reply = ImagesResponse(
         created=batch.finalizing_at or batch.created_at,
         data=[data_of(batch, asked, entry) for entry in entries],
@@ -157,12 +155,7 @@ def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> di
         size="{}x{}".format(*GenerationParams.from_dict(params).result_size),
         quality=asked.effective_quality,
         model=batch.model,
-        usage=Usage(
-            total_tokens=tokens,
-            input_tokens=tokens,
-            input_tokens_details=TokensDetails(text_tokens=tokens),
-            output_tokens_details=TokensDetails(text_tokens=0),
-        ),
+        usage=Usage.of(sum(entry.prompt_tokens for entry in entries)),
         safety_identifier=asked.identifier,
     )
     return reply.model_dump(exclude_none=True)

@@ -11,7 +11,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,8 @@ class BatchJobRun:
     def make(self) -> bool:
         """False if it was stopped. Raises BatchFailed or OutputError if it cannot go on now."""
         store = self.records.job_store(self.batch.id)
-        with self._locked(), input_file(store) as path:
+        # While a service is replaced, two may be there.
+        with locked(self.records.job_place(self.batch.id)), input_file(store) as path:
             store.prepare("images", "ledger")
             try:
                 self._run(store, path)
@@ -99,11 +100,6 @@ class BatchJobRun:
         if self._is_stopped:
             raise Stopped
         self._driver.run(self._shards(path))
-
-    def _locked(self) -> AbstractContextManager[None]:
-        """While a service is replaced, two may be there."""
-        place = self.records.job_place(self.batch.id)
-        return nullcontext() if "://" in place else locked(place)
 
     def _meet(self, card: ModelCard) -> None:
         self._card = card

@@ -5,7 +5,7 @@ What is wrong inside of one request is that request's own error, and no other's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,3 @@ def pictures_of(body: dict[str, Any]) -> int:
     """As many as it asks for, or one: then it is one error."""
     asked = body.get("n")
     return asked if type(asked) is int and 1 <= asked <= MAX_N else 1
-
-
-def requests(path: Path) -> Iterator[Record]:
-    """Of a file that was checked."""
-    return read_jsonl(path)

@@ -30,7 +30,7 @@ def completed(request: ImageRequest, size: str, image: int, done: Done) -> bytes
         | ({"revised_prompt": request.prompt} if request.expand_prompt else {})
         | {
             "model": done.model,
-            "usage": Usage.of([done]).model_dump(),
+            "usage": Usage.of(done.prompt_tokens).model_dump(),
             "seed": done.params.seed,
             "timings": done.timings,
         },

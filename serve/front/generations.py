@@ -97,7 +97,7 @@ class Generations:
             size=size(orders[0]),
             quality=asked.effective_quality,
             model=done[0].model,
-            usage=Usage.of(done),
+            usage=Usage.of(sum(picture.prompt_tokens for picture in done)),
             safety_identifier=asked.identifier,
         )
         text = reply.model_dump_json(exclude_none=True).encode()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from sdxl.params import PARAMETERS, Parameter, of_rest
 from sdxl.presets import usual_interval
 from sdxl.scheduler_names import SCHEDULERS
-from serve.orders import Done, ModelCard
+from serve.orders import ModelCard
 from serve.settings import MAX_N, ServeSettings
 
 SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
@@ -147,12 +147,11 @@ class Usage(Reply):
     output_tokens_details: TokensDetails
 
     @classmethod
-    def of(cls, pictures: Sequence[Done]) -> Usage:
-        text = sum(done.prompt_tokens for done in pictures)
+    def of(cls, prompt_tokens: int) -> Usage:
         return cls(
-            total_tokens=text,
-            input_tokens=text,
-            input_tokens_details=TokensDetails(text_tokens=text),
+            total_tokens=prompt_tokens,
+            input_tokens=prompt_tokens,
+            input_tokens_details=TokensDetails(text_tokens=prompt_tokens),
             output_tokens_details=TokensDetails(text_tokens=0),
         )
 

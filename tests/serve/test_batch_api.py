@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -348,23 +347,6 @@ def test_what_has_expired_is_removed_with_its_pictures(tmp_path: Path) -> None:
         assert not list(found.client.batches.list()) and not list(found.client.files.list())
     left = [path for path in (tmp_path / "batches").rglob("*") if path.is_file()]
     assert not left, left
-
-
-def test_nothing_is_read_of_the_store_where_all_requests_are_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, in_loop = Records.asked_to_cancel, list[str]()
-
-    def asked_to_cancel(records: Records, id_: str) -> int | None:
-        with suppress(RuntimeError):
-            asyncio.get_running_loop()
-            in_loop.append(id_)
-        return read(records, id_)
-
-    monkeypatch.setattr(Records, "asked_to_cancel", asked_to_cancel)
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
-        assert found.client.batches.list().data == [batch] and not in_loop
 
 
 @pytest.mark.long

@@ -167,9 +167,7 @@ def test_rows_are_upscaled_and_one_too_large_is_a_dead_letter(tmp_path: Path) ->
     first, second = (each["params"] for each in ledger(out) if each["file"])
     assert (first["upscale"], first["upscaler"], first["upscale_steps"]) == (1.5, "latent", None)
     assert (second["width"], second["height"], second["strength"]) == (192, 320, 0.4)
-    assert command.main(["--verify", str(out)]) == 0, (
-        "a finished picture's size is the second leg's"
-    )
+    assert command.main(["--verify", str(out)]) == 0, "its size is the second leg's"
     errors = [each["error"] for each in dead_letters(out)]
     assert "upscale: 3.0" in errors[0] and "becomes 768x768" in errors[0]
     assert "upscale_steps: 9" in errors[1] and "needed upscale with it" in errors[1]

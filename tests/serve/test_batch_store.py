@@ -1,13 +1,18 @@
-"""The folder that files and batches are kept in, without a service."""
+"""The store of files and batches: who reads it, and what is left in it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from serve.batch_api.records import Records
 from serve.batch_api.runner import sweep
+from tests.serve.test_batch_api import doors, line
 
 
 def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
@@ -25,3 +30,20 @@ def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
     sweep(records, int(time.time()) + 2 * day_s)
     records.store.put("data/file", b"x")
     assert records.data("file") == b"x" and not new.exists()
+
+
+def test_nothing_is_read_of_the_store_where_all_requests_are_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, in_loop = Records.asked_to_cancel, list[str]()
+
+    def asked_to_cancel(records: Records, id_: str) -> int | None:
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            in_loop.append(id_)
+        return read(records, id_)
+
+    monkeypatch.setattr(Records, "asked_to_cancel", asked_to_cancel)
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(line("a")))
+        assert found.client.batches.list().data == [batch] and not in_loop
