@@ -2,11 +2,10 @@
 
 Sessions read and write the very memory of the tensors they are handed. What lies along the first
 axis of a call is independent, so its two halves run at the same time: two threads that never wait
-for each other inside a layer take less time than two that share every layer. A large graph's calls
-stay whole: where weights are 8 bits, each half would make all of them whole for itself, 6 GiB of
-SDXL's. Deep and Shallow share
-their weights on disk, not in memory: Shallow holds about 1% of them, and its copies are folded and
-packed for its own kernels.
+for each other inside a layer take less time than two that share every layer. A large graph is
+called with all rows: where its weights are 8 bits, each half would widen all of them for itself,
+6 GB of SDXL's. Deep and Shallow share their weights on disk, not in memory: Shallow holds about 1%
+of them, and its copies are folded and packed for its own kernels.
 """
 
 from __future__ import annotations
@@ -155,8 +154,8 @@ def session_options(threads: int, has_arena: bool = True) -> Any:
     # what was freed all the same, at the same peak and speed.
     options.enable_mem_reuse = False
     if not has_arena:
-        # It keeps what one call needs, all of its tensors side by side, and 8-bit weights are made
-        # whole in every call. A small model would lose a twentieth of its speed.
+        # It keeps what one call needs, all of its tensors side by side, and 8-bit weights are
+        # widened in every call. A small model would lose a twentieth of its speed.
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     return options
 

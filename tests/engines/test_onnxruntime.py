@@ -231,7 +231,7 @@ print(*[name for name in ("diffusers", "transformers", "onnx") if name in sys.mo
     assert run_python(code, tmp_path / "home") == []
 
 
-def test_a_large_model_keeps_no_memory_between_calls_and_makes_its_weights_once_in_one(
+def test_a_large_model_keeps_no_memory_between_calls_and_splits_none(
     tiny_engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual: Any = tiny_engines["unet_deep"]

@@ -88,8 +88,8 @@ def test_all_samples_at_once_are_asked_as_there_is_room(
 ) -> None:
     monkeypatch.setattr(under_loadgen, "AGAIN_S", 0.001)
     monkeypatch.setattr(under_loadgen, "AT_ONCE", 30)
-    client = Crowded(0.001, 0.0005)
-    system = Streams(client)  # type: ignore[arg-type]
+    client: Any = Crowded(0.001, 0.0005)
+    system = Streams(client)
     run = ScenarioRun("Offline", tmp_path, 200, is_short=True, benchmark=LIMITS["server"].benchmark)
     try:
         summary = run.start(system)
