@@ -81,6 +81,11 @@ def stem_of(id_: str) -> str:
         raise InvalidParams("id", id_, "needed valid Unicode, without lone surrogates") from None
     if stem.startswith("."):
         stem = "%2E" + stem[1:]
+    return bounded(stem, id_)
+
+
+def bounded(stem: str, id_: str) -> str:
+    """The stem, or where no file could have it as its name, its beginning and a digest of the id."""
     if len(stem) <= MAX_NAME:
         return stem
     # Longer than any that is whole, and so the name of no other id.

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from serve.batch import ledger
 from serve.batch.ledger import Entry
-from serve.batch.rows import shard_name
+from serve.batch.rows import bounded, shard_name
 from serve.batch.store import Store
 
 LOOSE = "loose"
@@ -71,9 +71,9 @@ def pack(store: Store, shard: int, run: str) -> None:
 
 
 def key_of(entry: Entry) -> str:
-    """A key ends at the first dot there."""
-    stem = PurePosixPath(entry.file).stem
-    return stem.replace(".", "%2E")
+    """A key ends at the first dot there; with three characters for each it may grow too long."""
+    stem = PurePosixPath(entry.file).stem.replace(".", "%2E")
+    return bounded(stem, entry.id)
 
 
 def tar_of(pictures: list[tuple[str, Entry, bytes]]) -> bytes:

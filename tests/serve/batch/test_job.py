@@ -271,6 +271,19 @@ def test_long_names_fit_into_tar_shards(tmp_path: Path) -> None:
     assert command.main(["--verify", str(out)]) == 0
 
 
+def test_an_id_of_dots_has_a_name_in_its_tar_that_a_file_can_have(tmp_path: Path) -> None:
+    import tarfile
+
+    ids = ["x" + "." * 150, "x" + "." * 151]
+    out = tmp_path / "out"
+    rows = [{"prompt": "a circle", "id": id_} for id_ in ids]
+    assert make(jsonl(tmp_path, rows), out, "--tar") == 0
+    with tarfile.open(out / "images" / "000000.tar") as tar:
+        names = tar.getnames()
+    assert len(set(names)) == 4 and max(map(len, names)) <= 255
+    assert command.main(["--verify", str(out)]) == 0
+
+
 def test_what_is_no_unicode_is_a_dead_letter_and_keeps_its_place(tmp_path: Path) -> None:
     rows = [
         {"prompt": "a"},
