@@ -21,7 +21,7 @@ from eval.llm.client import Client, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
 from eval.service.local_service import local_service
 from sdxl.arguments import Parser, number, whole
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import InvalidParams
 
 Options = dict[str, Any]
@@ -111,7 +111,7 @@ class Trials:
                 "settings": self.settings,
                 "trials": {name: asdict(found) for name, found in self.known.items()},
             }
-            write_atomic(self.path, (json.dumps(content, indent=1) + "\n").encode())
+            write_json(self.path, content)
         return self.known[key]
 
 

@@ -22,7 +22,7 @@ from eval.quality.sources import Painted
 from eval.quality.task import Judges, embedded_task, mini_judges
 from sdxl.checkpoint import find
 from sdxl.engine import Engines
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.pipeline import Pipeline
 
 PICTURES, DRAWN = 32, 300
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     (path,) = (Path(name) for name in argv)
     with tempfile.TemporaryDirectory() as folder:
         band = Band(find("mini").digest, measure(export_int8(Path(folder) / "int8")))
-    write_atomic(path, (json.dumps(asdict(band), indent=1) + "\n").encode())
+    write_json(path, asdict(band))
     print(path.read_text(encoding="utf-8"), end="")
     return 0
 

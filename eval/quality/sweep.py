@@ -35,7 +35,7 @@ from eval.quality.task import QualityTask
 from sdxl import presets
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import CUTS, Cut
@@ -178,7 +178,7 @@ def load_engines(
 
 def keep(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
-    write_atomic(root / f"{STEM}.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_json(root / f"{STEM}.json", report)
     write_atomic(root / f"{STEM}.md", page(tried, task).encode())
     plot_pareto(tried, root / STEM)
 

@@ -22,7 +22,7 @@ from eval.tuning.course import Course, exact
 from eval.tuning.trials import PromptedImages
 from sdxl import schedulers
 from sdxl.engine import Engine, Engines
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import ModelSpec
@@ -100,7 +100,7 @@ def measure_errors(
     on_images(size * len(stored))
     for group in groups[len(stored) :]:
         stored.append(_probed(pipeline, course, group, oldest))
-        write_atomic(path, json.dumps(stored).encode())
+        write_json(path, stored, end="", indent=None)
         on_images(len(group))
     weights = _weights(course, pipeline)
     squares = [
