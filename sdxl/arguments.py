@@ -68,16 +68,15 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
             )
 
 
-def add_quality_flag(parser: argparse.ArgumentParser) -> None:
-    """Not one of a picture's parameters: it stands for two of them."""
-    parser.add_argument("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
-
-
-def add_provenance_flags(parser: argparse.ArgumentParser) -> None:
+def add_picture_flags(parser: argparse.ArgumentParser) -> None:
+    """Its parameters, and what a command that makes files of pictures takes besides: how they are
+    marked, and a quality's name, which stands for some of the parameters."""
     add = parser.add_argument
     add("--provenance", default=METADATA, metavar="KIND", help=f"{HELP} (default %(default)s)")
     add("--certificate", default="", metavar="FILE", help=CERTIFICATE)
     add("--private-key", default="", metavar="FILE", help=PRIVATE_KEY)
+    add("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
+    add_generation_flags(parser)
 
 
 def given_provenance(options: argparse.Namespace) -> Provenance:
