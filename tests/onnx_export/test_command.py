@@ -35,14 +35,9 @@ from tests.onnx_export.exports import export_tiny
     ],
 )
 def test_a_bad_request_is_one_line(
-    flags: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Callable[..., str],
+    flags: list[str], message: str, tmp_path: Path, refused_early: Callable[..., str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert message in refused("export", *flags)
+    assert message in refused_early("export", *flags)
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
@@ -236,11 +236,7 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
         together = mini.generate(asked)
     sizes = [len(group.ids) for group in groups]
     assert sum(sizes) == 6 + 3 + 4 + 6 and max(sizes) == 4, sizes
-    for result, each in zip(together, asked, strict=True):
-        (alone,) = mini.generate([each])
-        assert alone.image is not None and result.image is not None
-        found = psnr(result.image, alone.image)
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(mini, together, asked)
 
 
 def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:

@@ -25,7 +25,7 @@ from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.specs import CHUNK, network_specs
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.guidance_embedding import CHANNELS, write_embedding
 from tests.sdxl.test_editing import edit, params_of, theirs
@@ -158,10 +158,7 @@ def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(
         together = model.generate(asked)
     assert max(len(group.ids) for group in groups) == len(asked)
     assert max(group.bucket for group in groups) == 8, "seven images are seven rows"
-    for result, each in zip(together, asked, strict=True):
-        assert result.image is not None, result.error
-        found = psnr(result.image, image_of(model, each))
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(model, together, asked)
 
 
 def test_guidance_is_read_and_a_negative_prompt_is_not(model: Pipeline) -> None:

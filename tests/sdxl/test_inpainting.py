@@ -20,7 +20,7 @@ from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
@@ -180,11 +180,7 @@ def test_all_kinds_share_calls_and_are_what_they_are_alone(model: Pipeline) -> N
     with launched_groups() as groups:
         together = model.generate(asked)
     assert max(len(group.ids) for group in groups) == len(asked)
-    for result, each in zip(together, asked, strict=True):
-        (alone,) = model.generate([each])
-        assert alone.image is not None and result.image is not None, result.error
-        found = psnr(result.image, alone.image)
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(model, together, asked)
 
 
 def test_a_picture_depends_on_its_mask_and_on_what_is_around_it(model: Pipeline) -> None:

@@ -36,11 +36,7 @@ def short() -> Iterator[Worker]:
 
 
 def ask(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with client(worker, **settings) as http:
-            return await http.post(PROMPTS, json=body)
-
-    return asyncio.run(call())
+    return post(worker, body, PROMPTS, **settings)
 
 
 @pytest.mark.parametrize(

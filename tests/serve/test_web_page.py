@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, expect
 
+from eval.measuring.psnr import psnr_db
 from sdxl.images import read_parameters
 from serve.worker.worker import Worker
 from tests.serve.browsers import (
@@ -190,8 +191,7 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     web.wait_for_pictures()
     again = web.download()
     assert read_parameters(again) == read_parameters(file)
-    error = float(((pixels(again) - pixels(file)) ** 2).mean())
-    psnr = float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+    psnr = psnr_db(pixels(again), pixels(file))
     assert psnr >= 45, f"{psnr:.1f} dB from the dropped picture, needed 45"
 
 

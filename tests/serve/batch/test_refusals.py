@@ -76,10 +76,7 @@ def test_columns_that_mean_something_are_read(tmp_path: Path) -> None:
 def test_ctrl_c_before_it_began_says_how_to_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(running, "describe", interrupted)
+    monkeypatch.setattr(running, "describe", running.interrupt)
     with pytest.raises(KeyboardInterrupt):
         command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))
     assert capsys.readouterr().err == f"sdxl batch: {command.UNBEGUN}\n"
@@ -88,10 +85,7 @@ def test_ctrl_c_before_it_began_says_how_to_go_on(
 def test_ctrl_c_while_workers_load_says_it_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(running, "on_ray", interrupted)
+    monkeypatch.setattr(running, "on_ray", running.interrupt)
     with pytest.raises(KeyboardInterrupt):
         command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))
     said = capsys.readouterr().err
