@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 
 from engines import BACKENDS, FOLDER, PRECISION
-from sdxl.arguments import UNCHECKED, VAE
+from sdxl.arguments import MODEL, UNCHECKED, VAE
 
 
-def add_engine_flags(flags: argparse._ActionsContainer, model: str) -> None:
-    """To a parser, or to a group of its flags. `model` is the help of --model."""
+def add_engine_flags(flags: argparse._ActionsContainer, remark: str) -> None:
+    """To a parser, or to a group of its flags. `remark` ends the help of --model."""
     add = flags.add_argument
-    add("--model", help=model)
+    add("--model", help=f"{MODEL} {remark}")
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help=PRECISION)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from sdxl.params import PARAMETERS, Parameter
+from sdxl.params import PARAMETERS, InvalidParams, Parameter
 from sdxl.presets import QUALITIES
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 
@@ -51,6 +51,12 @@ def whole(text: str) -> int:
 
 def number(text: str) -> float:
     return _parsed(float, text, NEEDED[float])
+
+
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise InvalidParams(name, getattr(options, name), "needed more than 0")
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ from eval.service import api_key
 from eval.service.local_service import local_service
 from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
-from sdxl.arguments import Parser, number, whole
+from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
 
 SCENARIOS = ("Offline", "Server")
@@ -215,9 +215,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", default="out/llm", metavar="DIR", help="its logs (%(default)s)")
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     options = parser.parse_args(argv)
-    for name in ("rate", "seconds", "streams", "max_tokens"):
-        if not getattr(options, name) > 0:
-            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+    check_positive(options, "rate", "seconds", "streams", "max_tokens")
     limits_named(options.limits)
     if options.loadgen not in (None, *SCENARIOS):
         raise InvalidParams("loadgen", options.loadgen, f"needed one of {', '.join(SCENARIOS)}")

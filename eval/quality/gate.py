@@ -79,14 +79,9 @@ def measure(int8: ExportFolder) -> Measured:
 
 def export_int8(folder: Path) -> ExportFolder:
     """As the tests export it: calibrated on few prompts, which is quick."""
-    from onnx_export.calibration import calibration_prompts
-    from onnx_export.export_spec import ExportSpec
-    from onnx_export.exporter import export, unchecked
-    from onnx_export.recipes import RECIPES
+    from eval.quality.exported import exported
 
-    checkpoint = find("mini")
-    prompts = calibration_prompts(checkpoint, None, RECIPES["int8"])[:CALIBRATION_PROMPTS]
-    return export(ExportSpec(checkpoint, "int8", folder, prompts=tuple(prompts)), unchecked)
+    return exported(find("mini"), "int8", folder, calibrated_on=CALIBRATION_PROMPTS, say=print)
 
 
 def _score(engines: Engines, interval: int, judges: Judges) -> Scores:

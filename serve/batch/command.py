@@ -16,7 +16,6 @@ from typing import Any
 
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
-    MODEL,
     Parser,
     add_picture_flags,
     given_params,
@@ -96,7 +95,7 @@ def build_parser() -> Parser:
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
     flag = partial(add, action="store_true")
-    add_engine_flags(group, f"{MODEL} (mini); with --through one of the service's (its first)")
+    add_engine_flags(group, "(mini); with --through one of the service's (its first)")
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
     flag("--mixed-gpus", dest="is_mixed", help="workers with GPUs of several kinds")
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")

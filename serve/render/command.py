@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from engines.flags import add_engine_flags
 from sdxl.arguments import (
-    MODEL,
     Parser,
     add_picture_flags,
     given_params,
@@ -120,7 +119,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="sdxl render", description="Make pictures from text, or images anew.")
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
-    add_engine_flags(parser, f"{MODEL} (default {DEFAULT_MODEL})")
+    add_engine_flags(parser, f"(default {DEFAULT_MODEL})")
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
     add("--out", default="out", metavar="PATH", help="folder, file, or - (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")

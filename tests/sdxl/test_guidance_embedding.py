@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import engines
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.torch_engine import load_torch
 from onnx_export.check import example_inputs
@@ -38,11 +37,6 @@ GUIDANCES = (0.0, 1.0, 8.0)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_embedding(tmp_path_factory.mktemp("models") / "sdxl-lcm")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Pipeline:
-    return engines.load(str(folder), "torch")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import engines
 from sdxl.checkpoint import CheckpointError, find
 from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams
@@ -35,11 +34,6 @@ HOLE = (13, 27, 75, 90)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_inpainting(tmp_path_factory.mktemp("models") / "sdxl-inpainting")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Pipeline:
-    return engines.load(str(folder), "torch")
 
 
 @pytest.fixture(scope="module")
