@@ -230,10 +230,11 @@ def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
     """A key that is not the certificate's, or one that is out of date, shows now."""
     from PIL import Image
 
-    c2pa, file = _library(), io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "PNG")
+    from sdxl.picture_files import file_of
+
+    c2pa = _library()
     try:
-        claim = read_claim(sign(file.getvalue(), "png"), "png")
+        claim = read_claim(sign(file_of(Image.new("RGB", (8, 8))), "png"), "png")
         cause = ", ".join(claim.failures) if claim is not None else "no manifest"
         is_good = claim is not None and claim.is_intact
     except c2pa.C2paError as error:

@@ -181,10 +181,10 @@ def _mean(values: Tensor, rounds: int, gate: ScoreRange | None = None) -> Figure
 def save(folder: Path, indices: Sequence[int], pictures: Sequence[Pixels]) -> None:
     from PIL import Image
 
+    from sdxl.picture_files import file_of
+
     for index, picture in zip(indices, pictures, strict=True):
-        data = io.BytesIO()
-        Image.fromarray(picture).save(data, "PNG")
-        write_atomic(picture_file(folder, index), data.getvalue())
+        write_atomic(picture_file(folder, index), file_of(Image.fromarray(picture)))
 
 
 def picture_file(folder: Path, index: int) -> Path:

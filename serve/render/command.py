@@ -346,15 +346,13 @@ def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
 
 
 def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
-    import io
-
     from PIL import Image
 
+    from sdxl.picture_files import file_of
     from serve.render.contact_sheet import contact_sheet
 
-    file = io.BytesIO()
-    Image.fromarray(contact_sheet(pictures)).save(file, format_of(path), quality=95)
-    write_atomic(path, file.getvalue())
+    sheet = Image.fromarray(contact_sheet(pictures))
+    write_atomic(path, file_of(sheet, format_of(path) or "PNG", quality=95))
 
 
 def _metadata(order: RenderSpec, params: GenerationParams) -> dict[str, Any]:

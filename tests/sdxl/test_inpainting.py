@@ -17,13 +17,14 @@ from torch import Tensor
 from sdxl.checkpoint import CheckpointError, find
 from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
-from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of, png
+from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
 from tests.sdxl.their_schedulers import FEW, FIRST_QUICK, asked_of, each_at
 
@@ -57,7 +58,7 @@ def hole(size: tuple[int, int]) -> Image.Image:
 def edit(params: GenerationParams, mask: Image.Image | None = None) -> Edit:
     assert params.width and params.height
     picture = drawing(params.width, params.height)
-    given = GivenImage.read(png(picture), None if mask is None else png(mask))
+    given = GivenImage.read(file_of(picture), None if mask is None else file_of(mask))
     params = params.for_edit(has_mask=mask is not None)
     return Edit(params, given.source(params))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from eval.measuring.psnr import psnr_db
 from sdxl.images import read_parameters
+from sdxl.picture_files import file_of
 from serve.worker.worker import Worker
 from tests.serve.browsers import (
     EITHER_WIDTH,
@@ -197,9 +197,8 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
 
 @pytest.mark.slow
 def test_a_dropped_file_that_says_nothing_is_refused_in_words(web: Visit) -> None:
-    plain = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(plain, "PNG")
-    for file in (plain.getvalue(), b"", b"GIF89a", plain.getvalue()[:20]):
+    plain = file_of(Image.new("RGB", (8, 8)))
+    for file in (plain, b"", b"GIF89a", plain[:20]):
         web.drop("other.png", file)
         expect(web.page.get_by_role("alert")).to_contain_text("does not say how it was made")
         web.page.click("#notices [aria-label=Dismiss]")
