@@ -37,7 +37,7 @@ from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
 from sdxl.single_file.recognition import PICKLES, SAFETENSORS
-from sdxl.specs import Architecture, Cut
+from sdxl.specs import Architecture
 
 if TYPE_CHECKING:
     from torch import nn
@@ -198,15 +198,6 @@ class Checkpoint:
     def part(self, part: str) -> nn.Module:
         """One folder's module, as `network` gives it, checked to be an SDXL's."""
         return self.unet() if part == "unet" else self.network(part)
-
-    def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
-        """The seven networks by their spec's name."""
-        from sdxl.networks.parts import networks_of
-
-        networks: dict[str, nn.Module] = {}
-        for part in NETWORK_FOLDERS:
-            networks |= networks_of(part, self.part(part), cut)
-        return networks
 
 
 def find(model: str) -> Checkpoint:

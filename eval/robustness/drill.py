@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,6 @@ class DrillFailed(RuntimeError):
     """A step did something else than it should."""
 
 
-@dataclass(frozen=True)
-class StepResult:
-    seconds: float
-    peak_gib: float
-    """of all its processes together; what they share counts for each"""
-    facts: dict[str, Any]
-
-
 @dataclass
 class Drill:
     out: Path
@@ -58,7 +50,9 @@ class Drill:
     side: int
     small_side: int
     """what ONNX Runtime draws at"""
-    done: dict[str, StepResult] = field(default_factory=dict)
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """of each step its seconds, the GiB of all its processes together at most (what they share
+    counts for each), and what it says"""
 
     @property
     def file(self) -> Path:
@@ -69,7 +63,7 @@ class Drill:
         if self.file.exists():
             stored = json.loads(self.file.read_text(encoding="utf-8"))
             self._check(stored)
-            self.done = {name: StepResult(**values) for name, values in stored["steps"].items()}
+            self.done = stored["steps"]
         for name, step in STEPS.items():
             if name in self.done:
                 print(f"{name}: done before", flush=True)
@@ -79,7 +73,8 @@ class Drill:
             with peak_memory() as peak:
                 facts = step(self)
             seconds = round(time.perf_counter() - began_s, 1)
-            self.done[name] = StepResult(seconds, round(peak[0] / GIB, 2), facts)
+            peak_gib = round(peak[0] / GIB, 2)
+            self.done[name] = {"seconds": seconds, "peak_gib": peak_gib, "facts": facts}
             self._save()
             print(f"{name}: {seconds} s, {peak[0] / GIB:.1f} GiB {facts or ''}", flush=True)
 
@@ -95,8 +90,7 @@ class Drill:
                 raise DrillFailed(f"{self.file} is of {shown}; needed another --out")
 
     def _save(self) -> None:
-        steps = {name: asdict(result) for name, result in self.done.items()}
-        whole = {"cpu": processor(), **self.asked, "steps": steps}
+        whole = {"cpu": processor(), **self.asked, "steps": self.done}
         write_json(self.file, whole, end="")
 
     @property
@@ -247,14 +241,14 @@ def since(began_s: float) -> float:
 
 
 @contextmanager
-def peak_memory(period_s: float = 0.5) -> Iterator[list[int]]:
+def peak_memory() -> Iterator[list[int]]:
     """The most bytes that all processes below this one held together."""
     peak = [0]
 
     def look() -> None:
         peak[0] = max(peak[0], sum(map(resident, psutil.Process().children(recursive=True))))
 
-    with repeating(look, period_s):
+    with repeating(look, 0.5):
         yield peak
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+PERIOD_S = 1.0
 SETTLED = 0.25
 """the share of a process's life after which it should hold no more"""
 
@@ -84,10 +85,10 @@ def repeating(look: Callable[[], None], period_s: float) -> Iterator[None]:
 
 
 @contextmanager
-def watching(titles: Sequence[str], period_s: float = 1.0) -> Iterator[ProcessWatch]:
+def watching(titles: Sequence[str]) -> Iterator[ProcessWatch]:
     watch = ProcessWatch(titles)
     watch.look()
-    with repeating(watch.look, period_s):
+    with repeating(watch.look, PERIOD_S):
         yield watch
 
 

@@ -4,7 +4,6 @@ scenes, the pixel judge; and how near the pictures are to the exact model's of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,6 @@ class PlanCheck:
         plan: CachePlan,
         cost_s: float,
         pipeline: Pipeline,
-        on_pictures: Callable[[int], None] = lambda _: None,
     ) -> CheckedPlan:
         """The exact plan of a scheduler and guidance goes before the others."""
         folder = self.folder / plan.slug
@@ -80,7 +78,7 @@ class PlanCheck:
         source = None if plan == whole else Folder(self.folder / whole.slug / "pictures", task)
         painted = Painted(pipeline, requests)
         evaluation = Evaluation(task, painted, folder, source, folder / "pictures")
-        evaluation.run(1, on_pictures)
+        evaluation.run(1)
         found = dict(evaluation.findings())
         if self.scenes is not None:
             found[RIGHT] = self._judged(Folder(folder / "pictures", task))
