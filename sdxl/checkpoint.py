@@ -23,15 +23,7 @@ from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.hub_files import TOP, needed_files
-from sdxl.model_names import (
-    HUB_ID,
-    MINI_NAME,
-    MINI_NAMES,
-    is_file,
-    is_here,
-    name_of,
-    split_vae,
-)
+from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import Sizes
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
@@ -272,11 +264,7 @@ def _vae_file(name: str) -> Path:
 def _download(repo: str, revision: str | None) -> Path:
     """The hub's snapshot, in a folder that is named after its commit."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         files = _files_of(repo, revision)

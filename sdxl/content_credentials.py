@@ -69,10 +69,7 @@ def signer_of(
             "verifiers will call it untrusted. --certificate and --private-key name your own"
         )
     info = c2pa.C2paSignerInfo(
-        alg=algorithm_of(key, private_key).encode(),
-        sign_cert=chain,
-        private_key=key,
-        ta_url=None,
+        alg=algorithm_of(key, private_key).encode(), sign_cert=chain, private_key=key, ta_url=None
     )
     own, manifest = threading.local(), _manifest(is_watermarked)
 
@@ -183,9 +180,7 @@ def _new_certificate() -> tuple[bytes, bytes]:
     ]
     chain = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in signed)
     return chain, key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

@@ -79,11 +79,7 @@ class ScenarioRun:
         return settings
 
     def _shorten(self, settings: Any) -> None:
-        least = {
-            "Offline": self.captions,
-            "Server": SERVER_QUERIES,
-            "SingleStream": STREAM_QUERIES,
-        }
+        least = {"Offline": self.captions, "Server": SERVER_QUERIES, "SingleStream": STREAM_QUERIES}
         settings.min_query_count = least[self.scenario]
         settings.min_duration_ms = 0
 

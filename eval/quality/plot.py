@@ -122,10 +122,7 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
         for i, (batch, found) in enumerate(batches.items()):
             speeds = [found["images/s"][name] for name in names]
             places = [n + (i - (len(batches) - 1) / 2) * width for n in range(len(names))]
-            spread = [
-                [s.median - s.low for s in speeds],
-                [s.high - s.median for s in speeds],
-            ]
+            spread = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
             axis.barh(
                 places,
                 [s.median for s in speeds],

@@ -64,12 +64,7 @@ class PlanCheck:
     reference: Course
     scenes: list[Scene] | None
 
-    def run(
-        self,
-        plan: CachePlan,
-        cost_s: float,
-        pipeline: Pipeline,
-    ) -> CheckedPlan:
+    def run(self, plan: CachePlan, cost_s: float, pipeline: Pipeline) -> CheckedPlan:
         """The exact plan of a scheduler and guidance goes before the others."""
         folder = self.folder / plan.slug
         requests = tuple(plan.asked(request) for request in self.task.requests)
@@ -87,9 +82,7 @@ class PlanCheck:
 
     def exact_of(self, plan: CachePlan) -> CachePlan:
         whole = replace(
-            self.reference,
-            scheduler=plan.course.scheduler,
-            guided_until=plan.course.guided_until,
+            self.reference, scheduler=plan.course.scheduler, guided_until=plan.course.guided_until
         )
         return exact(whole)
 

@@ -78,10 +78,7 @@ class ErrorProbe:
 def images_at_once(engines: Engines, most: int) -> int:
     """As many as fill a call's bucket both with guidance and without."""
     sizes = set(engines.buckets)
-    return max(
-        (n for n in range(1, most + 1) if n in sizes and 2 * n in sizes),
-        default=1,
-    )
+    return max((n for n in range(1, most + 1) if n in sizes and 2 * n in sizes), default=1)
 
 
 def measure_errors(

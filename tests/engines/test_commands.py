@@ -66,9 +66,7 @@ def test_a_broken_manifest_is_told_and_the_others_are_listed(
     assert "good" in captured.out and "bad/manifest.json: not a manifest" in captured.err
 
 
-def test_where_there_are_none_it_says_how_to_make_some(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_where_there_are_none_it_says_how_to_make_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines"]) == 0
     assert "no engines in" in capsys.readouterr().out
 

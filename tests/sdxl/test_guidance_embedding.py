@@ -134,9 +134,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     assert difference <= 1e-4, f"differs by {difference:.2e}, allowed 1e-4"
 
 
-def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(
-    model: Pipeline,
-) -> None:
+def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(model: Pipeline) -> None:
     usual: dict[str, Any] = {"steps": 6, "cache_interval": 2, "width": 128, "height": 128}
     text = GenerationParams(PROMPT, seed=3, guidance=5.0, **usual)
     asked: list[GenerationParams | Edit] = [

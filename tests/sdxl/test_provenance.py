@@ -21,24 +21,8 @@ from sdxl import content_credentials
 from sdxl.images import Pixels, encode, read_parameters
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
-from sdxl.provenance import (
-    AND_WATERMARK,
-    C2PA,
-    METADATA,
-    OFF,
-    PROVENANCES,
-    SOURCE_TYPE,
-    Provenance,
-)
-from serve.render.verification import (
-    CHANGED,
-    HOLDS,
-    UNMARKED,
-    UNSIGNED,
-    WATERMARKED,
-    main,
-    verify,
-)
+from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, PROVENANCES, SOURCE_TYPE, Provenance
+from serve.render.verification import CHANGED, HOLDS, UNMARKED, UNSIGNED, WATERMARKED, main, verify
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 IPTC = "http://iptc.org/std/Iptc4xmpExt/2008-02-29/"

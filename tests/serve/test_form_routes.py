@@ -141,9 +141,7 @@ def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
     asyncio.run(scenario())
 
 
-def test_examples_that_could_not_be_made_are_made_when_asked_for_again(
-    counting: Counting,
-) -> None:
+def test_examples_that_could_not_be_made_are_made_when_asked_for_again(counting: Counting) -> None:
     counting.failures = 1
 
     async def scenario() -> list[int]:

@@ -18,14 +18,7 @@ from eval.measuring.psnr import psnr_db
 from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
 from serve.worker.worker import Worker
-from tests.serve.browsers import (
-    EITHER_WIDTH,
-    VIEWS,
-    View,
-    Visit,
-    pixels,
-    visit,
-)
+from tests.serve.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.servers import GENERATE, listening
 from tests.serve.services import Service
 from tests.serve.workers import fake_pipeline
