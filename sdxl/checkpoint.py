@@ -25,6 +25,7 @@ from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors,
 from sdxl.hub_files import TOP, needed_files
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import Sizes
+from sdxl.places import MINI as MINI
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
@@ -34,7 +35,6 @@ from sdxl.specs import Architecture
 if TYPE_CHECKING:
     from torch import nn
 
-MINI = Path(__file__).parent / "mini" / "weights"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NETWORK_FOLDERS = ("text_encoder", "text_encoder_2", "unet", "vae")
 WEIGHT_NAMES = {
