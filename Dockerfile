@@ -15,6 +15,17 @@ ARG LLM_BASE=nvcr.io/nvidia/tensorrt-llm/release:1.2.1
 # gpu, or llm: what is below the service.
 ARG KIND=gpu
 
+# What is installed, for either.
+FROM scratch AS source
+WORKDIR /src
+COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
+COPY locks locks
+COPY sdxl sdxl
+COPY engines engines
+COPY onnx_export onnx_export
+COPY serve serve
+COPY eval eval
+
 FROM ${BASE} AS gpu
 
 # TensorRT-LLM pins another PyTorch, and NVIDIA's image has both. Beside them comes an environment with
@@ -26,13 +37,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends python3.12-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
-COPY locks locks
-COPY sdxl sdxl
-COPY engines engines
-COPY onnx_export onnx_export
-COPY serve serve
-COPY eval eval
+COPY --from=source /src ./
 RUN python3.12 -m venv --system-site-packages /opt/trtllm/own \
  && /opt/trtllm/own/bin/python -m pip install --no-cache-dir --require-hashes -r locks/llm.txt \
  && /opt/trtllm/own/bin/python -m pip install --no-cache-dir --no-deps . \
@@ -51,13 +56,7 @@ FROM python AS build
 # Extras of pyproject.toml: what can compute the networks besides PyTorch and ONNX Runtime.
 ARG BACKENDS=tensorrt
 WORKDIR /src
-COPY pyproject.toml constraints.txt Makefile README.md LICENSE ./
-COPY locks locks
-COPY sdxl sdxl
-COPY engines engines
-COPY onnx_export onnx_export
-COPY serve serve
-COPY eval eval
+COPY --from=source /src ./
 # By hash: every file is the one that locks/ names, or the build fails (docs/operations.md).
 RUN make setup PYTHON=python3.12 VENV=/opt/sdxl PACKAGE="'.[serve,export,eval,c2pa,s3,${BACKENDS}]'" LOCKED=${BACKENDS}
 

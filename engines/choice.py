@@ -29,14 +29,7 @@ from sdxl.params import InvalidParams
 log = logging.getLogger(__name__)
 
 CPU_PRECISION = "fp32"
-UNAVAILABLE = (
-    BackendFailed,
-    BackendMissing,
-    EngineError,
-    ExportError,
-    InvalidParams,
-    OutputError,
-)
+UNAVAILABLE = (BackendFailed, BackendMissing, EngineError, ExportError, InvalidParams, OutputError)
 """What a backend says that cannot serve a request."""
 
 

@@ -8,31 +8,26 @@ from collections.abc import Sequence
 from sdxl.params import InvalidParams
 
 BENCHMARKS = {
-    "peers": ("eval.speed.peers", "speed against diffusers and others, same weights and steps"),
+    "peers": ("speed.peers", "speed against diffusers and others, same weights and steps"),
     "floor": (
-        "eval.speed.floor",
+        "speed.floor",
         "the arithmetic of a step, and the share of the machine's best reached",
     ),
-    "mlperf": ("eval.mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
-    "load": (
-        "eval.service.load",
-        "the service under load: latency, throughput, overload",
-    ),
-    "marking": ("eval.service.marking", "what provenance and watermark cost a service"),
-    "h200": ("eval.h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
-    "batching": ("eval.speed.batching", "in-flight against static batching, in simulated time"),
-    "mixed": (
-        "eval.speed.mixed",
-        "text, images, masks and upscaling in flight together, and apart",
-    ),
+    "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
+    "load": ("service.load", "the service under load: latency, throughput, overload"),
+    "marking": ("service.marking", "what provenance and watermark cost a service"),
+    "h200": ("h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
+    "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
+    "mixed": ("speed.mixed", "text, images, masks and upscaling in flight together, and apart"),
     "robustness": (
-        "eval.robustness.command",
+        "robustness.command",
         "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
     ),
-    "sizing": ("eval.service.sizing", "what an image in flight takes, and where the knee lies"),
-    "llm": ("eval.llm.bench", "a language model: first token, each token, tokens a dollar"),
-    "sessions": ("eval.speed.session_options", "ONNX Runtime's session options, measured"),
+    "sizing": ("service.sizing", "what an image in flight takes, and where the knee lies"),
+    "llm": ("llm.bench", "a language model: first token, each token, tokens a dollar"),
+    "sessions": ("speed.session_options", "ONNX Runtime's session options, measured"),
 }
+"""Module below eval, and what it measures."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
             print(usage())
             return 0
         case [name, *rest] if name in BENCHMARKS:
-            result: int = importlib.import_module(BENCHMARKS[name][0]).main(rest)
+            result: int = importlib.import_module(f"eval.{BENCHMARKS[name][0]}").main(rest)
             return result
         case _:
             asked = argv[0] if argv else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from sdxl.params import PARAMETERS, Parameter
+from sdxl.params import PARAMETERS, InvalidParams, Parameter
 from sdxl.presets import QUALITIES
 from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 
@@ -53,6 +53,12 @@ def number(text: str) -> float:
     return _parsed(float, text, NEEDED[float])
 
 
+def check_positive(options: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+
+
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     """A flag per parameter. Flags not given stay unset (argparse.SUPPRESS): with `--from`, values
     stored in the image fill only what the user left out."""
@@ -68,16 +74,15 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
             )
 
 
-def add_quality_flag(parser: argparse.ArgumentParser) -> None:
-    """Not one of a picture's parameters: it stands for two of them."""
-    parser.add_argument("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
-
-
-def add_provenance_flags(parser: argparse.ArgumentParser) -> None:
+def add_picture_flags(parser: argparse.ArgumentParser) -> None:
+    """Its parameters, and what a command that makes files of pictures takes besides: how they are
+    marked, and a quality's name, which stands for some of the parameters."""
     add = parser.add_argument
     add("--provenance", default=METADATA, metavar="KIND", help=f"{HELP} (default %(default)s)")
     add("--certificate", default="", metavar="FILE", help=CERTIFICATE)
     add("--private-key", default="", metavar="FILE", help=PRIVATE_KEY)
+    add("--quality", metavar="NAME", choices=QUALITIES, help=QUALITY)
+    add_generation_flags(parser)
 
 
 def given_provenance(options: argparse.Namespace) -> Provenance:

@@ -23,26 +23,18 @@ from sdxl.arguments import VAE_MARK
 from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.hub_files import TOP, needed_files
-from sdxl.model_names import (
-    HUB_ID,
-    MINI_NAME,
-    MINI_NAMES,
-    is_file,
-    is_here,
-    name_of,
-    split_vae,
-)
+from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
 from sdxl.params import Sizes
+from sdxl.places import MINI as MINI
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
 from sdxl.scheduler_config import SchedulerConfig
 from sdxl.single_file.recognition import PICKLES, SAFETENSORS
-from sdxl.specs import Architecture, Cut
+from sdxl.specs import Architecture
 
 if TYPE_CHECKING:
     from torch import nn
 
-MINI = Path(__file__).parent / "mini" / "weights"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 NETWORK_FOLDERS = ("text_encoder", "text_encoder_2", "unet", "vae")
 WEIGHT_NAMES = {
@@ -199,15 +191,6 @@ class Checkpoint:
         """One folder's module, as `network` gives it, checked to be an SDXL's."""
         return self.unet() if part == "unet" else self.network(part)
 
-    def networks(self, cut: Cut = "reference") -> dict[str, nn.Module]:
-        """The seven networks by their spec's name."""
-        from sdxl.networks.parts import networks_of
-
-        networks: dict[str, nn.Module] = {}
-        for part in NETWORK_FOLDERS:
-            networks |= networks_of(part, self.part(part), cut)
-        return networks
-
 
 def find(model: str) -> Checkpoint:
     """`mini`, a folder in diffusers layout, a single safetensors file, or a hub id such as
@@ -281,11 +264,7 @@ def _vae_file(name: str) -> Path:
 def _download(repo: str, revision: str | None) -> Path:
     """The hub's snapshot, in a folder that is named after its commit."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         files = _files_of(repo, revision)

@@ -264,9 +264,7 @@ class BufferPool:
         """
         first = places[0].cohort.buffers
         cohort = Cohort(
-            self._buffers(first.key[0], bucket, runs or reads_cache),
-            guided,
-            members=len(places),
+            self._buffers(first.key[0], bucket, runs or reads_cache), guided, members=len(places)
         )
         torch.stack([p.cohort.guidance[p.index] for p in places], out=cohort.guidance)
         torch.stack([p.cohort.latents[p.index] for p in places], out=cohort.latents)

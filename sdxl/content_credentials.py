@@ -69,10 +69,7 @@ def signer_of(
             "verifiers will call it untrusted. --certificate and --private-key name your own"
         )
     info = c2pa.C2paSignerInfo(
-        alg=algorithm_of(key, private_key).encode(),
-        sign_cert=chain,
-        private_key=key,
-        ta_url=None,
+        alg=algorithm_of(key, private_key).encode(), sign_cert=chain, private_key=key, ta_url=None
     )
     own, manifest = threading.local(), _manifest(is_watermarked)
 
@@ -183,9 +180,7 @@ def _new_certificate() -> tuple[bytes, bytes]:
     ]
     chain = b"".join(each.public_bytes(serialization.Encoding.PEM) for each in signed)
     return chain, key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
@@ -230,10 +225,11 @@ def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
     """A key that is not the certificate's, or one that is out of date, shows now."""
     from PIL import Image
 
-    c2pa, file = _library(), io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "PNG")
+    from sdxl.picture_files import file_of
+
+    c2pa = _library()
     try:
-        claim = read_claim(sign(file.getvalue(), "png"), "png")
+        claim = read_claim(sign(file_of(Image.new("RGB", (8, 8))), "png"), "png")
         cause = ", ".join(claim.failures) if claim is not None else "no manifest"
         is_good = claim is not None and claim.is_intact
     except c2pa.C2paError as error:

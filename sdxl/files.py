@@ -1,8 +1,9 @@
-"""Files appear whole or not at all. It does not know what is in them."""
+"""Files appear whole or not at all. It does not know what they mean."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -40,6 +41,11 @@ def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
             raise
     except OSError as error:
         raise OutputError(path, error) from error
+
+
+def write_json(path: Path, content: Any, end: str = "\n", **style: Any) -> None:
+    """`style` are json.dumps' own arguments."""
+    write_atomic(path, (json.dumps(content, **{"indent": 1, **style}) + end).encode())
 
 
 def prepare_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,15 +69,13 @@ class Request:
         return {"latent_h": self.latent_h, "latent_w": self.latent_w, "tokens": tokens}
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     id: int
     latents: Tensor
     """[channels, h, w], float32"""
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     id: int
     cause: Exception
 

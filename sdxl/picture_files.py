@@ -1,4 +1,4 @@
-"""Picture files that anybody may have made: opened, or refused with one error.
+"""Picture files: made, and those that anybody may have made opened, or refused with one error.
 
 It does not know what is in them. Importing it loads no PyTorch.
 """
@@ -9,6 +9,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
@@ -38,6 +39,12 @@ def opened(data: bytes) -> Iterator[Image.Image]:
         raise BrokenPicture("not a picture") from error
     except Exception as error:
         raise BrokenPicture(f"not a picture ({type(error).__name__}: {error})") from error
+
+
+def file_of(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format, **options)
+    return file.getvalue()
 
 
 def words_of(data: bytes) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Where this project keeps what it makes for itself. It makes no folder."""
+"""Where the embedded model lies, and what this project makes for itself. It makes no folder."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+MINI = Path(__file__).parent / "mini" / "weights"
 HOME = "SDXL_HOME"
 
 

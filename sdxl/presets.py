@@ -39,11 +39,7 @@ class Preset:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def beside(
-        self,
-        given: Mapping[str, Any],
-        *,
-        is_named: bool = True,
-        edit_strength: float | None = None,
+        self, given: Mapping[str, Any], *, is_named: bool = True, edit_strength: float | None = None
     ) -> dict[str, Any]:
         """The same where others are given: those go first, and deep steps that were chosen for
         another course than theirs are left out. So is the interval where others have few steps, and

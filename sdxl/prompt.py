@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdxl.params import InvalidParams
 from sdxl.specs import CHUNK
@@ -52,8 +52,7 @@ MARKUP = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Fragment:
+class Fragment(NamedTuple):
     """A stretch of text under one weight."""
 
     text: str

@@ -295,11 +295,7 @@ def network_specs(
         ModelSpec("unet_prompt", (context, pooled, time_ids, *embedding), (added, *told, *text)),
         ModelSpec("unet_deep", (sample, timestep, added, *told, *text), (noise, *cache)),
         ModelSpec("unet_shallow", (sample, timestep, added, *told, *cache), (noise,)),
-        ModelSpec(
-            "vae_decoder",
-            (latents,),
-            (image,),
-        ),
+        ModelSpec("vae_decoder", (latents,), (image,)),
         ModelSpec("vae_encoder", (image,), (replace(latents, name="mean"), deviation)),
     )
     return {model.name: model for model in models}

@@ -61,11 +61,7 @@ def supervise(
 
 class Supervisor:
     def __init__(
-        self,
-        child: int,
-        shutdown_s: float,
-        say: Callable[[str], None],
-        struck: Mapping[int, int],
+        self, child: int, shutdown_s: float, say: Callable[[str], None], struck: Mapping[int, int]
     ) -> None:
         self.child, self.shutdown_s, self.say, self.struck = child, shutdown_s, say, struck
         self._until_s: float | None = None

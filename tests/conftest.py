@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 import engines
 from sdxl import cli
 from sdxl.checkpoint import find
-from sdxl.pipeline import Pipeline
+from sdxl.params import GenerationParams
+from sdxl.pipeline import Edit, Pipeline, Result
 from tests.hangs import (
     pytest_collection_modifyitems,
     pytest_configure,
@@ -22,6 +24,8 @@ from tests.hangs import (
     pytest_runtest_teardown,
     pytest_xdist_make_scheduler,
 )
+
+Asked = GenerationParams | Edit
 
 __all__ = [
     "pytest_collection_modifyitems",
@@ -63,6 +67,21 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
+@pytest.fixture
+def refused_early(
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """As `refused`, in an empty folder that gets no file."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> str:
+        said = refused(*argv)
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        return said
+
+    return run
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Heavy libraries warn while they are imported; that is theirs, and happens once. Here, the
     seconds that it takes are not counted as the first test's."""
@@ -74,6 +93,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import diffusers
         import transformers
     del diffusers, transformers
+
+
+def assert_as_alone(model: Pipeline, made: Sequence[Result], asked: Sequence[Asked]) -> None:
+    """Each is the picture that it is by itself."""
+    for result, each in zip(made, asked, strict=True):
+        (alone,) = model.generate([each])
+        assert alone.image is not None and result.image is not None, result.error
+        found = psnr(result.image, alone.image)
+        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
 
 
 def psnr(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sdxl.conditioning import Conditioning
 from sdxl.engine import Engines, check_inputs
-from sdxl.specs import Architecture, Axes, ModelSpec, network_specs
+from sdxl.specs import SDXL_1_0, Architecture, Axes, ModelSpec, network_specs
 
-ARCH = Architecture(
-    latent_channels=4,
-    image_channels=3,
-    vae_scale=8,
+ARCH = replace(
+    SDXL_1_0,
     stem_channels=2,
     cache_channels=3,
-    stem_layers=2,
     embedding_width=6,
     attention_widths=(3, 4),
     clip_l_width=3,

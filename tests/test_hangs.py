@@ -63,10 +63,7 @@ IN_C = ("hangs_in_c", "hangs_in_c_without_the_interpreters_lock")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_python", "in_c"),
-    [
-        (IN_PYTHON[1:2], IN_C[:1]),
-        pytest.param(IN_PYTHON, IN_C, marks=pytest.mark.long),
-    ],
+    [(IN_PYTHON[1:2], IN_C[:1]), pytest.param(IN_PYTHON, IN_C, marks=pytest.mark.long)],
 )
 def test_a_test_that_hangs_fails_alone(
     in_python: tuple[str, ...], in_c: tuple[str, ...], tmp_path: Path

@@ -40,10 +40,7 @@ def test_uv_looks_where_pip_would(install: ModuleType) -> None:
 
 
 def test_without_settings_uv_is_told_of_no_place(install: ModuleType) -> None:
-    assert install.uv_flags(install.pip_settings("")) == [
-        "--index-strategy",
-        "unsafe-best-match",
-    ]
+    assert install.uv_flags(install.pip_settings("")) == ["--index-strategy", "unsafe-best-match"]
 
 
 def test_certificates_hold_for_uv(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +61,7 @@ def test_pytorchs_index_is_asked_for_even_where_pytorch_is_installed(
 
 @pytest.mark.parametrize("has_uv", [True, False])
 def test_pip_installs_where_uv_cannot(
-    install: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    has_uv: bool,
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_uv: bool
 ) -> None:
     """Whether there is none, or one that fails."""
     uv, pip = tmp_path / "uv", tmp_path / "python"

@@ -7,7 +7,6 @@ runtime before its digest was found to be the one that was written. It knows no 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 from engines.folders.export_folder import PRECISIONS
 from engines.folders.json_fields import MALFORMED, check_fields, check_one_of
 from engines.folders.listed_files import Listing
+from engines.folders.model_folder import ModelFolder
 from engines.folders.profiles import Profile
 from engines.folders.spec_json import outdated, spec_as_dict, spec_from_dict
 from engines.folders.targets import Capability, Target
-from sdxl.files import write_atomic
-from sdxl.specs import CUTS, Architecture, Cut, ModelSpec, brief
+from sdxl.specs import CUTS, Architecture, ModelSpec, brief
 
 FORMAT = 3
 FILE = "manifest.json"
@@ -66,15 +65,11 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class EngineFolder:
-    """What manifest.json says, and where it lies."""
+class EngineFolder(ModelFolder):
+    """What manifest.json says."""
 
-    folder: Path
-    model: str
-    model_digest: str
-    precision: str
-    cut: Cut
-    arch: Architecture
+    DESCRIPTION = FILE
+
     backend: str
     backend_version: str
     gpu: str
@@ -97,14 +92,8 @@ class EngineFolder:
         """What the manifest says; sizes are checked, digests when a plan is about to be used."""
         path = folder / FILE
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-            if (found := value.pop("format")) != FORMAT:
-                raise EngineError(f"{path}: has format {found!r}, needed {FORMAT}; build again")
+            value = _listing(folder).described(FORMAT, "sdxl build")
             engines = check_fields(cls(folder=folder, **_parsed(value)))
-        except FileNotFoundError:
-            raise EngineError(
-                f"{folder}: no {FILE} there; needed a folder of `sdxl build`"
-            ) from None
         except (OSError, *MALFORMED) as error:
             cause = f"{type(error).__name__}: {error}"
             raise EngineError(f"{path}: not a manifest ({cause}); build again") from error
@@ -113,10 +102,6 @@ class EngineFolder:
             path = engines._listing.file(plan.file)
             engines._listing.check_size(path, path.stat().st_size, plan.bytes)
         return engines
-
-    def write(self, folder: Path | None = None) -> None:
-        text = json.dumps(self.as_dict(), indent=1, sort_keys=True, ensure_ascii=False)
-        write_atomic((folder or self.folder) / FILE, (text + "\n").encode())
 
     def as_dict(self) -> dict[str, Any]:
         rest = {name: value for name, value in vars(self).items() if name != "folder"}
@@ -187,7 +172,11 @@ class EngineFolder:
 
     @property
     def _listing(self) -> Listing:
-        return Listing(self.folder / FILE, EngineError, "build again")
+        return _listing(self.folder)
+
+
+def _listing(folder: Path) -> Listing:
+    return Listing(folder / FILE, EngineError, "build again")
 
 
 def _parsed(value: dict[str, Any]) -> dict[str, Any]:

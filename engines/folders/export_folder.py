@@ -8,7 +8,6 @@ those of specs.py. It knows no ONNX and no runtime.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -18,9 +17,9 @@ from typing import Any, TypeVar
 from engines.folders.digests import settled_stamps, sha256_of, stamps
 from engines.folders.json_fields import MALFORMED, check_fields, check_one_of
 from engines.folders.listed_files import Listing
+from engines.folders.model_folder import ModelFolder
 from engines.folders.spec_json import outdated, spec_as_dict, spec_from_dict
-from sdxl.files import write_atomic
-from sdxl.specs import CUTS, Architecture, Cut, ModelSpec
+from sdxl.specs import CUTS, Architecture, ModelSpec
 
 FORMAT = 2
 FILE = "export.json"
@@ -62,15 +61,11 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class ExportFolder:
-    """What export.json says, and where it lies."""
+class ExportFolder(ModelFolder):
+    """What export.json says."""
 
-    folder: Path
-    model: str
-    model_digest: str
-    precision: str
-    cut: Cut
-    arch: Architecture
+    DESCRIPTION = FILE
+
     graphs: Mapping[str, Graph]
     data: Mapping[str, DataFile]
     loras: tuple[Any, ...] = ()
@@ -99,26 +94,13 @@ class ExportFolder:
         """What export.json says; the files beside it are not looked at."""
         path = folder / FILE
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise ExportError(
-                f"{folder}: no {FILE} there; needed a folder of `sdxl export`"
-            ) from None
+            value = _listing(folder).described(FORMAT, "sdxl export")
+            return check_fields(cls(folder=folder, **_parsed(value)))
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{path}: not readable ({error})") from error
-        try:
-            value = json.loads(text)
-            if (found := value.pop("format")) != FORMAT:
-                raise ExportError(f"{path}: has format {found!r}, needed {FORMAT}; export again")
-            return check_fields(cls(folder=folder, **_parsed(value)))
         except MALFORMED as error:
             cause = f"{type(error).__name__}: {error}"
             raise ExportError(f"{path}: not an export's description ({cause})") from error
-
-    def write(self, folder: Path | None = None) -> None:
-        """export.json, here or in another folder; the same bytes for the same facts."""
-        text = json.dumps(self.as_dict(), indent=1, sort_keys=True, ensure_ascii=False)
-        write_atomic((folder or self.folder) / FILE, (text + "\n").encode())
 
     def as_dict(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"arch": asdict(self.arch)}
@@ -192,7 +174,11 @@ class ExportFolder:
 
     @property
     def _listing(self) -> Listing:
-        return Listing(self.folder / FILE, ExportError, "export again")
+        return _listing(self.folder)
+
+
+def _listing(folder: Path) -> Listing:
+    return Listing(folder / FILE, ExportError, "export again")
 
 
 def changed_file(part: str) -> str:

@@ -5,8 +5,10 @@ It does not know what the listing is or what the files hold; the caller's error 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sdxl.specs import brief
 
@@ -21,6 +23,17 @@ class Listing:
     path: Path
     error: type[RuntimeError]
     remedy: str
+
+    def described(self, format: int, command: str) -> dict[str, Any]:
+        """What the listing says but for its format, which is the one needed."""
+        try:
+            value: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            said = f"no {self.path.name} there; needed a folder of `{command}`"
+            raise self.error(f"{self.path.parent}: {said}") from None
+        if (found := value.pop("format")) != format:
+            raise self.error(f"{self.path}: has format {found!r}, needed {format}; {self.remedy}")
+        return value
 
     def file(self, name: str) -> Path:
         """The path of a file that the listing names."""

@@ -122,9 +122,7 @@ def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     check_tensors(network, spec_from_dict(job.name, job.spec))
     let_attention_decompose(network, importlib.import_module(job.module))
     return EngineBytesFromNetwork(
-        (builder, network, parser),
-        _config(job, on_progress),
-        save_timing_cache=job.timing_cache,
+        (builder, network, parser), _config(job, on_progress), save_timing_cache=job.timing_cache
     )()
 
 

@@ -88,12 +88,7 @@ class Bench:
         numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []
         # What the others are held against is diffusers' own arithmetic.
         wanted = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
-        engines = load_torch(
-            checkpoint,
-            precision=precision,
-            options=wanted,
-            numbers=numbers,
-        )
+        engines = load_torch(checkpoint, precision=precision, options=wanted, numbers=numbers)
         return Pipeline(checkpoint, engines)
 
     def _numbers(self, checkpoint: Checkpoint, precision: str) -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdxl.arguments import Parser, number
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_json
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
@@ -166,4 +166,4 @@ def shown(value: object) -> str:
 
 def save(report: dict[str, Any], place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(place, json.dumps(report, default=asdict, indent=1).encode())
+    write_json(place, report, end="", default=asdict)

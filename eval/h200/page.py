@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.measuring.markdown import table_lines
 from eval.speed.paper_time import table
 from eval.speed.variants import INTERVALS, name_of
 
@@ -62,8 +63,10 @@ def page(report: Mapping[str, Any] | None) -> str:
 def _nothing() -> Iterator[str]:
     yield "**Nothing here has been measured yet.** No H200 has run this code: the backend, its"
     yield "kernels and the benchmark were tested on a CPU alone. Every line below waits for a run."
-    yield from ("", "| to show | needed | measured |", "|---|---|---|")
-    yield from (f"| {what} | {needed} | not yet |" for what, needed in GOALS)
+    yield ""
+    yield from table_lines(
+        ["to show", "needed", "measured"], [[*goal, "not yet"] for goal in GOALS]
+    )
     yield ""
 
 
@@ -93,8 +96,7 @@ def _measured(report: Mapping[str, Any]) -> Iterator[str]:
     system, sections = report["system"], report["sections"]
     yield f"{', '.join(system['accelerators'])}; torch {system['packages']['torch']}; command:"
     yield f"`sdxl bench h200`, budget {report['budget_s']:.0f} s."
-    yield from ("", "| to show | needed |", "|---|---|")
-    yield from (f"| {what} | {needed} |" for what, needed in GOALS)
+    yield from ("", *table_lines(["to show", "needed"], GOALS))
     yield ""
     for name, found in sections.items():
         yield from (f"## {name}", "")
@@ -107,7 +109,7 @@ def _measured(report: Mapping[str, Any]) -> Iterator[str]:
 def _compared(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     columns = {what: _by_variant(values) for what, values in figures.items()}
     names = list(figures["seconds"])
-    yield from _table(
+    yield from table_lines(
         ["variant", *columns],
         [[name, *(_spread(values.get(name)) for values in columns.values())] for name in names],
     )
@@ -130,12 +132,6 @@ def _listed(found: Mapping[str, Any]) -> Iterator[str]:
     for key, value in found.items():
         if key not in ("figures", "traceback"):
             yield f"- {key}: `{json.dumps(value, ensure_ascii=False)}`"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
 def main(argv: Sequence[str]) -> int:

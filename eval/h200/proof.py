@@ -15,8 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from engines.parity.calls import call_errors
 from eval.h200.bench import Bench
-from eval.speed.agreement import answer, psnr_db, recorded, relative_l2
+from eval.speed.agreement import psnr_db, recorded, relative_l2
 from eval.speed.variants import PROMPTS
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -51,7 +52,7 @@ def agreement(bench: Bench) -> Found:
             pipeline = bench.pipeline(precision, model)
             (found,) = pipeline.generate([params])
             assert found.latents is not None, found.error
-            steps = [relative_l2(answer(pipeline.engines, c), c.noise) for c in calls]
+            steps = call_errors(pipeline.engines, calls)
             latents = relative_l2(found.latents, expected.latents)
             yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
 

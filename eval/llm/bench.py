@@ -23,8 +23,9 @@ from eval.llm.limits import LIMITS, TokenLimits, limits_named
 from eval.measuring.timing import quantile
 from eval.service import api_key
 from eval.service.local_service import local_service
+from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
-from sdxl.arguments import Parser, number, whole
+from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
 
 SCENARIOS = ("Offline", "Server")
@@ -128,8 +129,8 @@ def service(url: str) -> AbstractContextManager[str]:
 def joules_of(url: str, key: str) -> float | None:
     """What the service's GPUs have used so far; None without GPUs."""
     headers = api_key.headers(key)
-    lines = httpx.get(f"{url}/metrics", headers=headers, timeout=30).text.splitlines()
-    values = [float(x.split()[-1]) for x in lines if x.startswith("sdxl_gpu_energy_joules_total")]
+    page = httpx.get(f"{url}/metrics", headers=headers, timeout=30).text
+    values = values_of(page, "sdxl_gpu_energy_joules_total")
     return sum(values) if values else None
 
 
@@ -165,7 +166,7 @@ def judged(client: Client, options: Any) -> dict[str, Any]:
         options.loadgen,
         folder,
         len(PROMPTS),
-        options.rate,
+        target_qps=options.rate,
         is_short=options.is_short,
         benchmark=limits_named(options.limits).benchmark,
     )
@@ -214,9 +215,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", default="out/llm", metavar="DIR", help="its logs (%(default)s)")
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     options = parser.parse_args(argv)
-    for name in ("rate", "seconds", "streams", "max_tokens"):
-        if not getattr(options, name) > 0:
-            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+    check_positive(options, "rate", "seconds", "streams", "max_tokens")
     limits_named(options.limits)
     if options.loadgen not in (None, *SCENARIOS):
         raise InvalidParams("loadgen", options.loadgen, f"needed one of {', '.join(SCENARIOS)}")

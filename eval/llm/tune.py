@@ -20,8 +20,8 @@ from eval.llm.bench import Figures, poisson, streams
 from eval.llm.client import Client, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
 from eval.service.local_service import local_service
-from sdxl.arguments import Parser, number, whole
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.arguments import Parser, check_positive, number, whole
+from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import InvalidParams
 
 Options = dict[str, Any]
@@ -111,7 +111,7 @@ class Trials:
                 "settings": self.settings,
                 "trials": {name: asdict(found) for name, found in self.known.items()},
             }
-            write_atomic(self.path, (json.dumps(content, indent=1) + "\n").encode())
+            write_json(self.path, content)
         return self.known[key]
 
 
@@ -240,9 +240,7 @@ def build_parser() -> Parser:
 def check(options: Any) -> tuple[TokenLimits, Options]:
     if options.backend not in ("transformers", "tensorrt-llm"):
         raise InvalidParams("backend", options.backend, "needed transformers or tensorrt-llm")
-    for name in ("gpus", "seconds", "max_tokens"):
-        if not getattr(options, name) > 0:
-            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+    check_positive(options, "gpus", "seconds", "max_tokens")
     for name in ("batch", "tokens"):
         values = getattr(options, name)
         if sorted(set(values)) != values or values[0] < 1:

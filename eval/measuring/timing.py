@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 Run = Callable[[], object]
 Timed = Callable[[Run], float]
@@ -75,14 +76,21 @@ def take_turns(
     for variant in variants.values():
         for _ in range(warmup):
             variant()
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    names = list(variants)
+    return in_turns({name: partial(timed, run) for name, run in variants.items()}, rounds, until_s)
+
+
+def in_turns(
+    measures: Mapping[str, Callable[[], float]], rounds: int, until_s: float = float("inf")
+) -> dict[str, list[float]]:
+    """Figures of every round; see take_turns."""
+    figures: dict[str, list[float]] = {name: [] for name in measures}
+    names = list(measures)
     for round_ in range(rounds):
         if round_ and time.perf_counter() > until_s:
             break
         for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
-            seconds[name].append(timed(variants[name]))
-    return seconds
+            figures[name].append(measures[name]())
+    return figures
 
 
 def ratio(of: list[float], to: list[float]) -> Spread:

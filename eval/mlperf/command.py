@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ AUDITS = ("TEST01", "TEST04")
 SHORT_CAPTIONS = 64
 PROBES = 4
 """pictures made before, to tell LoadGen what to expect"""
-SERVER_SHARE = 0.6
+SERVER_SHARE = {"Server": 0.6}
 """of the probed rate, where no --target-qps is given"""
 
 
@@ -143,18 +144,19 @@ def measure(
     from eval.measuring.system_description import describe_system
     from eval.mlperf.compliance import check_same
     from eval.mlperf.loadgen import ScenarioRun, complete
-    from sdxl.files import prepare_folder
+    from sdxl.files import prepare_folder, write_json
 
     prepare_folder(folder)
+    keep = partial(write_json, sort_keys=True)
     with system_of(options, requests, complete) as (system, facts, latency_s, rate):
         run = ScenarioRun(
             options.scenario,
             folder,
             len(requests),
-            options.target_qps or rate * (SERVER_SHARE if options.scenario == "Server" else 1),
-            latency_s,
-            options.is_accuracy,
-            options.is_short,
+            target_qps=options.target_qps or rate * SERVER_SHARE.get(options.scenario, 1),
+            expected_latency_s=latency_s,
+            is_accuracy=options.is_accuracy,
+            is_short=options.is_short,
             audit=options.audit,
         )
         keep(folder / "system.json", describe_system() | facts)
@@ -260,12 +262,6 @@ def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str,
         "request": request,
         "loadgen": plain,
     }
-
-
-def keep(path: Path, facts: dict[str, Any]) -> None:
-    from sdxl.files import write_atomic
-
-    write_atomic(path, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
 
 
 def text(summary: Summary, root: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.measuring.psnr import psnr_db
 from eval.mlperf.loadgen import Summary
 from eval.quality.accuracy_log import FILE, logged, pictures_of
 from sdxl.params import InvalidParams
@@ -90,6 +91,4 @@ def _slower(performance: Path, audited: Path) -> float:
 def _psnr(found: bytes, expected: bytes) -> float:
     if len(found) != len(expected):
         return 0.0
-    a, b = (np.frombuffer(data, np.uint8).astype(np.float64) for data in (found, expected))
-    error = float(((a - b) ** 2).mean())
-    return float("inf") if error == 0 else float(10 * np.log10(255**2 / error))
+    return psnr_db(np.frombuffer(found, np.uint8), np.frombuffer(expected, np.uint8))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import mlperf_loadgen as lg
 
 BENCHMARK = "stable-diffusion-xl"
-SCENARIOS = ("Offline", "Server", "SingleStream")
 BUILT_IN = 0
 """FromConfig's word for the table that LoadGen carries"""
 
@@ -48,6 +47,7 @@ class ScenarioRun:
     scenario: str
     folder: Path
     captions: int
+    _: KW_ONLY
     target_qps: float = 1.0
     expected_latency_s: float = 1.0
     is_accuracy: bool = False
@@ -79,11 +79,7 @@ class ScenarioRun:
         return settings
 
     def _shorten(self, settings: Any) -> None:
-        least = {
-            "Offline": self.captions,
-            "Server": SERVER_QUERIES,
-            "SingleStream": STREAM_QUERIES,
-        }
+        least = {"Offline": self.captions, "Server": SERVER_QUERIES, "SingleStream": STREAM_QUERIES}
         settings.min_query_count = least[self.scenario]
         settings.min_duration_ms = 0
 

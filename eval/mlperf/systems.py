@@ -26,19 +26,13 @@ Sample = tuple[int, int]
 TIMEOUT_S = 600.0
 
 
-class InProcess:
-    """Samples join the running loop at the next tick, like requests at a replica."""
+class Arrivals:
+    """What LoadGen issued, for threads to take; None: no more comes."""
 
-    def __init__(
-        self, pipeline: Pipeline, requests: Sequence[GenerationParams], complete: Complete
-    ) -> None:
-        self.pipeline, self.complete = pipeline, complete
-        self.requests = [pipeline.resolve(request) for request in requests]
+    def __init__(self, requests: Sequence[GenerationParams], complete: Complete) -> None:
+        self.requests, self.complete = requests, complete
         self.error: Exception | None = None
         self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
-        self._is_open = True
-        self._thread = threading.Thread(target=self._run, name="system under test", daemon=True)
-        self._thread.start()
 
     def issue(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
@@ -46,6 +40,18 @@ class InProcess:
 
     def flush(self) -> None:
         """Nothing waits for others here."""
+
+
+class InProcess(Arrivals):
+    """Samples join the running loop at the next tick, like requests at a replica."""
+
+    def __init__(
+        self, pipeline: Pipeline, requests: Sequence[GenerationParams], complete: Complete
+    ) -> None:
+        super().__init__([pipeline.resolve(request) for request in requests], complete)
+        self.pipeline, self._is_open = pipeline, True
+        self._thread = threading.Thread(target=self._run, name="system under test", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._arrived.put(None)
@@ -115,33 +121,24 @@ class InProcess:
             return b""
 
 
-class OverHttp:
+class OverHttp(Arrivals):
     """A service, asked as its clients ask. What it refuses for lack of room is asked again, and
     its latency runs on."""
 
     def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
         import httpx
 
+        super().__init__(requests, complete)
         headers = api_key.headers()
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
             self.model = image_model(http)
         self.connections = at_once(self.model)
         limits = httpx.Limits(max_connections=self.connections)
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers)
-        self.requests, self.complete = requests, complete
-        self.error: Exception | None = None
         # No executor: an interrupt inside of one would leave a lock held that its threads need.
-        self._arrived: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.connections):
             start_new_thread(self._serve, ())
-
-    def issue(self, samples: Sequence[Sample]) -> None:
-        for sample in samples:
-            self._arrived.put(sample)
-
-    def flush(self) -> None:
-        """Nothing waits for others here."""
 
     def close(self) -> None:
         """What still waits after an interrupt is not asked any more."""

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from eval.measuring.bootstrap import Interval, interval
+from eval.measuring.kept_facts import keep_facts
 from eval.measuring.timing import Spread, Timed, wall_s
 from eval.quality.alikeness import psnr, ssim
 from eval.quality.frechet import QuickFrechet, frechet_distance
 from eval.quality.protocol import ScoreRange
 from eval.quality.sources import Source
 from eval.quality.task import Judges, QualityTask
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
@@ -99,18 +100,11 @@ class Evaluation:
 
     def _open(self) -> None:
         """Go on with what is there, where it is of the same evaluation."""
-        prepare_folder(self.folder)
         if self.save is not None:
             prepare_folder(self.save)
         facts = self.task.as_dict() | {"source": self.source.describe(), "chunk": self.chunk}
         facts |= {"exact": self.exact.describe() if self.exact else None}
-        text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-        path = self.folder / FACTS
-        if not path.exists():
-            write_atomic(path, text.encode())
-        elif path.read_text(encoding="utf-8") != text:
-            needed = "it holds another evaluation; needed a new or empty folder"
-            raise InvalidParams("out", str(self.folder), needed)
+        keep_facts(self.folder, FACTS, facts, "evaluation")
 
     def _file(self, start: int) -> Path:
         return self.folder / f"chunk-{start:06}.npz"
@@ -166,9 +160,7 @@ class Evaluation:
         is_stored = getattr(self.source, "is_stored", False)
         speed = None if is_stored else Spread.of(found["images_per_s"].tolist())
         scores = Scores(count, figures, speed)
-        write_atomic(
-            self.folder / "scores.json", (json.dumps(scores.as_dict(), indent=1) + "\n").encode()
-        )
+        write_json(self.folder / "scores.json", scores.as_dict())
         return scores
 
     def findings(self) -> Findings:
@@ -189,10 +181,10 @@ def _mean(values: Tensor, rounds: int, gate: ScoreRange | None = None) -> Figure
 def save(folder: Path, indices: Sequence[int], pictures: Sequence[Pixels]) -> None:
     from PIL import Image
 
+    from sdxl.picture_files import file_of
+
     for index, picture in zip(indices, pictures, strict=True):
-        data = io.BytesIO()
-        Image.fromarray(picture).save(data, "PNG")
-        write_atomic(picture_file(folder, index), data.getvalue())
+        write_atomic(picture_file(folder, index), file_of(Image.fromarray(picture)))
 
 
 def picture_file(folder: Path, index: int) -> Path:

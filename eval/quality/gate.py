@@ -22,7 +22,7 @@ from eval.quality.sources import Painted
 from eval.quality.task import Judges, embedded_task, mini_judges
 from sdxl.checkpoint import find
 from sdxl.engine import Engines
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.pipeline import Pipeline
 
 PICTURES, DRAWN = 32, 300
@@ -79,14 +79,9 @@ def measure(int8: ExportFolder) -> Measured:
 
 def export_int8(folder: Path) -> ExportFolder:
     """As the tests export it: calibrated on few prompts, which is quick."""
-    from onnx_export.calibration import calibration_prompts
-    from onnx_export.export_spec import ExportSpec
-    from onnx_export.exporter import export, unchecked
-    from onnx_export.recipes import RECIPES
+    from eval.quality.exported import exported
 
-    checkpoint = find("mini")
-    prompts = calibration_prompts(checkpoint, None, RECIPES["int8"])[:CALIBRATION_PROMPTS]
-    return export(ExportSpec(checkpoint, "int8", folder, prompts=tuple(prompts)), unchecked)
+    return exported(find("mini"), "int8", folder, calibrated_on=CALIBRATION_PROMPTS, say=print)
 
 
 def _score(engines: Engines, interval: int, judges: Judges) -> Scores:
@@ -101,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     (path,) = (Path(name) for name in argv)
     with tempfile.TemporaryDirectory() as folder:
         band = Band(find("mini").digest, measure(export_int8(Path(folder) / "int8")))
-    write_atomic(path, (json.dumps(asdict(band), indent=1) + "\n").encode())
+    write_json(path, asdict(band))
     print(path.read_text(encoding="utf-8"), end="")
     return 0
 

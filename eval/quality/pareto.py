@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from eval.measuring.markdown import table_lines
 from eval.measuring.timing import Spread
 from eval.quality.evaluation import Figure
 from eval.quality.protocol import CLIP_TOLERANCE, FID_TOLERANCE
@@ -84,8 +85,7 @@ class Tried:
         return self.images_per_s.median
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """Of the scores, as shares of the exact model's. Less FID and more CLIP are better."""
 
     fid: float
@@ -123,26 +123,20 @@ def front(
 def table(tried: Sequence[Tried]) -> str:
     """Markdown; the first row is the exact model, and a star marks the front."""
     best = front(tried)
-    lines = [
-        f"| {' | '.join(COLUMNS)} |",
-        "|---" * len(COLUMNS) + "|",
-    ]
-    for each in [tried[0], *sorted(tried[1:], key=lambda t: -t.speed)]:
-        lines.append(_row(each, tried[0], "★ " if each in best else ""))
-    return "\n".join(lines)
+    ordered = [tried[0], *sorted(tried[1:], key=lambda t: -t.speed)]
+    rows = (_cells(each, tried[0], "★ " if each in best else "") for each in ordered)
+    return "\n".join(table_lines(COLUMNS, rows))
 
 
-def _row(tried: Tried, exact: Tried, mark: str) -> str:
+def _cells(tried: Tried, exact: Tried, mark: str) -> list[str]:
     figures, found = tried.figures, change(tried, exact)
-    spread = tried.images_per_s
-    speed = f"{spread.median:.2f} ({spread.low:.2f} to {spread.high:.2f})"
     alike = [
         f"{figures[name].value:.{digits}f}" if name in figures else ""
         for name, digits in (("psnr", 1), ("ssim", 3), ("distance", 4))
     ]
-    cells = [
+    return [
         f"{mark}{tried.setting}",
-        speed,
+        f"{tried.images_per_s:.2f}",
         f"{figures['FID'].value:.4f}",
         f"{found.fid:+.1%}",
         f"{figures['CLIP'].value:.3f}",
@@ -150,4 +144,3 @@ def _row(tried: Tried, exact: Tried, mark: str) -> str:
         "in" if found.is_within else "out",
         *alike,
     ]
-    return f"| {' | '.join(cells)} |"

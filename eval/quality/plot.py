@@ -40,14 +40,7 @@ def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
             axes, ("FID", "CLIP"), (FID_TOLERANCE, CLIP_TOLERANCE), strict=True
         ):
             _panel(axis, tried, name, gate)
-        figure.legend(
-            handles=_legend(tried),
-            loc="outside lower center",
-            ncols=9,
-            frameon=False,
-            fontsize=8,
-            columnspacing=1.2,
-        )
+        add_legend(figure, _legend(tried), ncols=9, columnspacing=1.2)
         write_figure(figure, stem)
 
 
@@ -129,10 +122,7 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
         for i, (batch, found) in enumerate(batches.items()):
             speeds = [found["images/s"][name] for name in names]
             places = [n + (i - (len(batches) - 1) / 2) * width for n in range(len(names))]
-            spread = [
-                [s.median - s.low for s in speeds],
-                [s.high - s.median for s in speeds],
-            ]
+            spread = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
             axis.barh(
                 places,
                 [s.median for s in speeds],
@@ -147,6 +137,12 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
         axis.set_xlabel("images/s: median, least to most")
         axis.legend(frameon=False, loc="upper right")
         write_figure(figure, stem)
+
+
+def add_legend(figure: Figure, handles: list[Any], **style: Any) -> None:
+    """Below all of its panels."""
+    place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+    figure.legend(handles=handles, **place, **style)
 
 
 def write_figure(figure: Figure, stem: Path) -> None:

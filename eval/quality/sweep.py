@@ -35,7 +35,7 @@ from eval.quality.task import QualityTask
 from sdxl import presets
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import CUTS, Cut
@@ -160,25 +160,18 @@ def load_engines(
         return load(options.model, options.backend, precision=precision).engines
     from engines.folders.shipped import open_mini
     from engines.onnxruntime_engine import load_onnxruntime
-    from onnx_export.calibration import calibration_prompts
-    from onnx_export.export_spec import ExportSpec
-    from onnx_export.exporter import export, unchecked
-    from onnx_export.recipes import RECIPES
+    from eval.quality.exported import exported
 
     if (options.model, precision, cut) == ("mini", "fp32", "reference"):
         return load_onnxruntime(open_mini(checkpoint.digest))
-    prompts: list[str] = []
-    if recipe := RECIPES.get(precision):
-        prompts = calibration_prompts(checkpoint, None, recipe)
     out = root / "exports" / f"{precision}-{cut}"
     prepare_folder(out.parent)
-    order = ExportSpec(checkpoint, precision, out, cut, prompts=tuple(prompts))
-    return load_onnxruntime(export(order, unchecked, lambda _: None))
+    return load_onnxruntime(exported(checkpoint, precision, out, cut))
 
 
 def keep(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
-    write_atomic(root / f"{STEM}.json", (json.dumps(report, indent=1) + "\n").encode())
+    write_json(root / f"{STEM}.json", report)
     write_atomic(root / f"{STEM}.md", page(tried, task).encode())
     plot_pareto(tried, root / STEM)
 

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from eval.measuring.psnr import psnr_db
 from sdxl.arguments import Parser, whole
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.mini.scenes import draw, sample_scene
 from sdxl.params import InvalidParams
 from sdxl.watermark import FOUND, Pixels, find, mark
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         "marked": asdict(measure_marked(islice(pictures(options.family, folder), marked))),
         "unmarked": asdict(measure_unmarked(islice(pictures(options.family, folder), unmarked))),
     }
-    write_atomic(out, json.dumps(report, indent=1).encode() + b"\n")
+    write_json(out, report)
     print(describe(report))
     return 0
 
@@ -153,11 +154,6 @@ def cropped(pixels: Pixels, leaves: float, rng: np.random.Generator) -> Pixels:
         for side, part in zip(pixels.shape[:2], (height, width), strict=True)
     )
     return pixels[top : top + height, left : left + width]
-
-
-def psnr_db(one: Pixels, other: Pixels) -> float:
-    error = np.mean((one.astype(np.float64) - other) ** 2)
-    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
 def measure_marked(originals: Iterator[Pixels]) -> Marked:

@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-GENERATE = "/v1/images/generations"
+from eval.service.load import GENERATE
+
 PROMPTS = ("a lighthouse in a storm", "a red circle on a blue background", "ein Boot, 円, 🚢")
 SIZES = ("1024x1024", "1152x896", "896x1152", "768x768")
 NONSENSE: tuple[dict[str, Any], ...] = (
@@ -37,13 +38,12 @@ class Outcome:
     kind: str
     began_s: float
     """when it was due, on time.perf_counter"""
-    ended_s: float
+    ended_s: float = 0.0
     status: int = 0
     """0: the connection broke"""
     problem: str = ""
     """what is wrong with the answer"""
     deadline_s: float = 20.0
-    retry_after: str | None = None
 
     @property
     def took_s(self) -> float:
@@ -61,7 +61,7 @@ def body(rng: random.Random, deadline_s: float, **more: Any) -> dict[str, Any]:
 async def waits(http: httpx.AsyncClient, rng: random.Random, due_s: float, **more: Any) -> Outcome:
     """For a picture, or a few."""
     asked = body(rng, more.pop("deadline_s", 20.0), **more)
-    outcome = Outcome("waits", due_s, due_s, deadline_s=asked["deadline_s"])
+    outcome = Outcome("waits", due_s, deadline_s=asked["deadline_s"])
     try:
         answer = await http.post(GENERATE, json=asked)
     except httpx.HTTPError as error:
@@ -84,7 +84,7 @@ async def mixes(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Ou
 
 async def streams(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
     asked = body(rng, 60.0, stream=True, partial_images=2, progress=True, steps=12)
-    outcome = Outcome("streams", due_s, due_s, deadline_s=60.0)
+    outcome = Outcome("streams", due_s, deadline_s=60.0)
     last: dict[str, Any] = {}
     try:
         async with http.stream("POST", GENERATE, json=asked) as answer:
@@ -105,7 +105,7 @@ async def streams(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> 
 async def fetches(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
     """By the URL that it is told."""
     asked = body(rng, 60.0, response_format="url", steps=8)
-    outcome = Outcome("fetches", due_s, due_s, deadline_s=60.0)
+    outcome = Outcome("fetches", due_s, deadline_s=60.0)
     try:
         answer = await http.post(GENERATE, json=asked)
         outcome = answered(outcome, answer)
@@ -125,7 +125,7 @@ async def leaves(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> O
     asked = body(rng, 60.0, stream=rng.random() < 0.5, partial_images=3, progress=True, steps=50)
     if not asked["stream"]:
         del asked["stream"], asked["partial_images"], asked["progress"]
-    outcome = Outcome("leaves", due_s, due_s, deadline_s=60.0)
+    outcome = Outcome("leaves", due_s, deadline_s=60.0)
     patience_s = rng.expovariate(1 / 0.7)
     own = httpx.AsyncClient(base_url=http.base_url, headers=http.headers, timeout=WAIT_S)
     try:
@@ -139,7 +139,7 @@ async def leaves(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> O
 
 
 async def blunders(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    outcome = Outcome("blunders", due_s, due_s)
+    outcome = Outcome("blunders", due_s)
     try:
         answer = await http.post(GENERATE, json=rng.choice(NONSENSE))
     except httpx.HTTPError as error:
@@ -151,13 +151,10 @@ async def blunders(http: httpx.AsyncClient, rng: random.Random, due_s: float) ->
 
 
 def answered(outcome: Outcome, answer: httpx.Response) -> Outcome:
-    now, after = time.perf_counter(), answer.headers.get("retry-after")
-    problem = ""
-    if answer.status_code in (429, 503) and after is None:
-        problem = "no Retry-After"
-    return replace(
-        outcome, ended_s=now, status=answer.status_code, retry_after=after, problem=problem
-    )
+    status = answer.status_code
+    is_lacking = status in (429, 503) and "retry-after" not in answer.headers
+    problem = "no Retry-After" if is_lacking else ""
+    return replace(outcome, ended_s=time.perf_counter(), status=status, problem=problem)
 
 
 def broken(outcome: Outcome, error: Exception) -> Outcome:

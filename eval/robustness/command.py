@@ -17,7 +17,7 @@ from eval.robustness import runs
 from eval.robustness.report import RunReport
 from eval.service import double
 from eval.service.local_service import local_service
-from sdxl.arguments import Parser, number, whole
+from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
 
 LIGHT, HEAVY = 0.8, 1.5
@@ -65,9 +65,7 @@ def read_options(argv: Sequence[str]) -> Any:
     options = parser.parse_args(argv)
     if options.run not in (*RUNS, "all"):
         raise InvalidParams("run", options.run, f"needed all, or one of {', '.join(RUNS)}")
-    for name in ("seconds", "count", "rate"):
-        if not getattr(options, name) > 0:
-            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+    check_positive(options, "seconds", "count", "rate")
     return options
 
 

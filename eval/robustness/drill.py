@@ -14,11 +14,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,11 @@ import psutil
 from PIL import Image
 
 from eval.measuring.system_description import processor
+from eval.robustness.processes import repeating
+from eval.service.load import GENERATE
 from eval.service.local_service import local_service
-from sdxl.files import write_atomic
+from eval.service.scraping import values_of
+from sdxl.files import write_json
 
 GIB = 2**30
 PATIENT_S = 7200.0
@@ -41,14 +43,6 @@ class DrillFailed(RuntimeError):
     """A step did something else than it should."""
 
 
-@dataclass(frozen=True)
-class StepResult:
-    seconds: float
-    peak_gib: float
-    """of all its processes together; what they share counts for each"""
-    facts: dict[str, Any]
-
-
 @dataclass
 class Drill:
     out: Path
@@ -56,7 +50,9 @@ class Drill:
     side: int
     small_side: int
     """what ONNX Runtime draws at"""
-    done: dict[str, StepResult] = field(default_factory=dict)
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """of each step its seconds, the GiB of all its processes together at most (what they share
+    counts for each), and what it says"""
 
     @property
     def file(self) -> Path:
@@ -67,7 +63,7 @@ class Drill:
         if self.file.exists():
             stored = json.loads(self.file.read_text(encoding="utf-8"))
             self._check(stored)
-            self.done = {name: StepResult(**values) for name, values in stored["steps"].items()}
+            self.done = stored["steps"]
         for name, step in STEPS.items():
             if name in self.done:
                 print(f"{name}: done before", flush=True)
@@ -77,7 +73,8 @@ class Drill:
             with peak_memory() as peak:
                 facts = step(self)
             seconds = round(time.perf_counter() - began_s, 1)
-            self.done[name] = StepResult(seconds, round(peak[0] / GIB, 2), facts)
+            peak_gib = round(peak[0] / GIB, 2)
+            self.done[name] = {"seconds": seconds, "peak_gib": peak_gib, "facts": facts}
             self._save()
             print(f"{name}: {seconds} s, {peak[0] / GIB:.1f} GiB {facts or ''}", flush=True)
 
@@ -93,9 +90,8 @@ class Drill:
                 raise DrillFailed(f"{self.file} is of {shown}; needed another --out")
 
     def _save(self) -> None:
-        steps = {name: asdict(result) for name, result in self.done.items()}
-        whole = {"cpu": processor(), **self.asked, "steps": steps}
-        write_atomic(self.file, json.dumps(whole, indent=1).encode())
+        whole = {"cpu": processor(), **self.asked, "steps": self.done}
+        write_json(self.file, whole, end="")
 
     @property
     def folder(self) -> str:
@@ -138,13 +134,13 @@ def serve(drill: Drill) -> dict[str, Any]:
         facts["ready_s"] = since(began_s)
         for name, more in (("one_s", {}), ("two_s", {"n": 2})):
             began_s = time.perf_counter()
-            answer = http.post("/v1/images/generations", json={**body, **more})
+            answer = http.post(GENERATE, json={**body, **more})
             need(answer.status_code == 200, f"{name}: {answer.status_code} {answer.text[:300]}")
             need(len(answer.json()["data"]) == more.get("n", 1), f"{name}: too few pictures")
             facts[name] = since(began_s)
         began_s, events = time.perf_counter(), []
         streamed = {**body, "stream": True, "partial_images": 1}
-        with http.stream("POST", "/v1/images/generations", json=streamed) as response:
+        with http.stream("POST", GENERATE, json=streamed) as response:
             events = [line[7:] for line in response.iter_lines() if line.startswith("event: ")]
         need(bool(events) and events[-1].endswith("completed"), f"streamed: {events}")
         facts |= {"streamed_s": since(began_s), "events": events}
@@ -157,19 +153,14 @@ def leave(http: httpx.Client, body: dict[str, Any]) -> float:
     """Seconds until nothing runs any more after a client has left in the middle of a picture."""
     # With progress: the first word of a stream without any is its picture.
     long = {**body, "steps": 50, "stream": True, "progress": True}
-    with http.stream("POST", "/v1/images/generations", json=long) as response:
+    with http.stream("POST", GENERATE, json=long) as response:
         need(response.status_code == 200, f"left: {response.status_code}")
         next(response.iter_lines())
     began_s = time.perf_counter()
-    while in_flight(http.get("/metrics").text):
+    while sum(values_of(http.get("/metrics").text, "sdxl_images_running")):
         need(time.perf_counter() - began_s < PATIENT_S, "a picture that nobody waits for runs on")
         time.sleep(0.2)
     return since(began_s)
-
-
-def in_flight(metrics: str) -> float:
-    lines = (line for line in metrics.splitlines() if line.startswith("sdxl_images_running"))
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def batch(drill: Drill) -> dict[str, Any]:
@@ -250,21 +241,15 @@ def since(began_s: float) -> float:
 
 
 @contextmanager
-def peak_memory(period_s: float = 0.5) -> Iterator[list[int]]:
+def peak_memory() -> Iterator[list[int]]:
     """The most bytes that all processes below this one held together."""
-    peak, is_over = [0], threading.Event()
+    peak = [0]
 
-    def follow() -> None:
-        while not is_over.wait(period_s):
-            peak[0] = max(peak[0], sum(map(resident, psutil.Process().children(recursive=True))))
+    def look() -> None:
+        peak[0] = max(peak[0], sum(map(resident, psutil.Process().children(recursive=True))))
 
-    thread = threading.Thread(target=follow, name="memory", daemon=True)
-    thread.start()
-    try:
+    with repeating(look, 0.5):
         yield peak
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def resident(process: psutil.Process) -> int:

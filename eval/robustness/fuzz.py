@@ -20,36 +20,17 @@ ODD_NUMBERS: tuple[Any, ...] = (
 )
 ODD_TEXTS = (
     *("", " ", "\0", "a\0b", "\n", "\ud800", "\U0001f6a2", "e\u0301", "\u202e", "\ufeff", "ﬀ", "ß"),
-    *(
-        "null",
-        "NaN",
-        "auto",
-        "1024x1024",
-        "64x64",
-        "0x0",
-        "99999x99999",
-        "1e3x1e3",
-        "64X64",
-        "６４x６４",
-    ),
+    *("null", "NaN", "auto", "1024x1024", "64x64", "0x0", "99999x99999", "1e3x1e3", "64X64"),
+    "６４x６４",
     *("(a:1.3)", "((((", "(a:nan)", "(a:1e999)", "BREAK", "<lora:x:1>", "../../etc/passwd", "%00"),
     *("<script>", "'; DROP TABLE", "${jndi:x}", "{{7*7}}", "\r\nx-a: b", "a" * 3999, "円" * 4001),
 )
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"a": 1}, {"": ""}, ["a"] * 50)
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "get", "A" * 40)
 TYPES = (
-    *(
-        "application/json",
-        "application/json; charset=utf-16",
-        "application/json;;;",
-        "",
-        "text/plain",
-    ),
-    *(
-        "application/x-www-form-urlencoded",
-        "multipart/form-data",
-        "multipart/form-data; boundary=x",
-    ),
+    *("application/json", "application/json; charset=utf-16", "application/json;;;", ""),
+    *("text/plain", "application/x-www-form-urlencoded"),
+    *("multipart/form-data", "multipart/form-data; boundary=x"),
     *("image/png", "application/jsonp", "*/*", "a" * 500),
 )
 ODD_HEADERS: tuple[tuple[str, Sequence[str]], ...] = (
@@ -71,23 +52,9 @@ ODD_HEADERS: tuple[tuple[str, Sequence[str]], ...] = (
     ("x-forwarded-host", ("evil.example", "")),
 )
 PATHS = (
-    *(
-        "/",
-        "//",
-        "/v1",
-        "/v1/",
-        "/v1//models",
-        "/v1/models/%2e%2e",
-        "/v1/results/",
-        "/docs",
-        "/../",
-    ),
-    *(
-        "/v1/results/..%2f..%2fetc%2fpasswd",
-        "/v1/results/" + "a" * 43 + ".png",
-        "/-/routes",
-        "/%00",
-    ),
+    *("/", "//", "/v1", "/v1/", "/v1//models", "/v1/models/%2e%2e", "/v1/results/", "/docs"),
+    *("/../", "/v1/results/..%2f..%2fetc%2fpasswd", "/v1/results/" + "a" * 43 + ".png"),
+    *("/-/routes", "/%00"),
     *("/v1/models/" + "a" * 4000, "/v1/models/%ff", "/v1/images/generations/", "/v1/images/edits"),
     *("/openapi.json", "/favicon.ico", "/web/../api.py", "/-/healthz", "*", "/?a=b&a=%", "/é"),
 )
@@ -241,13 +208,8 @@ class Fuzzer:
     def chunked(self, rng: random.Random) -> tuple[bytes, ...]:
         head = f"POST {rng.choice(self.routes)[1]} HTTP/1.1\r\nHost: {self.host}\r\n"
         head += rng.choice(("", "Content-Length: 5\r\n", "Transfer-Encoding: identity\r\n"))
-        head += rng.choice(
-            (
-                "Transfer-Encoding: chunked",
-                "Transfer-Encoding: chunked, chunked",
-                "transfer-encoding:\tchunked",
-            )
-        )
+        said = "Transfer-Encoding: chunked"
+        head += rng.choice((said, f"{said}, chunked", "transfer-encoding:\tchunked"))
         return (f"{head}\r\nConnection: close\r\n\r\n".encode(), rng.choice(CHUNKS))
 
     def raw(self, rng: random.Random) -> tuple[bytes, ...]:

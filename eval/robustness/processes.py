@@ -9,12 +9,13 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psutil
 
+PERIOD_S = 1.0
 SETTLED = 0.25
 """the share of a process's life after which it should hold no more"""
 
@@ -29,10 +30,9 @@ class Sample:
 
 @dataclass
 class ProcessWatch:
-    """Samples of each process by (title, pid), one every `period_s`."""
+    """Samples of each process by (title, pid)."""
 
     titles: Sequence[str]
-    period_s: float = 1.0
     began_s: float = field(default_factory=time.perf_counter)
     seen: dict[tuple[str, int], list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
@@ -67,22 +67,29 @@ class ProcessWatch:
 
 
 @contextmanager
-def watching(titles: Sequence[str], period_s: float = 1.0) -> Iterator[ProcessWatch]:
+def repeating(look: Callable[[], None], period_s: float) -> Iterator[None]:
     """In a thread of its own, so that load in this process does not hide a sample."""
-    watch, is_over = ProcessWatch(titles, period_s), threading.Event()
+    is_over = threading.Event()
 
     def follow() -> None:
         while not is_over.wait(period_s):
-            watch.look()
+            look()
 
     thread = threading.Thread(target=follow, name="watch", daemon=True)
-    watch.look()
     thread.start()
     try:
-        yield watch
+        yield
     finally:
         is_over.set()
         thread.join()
+
+
+@contextmanager
+def watching(titles: Sequence[str]) -> Iterator[ProcessWatch]:
+    watch = ProcessWatch(titles)
+    watch.look()
+    with repeating(watch.look, PERIOD_S):
+        yield watch
 
 
 @dataclass(frozen=True)

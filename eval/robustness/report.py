@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections import Counter
@@ -15,7 +14,7 @@ from eval.measuring.system_description import processor
 from eval.measuring.timing import quantile
 from eval.robustness.clients import Outcome
 from eval.robustness.processes import Growth, ProcessWatch
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_atomic, write_json
 
 STEP_S = 10.0
 """how finely the plot counts answers"""
@@ -92,8 +91,7 @@ class RunReport:
 
     def write(self, folder: Path) -> None:
         prepare_folder(folder)
-        text = json.dumps(self.as_dict(), indent=1) + "\n"
-        write_atomic(folder / f"{self.name}.json", text.encode())
+        write_json(folder / f"{self.name}.json", self.as_dict())
         if self.watch is not None:
             plot(self, folder / f"{self.name}.png")
 

@@ -23,6 +23,8 @@ from eval.robustness.fuzz import Case, Fuzzer
 from eval.robustness.processes import Growth, ProcessWatch, growths, peaks_of, watching
 from eval.robustness.raw_http import Exchange, exchange
 from eval.robustness.report import Check, RunReport, at_most, none_of, some
+from eval.service.load import connected
+from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
 
 REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor", "ServeController"
@@ -76,7 +78,7 @@ async def load(url: str, plan: RunPlan, share: float) -> RunReport:
     async def ask(_: int, due_s: float) -> Outcome:
         return await clients.waits(http, rng, due_s)
 
-    async with connected(url) as http:
+    async with connected(url, WAIT_S) as http:
         rate = rate_of(await closed_loop(ask, CLIENTS, max(plan.seconds / 10, 10.0)))
         with watching(TITLES) as watch:
             report.outcomes = await open_loop(ask, share * rate, plan.seconds, plan.seed)
@@ -113,7 +115,7 @@ async def leave(url: str, plan: RunPlan) -> RunReport:
     report = RunReport("leavers", asdict(plan))
     rng = random.Random(plan.seed)
     with watching(TITLES) as watch:
-        async with connected(url) as http:
+        async with connected(url, WAIT_S) as http:
             while len(report.outcomes) < plan.count:
                 wave = min(LEAVING_AT_ONCE, plan.count - len(report.outcomes))
                 due_s = time.perf_counter()
@@ -136,12 +138,8 @@ async def leave(url: str, plan: RunPlan) -> RunReport:
 async def until_idle(http: httpx.AsyncClient) -> float:
     began_s = time.perf_counter()
     while True:
-        lines = (await http.get("/metrics")).text.splitlines()
-        busy = [
-            float(line.split()[-1])
-            for line in lines
-            if line.startswith(("sdxl_images_running{", "sdxl_images_queued{"))
-        ]
+        page = (await http.get("/metrics")).text
+        busy = values_of(page, "sdxl_images_running{", "sdxl_images_queued{")
         took_s = time.perf_counter() - began_s
         if not sum(busy) or took_s > IDLE_S + 1:
             return took_s
@@ -161,7 +159,7 @@ async def soak(url: str, plan: RunPlan, rate: float) -> RunReport:
         return await rng.choices(kinds, shares)[0](http, rng, due_s)
 
     with watching(TITLES) as watch:
-        async with connected(url) as http, killing(watch, plan.kill_every_s, report.kills):
+        async with connected(url, WAIT_S) as http, killing(watch, plan.kill_every_s, report.kills):
             report.outcomes = await open_loop(ask, rate, plan.seconds, plan.seed)
     wrong = [o for o in report.outcomes if is_wrong(o) and not is_excused(o, report.kills)]
     excused = sum(is_wrong(o) and is_excused(o, report.kills) for o in report.outcomes)
@@ -301,13 +299,6 @@ def finding(case: Case, heard: Exchange, problem: str) -> dict[str, Any]:
 
 
 # -- what all share --------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as http:
-        yield http
 
 
 def not_in(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:

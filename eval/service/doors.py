@@ -19,12 +19,12 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 
 import httpx
 
+from eval.service.load import GENERATE
 from eval.service.local_service import local_service
 
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 DOORS = {"Ray's proxy": {}, "HAProxy": HAPROXY}
 FLAGS = ("--llm", "none")
-GENERATE = "/v1/images/generations"
 PICTURE = {"prompt": "a ring", "steps": 1, "deadline_s": 100}
 AT_ONCE = 16
 

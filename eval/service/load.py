@@ -113,11 +113,15 @@ async def run_open(
     return answers, len(asked) / seconds
 
 
-async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
+def connected(url: str, timeout_s: float = 120.0) -> httpx.AsyncClient:
+    """As many requests under way as there are."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=120, limits=limits, headers=api_key.headers()
-    ) as http:
+    headers = api_key.headers()
+    return httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits, headers=headers)
+
+
+async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
+    async with connected(url) as http:
         await run_closed(http, WARM_S)
         alone = await one_by_one(http, OVERHEAD_REQUESTS)
         print(

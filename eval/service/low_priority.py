@@ -26,11 +26,11 @@ from pathlib import Path
 import httpx
 
 from eval.measuring.timing import quantile
+from eval.service.load import GENERATE, PROMPT
 from eval.service.local_service import local_service
+from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
 
-GENERATE = "/v1/images/generations"
-PROMPT = "a small yellow star above a green square on a white background"
 CLOSED_LOOP = 16
 FIRST_S = 60.0
 """How long the job may take to its first picture."""
@@ -79,8 +79,7 @@ def busy_while(url: str, rate: float, seconds: float) -> tuple[ServiceRun, float
 
 def unet_s(url: str) -> float:
     page = httpx.get(f"{url}/metrics", timeout=30).text
-    sums = [line for line in page.splitlines() if line.startswith("sdxl_tick_seconds_sum")]
-    return sum(float(line.split()[-1]) for line in sums)
+    return sum(values_of(page, "sdxl_tick_seconds_sum"))
 
 
 @contextmanager

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from eval.measuring.system_description import describe_system
-from eval.measuring.timing import Spread
-from eval.service.load import WARM_S, run_closed
+from eval.measuring.timing import Spread, in_turns, ratio
+from eval.service.load import WARM_S, connected, run_closed
 from eval.service.local_service import local_service
 from sdxl.arguments import Parser, whole
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.provenance import OFF, PROVENANCES
 
 GOAL = 0.98
@@ -43,31 +41,22 @@ def measure(
         }
         for url in urls.values():
             rate(url, WARM_S)
-        rates: dict[str, list[float]] = {kind: [] for kind in urls}
-        names = list(urls)
-        for number in range(rounds):
-            for kind in names[number % len(names) :] + names[: number % len(names)]:
-                rates[kind].append(rate(urls[kind], seconds))
+        rates = in_turns({kind: partial(rate, url, seconds) for kind, url in urls.items()}, rounds)
     return {
         "system": describe_system(),
         "flags": list(flags),
         "seconds": seconds,
         "images/s": rates,
-        "share of off": {kind: shares(rates[kind], rates[OFF]) for kind in kinds},
+        "share of off": {kind: ratio(rates[kind], rates[OFF]) for kind in kinds},
     }
 
 
 def rate(url: str, seconds: float) -> float:
     async def asked() -> float:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+        async with connected(url) as http:
             return (await run_closed(http, seconds)).rate
 
     return asyncio.run(asked())
-
-
-def shares(of: Sequence[float], off: Sequence[float]) -> Spread:
-    return Spread.of([one / other for one, other in zip(of, off, strict=True)])
 
 
 def table(report: dict[str, Any]) -> str:
@@ -84,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, flags = build_parser().parse_known_args(argv)
     report = measure(options.kinds, options.seconds, options.rounds, flags)
     if options.save:
-        write_atomic(options.save, json.dumps(report, default=asdict, indent=1).encode())
+        write_json(options.save, report, end="", default=asdict)
     print(table(report))
     return 0
 

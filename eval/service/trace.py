@@ -22,11 +22,10 @@ from pathlib import Path
 import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from eval.service.load import GENERATE, PROMPT
 from eval.service.local_service import local_service
 from sdxl.files import write_atomic
 
-GENERATE = "/v1/images/generations"
-PROMPT = "a small yellow star above a green square on a white background"
 FLAGS = ["--llm", "none", "--trace-to"]
 APART_S = 0.05
 WAIT_S = 30.0
@@ -36,23 +35,13 @@ COLORS = {
     "image": "#94a3b8",
     "encode": "#0d9488",
     "queue": "#d97706",
+    "denoise": "#c7d2fe",
     "unet_deep": "#4f46e5",
     "unet_shallow": "#a5b4fc",
-    "denoise": "#c7d2fe",
     "decode": "#db2777",
     "file": "#f472b6",
 }
-ROWS = (
-    "request",
-    "image",
-    "encode",
-    "queue",
-    "denoise",
-    "unet_deep",
-    "unet_shallow",
-    "decode",
-    "file",
-)
+"""of each kind of span, in the order of their rows"""
 
 
 @dataclass(frozen=True)
@@ -149,7 +138,7 @@ def draw(spans: Sequence[Span]) -> str:
     """An SVG: a row a kind of span, time to the right, every engine call a bar."""
     began = min(span.began_s for span in spans)
     total = max(span.ended_s for span in spans) - began
-    rows = [name for name in ROWS if any(span.name == name for span in spans)]
+    rows = [name for name in COLORS if any(span.name == name for span in spans)]
     scale = (WIDTH - NAMES_WIDTH - 2 * MARGIN) / total
     height = 2 * MARGIN + (len(rows) + 2) * ROW
     parts = [
@@ -199,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with collecting() as collector, local_service([*FLAGS, collector.address]) as url:
         asyncio.run(ask_three(url))
-        spans = collector.wait_for(trace_id(2), ROWS)
+        spans = collector.wait_for(trace_id(2), [*COLORS])
     write_atomic(options.out, draw(spans).encode())
     print(f"{options.out}: {len(spans)} spans of request {spans[0].facts['request_id']}")
     return 0

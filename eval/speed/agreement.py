@@ -6,56 +6,26 @@ A picture is painted once; every UNet call's inputs and answer are kept, and giv
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from sdxl.engine import Engine, Engines, call, torch_dtype
+from engines.parity.calls import EngineCall, call_errors, listening
+from sdxl.engine import Engines
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
-from sdxl.specs import ModelSpec
 
 UNETS = ("unet_deep", "unet_shallow")
 MOST_DB = 100.0
 """of equal pictures, whose PSNR has no bound"""
 
 
-@dataclass(frozen=True)
-class Call:
-    network: str
-    inputs: dict[str, Tensor]
-    noise: Tensor
-
-
-@dataclass
-class _Recorder:
-    """An engine that keeps what it was given and what it said."""
-
-    engine: Engine
-    calls: list[Call] = field(default_factory=list)
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.engine.spec
-
-    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        kept = {name: value.clone() for name, value in inputs.items()}
-        self.engine(inputs, outputs)
-        self.calls.append(Call(self.spec.name, kept, outputs["noise"].clone()))
-
-
-def recorded(pipeline: Pipeline, params: GenerationParams) -> list[Call]:
+def recorded(pipeline: Pipeline, params: GenerationParams) -> list[EngineCall]:
     """Every UNet call of a picture, in order."""
-    calls: list[Call] = []
-    watched = {name: _Recorder(pipeline.engines[name], calls) for name in UNETS}
-    # A recording would be replayed, and the recorder not be called.
-    engines = replace(
-        pipeline.engines,
-        by_name={**pipeline.engines.by_name, **watched},
-        run_recorded=Engines.run_recorded,
-    )
+    # A recording would be replayed, and nobody hear of the call.
+    plain = replace(pipeline.engines, run_recorded=Engines.run_recorded)
+    engines, calls = listening(plain, *UNETS)
     (result,) = Pipeline(pipeline.checkpoint, engines).generate([params])
     if result.error:
         raise result.error
@@ -64,15 +34,7 @@ def recorded(pipeline: Pipeline, params: GenerationParams) -> list[Call]:
 
 def errors_by_step(reference: Pipeline, engines: Engines, params: GenerationParams) -> list[float]:
     """Relative L2 of the predicted noise, a number for each step."""
-    return [relative_l2(answer(engines, each), each.noise) for each in recorded(reference, params)]
-
-
-def answer(engines: Engines, each: Call) -> Tensor:
-    engine = engines[each.network]
-    inputs = {
-        t.name: each.inputs[t.name].to(engines.device, torch_dtype(t)) for t in engine.spec.inputs
-    }
-    return call(engine, engines.arch, inputs)["noise"]
+    return call_errors(engines, recorded(reference, params))
 
 
 def relative_l2(found: Tensor, expected: Tensor) -> float:

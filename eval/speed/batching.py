@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from eval.measuring.timing import quantile
 from sdxl import deepcache
@@ -50,8 +51,7 @@ WAITS = (0.0, 0.25, 0.5, 1.0)
 """shares of one image's time"""
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     at_s: float
     kind: Kind
 

@@ -13,7 +13,6 @@ and image to the decoded picture, in one process: no HTTP, no files.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from eval.measuring.timing import Run, Spread, take_turns
 from eval.speed.agreement import psnr_db
 from eval.speed.variants import PROMPTS
 from sdxl.arguments import Parser, whole
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.source import SourceImage
 
@@ -184,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = MixedBench(narrowed(pipeline), options.steps, options.images)
     report = measure(bench, options.rounds)
     if options.save:
-        write_atomic(options.save, json.dumps(report, default=asdict, indent=1).encode())
+        write_json(options.save, report, end="", default=asdict)
     print(table(report))
     return 0 if min(report["least_db_of_itself_alone"].values()) >= GOAL_DB else 1
 

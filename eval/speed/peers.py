@@ -38,7 +38,7 @@ from eval.speed.variants import (
 )
 from sdxl import memory
 from sdxl.arguments import Parser, number, whole
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import prepare_folder, write_atomic, write_json
 
 FULL_SIZE = Path("out/full-size/model")
 BUDGET_S = 540.0
@@ -236,7 +236,7 @@ def keep(report: Report, folder: Path) -> None:
     from eval.quality.plot import plot_peers
 
     prepare_folder(folder)
-    write_atomic(folder / "peers.json", json.dumps(report, default=asdict, indent=1).encode())
+    write_json(folder / "peers.json", report, end="", default=asdict)
     write_atomic(folder / "peers.txt", (table(report) + "\n").encode())
     plot_peers(report, folder / "peers")
 

@@ -4,7 +4,6 @@ scenes, the pixel judge; and how near the pictures are to the exact model's of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,13 +64,7 @@ class PlanCheck:
     reference: Course
     scenes: list[Scene] | None
 
-    def run(
-        self,
-        plan: CachePlan,
-        cost_s: float,
-        pipeline: Pipeline,
-        on_pictures: Callable[[int], None] = lambda _: None,
-    ) -> CheckedPlan:
+    def run(self, plan: CachePlan, cost_s: float, pipeline: Pipeline) -> CheckedPlan:
         """The exact plan of a scheduler and guidance goes before the others."""
         folder = self.folder / plan.slug
         requests = tuple(plan.asked(request) for request in self.task.requests)
@@ -80,7 +73,7 @@ class PlanCheck:
         source = None if plan == whole else Folder(self.folder / whole.slug / "pictures", task)
         painted = Painted(pipeline, requests)
         evaluation = Evaluation(task, painted, folder, source, folder / "pictures")
-        evaluation.run(1, on_pictures)
+        evaluation.run(1)
         found = dict(evaluation.findings())
         if self.scenes is not None:
             found[RIGHT] = self._judged(Folder(folder / "pictures", task))
@@ -89,9 +82,7 @@ class PlanCheck:
 
     def exact_of(self, plan: CachePlan) -> CachePlan:
         whole = replace(
-            self.reference,
-            scheduler=plan.course.scheduler,
-            guided_until=plan.course.guided_until,
+            self.reference, scheduler=plan.course.scheduler, guided_until=plan.course.guided_until
         )
         return exact(whole)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from eval.tuning.course import Course, exact
 from eval.tuning.trials import PromptedImages
 from sdxl import schedulers
 from sdxl.engine import Engine, Engines
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import ModelSpec
@@ -78,10 +78,7 @@ class ErrorProbe:
 def images_at_once(engines: Engines, most: int) -> int:
     """As many as fill a call's bucket both with guidance and without."""
     sizes = set(engines.buckets)
-    return max(
-        (n for n in range(1, most + 1) if n in sizes and 2 * n in sizes),
-        default=1,
-    )
+    return max((n for n in range(1, most + 1) if n in sizes and 2 * n in sizes), default=1)
 
 
 def measure_errors(
@@ -90,18 +87,15 @@ def measure_errors(
     requests: Sequence[GenerationParams],
     path: Path,
     oldest: int,
-    on_images: Callable[[int], None] = lambda _: None,
 ) -> list[list[float]]:
     """Of every step, by age: the root mean square of what it changes in the latents. Groups that
     `path` holds already are not measured again."""
     stored: list[Any] = json.loads(path.read_text("utf-8")) if path.exists() else []
     size = images_at_once(pipeline.engines, len(requests))
     groups = [requests[i : i + size] for i in range(0, len(requests) - size + 1, size)]
-    on_images(size * len(stored))
     for group in groups[len(stored) :]:
         stored.append(_probed(pipeline, course, group, oldest))
-        write_atomic(path, json.dumps(stored).encode())
-        on_images(len(group))
+        write_json(path, stored, end="", indent=None)
     weights = _weights(course, pipeline)
     squares = [
         [np.mean(each) for each in zip(*rows, strict=True)] for rows in zip(*stored, strict=True)

@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from eval.quality.plot import GREY, STYLE, write_figure
+from eval.quality.plot import GREY, STYLE, add_legend, write_figure
 from eval.tuning.checks import CheckedPlan
 from eval.tuning.result import TuningResult
 
@@ -35,13 +35,7 @@ def plot_tuning(result: TuningResult, stem: Path) -> None:
             axis.set_xlabel("cost of an image, share of the exact model's")
             axis.set_title(title, fontsize=9)
             axis.margins(x=0.06, y=0.08)
-        figure.legend(
-            handles=_legend(colours),
-            loc="outside lower center",
-            ncols=8,
-            frameon=False,
-            fontsize=8,
-        )
+        add_legend(figure, _legend(colours), ncols=8)
         write_figure(figure, stem)
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from eval.measuring.markdown import table_lines
 from eval.tuning.checks import RIGHT, CheckedPlan
 from eval.tuning.result import TuningResult
 from eval.tuning.tuned_course import TunedCourse
-from sdxl.files import write_atomic
+from sdxl.files import write_atomic, write_json
 
 STEM = "tuning"
 COLUMNS = ("plan", "cost", "FID", "CLIP", "pixel judge", "PSNR, dB")
 
 
 def write_report(result: TuningResult, folder: Path) -> None:
-    text = json.dumps(result.as_dict(), indent=1) + "\n"
-    write_atomic(folder / f"{STEM}.json", text.encode())
+    write_json(folder / f"{STEM}.json", result.as_dict())
     write_atomic(folder / f"{STEM}.md", page(result).encode())
 
 
@@ -51,14 +50,14 @@ the nearest plain choice's. Clearly: the 95% interval of the paired difference l
 
 
 def table(result: TuningResult) -> str:
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     rest = sorted(result.checked[1:], key=lambda each: -each.cost_s)
-    return "\n".join([*lines, *(_row(each, result) for each in [result.exact, *rest])])
+    rows = (_cells(each, result) for each in [result.exact, *rest])
+    return "\n".join(table_lines(COLUMNS, rows))
 
 
-def _row(each: CheckedPlan, result: TuningResult) -> str:
+def _cells(each: CheckedPlan, result: TuningResult) -> list[str]:
     scores = each.scores
-    cells = [
+    return [
         f"{'' if each.plan.has_even_caches else '★ '}{each.plan}",
         f"{result.share(each):.3f}",
         f"{scores['FID']:.4f}",
@@ -66,7 +65,6 @@ def _row(each: CheckedPlan, result: TuningResult) -> str:
         f"{scores[RIGHT]:.1%}" if RIGHT in scores else "",
         f"{scores['psnr']:.1f}" if "psnr" in scores else "",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def verdicts(result: TuningResult) -> str:

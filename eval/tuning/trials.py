@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eval.tuning.course import CachePlan, Course, exact
 from sdxl.conditioning import Conditioning
-from sdxl.files import write_atomic
+from sdxl.files import write_json
 from sdxl.inflight import Failed, InFlight
 from sdxl.params import GenerationParams
 from sdxl.pipeline import ENCODE_BATCH, Pipeline
@@ -73,7 +73,7 @@ class PlanTrials:
             apart = self.images.latents(plan) - self.exact
             self.errors[plan.deep_steps] = float(apart.square().mean()) ** 0.5
             rows = [{"deep_steps": deep, "error": e} for deep, e in self.errors.items()]
-            write_atomic(self.path, (json.dumps(rows) + "\n").encode())
+            write_json(self.path, rows, indent=None)
         return self.errors[plan.deep_steps]
 
     @cached_property

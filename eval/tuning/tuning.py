@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import engines
+from eval.measuring.kept_facts import keep_facts
 from eval.quality.frechet import QuickFrechet
 from eval.quality.task import QualityTask
 from eval.tuning.checks import CheckedPlan, PlanCheck
@@ -26,9 +27,8 @@ from eval.tuning.tuned_course import INTERVALS, IsLate, Tell, TunedCourse
 from eval.tuning.verdict import TOLERANCE
 from sdxl import presets
 from sdxl.checkpoint import Checkpoint
-from sdxl.files import prepare_folder, write_atomic
+from sdxl.files import write_atomic, write_json
 from sdxl.mini.scenes import Scene
-from sdxl.params import InvalidParams
 from sdxl.pipeline import Pipeline
 
 SETTINGS = "settings.json"
@@ -92,7 +92,6 @@ class Tuning:
 
     def _open(self) -> None:
         """Go on with what is there, where it is of the same tuning."""
-        prepare_folder(self.folder)
         facts = {
             "model_digest": self.checkpoint.digest,
             "backend": self.spec.backend,
@@ -100,13 +99,7 @@ class Tuning:
             "exact": asdict(self.spec.courses()[0]),
             "task": self.task.as_dict(),
         }
-        text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-        path = self.folder / SETTINGS
-        if not path.exists():
-            write_atomic(path, text.encode())
-        elif path.read_text(encoding="utf-8") != text:
-            needed = "it holds another tuning; needed a new or empty folder"
-            raise InvalidParams("out", str(self.folder), needed)
+        keep_facts(self.folder, SETTINGS, facts, "tuning")
 
     def _course(self, course: Course) -> TunedCourse:
         return TunedCourse(
@@ -205,5 +198,5 @@ class Tuning:
         self.tell(f"{precision}: steps are timed")
         images = images_at_once(pipeline.engines, COST_IMAGES)
         found = measure_costs(pipeline, self.task.requests[0], images)
-        write_atomic(path, (json.dumps(found.as_dict()) + "\n").encode())
+        write_json(path, found.as_dict(), indent=None)
         return found

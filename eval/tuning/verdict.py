@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -20,8 +21,7 @@ TOLERANCE = 0.01
 WORDS = {"FID": "FID", "clip": "CLIP", "right": "pixel judge", "psnr": "PSNR"}
 
 
-@dataclass(frozen=True)
-class Gap:
+class Gap(NamedTuple):
     """How much better one is than another; below 0 worse. The interval is of paired pictures."""
 
     value: float

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdxl.checkpoint_checks import foreign_errors
 from sdxl.files import OutputError, grant_usual, locked, prepare_folder, write_atomic
-from sdxl.places import home
+from sdxl.places import MINI, home
 from sdxl.single_file import configs
 from sdxl.single_file.recognition import (
     STEM,
@@ -155,8 +155,6 @@ def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
 
 def _write_rest(header: Header, mini: Path | None, making: Path) -> None:
     """Tokenizers, scheduler and index: a file of weights holds none of them."""
-    from sdxl.checkpoint import MINI
-
     source = mini or MINI
     (making / "scheduler").mkdir()
     for name in MINI_FILES if mini else (INDEX, SCHEDULER):

@@ -55,7 +55,7 @@ def check_input(job: BatchJob) -> None:
 
 def audit_shard(store: Store, piece: ShardPiece, found: Audit) -> None:
     name, read = shard_name(piece.shard), reader(store)
-    known = ledger.entries(store.ledger(name))
+    known = ledger.read(store, name)
     found.rows += len(piece.rows)
     for row in piece.rows:
         entry = known.pop(row.ordinal, None)

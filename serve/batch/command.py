@@ -14,14 +14,10 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from engines.flags import add_engine_flags
 from sdxl.arguments import (
-    MODEL,
-    UNCHECKED,
-    VAE,
     Parser,
-    add_generation_flags,
-    add_provenance_flags,
-    add_quality_flag,
+    add_picture_flags,
     given_params,
     given_provenance,
     model_with,
@@ -85,8 +81,6 @@ def say(text: str) -> None:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS, FOLDER, PRECISION
-
     parser = Parser(prog="sdxl batch", description="Make pictures of every row of a file.")
     add: Callable[..., Any] = parser.add_argument
     flag = partial(add, action="store_true")
@@ -101,12 +95,7 @@ def build_parser() -> Parser:
     group = parser.add_argument_group("who makes them")
     add = group.add_argument
     flag = partial(add, action="store_true")
-    add("--model", help=f"{MODEL} (mini); with --through one of the service's (its first)")
-    add("--vae", metavar="FILE", help=VAE)
-    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
-    add("--precision", help=PRECISION)
-    add("--engines", default="", metavar="DIR", help=FOLDER)
-    flag("--unchecked", dest="takes_unchecked", help=UNCHECKED)
+    add_engine_flags(group, "(mini); with --through one of the service's (its first)")
     add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
     flag("--mixed-gpus", dest="is_mixed", help="workers with GPUs of several kinds")
     add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
@@ -118,7 +107,6 @@ def build_parser() -> Parser:
         help="the same bytes whatever runs beside a picture (default)",
     )
     add("--stall-s", type=number, default=120.0, metavar="S", help="a worker that does not advance")
-    add_provenance_flags(parser)
     group = parser.add_argument_group("what it says")
     add = group.add_argument
     flag = partial(add, action="store_true")
@@ -126,8 +114,7 @@ def build_parser() -> Parser:
     add("--metrics-port", type=whole, metavar="PORT", help="for Prometheus, on loopback")
     add("--status", metavar="DIR", help="how far a job is, and no more")
     add("--verify", metavar="DIR", help="audit a job's output, and no more")
-    add_quality_flag(parser)
-    add_generation_flags(parser)
+    add_picture_flags(parser)
     return parser
 
 

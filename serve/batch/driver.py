@@ -179,7 +179,7 @@ class Driver:
 
     def _left(self, piece: ShardPiece) -> tuple[list[BatchRow], Tally]:
         """What this run has not recorded. An earlier run's pictures are for a worker to check."""
-        known = ledger.entries(self.task.store.ledger(shard_name(piece.shard)))
+        known = ledger.read(self.task.store, shard_name(piece.shard))
         mine = {n: entry for n, entry in known.items() if entry.run == self.task.run}
         left = [row for row in piece.rows if row.ordinal not in mine]
         entries = [mine[row.ordinal] for row in piece.rows if row.ordinal in mine]

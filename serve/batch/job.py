@@ -29,12 +29,7 @@ KEPT = ("threads", "engine", "presets", "usual_interval")
 NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval")
 """Where the input lies may change, and what a revision is called; the others follow from what may
 not, or are kept."""
-FORMERLY = {
-    "low": Preset(10, 1),
-    "medium": Preset(20, 2),
-    "high": Preset(30, 2),
-    **EXACT,
-}
+FORMERLY = {"low": Preset(10, 1), "medium": Preset(20, 2), "high": Preset(30, 2), **EXACT}
 """Of a job that began when every model had the same."""
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sdxl.params import GenerationParams
+from serve.batch.store import Store
 
 FILE = re.compile(r"(images|loose)/\d{6,20}(\.tar)?/[\w%~-][\w.%~-]{0,254}", re.ASCII)
 """Where pictures lie: a line that names another place is not one that a job wrote."""
@@ -60,6 +61,16 @@ def entries(data: bytes) -> dict[int, Entry]:
     """By ordinal."""
     found = (_entry(line) for line in data.split(b"\n") if line)
     return {entry.ordinal: entry for entry in found if entry is not None}
+
+
+def read(store: Store, shard: str) -> dict[int, Entry]:
+    return entries(store.ledger(shard))
+
+
+def read_all(store: Store) -> Iterator[Entry]:
+    """In the order of the input."""
+    for shard in store.ledgers():
+        yield from in_order(read(store, shard).values())
 
 
 def in_order(found: Iterable[Entry]) -> list[Entry]:

@@ -4,11 +4,9 @@ letters, a summary and a contact sheet. Each is written anew whenever the job en
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from sdxl.params import PARAMETERS
-from sdxl.picture_files import BrokenPicture, opened
+from sdxl.picture_files import BrokenPicture, file_of, opened
 from serve.batch import ledger
 from serve.batch.ledger import Entry, as_json
 from serve.batch.progress import BatchProgress
@@ -34,12 +32,6 @@ LEDGER_COLUMNS: dict[str, type] = {
 GROUP_ROWS = 8192
 """A Parquet file's own index has an entry a group: with one a shard it would outgrow the rows."""
 SHEET, SHEET_PICTURES = "contact_sheet.png", 24
-
-
-def all_entries(store: Store) -> Iterator[Entry]:
-    """In the order of the input."""
-    for shard in store.ledgers():
-        yield from ledger.in_order(ledger.entries(store.ledger(shard)).values())
 
 
 def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
@@ -60,7 +52,7 @@ def write_lists(store: Store) -> tuple[dict[str, int], Counter[str]]:
         manifest, letters = Path(folder, MANIFEST), Path(folder, DEAD_LETTERS)
         with ManifestWriter(manifest) as table, letters.open("wb") as file:
             for shard in store.ledgers():
-                entries = ledger.in_order(ledger.entries(store.ledger(shard)).values())
+                entries = ledger.in_order(ledger.read(store, shard).values())
                 pictures = [entry for entry in entries if entry.error is None]
                 table.write(pictures)
                 engines.update(entry.engine for entry in pictures)
@@ -129,7 +121,7 @@ def write_sheet(store: Store, images: int) -> list[str]:
         return unreadable
     read, wanted = reader(store), max(images // SHEET_PICTURES, 1)
     pictures: list[tuple[Pixels, str]] = []
-    for number, entry in enumerate(e for e in all_entries(store) if e.error is None):
+    for number, entry in enumerate(e for e in ledger.read_all(store) if e.error is None):
         if number % wanted == 0 and len(pictures) < SHEET_PICTURES:
             try:
                 with opened(read(entry.file)) as image:
@@ -137,7 +129,5 @@ def write_sheet(store: Store, images: int) -> list[str]:
             except (BrokenPicture, OSError):
                 unreadable.append(entry.file)
     if pictures:
-        file = io.BytesIO()
-        Image.fromarray(contact_sheet(pictures)).save(file, "PNG")
-        store.put(SHEET, file.getvalue())
+        store.put(SHEET, file_of(Image.fromarray(contact_sheet(pictures))))
     return unreadable

@@ -172,12 +172,10 @@ class ShardWorker:
         finally:
             await self._in_thread(book.close)
 
-    def _read_ledger(self, shard: int) -> dict[int, Entry]:
-        return ledger.entries(self.task.store.ledger(shard_name(shard)))
-
     async def _left(self, piece: ShardPiece, tally: Tally) -> list[BatchRow]:
         """The rows that are still to be made."""
-        known = await self._in_thread(self._read_ledger, piece.shard)
+        name = shard_name(piece.shard)
+        known = await self._in_thread(ledger.read, self.task.store, name)
         noted = {row.ordinal: known.get(row.ordinal) for row in piece.rows}
         entries = [e for row in piece.rows if (e := noted[row.ordinal]) and e.id == row.id]
         pictures = [entry for entry in entries if entry.error is None]
@@ -257,25 +255,24 @@ class ShardWorker:
         file = f"{folder}/{shard_name(shard)}/{stem_of(row.id)}{suffix}"
         self.task.store.put(file, done.image)
         timings = {**done.timings, "store_s": time.perf_counter() - began}
-        book.add(
-            Entry(
-                row.ordinal,
-                row.id,
-                row.line,
-                self.task.run,
-                file=file,
-                sha256=hashlib.sha256(done.image).hexdigest(),
-                size=len(done.image),
-                seed=done.params.seed,
-                params=done.params.as_dict(),
-                origin=origin,
-                timings={name: round(seconds, 6) for name, seconds in timings.items()},
-                worker=self.name,
-                engine=self._engine,
-                prompt_tokens=done.prompt_tokens,
-            )
+        entry = self._entry(
+            row,
+            file=file,
+            sha256=hashlib.sha256(done.image).hexdigest(),
+            size=len(done.image),
+            seed=done.params.seed,
+            params=done.params.as_dict(),
+            origin=origin,
+            timings={name: round(seconds, 6) for name, seconds in timings.items()},
+            engine=self._engine,
+            prompt_tokens=done.prompt_tokens,
         )
+        book.add(entry)
         self._touched += 1
+
+    def _entry(self, row: BatchRow, **facts: Any) -> Entry:
+        run, worker = self.task.run, self.name
+        return Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts)
 
     async def _bury(
         self,
@@ -285,15 +282,8 @@ class ShardWorker:
         tally: Tally,
         problem: Problem | None = None,
     ) -> None:
-        entry = Entry(
-            row.ordinal,
-            row.id,
-            row.line,
-            self.task.run,
-            error=error,
-            worker=self.name,
-            problem={} if problem is None else problem.as_dict(),
-        )
+        facts = {} if problem is None else problem.as_dict()
+        entry = self._entry(row, error=error, problem=facts)
         await self._in_thread(book.add, entry)
         tally.dead[row.line] = error
 

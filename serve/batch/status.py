@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from serve.batch import ledger
 from serve.batch.displays import STATUS, STATUS_PERIOD_S, clock, counted
 from serve.batch.job import BatchJob
 from serve.batch.lock import is_free
 from serve.batch.progress import WorkerState
-from serve.batch.results import all_entries
 from serve.batch.store import FolderStore, Store
 
 SILENT_S = 6 * STATUS_PERIOD_S
@@ -40,7 +40,7 @@ class Said:
 
 def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[str, Any]:
     images = dead = 0
-    for entry in all_entries(store):
+    for entry in ledger.read_all(store):
         images, dead = (images, dead + 1) if entry.error is not None else (images + 1, dead)
     said = last_said(store)
     age_s = (time.time() if now is None else now) - said.at

@@ -55,7 +55,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
 def pack(store: Store, shard: int, run: str) -> None:
     """One shard's pictures into its tar. Doing it again, wherever it broke off, is safe."""
     name = shard_name(shard)
-    known = ledger.in_order(ledger.entries(store.ledger(name)).values())
+    known = ledger.in_order(ledger.read(store, name).values())
     pictures = [entry for entry in known if entry.error is None]
     if any(entry.file.startswith(LOOSE) for entry in pictures):
         read = reader(store)

@@ -139,8 +139,4 @@ class ThreadWorker:
 
 
 def thread_workers(load: Load, task: BatchTask) -> StartWorker:
-    return partial(_thread_worker, load=load, task=task)
-
-
-def _thread_worker(name: str, load: Load, task: BatchTask) -> BatchWorker:
-    return ThreadWorker(name, load, task)
+    return partial(ThreadWorker, load=load, task=task)

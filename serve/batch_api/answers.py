@@ -24,12 +24,7 @@ from serve.batch_api.batch_job import SHARD
 from serve.batch_api.lines import pictures_of
 from serve.batch_api.records import BatchRecord, Part, id_of
 from serve.errors import Problem
-from serve.front.openai_images import (
-    ImageData,
-    ImageRequest,
-    ImagesResponse,
-    Usage,
-)
+from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
 from serve.front.pictures import filled
 
 NOT_MADE = {
@@ -87,15 +82,10 @@ def answered(
     batch: BatchRecord, path: Path, store: Store, status: str
 ) -> Iterator[tuple[Answer, list[Entry]]]:
     """Every request of the input, in its order, with what the ledger has of it."""
-    entries = Peeked(known(store))
+    entries = Peeked(ledger.read_all(store))
     for record in read_jsonl(path):
         mine = entries.of_line(record.line)
         yield answer_of(batch, record, mine, status), mine
-
-
-def known(store: Store) -> Iterator[Entry]:
-    for shard in store.ledgers():
-        yield from ledger.in_order(ledger.entries(store.ledger(shard)).values())
 
 
 class Peeked:
@@ -178,7 +168,7 @@ def data_of(batch: BatchRecord, asked: ImageRequest, entry: Entry) -> ImageData:
 
 def picture(store: Store, ordinal: int) -> tuple[str, bytes] | None:
     """Its file's name and what is in it."""
-    found = ledger.entries(store.ledger(shard_name(ordinal // SHARD))).get(ordinal)
+    found = ledger.read(store, shard_name(ordinal // SHARD)).get(ordinal)
     if found is None or found.error is not None:
         return None
     return found.file, store.get(found.file)

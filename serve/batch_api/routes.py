@@ -265,9 +265,7 @@ def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
 
     @app.get(BATCHES_PATH)
     async def list_batches(
-        request: Request,
-        after: After = None,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> BatchList:
         batches = await asyncio.to_thread(api.records.batches, owner_in(request))
         page, has_more = page_of(batches[::-1], after, limit)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 Reason = Literal["stop", "length"]
 COLDEST, NARROWEST = 1e-5, 1e-6
 """A lower temperature or top_p is greedy: in float32 it would leave no token to draw."""
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     role: str
     content: str
 
@@ -51,20 +50,17 @@ class Ask:
     """seconds from when it is handed over"""
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """It will be answered. The first update of every ask."""
 
     prompt_tokens: int
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     reason: Reason
     prompt_tokens: int
     completion_tokens: int

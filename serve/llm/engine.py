@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from serve.llm.asks import Reason, Sampling
 
@@ -21,8 +21,7 @@ class TextPiece:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True)
-class Occupancy:
+class Occupancy(NamedTuple):
     running: int
     waiting: int
     kv_share: float

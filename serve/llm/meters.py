@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -49,14 +48,14 @@ class LlmMeters:
 class AskMeter:
     """One ask's times."""
 
-    def __init__(self, meters: LlmMeters, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._meters, self._clock = meters, clock
-        self._began_s, self._first_s, self._first_tokens = clock(), 0.0, 0
+    def __init__(self, meters: LlmMeters) -> None:
+        self._meters, self._began_s = meters, time.perf_counter()
+        self._first_s, self._first_tokens = 0.0, 0
 
     def heard(self, tokens: int) -> None:
         """Of its answer, so many tokens are there."""
         if not self._first_tokens and tokens:
-            self._first_s, self._first_tokens = self._clock(), tokens
+            self._first_s, self._first_tokens = time.perf_counter(), tokens
             self._meters.first.observe(self._first_s - self._began_s)
 
     def ended(self, outcome: str, end: Ended | None) -> None:
@@ -67,4 +66,4 @@ class AskMeter:
         self._meters.tokens.labels("completion").inc(end.completion_tokens)
         later = end.completion_tokens - self._first_tokens
         if later > 0:
-            self._meters.each.observe((self._clock() - self._first_s) / later)
+            self._meters.each.observe((time.perf_counter() - self._first_s) / later)

@@ -73,13 +73,7 @@ class TransformersEngine:
     name = "transformers"
     has_json = False
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        context: int,
-        rows: int = MAX_ROWS,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, context: int, rows: int = MAX_ROWS) -> None:
         self.context = context
         self._calls = Calls("a step of the language model", time.monotonic, STALL_S)
         self.decoding = Decoding(model, rows, context, ends_of(model))

@@ -14,14 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engines.flags import add_engine_flags
 from sdxl.arguments import (
-    MODEL,
-    UNCHECKED,
-    VAE,
     Parser,
-    add_generation_flags,
-    add_provenance_flags,
-    add_quality_flag,
+    add_picture_flags,
     given_params,
     given_provenance,
     model_with,
@@ -120,17 +116,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    from engines import BACKENDS, FOLDER, PRECISION
-
     parser = Parser(prog="sdxl render", description="Make pictures from text, or images anew.")
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
-    add("--model", help=f"{MODEL} (default {DEFAULT_MODEL})")
-    add("--vae", metavar="FILE", help=VAE)
-    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
-    add("--precision", help=PRECISION)
-    add("--engines", default="", metavar="DIR", help=FOLDER)
-    add("--unchecked", action="store_true", help=UNCHECKED)
+    add_engine_flags(parser, f"(default {DEFAULT_MODEL})")
     add("--n", type=whole, default=1, metavar="N", help="images a prompt (default %(default)s)")
     add("--out", default="out", metavar="PATH", help="folder, file, or - (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
@@ -140,9 +129,7 @@ def build_parser() -> Parser:
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--preview", default=terminal.AUTO, metavar="KIND", help=PREVIEW)
     add("--json", action="store_true", dest="is_json", help="one JSON object an image on stdout")
-    add_provenance_flags(parser)
-    add_quality_flag(parser)
-    add_generation_flags(parser)
+    add_picture_flags(parser)
     return parser
 
 
@@ -177,7 +164,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
         backend=options.backend,
         precision=options.precision,
         engines=options.engines,
-        takes_unchecked=options.unchecked,
+        takes_unchecked=options.takes_unchecked,
         requests=tuple(requests),
         provenance=given_provenance(options),
         destination=Destination.prepare(options.out, options.format, len(requests), sheet),
@@ -359,15 +346,13 @@ def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
 
 
 def save_sheet(path: Path, pictures: list[tuple[Pixels, str]]) -> None:
-    import io
-
     from PIL import Image
 
+    from sdxl.picture_files import file_of
     from serve.render.contact_sheet import contact_sheet
 
-    file = io.BytesIO()
-    Image.fromarray(contact_sheet(pictures)).save(file, format_of(path), quality=95)
-    write_atomic(path, file.getvalue())
+    sheet = Image.fromarray(contact_sheet(pictures))
+    write_atomic(path, file_of(sheet, format_of(path) or "PNG", quality=95))
 
 
 def _metadata(order: RenderSpec, params: GenerationParams) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 Pixels = NDArray[np.uint8]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 THUMBNAIL, MARGIN, GAP = 256, 24, 8
 FONT_SIZE, LINE_HEIGHT, MAX_LINES = 15, 20, 3
 PAPER, INK = (255, 255, 255), (40, 40, 40)
@@ -45,28 +46,26 @@ def thumbnail(pixels: Pixels) -> Image.Image:
     return picture.resize((width, height), Image.Resampling.LANCZOS)
 
 
-def wrap(
-    caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: float = THUMBNAIL
-) -> list[str]:
+def wrap(caption: str, font: Font) -> list[str]:
     """Whole words, as many as fit on a line; what the last line cannot hold ends in an ellipsis."""
     lines: list[str] = [""]
     for word in caption.split():
         longer = f"{lines[-1]} {word}".strip()
-        if font.getlength(longer) <= width:
+        if font.getlength(longer) <= THUMBNAIL:
             lines[-1] = longer
         elif lines[-1]:
             lines.append(word)
         else:
             lines[-1] = word
-    shown = [shorten(line, font, width) for line in lines[:MAX_LINES]]
+    shown = [shorten(line, font) for line in lines[:MAX_LINES]]
     if len(lines) > MAX_LINES:
-        shown[-1] = shorten(lines[MAX_LINES - 1] + " …", font, width)
+        shown[-1] = shorten(lines[MAX_LINES - 1] + " …", font)
     return shown
 
 
-def shorten(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: float) -> str:
-    if font.getlength(line) <= width:
+def shorten(line: str, font: Font) -> str:
+    if font.getlength(line) <= THUMBNAIL:
         return line
-    while line and font.getlength(line + "…") > width:
+    while line and font.getlength(line + "…") > THUMBNAIL:
         line = line[:-1]
     return line.rstrip(" …") + "…"

@@ -5,7 +5,6 @@ What the embedded model makes of an edit: strengths, a mask and what fills it, a
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import engines
 from sdxl.files import write_atomic
 from sdxl.images import Pixels, pasted, to_pixels
 from sdxl.params import GenerationParams
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
 from serve.render.contact_sheet import contact_sheet
@@ -48,7 +48,7 @@ def main() -> None:
     canvas.paste(Image.fromarray(first), (0, 0))
     wider = GenerationParams(FIRST, seed=SEED, width=WIDER[0], height=WIDER[1])
     shown.append((made(pipeline, wider, canvas), "a larger canvas"))
-    write_atomic(Path(sys.argv[1]), png(Image.fromarray(contact_sheet(shown))))
+    write_atomic(Path(sys.argv[1]), file_of(Image.fromarray(contact_sheet(shown))))
 
 
 def made(
@@ -60,19 +60,13 @@ def made(
     if picture is None:
         (result,) = pipeline.generate([asked])
     else:
-        given = GivenImage.read(png(picture), None if mask is None else png(mask))
+        given = GivenImage.read(file_of(picture), None if mask is None else file_of(mask))
         params = given.sized(asked, pipeline.sizes)
         (result,) = pipeline.generate([Edit(params, given.source(params))])
     if result.image is None:
         raise result.error or AssertionError("a result is an image or an error")
     pixels = to_pixels(result.image)
     return pixels if result.source is None else pasted(pixels, result.source)
-
-
-def png(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
 
 
 if __name__ == "__main__":

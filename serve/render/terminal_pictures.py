@@ -6,7 +6,6 @@ What a terminal can show is not asked here, nor where on its screen.
 from __future__ import annotations
 
 import base64
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sdxl.picture_files import file_of
 from serve.render.terminal import ITERM, KITTY, SIXEL
 
 USUAL_CELL = (10, 20)
@@ -67,7 +67,7 @@ def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_
     longest = max(frame.size)
     factor = min(1.0, LONGEST_SENT / longest)
     small = fitted(picture, tuple(max(1, round(side * factor)) for side in frame.size))
-    return {KITTY: kitty, ITERM: iterm}[protocol](png(small), frame)
+    return {KITTY: kitty, ITERM: iterm}[protocol](file_of(small, compress_level=1), frame)
 
 
 def fitted(picture: Image.Image, size: tuple[int, ...]) -> Image.Image:
@@ -75,12 +75,6 @@ def fitted(picture: Image.Image, size: tuple[int, ...]) -> Image.Image:
     scale = min(size[0] / picture.width, size[1] / picture.height)
     across, down = (max(1, int(side * scale)) for side in picture.size)
     return picture.convert("RGB").resize((across, down), Image.Resampling.BICUBIC)
-
-
-def png(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG", compress_level=1)
-    return file.getvalue()
 
 
 def kitty(file: bytes, frame: Frame) -> bytes:

@@ -14,6 +14,7 @@ from engines.folders.places import plans_root
 from engines.trt import build as build_module
 from engines.trt.build import build
 from sdxl.cli import main
+from tests.engines.damages import flip_a_byte
 from tests.engines.fake_builds import L40S, FakeWorker, order_of
 from tests.engines.tiny_export import write_export
 
@@ -65,9 +66,7 @@ def test_a_broken_manifest_is_told_and_the_others_are_listed(
     assert "good" in captured.out and "bad/manifest.json: not a manifest" in captured.err
 
 
-def test_where_there_are_none_it_says_how_to_make_some(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_where_there_are_none_it_says_how_to_make_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines"]) == 0
     assert "no engines in" in capsys.readouterr().out
 
@@ -117,9 +116,7 @@ def test_weights_that_changed_since_the_export_are_found_before_a_build(
     from tests.engines.tiny_export import DATA
 
     folder = write_export(tmp_path / "export").folder
-    content = bytearray((folder / DATA).read_bytes())
-    content[-1] ^= 1
-    (folder / DATA).write_bytes(bytes(content))
+    flip_a_byte(folder / DATA, -1)
     assert main(["build", "--onnx", str(folder), *RTX]) == 1
     assert f"{DATA}: has sha256" in capsys.readouterr().err
     assert not worker.built and not plans_root().exists()

@@ -202,33 +202,32 @@ def test_a_failure_in_either_half_is_the_calls(tiny_engines: Engines, half: int)
         broken(inputs, outputs)
 
 
-@pytest.mark.slow
-def test_threads_that_wait_cost_nothing(tmp_path: Path) -> None:
-    code = """
-import time, engines
+PAINTS = """
+import sys, time, engines
 from sdxl.params import GenerationParams
 pipeline = engines.load("mini", "onnxruntime")
 (result,) = pipeline.generate([GenerationParams("a red circle", steps=2, seed=0)])
 assert result.image is not None, result.error
+"""
+
+
+@pytest.mark.slow
+def test_threads_that_wait_cost_nothing(tmp_path: Path) -> None:
+    code = """
 before = time.process_time()
 time.sleep(1)
 print(time.process_time() - before)
 """
-    (spent,) = run_python(code, tmp_path / "home")
+    (spent,) = run_python(PAINTS + code, tmp_path / "home")
     assert float(spent) < 0.5, f"{spent} s of computing in an idle second"
 
 
 @pytest.mark.slow
 def test_a_picture_needs_neither_diffusers_nor_transformers(tmp_path: Path) -> None:
     code = """
-import sys, engines
-from sdxl.params import GenerationParams
-pipeline = engines.load("mini", "onnxruntime")
-(result,) = pipeline.generate([GenerationParams("a red circle", steps=2, seed=0)])
-assert result.image is not None, result.error
 print(*[name for name in ("diffusers", "transformers", "onnx") if name in sys.modules])
 """
-    assert run_python(code, tmp_path / "home") == []
+    assert run_python(PAINTS + code, tmp_path / "home") == []
 
 
 def test_a_large_model_keeps_no_memory_between_calls_and_splits_none(

@@ -14,7 +14,7 @@ def test_every_benchmark_is_there_and_on_the_page(capsys: pytest.CaptureFixture[
     assert cli.main(["bench", "--help"]) == 0
     page = capsys.readouterr().out
     for name, (module, _) in BENCHMARKS.items():
-        assert find_spec(module) and f"  {name} " in page, name
+        assert find_spec(f"eval.{module}") and f"  {name} " in page, name
 
 
 def test_an_unknown_one_is_a_bad_request(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from onnx_export.tracing import trace
 from sdxl.checkpoint import Checkpoint
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Edit, Pipeline, Result
+from sdxl.single_file.configs import SDXL_1_0
 from sdxl.specs import ModelSpec
 from tests.conftest import psnr
 from tests.sdxl.unets import TOPOLOGY, sizes_of
@@ -43,13 +44,11 @@ TINY: Configs = {
         "layers_per_block": 1,
     },
     "vae": {
+        **SDXL_1_0["vae"],
         "down_block_types": ["DownEncoderBlock2D"] * 2,
         "up_block_types": ["UpDecoderBlock2D"] * 2,
-        "in_channels": 3,
-        "out_channels": 3,
         "block_out_channels": [8, 8],
         "layers_per_block": 1,
-        "latent_channels": 4,
         "norm_num_groups": 4,
         "scaling_factor": 0.5,
         "sample_size": 32,

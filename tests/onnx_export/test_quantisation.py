@@ -24,11 +24,7 @@ from engines.folders.export_folder import (
 )
 from engines.parity.findings import relative_norm
 from engines.pytorch.eight_bit import quantise as put_in_8_bits
-from onnx_export.calibration import (
-    StepClock,
-    calibration_prompts,
-    first_steps,
-)
+from onnx_export.calibration import StepClock, calibration_prompts, first_steps
 from onnx_export.exporter import ADAPTED, REPORT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.quantisation import Quantised, quantise, summary

@@ -27,8 +27,8 @@ NETWORKS = {
 @pytest.fixture(scope="module")
 def graphs(tiny: Checkpoint, traced: OnceTraced) -> dict[str, ir.Model]:
     specs = network_specs(tiny.arch)
-    networks = tiny.networks()
-    return {name: traced(specs[name], networks[name]) for name in NETWORKS}
+    networks = {part: networks_of(part, tiny.part(part)) for part in set(NETWORKS.values())}
+    return {name: traced(specs[name], networks[part][name]) for name, part in NETWORKS.items()}
 
 
 def dims(value: ir.Value) -> tuple[object, ...]:
@@ -69,7 +69,7 @@ def test_weights_have_no_part_in_a_graph(tiny: Checkpoint, graphs: dict[str, ir.
 def test_every_parameter_is_a_weight_without_a_value(
     tiny: Checkpoint, graphs: dict[str, ir.Model]
 ) -> None:
-    network = tiny.networks()["unet_prompt"]
+    network = networks_of("unet", tiny.part("unet"))["unet_prompt"]
     graph = graphs["unet_prompt"].graph
     open_ = {name for name, v in graph.initializers.items() if v.const_value is None}
     assert open_ == {name for name, _ in network.named_parameters()}

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import engines
+from sdxl.pipeline import Pipeline
+
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 WORDS = ("cat", "dog", "red", "the", "on")
 
@@ -50,3 +53,9 @@ def tokenizer_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     """`tokenizer` pads with EOS, `tokenizer_2` with "!"."""
     root = tmp_path_factory.mktemp("tokenizers")
     return write_tokenizer(root / "tokenizer", EOS), write_tokenizer(root / "tokenizer_2", "!")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Pipeline:
+    """Of the checkpoint in a module's own `folder`."""
+    return engines.load(str(folder), "torch")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.http_servers import Quiet, serving
 
 REPO = "org/name"
 
@@ -26,7 +26,7 @@ def hub(
     asked: list[str] = []
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             asked.append(path)
@@ -72,21 +72,11 @@ def hub(
             if self.command == "GET":
                 self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     def commit_of(revision: str) -> str | None:
         return revision if revision in revisions.values() else revisions.get(revision)
 
     def oid(path: Path) -> str:
         return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler, port) as url:
+        yield url, asked

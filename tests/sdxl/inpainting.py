@@ -6,14 +6,12 @@ The weights of what it reads besides are random: its pictures are not good, but 
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from sdxl.checkpoint import MINI, WEIGHT_NAMES
+from tests.sdxl.altered import drawn, write_altered
 
 CHANNELS = 9
 STRENGTH = 0.05
@@ -22,17 +20,9 @@ CONV_IN = "conv_in.weight"
 
 
 def write_inpainting(folder: Path, channels: int = CHANNELS) -> Path:
-    shutil.copytree(MINI, folder)
-    # They are of other weights.
-    (folder / "presets.json").unlink()
-    config = folder / "unet" / "config.json"
-    facts = json.loads(config.read_text(encoding="utf-8"))
-    config.write_text(json.dumps({**facts, "in_channels": channels}), encoding="utf-8")
-    weights = folder / "unet" / f"{WEIGHT_NAMES['unet']}.safetensors"
-    tensors = load_file(weights)
-    known = tensors[CONV_IN]
-    dims = known.shape[0], channels - known.shape[1], *known.shape[2:]
-    more = torch.randn(dims, generator=torch.Generator().manual_seed(0)) * STRENGTH
-    tensors[CONV_IN] = torch.cat([known, more.to(known.dtype)], dim=1)
-    save_file(tensors, weights, {"format": "pt"})
-    return folder
+    def widen(tensors: dict[str, Tensor]) -> None:
+        known = tensors[CONV_IN]
+        dims = known.shape[0], channels - known.shape[1], *known.shape[2:]
+        tensors[CONV_IN] = torch.cat([known, drawn(dims, STRENGTH, known)], dim=1)
+
+    return write_altered(folder, {"in_channels": channels}, widen)

@@ -53,11 +53,7 @@ def test_an_unknown_command_names_the_known_ones(
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (
-            InvalidParams("steps", 0, "needed more"),
-            2,
-            "sdxl: steps: 0 is not allowed; needed more",
-        ),
+        (InvalidParams("steps", 0, "needed more"), 2, "sdxl: steps: 0 is not allowed; needed more"),
         (argparse.ArgumentError(None, "unrecognized: --x"), 2, "sdxl: unrecognized: --x"),
         (FileNotFoundError(2, "No such file", "a.png"), 1, "[Errno 2] No such file: 'a.png'"),
         (OutputError("a", OSError(28, "full")), 1, "sdxl: out: 'a' is not allowed"),

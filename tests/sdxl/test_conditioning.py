@@ -11,12 +11,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 from torch import Tensor
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-)
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from sdxl.conditioning import Conditioning, encode, tokenize_rows
 from sdxl.engine import Engines

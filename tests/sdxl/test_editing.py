@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
@@ -44,16 +44,10 @@ def masking(width: int, height: int) -> Image.Image:
     return mask
 
 
-def png(picture: Image.Image) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
-
-
 def edit(params: GenerationParams, *, is_masked: bool = False) -> Edit:
     assert params.width and params.height
     size = params.width, params.height
-    given = GivenImage.read(png(drawing(*size)), png(masking(*size)) if is_masked else None)
+    given = GivenImage.read(file_of(drawing(*size)), file_of(masking(*size)) if is_masked else None)
     params = params.for_edit(has_mask=is_masked)
     return Edit(params, given.source(params))
 
@@ -145,7 +139,7 @@ def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
 ) -> None:
     """It is given whole: diffusers' image to image takes it to the multiples of 8 below its own."""
     size = 8 * (side // 8), 8 * (side * 2 // 8)
-    given = GivenImage.read(png(drawing(side, side * 2)))
+    given = GivenImage.read(file_of(drawing(side, side * 2)))
     for encoding in ("sample", "mean"):
         params = params_of("euler", size, 0.6, steps=5, encoding=encoding).for_edit(has_mask=False)
         source = given.source(params)
@@ -184,7 +178,7 @@ def test_a_hidden_picture_leaves_no_trace_at_full_strength(mini: Pipeline) -> No
     """Under a mask, as in diffusers; without one the start shows it."""
     plain = params_of("euler", SIZES[0], 1.0, steps=2)
     (one, other) = (
-        Edit(plain, GivenImage.read(png(Image.new("RGB", SIZES[0], colour))).source(plain))
+        Edit(plain, GivenImage.read(file_of(Image.new("RGB", SIZES[0], colour))).source(plain))
         for colour in ("red", "blue")
     )
     first, second = (r.latents for r in mini.generate([one, other]))
@@ -199,7 +193,7 @@ def test_what_a_mask_keeps_is_the_source_to_the_byte(mini: Pipeline) -> None:
     """Around a soft mask, and around one that is worked at enlarged."""
     size = (200, 152)
     for rest in ({"mask_blur": 4}, {"mask_padding": 16}, {}):
-        given = GivenImage.read(png(drawing(*size)), png(masking(*size)))
+        given = GivenImage.read(file_of(drawing(*size)), file_of(masking(*size)))
         params = params_of("euler", (128, 128), 1.0, steps=2, **rest)
         if "mask_padding" not in rest:
             params = replace(params, width=size[0], height=size[1])
@@ -236,11 +230,7 @@ def test_edits_and_pictures_from_text_share_calls(mini: Pipeline) -> None:
         together = mini.generate(asked)
     sizes = [len(group.ids) for group in groups]
     assert sum(sizes) == 6 + 3 + 4 + 6 and max(sizes) == 4, sizes
-    for result, each in zip(together, asked, strict=True):
-        (alone,) = mini.generate([each])
-        assert alone.image is not None and result.image is not None
-        found = psnr(result.image, alone.image)
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(mini, together, asked)
 
 
 def test_a_mask_s_neighbours_are_not_touched(mini: Pipeline) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import engines
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.torch_engine import load_torch
 from onnx_export.check import example_inputs
@@ -25,7 +24,7 @@ from sdxl.noise import NoiseSource
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.specs import CHUNK, network_specs
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.guidance_embedding import CHANNELS, write_embedding
 from tests.sdxl.test_editing import edit, params_of, theirs
@@ -38,11 +37,6 @@ GUIDANCES = (0.0, 1.0, 8.0)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_embedding(tmp_path_factory.mktemp("models") / "sdxl-lcm")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Pipeline:
-    return engines.load(str(folder), "torch")
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +134,7 @@ def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     assert difference <= 1e-4, f"differs by {difference:.2e}, allowed 1e-4"
 
 
-def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(
-    model: Pipeline,
-) -> None:
+def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(model: Pipeline) -> None:
     usual: dict[str, Any] = {"steps": 6, "cache_interval": 2, "width": 128, "height": 128}
     text = GenerationParams(PROMPT, seed=3, guidance=5.0, **usual)
     asked: list[GenerationParams | Edit] = [
@@ -158,10 +150,7 @@ def test_all_kinds_share_calls_of_one_row_each_and_are_what_they_are_alone(
         together = model.generate(asked)
     assert max(len(group.ids) for group in groups) == len(asked)
     assert max(group.bucket for group in groups) == 8, "seven images are seven rows"
-    for result, each in zip(together, asked, strict=True):
-        assert result.image is not None, result.error
-        found = psnr(result.image, image_of(model, each))
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(model, together, asked)
 
 
 def test_guidance_is_read_and_a_negative_prompt_is_not(model: Pipeline) -> None:

@@ -75,11 +75,7 @@ def test_a_revision_is_fetched_and_known_by_its_commit(address: str, tmp_path: P
     ],
 )
 def test_the_hub_is_asked_for_the_revision(
-    model: str,
-    repo: str,
-    revision: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    model: str, repo: str, revision: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import huggingface_hub
 

@@ -18,6 +18,7 @@ from PIL import Image
 from sdxl import images
 from sdxl.noise import NoiseSource
 from sdxl.params import MAX_SEED, GenerationParams, InvalidParams
+from sdxl.picture_files import file_of
 from sdxl.scheduler_names import SCHEDULERS
 
 FORMATS = ("png", "jpeg", "webp")
@@ -183,9 +184,7 @@ def test_jpeg_says_before_the_work_that_a_prompt_is_too_long() -> None:
 
 
 def silent_png() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(PIXELS).save(file, "PNG")
-    return file.getvalue()
+    return file_of(Image.fromarray(PIXELS))
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import engines
 from sdxl.checkpoint import CheckpointError, find
 from sdxl.images import pasted, to_pixels
 from sdxl.params import GenerationParams
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.inpainting import write_inpainting
 from tests.sdxl.substitution import substituted
-from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of, png
+from tests.sdxl.test_editing import SIZES, STRENGTHS, drawing, params_of
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
 from tests.sdxl.their_schedulers import FEW, FIRST_QUICK, asked_of, each_at
 
@@ -35,11 +35,6 @@ HOLE = (13, 27, 75, 90)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_inpainting(tmp_path_factory.mktemp("models") / "sdxl-inpainting")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Pipeline:
-    return engines.load(str(folder), "torch")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def hole(size: tuple[int, int]) -> Image.Image:
 def edit(params: GenerationParams, mask: Image.Image | None = None) -> Edit:
     assert params.width and params.height
     picture = drawing(params.width, params.height)
-    given = GivenImage.read(png(picture), None if mask is None else png(mask))
+    given = GivenImage.read(file_of(picture), None if mask is None else file_of(mask))
     params = params.for_edit(has_mask=mask is not None)
     return Edit(params, given.source(params))
 
@@ -180,11 +175,7 @@ def test_all_kinds_share_calls_and_are_what_they_are_alone(model: Pipeline) -> N
     with launched_groups() as groups:
         together = model.generate(asked)
     assert max(len(group.ids) for group in groups) == len(asked)
-    for result, each in zip(together, asked, strict=True):
-        (alone,) = model.generate([each])
-        assert alone.image is not None and result.image is not None, result.error
-        found = psnr(result.image, alone.image)
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(model, together, asked)
 
 
 def test_a_picture_depends_on_its_mask_and_on_what_is_around_it(model: Pipeline) -> None:

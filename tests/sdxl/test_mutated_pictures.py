@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 
 import numpy as np
@@ -11,6 +10,7 @@ from PIL import Image
 
 from sdxl import images
 from sdxl.params import GenerationParams
+from sdxl.picture_files import file_of
 from tests.mutants import change_bytes, check_each
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
@@ -52,7 +52,5 @@ def test_what_pillow_raises_is_refused_as_no_picture(monkeypatch: pytest.MonkeyP
 
 
 def test_only_the_formats_that_are_written_here_are_opened() -> None:
-    file = io.BytesIO()
-    Image.fromarray(PIXELS).save(file, "GIF")
     with pytest.raises(images.NoParameters, match="not an image"):
-        images.read_parameters(file.getvalue())
+        images.read_parameters(file_of(Image.fromarray(PIXELS), "GIF"))

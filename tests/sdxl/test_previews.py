@@ -10,9 +10,9 @@ from PIL import Image
 from sdxl.images import Pixels, to_pixels
 from sdxl.inflight import InFlight
 from sdxl.params import GenerationParams
+from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Forming, Pipeline
 from sdxl.source import GivenImage
-from serve.render.terminal_pictures import png
 
 ASKED = [
     GenerationParams("a red circle on a blue background", seed=5, steps=8),
@@ -58,7 +58,7 @@ def test_what_a_mask_keeps_is_there_from_the_start(mini: Pipeline) -> None:
     picture = Image.new("RGB", (128, 128), (10, 200, 30))
     mask = Image.new("L", (128, 128), 0)
     mask.paste(255, (0, 0, 64, 128))
-    given = GivenImage.read(png(picture), png(mask))
+    given = GivenImage.read(file_of(picture), file_of(mask))
     params = given.sized(GenerationParams("a red circle", seed=1, steps=8), mini.sizes)
     shown: list[Pixels | None] = []
     edit = Edit(params, given.source(params))

@@ -20,24 +20,9 @@ from PIL import Image
 from sdxl import content_credentials
 from sdxl.images import Pixels, encode, read_parameters
 from sdxl.params import GenerationParams, InvalidParams
-from sdxl.provenance import (
-    AND_WATERMARK,
-    C2PA,
-    METADATA,
-    OFF,
-    PROVENANCES,
-    SOURCE_TYPE,
-    Provenance,
-)
-from serve.render.verification import (
-    CHANGED,
-    HOLDS,
-    UNMARKED,
-    UNSIGNED,
-    WATERMARKED,
-    main,
-    verify,
-)
+from sdxl.picture_files import file_of
+from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, PROVENANCES, SOURCE_TYPE, Provenance
+from serve.render.verification import CHANGED, HOLDS, UNMARKED, UNSIGNED, WATERMARKED, main, verify
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 IPTC = "http://iptc.org/std/Iptc4xmpExt/2008-02-29/"
@@ -116,9 +101,8 @@ def test_a_changed_byte_of_the_picture_is_told(tmp_path: Path, format: str) -> N
 def test_a_picture_that_was_saved_anew_no_longer_holds(tmp_path: Path) -> None:
     pytest.importorskip("c2pa")
     with Image.open(io.BytesIO(picture("png", Provenance(C2PA)))) as image:
-        again = io.BytesIO()
-        image.save(again, "PNG")
-    assert verify(stored(tmp_path, again.getvalue())).verdict == UNMARKED
+        again = file_of(image)
+    assert verify(stored(tmp_path, again)).verdict == UNMARKED
 
 
 def test_unsigned_and_unmarked_pictures_are_told_apart(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sdxl.images import read_parameters
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.work import standard_images
-from tests.conftest import psnr
+from tests.conftest import assert_as_alone, psnr
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
@@ -109,11 +109,7 @@ def test_four_kinds_in_flight_together_are_each_itself_alone(mini: Pipeline) -> 
     assert max(at_large) >= 2, f"calls of {at_large} images at the larger size, needed shared ones"
     taken = sum(result.params.all_steps for result in together)
     assert sum(len(each.ids) for each in groups) == taken
-    for result, each in zip(together, asked, strict=True):
-        (alone,) = mini.generate([each])
-        assert alone.image is not None and result.image is not None
-        found = psnr(result.image, alone.image)
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+    assert_as_alone(mini, together, asked)
 
 
 def test_an_edit_is_upscaled_as_a_picture_from_text_is(mini: Pipeline) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
+from eval.measuring.psnr import psnr_db
 from sdxl.mini.scenes import draw, sample_scene
 from sdxl.watermark import FOUND, TILE, Pixels, find, mark, pattern
 
@@ -72,11 +73,6 @@ def cropped(pixels: Pixels, leaves: float) -> Pixels:
     return pixels[top : top + height, left : left + width]
 
 
-def distance_db(one: Pixels, other: Pixels) -> float:
-    error = np.mean((one.astype(np.float64) - other) ** 2)
-    return float("inf") if error == 0 else 10 * math.log10(255**2 / error)
-
-
 CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
     "nothing": lambda pixels: pixels,
     "JPEG of quality 75": through_jpeg,
@@ -92,7 +88,7 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
 def test_it_is_found_after_each_change_and_is_40_db_below_the_picture(name: str) -> None:
     original = PICTURES[name]()
     marked = mark(original)
-    assert distance_db(original, marked) >= LEAST_DB
+    assert psnr_db(original, marked) >= LEAST_DB
     scores = {change: find(make(marked)).score for change, make in CHANGES.items()}
     assert min(scores.values()) >= FOUND, scores
 
@@ -121,7 +117,7 @@ def test_any_size_can_be_marked(side: tuple[int, int], contrast: int, seed: int)
     marked = mark(drawn)
     assert marked.shape == drawn.shape and marked.dtype == np.uint8
     if min(side) >= TILE:
-        assert distance_db(drawn, marked) >= LEAST_DB
+        assert psnr_db(drawn, marked) >= LEAST_DB
     assert math.isfinite(find(marked).score)
 
 

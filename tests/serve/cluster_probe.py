@@ -46,9 +46,7 @@ def pictures(port: int) -> int:
     """How many of ten come when they are asked for at once."""
     body = json.dumps({"prompt": "a ring", "n": 10, "steps": 2, "deadline_s": 100}).encode()
     asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/images/generations",
-        body,
-        {"content-type": "application/json"},
+        f"http://127.0.0.1:{port}/v1/images/generations", body, {"content-type": "application/json"}
     )
     with urllib.request.urlopen(asked, timeout=120) as answer:
         return len(json.load(answer)["data"])

@@ -43,10 +43,10 @@ async def client_of(app: FastAPI, key: str | None = None) -> AsyncIterator[httpx
         yield found
 
 
-def post(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
+def post(worker: Worker, body: Any, path: str = GENERATE, **settings: Any) -> httpx.Response:
     async def call() -> httpx.Response:
         async with client(worker, **settings) as found:
-            return await found.post(GENERATE, json=body)
+            return await found.post(path, json=body)
 
     return asyncio.run(call())
 

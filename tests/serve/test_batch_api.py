@@ -109,10 +109,7 @@ def test_a_batch_runs_as_the_official_client_asks(tmp_path: Path) -> None:
         assert (file.object, file.purpose, file.status) == ("file", "batch", "processed")
         assert client.files.wait_for_processing(file.id).id == file.id
         batch = client.batches.create(
-            input_file_id=file.id,
-            endpoint=URL,
-            completion_window="24h",
-            metadata={"for": "a test"},
+            input_file_id=file.id, endpoint=URL, completion_window="24h", metadata={"for": "a test"}
         )
         assert (batch.object, batch.endpoint, batch.input_file_id) == ("batch", URL, file.id)
         batch = found.ended(batch)

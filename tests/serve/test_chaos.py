@@ -99,11 +99,7 @@ def test_only_what_was_inside_fails_when_the_proxy_dies(running: Service) -> Non
     load, killed_s = load_with_a_kill(running, "ProxyActor")
     failed = sum(n for status, n in load.statuses.items() if status != 200)
     # While there is no proxy, nobody can connect; whoever was inside lost the connection.
-    assert failed == 0 and set(load.errors) <= {
-        "ConnectError",
-        "RemoteProtocolError",
-        "ReadError",
-    }
+    assert failed == 0 and set(load.errors) <= {"ConnectError", "RemoteProtocolError", "ReadError"}
     outage = load.outage_s(killed_s)
     assert outage <= 5, f"{outage:.1f} s without a picture, allowed 5"
 

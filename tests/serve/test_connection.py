@@ -163,9 +163,7 @@ def test_a_connection_that_asks_nothing_is_closed(
         assert read_all(raw) == b""
 
 
-def test_a_body_that_drips_on_after_its_answer_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_that_drips_on_after_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
     with (
         listening(deaf) as port,

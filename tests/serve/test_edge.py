@@ -9,20 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.http_servers import Quiet
 from tests.serve.services import RAY_TRUSTS, ROOT, free_port
 from tests.tools import tool
 
 CONFIG = ROOT / "serve" / "deploy" / "haproxy.cfg"
 
 
-class Echo(BaseHTTPRequestHandler):
+class Echo(Quiet):
     """Answers with the headers that reached it."""
 
     def do_GET(self) -> None:
@@ -34,9 +35,6 @@ class Echo(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     do_POST = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 def haproxy() -> Path:

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -24,12 +24,6 @@ from tests.serve.workers import fake_pipeline, running
 EDIT = "/v1/images/edits"
 PROMPT = "a red circle on a blue background"
 QUICK = {"prompt": PROMPT, "steps": "4", "seed": "7"}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with running() as found:
-        yield found
 
 
 def hole(

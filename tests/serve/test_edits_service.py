@@ -176,10 +176,7 @@ def test_a_checkpoint_made_for_inpainting_edits_and_paints_through_the_service(
 ) -> None:
     model = write_inpainting(tmp_path / "sdxl-inpainting")
     flags = ("--model", str(model), "--backend", "torch", "--llm", "none")
-    with (
-        service(tmp_path, *flags) as found,
-        httpx.Client(base_url=found.url, timeout=200) as http,
-    ):
+    with service(tmp_path, *flags) as found, httpx.Client(base_url=found.url, timeout=200) as http:
         check_edits(http)
         answer = http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
     assert answer.status_code == 200 and picture(answer.json()["data"][0])

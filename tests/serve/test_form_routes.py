@@ -36,11 +36,7 @@ def short() -> Iterator[Worker]:
 
 
 def ask(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with client(worker, **settings) as http:
-            return await http.post(PROMPTS, json=body)
-
-    return asyncio.run(call())
+    return post(worker, body, PROMPTS, **settings)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +141,7 @@ def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
     asyncio.run(scenario())
 
 
-def test_examples_that_could_not_be_made_are_made_when_asked_for_again(
-    counting: Counting,
-) -> None:
+def test_examples_that_could_not_be_made_are_made_when_asked_for_again(counting: Counting) -> None:
     counting.failures = 1
 
     async def scenario() -> list[int]:

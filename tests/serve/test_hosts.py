@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,8 @@ import pytest
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client, error_of
-from tests.serve.workers import running
 
 ASKED = {"prompt": "a", "steps": 2}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with running() as found:
-        yield found
 
 
 def ask(

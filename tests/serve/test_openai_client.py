@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from sdxl.images import read_parameters
+from sdxl.picture_files import file_of
 from serve.front.keys import sha256
 from serve.front.openai_edits import EditRequest
 from serve.front.openai_images import ImageRequest
@@ -177,9 +178,7 @@ def picture_file(name: str, *, hole: bool = False) -> tuple[str, bytes]:
     image = Image.new("RGBA", (128, 128), (200, 40, 40, 255))
     if hole:
         image.paste((0, 0, 0, 0), (32, 32, 96, 96))
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return name, file.getvalue()
+    return name, file_of(image)
 
 
 def test_it_edits(client: openai.OpenAI) -> None:

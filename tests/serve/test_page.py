@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import tomllib
-from collections.abc import Iterator
 from html.parser import HTMLParser
 
 import httpx
@@ -14,17 +13,10 @@ import pytest
 from serve.worker.worker import Worker
 from tests.serve.servers import client
 from tests.serve.services import ROOT
-from tests.serve.workers import running
 
 WEB = ROOT / "serve" / "web"
 MOST_BYTES = 100 * 1024
 IMPORT = re.compile(r'^import .* from "\./(.+)";$', re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with running() as found:
-        yield found
 
 
 def get(worker: Worker, path: str, **headers: str) -> httpx.Response:

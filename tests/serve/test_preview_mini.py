@@ -12,14 +12,8 @@ import pytest
 from PIL import Image
 
 from serve.render.terminal_pictures import fitted
-from tests.serve.terminals import (
-    ATTRIBUTES,
-    DoubleTerminal,
-    run_in,
-)
-from tests.serve.terminals import (
-    terminal as double,
-)
+from tests.serve.terminals import ATTRIBUTES, DoubleTerminal, run_in
+from tests.serve.terminals import terminal as double
 from tests.serve.test_terminal_pictures import difference
 
 RENDER = ["-m", "sdxl.cli", "render", "a red circle on a blue background", "--seed", "7"]

@@ -32,10 +32,17 @@ SIZE = 64
 
 
 class Clock:
-    now_s = 0.0
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.made: list[float] = []
+        """when previews were"""
 
     def __call__(self) -> float:
         return self.now_s
+
+    def make(self) -> Pixels:
+        self.made.append(self.now_s)
+        return picture(9)
 
 
 def picture(shade: int) -> Pixels:
@@ -131,20 +138,14 @@ def test_without_a_terminal_for_pictures_the_bar_is_as_ever(
 def test_a_preview_comes_at_most_every_fifth_of_a_second(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    made: list[float] = []
-
-    def make() -> Pixels:
-        made.append(clock.now_s)
-        return picture(9)
-
     with double("none") as there, watched(there, monkeypatch, "sixel", clock) as watcher:
         show = watcher.on_forming
         assert show is not None
         for _ in range(100):
             clock.now_s += PERIOD_S / 10 + 1e-6
-            show(make)
-    assert len(made) == 10
-    assert np.diff(made).min() >= PERIOD_S
+            show(clock.make)
+    assert len(clock.made) == 10
+    assert np.diff(clock.made).min() >= PERIOD_S
 
 
 def test_a_slow_terminal_gets_fewer_pictures(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -154,19 +155,13 @@ def test_a_slow_terminal_gets_fewer_pictures(monkeypatch: pytest.MonkeyPatch, cl
         clock.now_s += 0.5 * (len(data) > 100)
 
     monkeypatch.setattr(Terminal, "write", write)
-    made: list[float] = []
-
-    def make() -> Pixels:
-        made.append(clock.now_s)
-        return picture(9)
-
     with double("none") as there, watched(there, monkeypatch, "kitty", clock) as watcher:
         show = watcher.on_forming
         assert show is not None
         while clock.now_s < 100:
             clock.now_s += 0.1
-            show(make)
-    assert 20 <= len(made) <= 26
+            show(clock.make)
+    assert 20 <= len(clock.made) <= 26
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -375,10 +375,7 @@ def test_a_picture_that_says_nonsense_is_refused(
 
 @pytest.mark.parametrize("model", ["org/name", "org/name@v1", "~nobody/x", "a" * 5000, "nowhere"])
 def test_a_picture_does_not_choose_what_is_downloaded(
-    model: str,
-    pipeline: FakePipeline,
-    refused: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, pipeline: FakePipeline, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sdxl import checkpoint
 

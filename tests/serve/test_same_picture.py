@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from eval.measuring.psnr import psnr_db
 from tests.serve.servers import GENERATE
 from tests.serve.services import Service, service
 from tests.serve.test_api import picture
@@ -48,9 +49,7 @@ def replicas_that_rendered(found: Service) -> int:
 
 
 def psnr(first: bytes, second: bytes) -> float:
-    a, b = (np.asarray(Image.open(io.BytesIO(x))).astype(float) for x in (first, second))
-    error = float(((a - b) ** 2).mean())
-    return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+    return psnr_db(*(np.asarray(Image.open(io.BytesIO(x))) for x in (first, second)))
 
 
 def test_alone_under_load_and_on_either_replica(tmp_path: Path) -> None:

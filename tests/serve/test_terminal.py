@@ -15,16 +15,8 @@ import pytest
 
 from sdxl.params import InvalidParams
 from serve.render import terminal
-from tests.serve.terminals import (
-    ATTRIBUTES,
-    KITTY,
-    NAME,
-    DoubleTerminal,
-    run_in,
-)
-from tests.serve.terminals import (
-    terminal as double,
-)
+from tests.serve.terminals import ATTRIBUTES, KITTY, NAME, DoubleTerminal, run_in
+from tests.serve.terminals import terminal as double
 
 ASK = """
 import json, os, select, sys, termios
@@ -153,8 +145,7 @@ def test_inside_a_multiplexer_only_what_is_proven_is_drawn(
 
 
 @pytest.mark.parametrize(
-    ("features", "found"),
-    [("256,RGB,sixel,title", "sixel"), ("256,RGB,title", None), ("", None)],
+    ("features", "found"), [("256,RGB,sixel,title", "sixel"), ("256,RGB,title", None), ("", None)]
 )
 def test_tmux_says_whether_what_it_runs_in_shows_sixels(
     features: str, found: str | None, tmp_path: Path

@@ -7,13 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from serve.render.terminal_pictures import (
-    Frame,
-    fitted,
-    frame_for,
-    kitty_erased,
-    shown,
-)
+from serve.render.terminal_pictures import Frame, fitted, frame_for, kitty_erased, shown
 from tests.serve.terminals import Display
 
 CELL = (10, 20)

@@ -7,7 +7,6 @@ import base64
 import io
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +27,6 @@ from tests.serve.workers import fake, fake_pipeline, order, picture_of, running,
 PROMPT = "a red circle on a blue background"
 QUICK: dict[str, Any] = {"prompt": PROMPT, "steps": 5, "seed": 7, "cache_interval": 2}
 TXT2IMG = "/sdapi/v1/txt2img"
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with running() as found:
-        yield found
 
 
 def upscaled(upscaler: str | None = None, **rest: Any) -> ImageOrder:

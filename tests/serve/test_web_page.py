@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +14,11 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, expect
 
+from eval.measuring.psnr import psnr_db
 from sdxl.images import read_parameters
+from sdxl.picture_files import file_of
 from serve.worker.worker import Worker
-from tests.serve.browsers import (
-    EITHER_WIDTH,
-    VIEWS,
-    View,
-    Visit,
-    pixels,
-    visit,
-)
+from tests.serve.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.servers import GENERATE, listening
 from tests.serve.services import Service
 from tests.serve.workers import fake_pipeline
@@ -190,16 +184,14 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     web.wait_for_pictures()
     again = web.download()
     assert read_parameters(again) == read_parameters(file)
-    error = float(((pixels(again) - pixels(file)) ** 2).mean())
-    psnr = float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
+    psnr = psnr_db(pixels(again), pixels(file))
     assert psnr >= 45, f"{psnr:.1f} dB from the dropped picture, needed 45"
 
 
 @pytest.mark.slow
 def test_a_dropped_file_that_says_nothing_is_refused_in_words(web: Visit) -> None:
-    plain = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(plain, "PNG")
-    for file in (plain.getvalue(), b"", b"GIF89a", plain.getvalue()[:20]):
+    plain = file_of(Image.new("RGB", (8, 8)))
+    for file in (plain, b"", b"GIF89a", plain[:20]):
         web.drop("other.png", file)
         expect(web.page.get_by_role("alert")).to_contain_text("does not say how it was made")
         web.page.click("#notices [aria-label=Dismiss]")

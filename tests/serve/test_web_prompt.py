@@ -145,10 +145,7 @@ def test_of_another_model_the_empty_page_shows_words_alone(
     browser: Browser, worker: Worker, view: View
 ) -> None:
     settings = ServeSettings(models=({"model": "/models/sdxl-of-mine"},))
-    with (
-        listening_to(create_app([worker], settings)) as url,
-        visit(browser, url, view) as web,
-    ):
+    with listening_to(create_app([worker], settings)) as url, visit(browser, url, view) as web:
         expect(web.page.locator("#service")).to_have_text("sdxl-of-mine")
         expect(web.page.locator("#examples button")).to_have_text(list(examples.ANY))
         expect(web.page.locator("#shown button")).to_have_count(0)

@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import openai
@@ -19,12 +18,13 @@ from standardwebhooks import Webhook
 from sdxl.params import InvalidParams
 from serve.batch_api.records import Records
 from serve.batch_api.webhooks import Outbox, read_endpoints
+from tests.http_servers import Quiet, serving
 from tests.serve.test_batch_api import WAIT_S, doors, line
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 
 
-class Receiver(BaseHTTPRequestHandler):
+class Receiver(Quiet):
     heard: list[tuple[dict[str, str], str]]
     refusals: int
 
@@ -35,20 +35,12 @@ class Receiver(BaseHTTPRequestHandler):
         self.send_response(503 if type(self).refusals >= 0 else 204)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None: ...
-
 
 @contextmanager
 def receiver(refusals: int = 0) -> Iterator[tuple[str, Any]]:
     handler: Any = type("Heard", (Receiver,), {"heard": [], "refusals": refusals})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/hook", handler
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(handler, kind=HTTPServer) as url:
+        yield f"{url}/hook", handler
 
 
 def outbox_to(folder: Path, url: str, *pauses_s: float) -> Outbox:

@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from sdxl.images import read_parameters
+from sdxl.picture_files import file_of
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
 from tests.serve.servers import listening
@@ -253,9 +254,7 @@ def test_webuiapi_makes_the_masked_part_anew(
 
 @pytest.mark.filterwarnings("ignore")
 def test_img2img_is_the_edit_that_v1_makes(served: tuple[str, Worker]) -> None:
-    file = io.BytesIO()
-    canvas().save(file, "PNG", compress_level=1)
-    text = base64.b64encode(file.getvalue()).decode()
+    text = base64.b64encode(file_of(canvas(), compress_level=1)).decode()
     asked = {"prompt": PROMPT, "seed": 3, "steps": 4}
     body = {**asked, "init_images": [text], "denoising_strength": 0.5, "cfg_scale": 5}
     theirs = httpx.post(f"{served[0]}/sdapi/v1/img2img", json=body, timeout=30).json()
@@ -275,9 +274,7 @@ def test_img2img_is_the_edit_that_v1_makes(served: tuple[str, Worker]) -> None:
 def test_what_img2img_cannot_do_is_refused_by_name(
     http: httpx.Client, field: str, value: object
 ) -> None:
-    file = io.BytesIO()
-    canvas().save(file, "PNG")
-    images = [base64.b64encode(file.getvalue()).decode()]
+    images = [base64.b64encode(file_of(canvas())).decode()]
     body = {"prompt": PROMPT, "steps": 2, "init_images": images, field: value}
     answer = http.post("/sdapi/v1/img2img", json=body)
     assert answer.status_code == 400 and field.split("_")[-1][:5] in answer.text, answer.text
@@ -285,10 +282,10 @@ def test_what_img2img_cannot_do_is_refused_by_name(
 
 def test_png_info_reads_a_picture_of_full_size(http: httpx.Client) -> None:
     noise = Image.effect_noise((1024, 1024), 90).convert("RGB")
-    file, text = io.BytesIO(), PngInfo()
+    text = PngInfo()
     text.add_text("parameters", "a cat\nSteps: 20, Seed: 5")
-    noise.save(file, "PNG", pnginfo=text)
-    assert file.tell() > 1 << 20
-    body = {"image": base64.b64encode(file.getvalue()).decode()}
+    file = file_of(noise, pnginfo=text)
+    assert len(file) > 1 << 20
+    body = {"image": base64.b64encode(file).decode()}
     answer = http.post("/sdapi/v1/png-info", json=body)
     assert answer.status_code == 200 and answer.json()["info"].startswith("a cat")

@@ -21,6 +21,7 @@ from serve.worker.warmup import standard
 from serve.worker.worker import Worker
 from tests.serve.workers import (
     begun,
+    end_of,
     fake,
     fake_pipeline,
     order,
@@ -231,13 +232,11 @@ def test_promises_are_honest_from_the_first_request_on() -> None:
 
 def test_interactive_orders_go_before_batch_ones() -> None:
     async def scenario(worker: Worker) -> tuple[float, float]:
-        async def ended(asked: object) -> float:
-            await picture_of(worker, asked)  # type: ignore[arg-type]
-            return time.perf_counter()
-
-        batch = asyncio.create_task(ended(order(seed=1, steps=30, priority=Priority.BATCH)))
+        batch = asyncio.create_task(
+            end_of(worker, order(seed=1, steps=30, priority=Priority.BATCH))
+        )
         await asyncio.sleep(0.05)
-        urgent = asyncio.create_task(ended(order(seed=2, steps=30)))
+        urgent = asyncio.create_task(end_of(worker, order(seed=2, steps=30)))
         return await batch, await urgent
 
     with running(fake_pipeline(tick_s=0.01)) as worker:

@@ -21,13 +21,7 @@ from serve.worker.warmup import NotReady
 from serve.worker.worker import Worker
 from tests.engines.cuda_double import BEGIN, FakeCuda
 from tests.fakes import FakeClock
-from tests.serve.workers import (
-    fake,
-    fake_pipeline,
-    order,
-    picture_of,
-    running,
-)
+from tests.serve.workers import fake, fake_pipeline, order, picture_of, running
 
 
 def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:

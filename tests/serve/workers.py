@@ -69,6 +69,12 @@ async def picture_of(worker: Worker, asked: ImageOrder) -> Done:
     return done
 
 
+async def end_of(worker: Worker, asked: ImageOrder) -> float:
+    """When its picture is there."""
+    await picture_of(worker, asked)
+    return time.perf_counter()
+
+
 @asynccontextmanager
 async def begun(worker: Worker, asked: ImageOrder) -> AsyncIterator[AsyncIterator[Update]]:
     """An order that is past its first step."""

@@ -5,12 +5,12 @@ What is asked and cannot be done is refused by name. It knows no HTTP server.
 
 from __future__ import annotations
 
-import io
 from typing import Annotated, Any
 
 from PIL import Image, ImageOps
 from pydantic import Field
 
+from sdxl.picture_files import file_of
 from sdxl.source import GivenImage, decode
 from serve.errors import invalid
 from serve.front.a1111.wire import TextToImage, image_bytes, request_of
@@ -78,6 +78,4 @@ def white_of(mask: Image.Image) -> Image.Image:
 
 
 def as_png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return file_of(image, compress_level=1)

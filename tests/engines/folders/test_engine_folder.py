@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
@@ -27,11 +26,13 @@ from sdxl.engine import Engines
 from sdxl.inflight import Finished, InFlight, Request
 from sdxl.policy import Limits
 from sdxl.schedulers import SchedulerConfig
+from tests.engines.damages import editor, flip_a_byte, swap
 from tests.engines.fake_builds import L40S, FakeWorker, order_of
 from tests.engines.trt_double import TensorRTDouble
 from tests.fakes import ARCH, FakeClock, fake_conditioning, fake_engines
 
 BUCKETS = (2, 4, 8)
+edit = editor("manifest.json")
 CONFIG = SchedulerConfig.from_dict(
     {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 )
@@ -41,25 +42,6 @@ CONFIG = SchedulerConfig.from_dict(
 def folder(tiny: ExportFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineFolder:
     monkeypatch.setattr(build_module, "run_worker", FakeWorker())
     return build(order_of(tiny, tmp_path / "l40s"))
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "manifest.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
-    change(value)
-    path.write_text(json.dumps(value), encoding="utf-8")
-
-
-def swap(first: Path, second: Path) -> None:
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[10] ^= 1
-    path.write_bytes(bytes(content))
 
 
 def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX) -> Engines:

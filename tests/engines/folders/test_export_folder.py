@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable
@@ -13,30 +12,14 @@ import pytest
 
 from engines.folders.export_folder import ExportError, ExportFolder
 from engines.onnxruntime_engine import OnnxRuntimeError, load_onnxruntime
+from tests.engines.damages import editor, flip_a_byte, swap
 from tests.engines.tiny_export import DATA, rewrite_locations, sign
 
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "export.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
-    change(value)
-    path.write_text(json.dumps(value), encoding="utf-8")
+edit = editor("export.json")
 
 
 def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-
-
-def swap(first: Path, second: Path) -> None:
-    one, other = first.read_bytes(), second.read_bytes()
-    first.write_bytes(other)
-    second.write_bytes(one)
 
 
 def test_what_is_written_is_what_is_read(tiny: ExportFolder) -> None:

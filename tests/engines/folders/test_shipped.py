@@ -33,9 +33,7 @@ def place() -> Path:
     return export_place("tiny", "d" * 64, "fp32")
 
 
-def test_the_first_use_makes_the_folder_and_the_second_finds_it(
-    shipped: tuple[Path, Path],
-) -> None:
+def test_the_first_use_makes_the_folder_and_the_second_finds_it(shipped: tuple[Path, Path]) -> None:
     made = open_mini(None, *shipped)
     assert made.folder == place()
     before = (place() / "export.json").stat().st_mtime_ns
@@ -64,9 +62,7 @@ def test_a_damaged_folder_is_made_again(shipped: tuple[Path, Path]) -> None:
     ExportFolder.open(place())
 
 
-def test_other_weights_than_the_graphs_were_made_for_are_named(
-    shipped: tuple[Path, Path],
-) -> None:
+def test_other_weights_than_the_graphs_were_made_for_are_named(shipped: tuple[Path, Path]) -> None:
     path = shipped[1] / SOURCE
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, needed"):

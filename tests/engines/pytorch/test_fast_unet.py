@@ -80,7 +80,8 @@ def recorded(pipeline: Pipeline) -> list[tuple[dict[str, Tensor], Tensor]]:
     from eval.speed.agreement import recorded as calls_of
 
     calls = calls_of(pipeline, PICTURE)
-    return [(call.inputs, call.noise) for call in calls if call.network == "unet_deep"]
+    deep = [call for call in calls if call.network == "unet_deep"]
+    return [(dict(call.inputs), call.outputs["noise"]) for call in deep]
 
 
 def test_rearranged_it_computes_the_same(unet: nn.Module, inputs: dict[str, Tensor]) -> None:

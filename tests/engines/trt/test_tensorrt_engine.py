@@ -45,6 +45,11 @@ class Bench:
         for name, found in outputs.items():
             assert torch.equal(found, expected[name]), name
 
+    def counts(self) -> tuple[int, int, int]:
+        """Graphs captured, their replays, and execution contexts."""
+        device = self.library.device
+        return device.captures, device.replays, len(self.library.contexts)
+
 
 Tensors = tuple[dict[str, Tensor], dict[str, Tensor]]
 
@@ -82,9 +87,7 @@ def test_the_same_tensors_become_a_graph_at_their_second_call() -> None:
     for _ in range(5):
         tensors[0]["sample"].normal_()
         bench.run(tensors)
-    device = bench.library.device
-    assert (device.captures, device.replays) == (1, 4)
-    assert len(bench.library.contexts) == 1
+    assert bench.counts() == (1, 4, 1)
 
 
 def test_every_set_of_tensors_has_a_context_and_a_graph_of_its_own() -> None:
@@ -93,9 +96,7 @@ def test_every_set_of_tensors_has_a_context_and_a_graph_of_its_own() -> None:
     for _ in range(4):
         for tensors in sets:
             bench.run(tensors)
-    device = bench.library.device
-    assert (device.captures, device.replays) == (4, 12)
-    assert len(bench.library.contexts) == 4
+    assert bench.counts() == (4, 12, 4)
 
 
 def test_in_the_steady_state_nothing_waits_and_nothing_is_allocated() -> None:

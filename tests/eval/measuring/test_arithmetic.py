@@ -18,11 +18,7 @@ from eval.measuring.ceilings import Ceilings
 TERA = 1e12
 CACHED = 2 * 128 * 128 * (9 + 1) * 960 * 320 / 1e12
 """a row's first convolution of the last up block and the one past it: Deep's results are cached"""
-PUBLISHED = {
-    "unet_deep": 2 * 6.761,
-    "unet_shallow": 2 * (0.326 - CACHED),
-    "vae_decoder": 10.47,
-}
+PUBLISHED = {"unet_deep": 2 * 6.761, "unet_shallow": 2 * (0.326 - CACHED), "vae_decoder": 10.47}
 """TFLOP at 1024×1024, two rows, one picture (MLPerf's reference model, counted by its layers)"""
 
 

@@ -50,7 +50,8 @@ def start(
     system: System, folder: Path, scenario: str, qps: float = 100.0, **more: object
 ) -> Summary:
     folder.mkdir(exist_ok=True)
-    run = ScenarioRun(scenario, folder, CAPTIONS, qps, 0.02, is_short=True, **more)  # type: ignore[arg-type]
+    facts: dict[str, object] = {"target_qps": qps, "expected_latency_s": 0.02, **more}
+    run = ScenarioRun(scenario, folder, CAPTIONS, is_short=True, **facts)  # type: ignore[arg-type]
     return run.start(system)
 
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from eval.quality.fetch import OWN, RECORD, FetchFailed, main, read_sources
 from sdxl.params import InvalidParams
+from tests.http_servers import Quiet, serving
 
 CONTENT = {"captions.tsv": b"id\tcaption\n1\ta cat\n", "clip.bin": bytes(range(256)) * 9}
 DIGESTS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Those of a folder."""
 
 
 @pytest.fixture
@@ -28,14 +27,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     for name, content in CONTENT.items():
         (tmp_path / "site").mkdir(exist_ok=True)
         (tmp_path / "site" / name).write_bytes(content)
-    handler = partial(Quiet, directory=str(tmp_path / "site"))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(partial(Files, directory=str(tmp_path / "site"))) as found:
+        yield found
 
 
 def sources(folder: Path, url: str, **digests: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from sdxl.params import Sizes
+from sdxl.picture_files import file_of
 from serve.batch.batch_spec import BatchSpec
 from serve.batch.command import build_parser, read_order
 from serve.batch.job import BatchJob
@@ -89,10 +89,8 @@ def draw(order: ImageOrder) -> bytes:
     params = order.params
     assert params.seed is not None
     colours = np.random.default_rng(params.seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
-    file = io.BytesIO()
     picture = Image.fromarray(colours).resize(params.result_size, Image.Resampling.NEAREST)
-    picture.save(file, order.format.upper())
-    return file.getvalue()
+    return file_of(picture, order.format.upper())
 
 
 def note(path: str, line: str) -> None:

@@ -15,15 +15,7 @@ from sdxl.params import InvalidParams
 from serve.batch import command, store
 from serve.batch.driver import BatchFailed
 from serve.batch.renderers import RendererLost
-from tests.serve.batch.drawers import (
-    SMALL,
-    Drawer,
-    dead_letters,
-    make,
-    noted,
-    pictures,
-    prompts,
-)
+from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, make, noted, pictures, prompts
 
 
 def failing(number: int, fail_after: int) -> Callable[..., None]:

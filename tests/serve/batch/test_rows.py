@@ -69,9 +69,7 @@ def test_an_id_has_a_character_and_no_more_than_a_custom_id_may_have(
     n: int, tmp_path: Path
 ) -> None:
     source = jsonl(tmp_path, [{"prompt": "a", "id": "あ" * k} for k in (0, 1, MAX_ID, MAX_ID + 1)])
-    assert [row.error is None for row in rows_of(source, n=n)] == [
-        *(False, *[True] * 2 * n, False),
-    ]
+    assert [row.error is None for row in rows_of(source, n=n)] == [*(False, *[True] * 2 * n, False)]
 
 
 def test_ids_and_seeds_follow_from_content_whatever_the_order_and_the_defaults(

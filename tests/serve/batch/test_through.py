@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import httpx
@@ -27,7 +26,7 @@ from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.serve.batch.drawers import dead_letters, jsonl, order_of, pictures, prompts
 from tests.serve.servers import GENERATE, listening, listening_to, post
-from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, updates_of
+from tests.serve.workers import begun, end_of, fake_pipeline, order, picture_of, running, updates_of
 
 QUICK = ("--steps", "4", "--shard-size", "8")
 
@@ -171,16 +170,12 @@ def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
     """Twenty of low priority are there first; the interactive one is out long before them."""
 
     async def scenario(worker: Worker) -> tuple[float, float]:
-        async def ended(asked: object) -> float:
-            await picture_of(worker, asked)  # type: ignore[arg-type]
-            return time.perf_counter()
-
         batch = [
-            asyncio.create_task(ended(order(seed=i, steps=2, priority=Priority.BATCH)))
+            asyncio.create_task(end_of(worker, order(seed=i, steps=2, priority=Priority.BATCH)))
             for i in range(20)
         ]
         await asyncio.sleep(0)
-        urgent = await ended(order(seed=99, steps=2))
+        urgent = await end_of(worker, order(seed=99, steps=2))
         return urgent, sorted(await asyncio.gather(*batch))[10]
 
     with running(fake_pipeline(tick_s=0.02, buckets=(2,))) as worker:

@@ -85,10 +85,7 @@ def test_errors_are_its_own_classes(
 
 @pytest.mark.parametrize(
     ("name", "outcome"),
-    [
-        ("abort", "APIUserAbortError"),
-        ("abort of a stream", "image_generation.partial_image"),
-    ],
+    [("abort", "APIUserAbortError"), ("abort of a stream", "image_generation.partial_image")],
 )
 def test_what_it_leaves_does_not_go_on(told: Report, name: str, outcome: str) -> None:
     found, busy_s, freed_s = told[name]

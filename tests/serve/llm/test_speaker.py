@@ -15,15 +15,7 @@ from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Taken
 from serve.llm.decoding import Made
 from serve.llm.speaker import Speaker
 from serve.llm.transformers_engine import Listener
-from tests.serve.llm.texts import (
-    CIRCLE,
-    WORDS,
-    FakeLlm,
-    end_of,
-    fake_speaker,
-    text_of,
-    updates_of,
-)
+from tests.serve.llm.texts import CIRCLE, WORDS, FakeLlm, end_of, fake_speaker, text_of, updates_of
 
 
 def run(speaker: Speaker, ask: Ask = CIRCLE, **sampling: Any) -> Any:

@@ -13,15 +13,7 @@ from serve.front.keys import sha256
 from serve.llm.mini.grammar import parse
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
-from tests.serve.llm.texts import (
-    CHAT,
-    SAID,
-    WORDS,
-    FakeLlm,
-    asked_of,
-    client,
-    fake_speaker,
-)
+from tests.serve.llm.texts import CHAT, SAID, WORDS, FakeLlm, asked_of, client, fake_speaker
 from tests.serve.servers import GENERATE, error_of
 
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]

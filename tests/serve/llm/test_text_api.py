@@ -15,13 +15,7 @@ from pydantic import BaseModel
 from serve.llm.mini.grammar import parse
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
-from tests.serve.llm.texts import (
-    CHAT,
-    FakeLlm,
-    asked_of,
-    fake_speaker,
-    listening,
-)
+from tests.serve.llm.texts import CHAT, FakeLlm, asked_of, fake_speaker, listening
 from tests.serve.servers import error_of
 
 MODEL = "mini-llm"

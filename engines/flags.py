@@ -1,0 +1,19 @@
+"""Flags that say which model is loaded and what computes it, of the commands that make pictures."""
+
+from __future__ import annotations
+
+import argparse
+
+from engines import BACKENDS, FOLDER, PRECISION
+from sdxl.arguments import MODEL, UNCHECKED, VAE
+
+
+def add_engine_flags(flags: argparse._ActionsContainer, remark: str) -> None:
+    """To a parser, or to a group of its flags. `remark` ends the help of --model."""
+    add = flags.add_argument
+    add("--model", help=f"{MODEL} {remark}")
+    add("--vae", metavar="FILE", help=VAE)
+    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add("--precision", help=PRECISION)
+    add("--engines", default="", metavar="DIR", help=FOLDER)
+    add("--unchecked", action="store_true", dest="takes_unchecked", help=UNCHECKED)
