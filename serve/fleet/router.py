@@ -131,9 +131,11 @@ def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> fl
     return left_s + len(sent) * stats["each_s"]
 
 
+TOLD_PERIOD_S = 10.0
+"""Ray's controller asks, too, and sends what is new to every process that routes. It is of use only
+until a router has asked by itself: half a second."""
 _SETTINGS: dict[str, Any] = {
     "request_router_class": f"{__name__}:{EarliestFinishRouter.__name__}",
-    # Until a router has asked by itself.
-    "request_routing_stats_period_s": 0.5,
+    "request_routing_stats_period_s": TOLD_PERIOD_S,
 }
 ROUTING = RequestRouterConfig(**_SETTINGS)
