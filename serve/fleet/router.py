@@ -43,6 +43,8 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         self._liveness = liveness.of_deployment(self._deployment_id.name)
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._known: dict[ReplicaID, RunningReplica] = {}
+        """those that are asked: the running ones, and who leaves but has not finished"""
         self._node = ray.get_runtime_context().get_node_id()
 
     async def choose_replicas(
@@ -74,8 +76,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         asked = pending_request.metadata
         if asked.call_method in METHODS:
             self._sent[replica_id].append(time.time())
-        if asked.is_http_request:
-            self._liveness.took(asked.request_id, replica_id.unique_id)
+        name = asked.request_id if asked.is_http_request else asked.internal_request_id
+        if asked.is_http_request or asked.call_method in METHODS:
+            self._liveness.took(name, replica_id.unique_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
@@ -86,11 +89,18 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
     async def _keep_asking(self, like: RequestMetadata) -> None:
         """On the same way as orders take: a connection that swallows everything shows."""
         while True:
-            replicas = dict(self.curr_replicas)
-            self._liveness.keep({id_.unique_id for id_ in replicas})
+            replicas, holders = dict(self.curr_replicas), self._liveness.holders
+            leaving = {
+                id_: replica
+                for id_, replica in self._known.items()
+                if id_ not in replicas and id_.unique_id in holders
+            }
+            self._known = {**replicas, **leaving}
+            names, left = ({id_.unique_id for id_ in each} for each in (replicas, leaving))
+            self._liveness.keep(names, left)
             self._told = {id_: told for id_, told in self._told.items() if id_ in replicas}
             self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
-            for id_, replica in replicas.items():
+            for id_, replica in self._known.items():
                 # One that hangs is not asked again before it has answered.
                 if id_ not in self._asked:
                     self._asked[id_] = asyncio.create_task(self._ask(replica, like))
@@ -112,9 +122,13 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         try:
             told = await replica.try_send_request(question, with_rejection=False).get_async()
         except Exception as error:
-            # Whatever it is instead: no order would fare better.
             log.debug("%s does not answer: %s", name, type(error).__name__)
-            self._liveness.lost(name)
+            if id_ in self.curr_replicas:
+                # Whatever it is instead: no order would fare better.
+                self._liveness.lost(name)
+            else:
+                # It has left, or takes no more questions.
+                self._known.pop(id_, None)
         else:
             self._told[id_] = told
             self._liveness.heard(name)

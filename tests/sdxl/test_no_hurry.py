@@ -97,7 +97,9 @@ def measured(seconds: float = 0.01) -> Costs:
     [
         pytest.param(measured(), alike(9), False, id="time for all"),
         pytest.param(measured(), alike(9, deadline_s=0.3), True, id="little time"),
-        pytest.param(Costs(dict(list(measured().ticks.items())[:-1])), alike(9), True, id="unknown"),
+        pytest.param(
+            Costs(dict(list(measured().ticks.items())[:-1])), alike(9), True, id="unknown"
+        ),
     ],
 )
 def test_it_looks_ahead_only_where_somebody_may_be_late(
