@@ -108,19 +108,8 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
 
     async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:
         id_, name = replica.replica_id, replica.replica_id.unique_id
-        own = f"{name}-{time.monotonic_ns()}"
-        metadata = replace(
-            like,
-            request_id=own,
-            internal_request_id=own,
-            call_method=STATS_METHOD,
-            is_streaming=False,
-            _request_protocol=RequestProtocol.UNDEFINED,
-            tracing_context=None,
-        )
-        question = PendingRequest(args=[], kwargs={}, metadata=metadata, resolved=True)
         try:
-            told = await replica.try_send_request(question, with_rejection=False).get_async()
+            told = await self._send(replica, like)
         except Exception as error:
             log.debug("%s does not answer: %s", name, type(error).__name__)
             if id_ in self.curr_replicas:
@@ -132,6 +121,22 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         else:
             self._told[id_] = told
             self._liveness.heard(name)
+
+    async def _send(self, replica: RunningReplica, like: RequestMetadata) -> Mapping[str, float]:
+        own = f"{replica.replica_id.unique_id}-{time.monotonic_ns()}"
+        metadata = replace(
+            like,
+            request_id=own,
+            internal_request_id=own,
+            call_method=STATS_METHOD,
+            is_streaming=False,
+            _request_protocol=RequestProtocol.UNDEFINED,
+            tracing_context=None,
+        )
+        question = PendingRequest(args=[], kwargs={}, metadata=metadata, resolved=True)
+        told: Mapping[str, float]
+        told = await replica.try_send_request(question, with_rejection=False).get_async()
+        return told
 
 
 def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> float:
