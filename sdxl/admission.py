@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sdxl.cost import Costs, project
+from sdxl.cost import Costs, all_ready_s, project
 from sdxl.fairness import VirtualTime, left_of
 from sdxl.flight import Flight, State
 from sdxl.policy import Limits
@@ -125,7 +125,7 @@ class Admission:
         """At its place in the queue; if a promise would be broken there, without a pause of
         others, or else behind all of them."""
         timed = {f.id for f in (newcomer, *self.flights) if f.deadline_s < math.inf}
-        if not timed:
+        if not timed or self._is_no_hurry(newcomer):
             return newcomer
         places = (newcomer, replace(newcomer, is_last=True), self._behind_all(newcomer))
         for place in places:
@@ -136,6 +136,12 @@ class Admission:
         self._check_own(place, after)
         again_s = after.get(newcomer.id, self._first_end_s()) - self.now
         raise Refused("another image's promised time would be missed", again_s, "others_first")
+
+    def _is_no_hurry(self, newcomer: Flight) -> bool:
+        """All would be ready in time in any order: looking ahead could find nothing else."""
+        everybody = (*self.flights, newcomer)
+        ready_s = all_ready_s(everybody, self.limits, self.costs, self.now) + self.delay_s
+        return ready_s <= min(f.deadline_s for f in everybody)
 
     def _check_own(self, newcomer: Flight, after: dict[int, float]) -> None:
         if newcomer.deadline_s < math.inf:

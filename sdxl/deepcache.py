@@ -60,6 +60,12 @@ class StepPlan(tuple[Step, ...]):
         return tuple(itertools.accumulate((step.rows for step in self), initial=0))
 
     @cached_property
+    def deep_rows_before(self) -> tuple[int, ...]:
+        """The same of deep steps alone."""
+        deep = (step.rows if step.is_deep else 0 for step in self)
+        return tuple(itertools.accumulate(deep, initial=0))
+
+    @cached_property
     def to_deep(self) -> tuple[float, ...]:
         """From each step on, how many steps there are before the next deep one; endless after the
         last."""

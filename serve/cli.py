@@ -47,6 +47,9 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # A replica says itself what takes long while it starts.
     "RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S": "600",
+    # Every process passes its counts on so often, idle or not, where Ray has 100; Ray itself then
+    # publishes them every 10 s.
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     # 1 GiB, above any answer: ten pictures of 2048² that no PNG makes smaller are 170 MB as base64.
     # Ray's own 4 MiB ends every answer with two of 1024². What comes in has limits of its own.
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",

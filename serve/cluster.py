@@ -32,6 +32,7 @@ class ClusterWatch:
         self._rounds = 0
         """of the second thread since Ray last answered the first; no clock, which goes on while
         this process is stopped"""
+        self._controller = Controller()
         self._missed = 0
         """answers of the controller, in a row"""
         self._answered: set[int] = set()
@@ -68,7 +69,7 @@ class ClusterWatch:
             if not is_alive:
                 self._end("Ray has given up this machine")
             self._rounds = 0
-            self._judge(controller_answers())
+            self._judge(self._controller.answers())
 
     def _judge(self, answers: bool | None) -> None:
         """Ray starts another controller as soon as one is gone."""
@@ -109,17 +110,26 @@ def controllers() -> list[int]:
     return [pid for pid in descendants() if CONTROLLER in command_of(pid)]
 
 
-def controller_answers() -> bool | None:
-    """None: there is none, and Ray knows it."""
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
+class Controller:
+    """Ray Serve's, as it is asked."""
 
-    try:
-        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        ray.get(controller.check_alive.remote(), timeout=PING_S)
-    except GetTimeoutError:
-        return False
-    except (ValueError, RayError):
-        # It does not run yet, or has died and is replaced without our help.
-        return None
-    return True
+    def __init__(self) -> None:
+        self._actor: Any = None
+        """kept, for it stays the same when its process is replaced"""
+
+    def answers(self) -> bool | None:
+        """None: there is none, and Ray knows it."""
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError
+
+        try:
+            if self._actor is None:
+                self._actor = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            ray.get(self._actor.check_alive.remote(), timeout=PING_S)
+        except GetTimeoutError:
+            return False
+        except (ValueError, RayError):
+            # It does not run yet, or has died and is replaced without our help.
+            self._actor = None
+            return None
+        return True

@@ -21,6 +21,8 @@ export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
 export RAY_SERVE_USE_GRPC_BY_DEFAULT=1
 # A replica says itself what takes long while it starts.
 export RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S=600
+# Every process passes its counts on so often, idle or not; Ray's own 100 ms cost more.
+export RAY_SERVE_METRICS_EXPORT_INTERVAL_MS=1000
 # Answers may be as large as their pictures; Ray's own limit is 4 MiB.
 export RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=1073741824
 # The headers of a request are bounded before Ray's proxy holds them.

@@ -1,66 +1,74 @@
-"""Signs of life in a stream of updates: a replica that has nothing new to say says so.
+"""Whether whoever sends a stream of updates still works, where nothing new comes for long.
 
-Whoever listens can then tell one that works from one that hangs, whatever the reason: a stopped
-process, a blocked event loop, a connection that swallows everything.
+A replica checks itself between its updates. Whoever listens asks elsewhere (liveness.py) whether it
+answers at all: a stopped process, a blocked event loop, a connection that swallows everything. A
+word in every stream would say the same, at the price of a message for every order and second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-BEAT_S = 1.0
-"""A replica at work speaks at least this often."""
+CHECK_S = 1.0
+"""A replica at work checks itself at least this often."""
 SILENCE_S = 2.5
 """One that has not spoken for so long is taken to hang."""
+LOOK_S = 0.5
+"""How often one that hangs is looked at again, while nobody else could take over."""
 
 
 class Silent(Exception):
     """Nothing was heard for SILENCE_S, and somebody else could take over."""
 
 
-@dataclass(frozen=True)
-class Alive:
-    """Nothing new, and all is well."""
-
-
-async def with_beats(
-    updates: AsyncGenerator[T], check: Callable[[], None]
-) -> AsyncGenerator[T | Alive]:
-    """`updates`, and between them signs of life for as long as `check` does not raise."""
-    async with aclosing(updates), aclosing(patient(updates, BEAT_S)) as news:
+async def with_checks(updates: AsyncGenerator[T], check: Callable[[], None]) -> AsyncGenerator[T]:
+    """`updates`, for as long as `check` does not raise while one is waited for."""
+    async with aclosing(updates), aclosing(patient(updates, lambda: CHECK_S)) as news:
         async for update in news:
             if update is NOTHING:
                 check()
-            yield Alive() if update is NOTHING else update
-
-
-async def without_beats(
-    updates: AsyncIterator[T | Alive], may_leave: Callable[[], bool]
-) -> AsyncGenerator[T]:
-    """What is new in `updates`. Raises Silent where nothing at all comes any more, if `may_leave`:
-    where nobody else could take over, waiting is better."""
-    async with aclosing(patient(updates, SILENCE_S)) as news:
-        async for update in news:
-            if update is NOTHING and may_leave():
-                raise Silent
-            if update is not NOTHING and not isinstance(update, Alive):
+            else:
                 yield update
+
+
+async def while_alive(
+    updates: AsyncIterator[T], silent_s: Callable[[], float], may_leave: Callable[[], bool]
+) -> AsyncGenerator[T]:
+    """`updates`. Raises Silent where nothing was heard for long, neither here nor by `silent_s`, if
+    `may_leave`: where nobody else could take over, waiting is better."""
+    heard_s = time.monotonic()
+
+    def left_s() -> float:
+        """Until it is taken to hang."""
+        return SILENCE_S - min(time.monotonic() - heard_s, silent_s())
+
+    def wait_s() -> float:
+        left = left_s()
+        return left if left > 0 else LOOK_S
+
+    async with aclosing(patient(updates, wait_s)) as news:
+        async for update in news:
+            if update is not NOTHING:
+                heard_s = time.monotonic()
+                yield update
+            elif left_s() <= 0 and may_leave():
+                raise Silent
 
 
 NOTHING: Any = object()
 
 
-async def patient(updates: AsyncIterator[Any], wait_s: float) -> AsyncGenerator[Any]:
+async def patient(updates: AsyncIterator[Any], wait_s: Callable[[], float]) -> AsyncGenerator[Any]:
     """Each update, and NOTHING whenever none came for so long."""
     while True:
         news = asyncio.ensure_future(anext(updates))
         try:
-            while not (await asyncio.wait({news}, timeout=wait_s))[0]:
+            while not (await asyncio.wait({news}, timeout=wait_s()))[0]:
                 yield NOTHING
             update = news.result()
         except StopAsyncIteration:

@@ -23,48 +23,62 @@ class Liveness:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
         self._heard_s: dict[str, float] = {}
+        self._lost: set[str] = set()
+        self._leaving: set[str] = set()
         self._holders: OrderedDict[str, str] = OrderedDict()
 
     def heard(self, name: str) -> None:
         with self._lock:
             self._heard_s[name] = self._clock()
+            self._lost.discard(name)
 
     def lost(self, name: str) -> None:
         """It said itself, or Ray did, that nothing is to be had from it now."""
         with self._lock:
-            self._heard_s[name] = -math.inf
+            self._lost.add(name)
 
-    def keep(self, names: Collection[str]) -> None:
-        """Forget all others. Who is new has as long to speak as everybody has."""
+    def keep(self, names: Collection[str], leaving: Collection[str] = ()) -> None:
+        """Forget all others. Who is new has as long to speak as everybody has. `leaving` are those
+        that get nothing more, and still have requests."""
         with self._lock:
             now = self._clock()
-            self._heard_s = {name: self._heard_s.get(name, now) for name in names}
+            self._leaving = set(leaving) - set(names)
+            known = (*names, *self._leaving)
+            self._heard_s = {name: self._heard_s.get(name, now) for name in known}
+            self._lost.intersection_update(known)
 
     @property
     def count(self) -> int:
         """Replicas that are known."""
         with self._lock:
-            return len(self._heard_s)
+            return len(self._heard_s) - len(self._leaving)
 
     def is_silent(self, name: str) -> bool:
         return self.silent_s(name) > SILENCE_S
 
     def silent_s(self, name: str) -> float:
-        """For how long; 0 for one that is leaving, and asked no more."""
+        """For how long; endless for one that was lost, 0 for one that is not known."""
+        return math.inf if name in self._lost else self.unheard_s(name)
+
+    def unheard_s(self, name: str) -> float:
+        """Since it last answered. What fails once may have reached it all the same, and what it has
+        under way is not to be taken from it for that."""
         with self._lock:
             now = self._clock()
             return now - self._heard_s.get(name, now)
 
     @property
     def has_silent(self) -> bool:
-        return any(map(self.is_silent, list(self._heard_s)))
+        with self._lock:
+            names = self._heard_s.keys() - self._leaving
+        return any(map(self.is_silent, names))
 
     @property
     def has_any(self) -> bool:
         """Somebody answers."""
         with self._lock:
-            latest_s = max(self._heard_s.values(), default=-math.inf)
-        return self._clock() - latest_s <= SILENCE_S
+            names = self._heard_s.keys() - self._leaving
+        return not all(map(self.is_silent, names))
 
     # -- who has which request --------------------------------------------------------------
 
@@ -79,6 +93,12 @@ class Liveness:
         """It is nobody's any more."""
         with self._lock:
             self._holders.pop(request, None)
+
+    @property
+    def holders(self) -> set[str]:
+        """Those that have any."""
+        with self._lock:
+            return set(self._holders.values())
 
     def holder(self, request: str) -> str | None:
         with self._lock:

@@ -26,7 +26,7 @@ from ray.serve.exceptions import (
 from serve import errors
 from serve.errors import Problem
 from serve.fleet import liveness
-from serve.fleet.beats import SILENCE_S, Silent, without_beats
+from serve.fleet.beats import SILENCE_S, Silent, while_alive
 from serve.orders import Done, ImageOrder, ModelCard, PromptFacts, Queued, Update
 
 log = logging.getLogger(__name__)
@@ -186,9 +186,15 @@ async def attempt(
     """One replica's updates, up to one of the type `last`. Leaving earlier cancels the call; so
     does a replica that says nothing any more, while another one answers."""
     call = method.remote(asked)
-    is_over = False
+    name, is_over = call_name(call), False
+
+    def silent_s() -> float:
+        holder = known.holder(name)
+        return math.inf if holder is None else known.unheard_s(holder)
+
     try:
-        async with aclosing(without_beats(aiter(call), lambda: known.has_any)) as updates:
+        alive = while_alive(aiter(call), silent_s, lambda: known.has_any)
+        async with aclosing(alive) as updates:
             async for update in updates:
                 if isinstance(update, Problem):
                     is_over = True
@@ -196,8 +202,15 @@ async def attempt(
                 is_over = isinstance(update, last)
                 yield update
     finally:
+        known.left(name)
         if not is_over:
             call.cancel()
+
+
+def call_name(call: Any) -> str:
+    """By which the router says who has it. Ray's `request_id` is that of the HTTP request, of which
+    several calls may come."""
+    return str(call._request_metadata.internal_request_id)
 
 
 async def gather(handle: Any, method: str) -> list[Any]:

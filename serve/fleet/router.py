@@ -43,6 +43,8 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         self._liveness = liveness.of_deployment(self._deployment_id.name)
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._known: dict[ReplicaID, RunningReplica] = {}
+        """those that are asked: the running ones, and who leaves but has not finished"""
         self._node = ray.get_runtime_context().get_node_id()
 
     async def choose_replicas(
@@ -74,8 +76,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         asked = pending_request.metadata
         if asked.call_method in METHODS:
             self._sent[replica_id].append(time.time())
-        if asked.is_http_request:
-            self._liveness.took(asked.request_id, replica_id.unique_id)
+        name = asked.request_id if asked.is_http_request else asked.internal_request_id
+        if asked.is_http_request or asked.call_method in METHODS:
+            self._liveness.took(name, replica_id.unique_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
@@ -86,11 +89,18 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
     async def _keep_asking(self, like: RequestMetadata) -> None:
         """On the same way as orders take: a connection that swallows everything shows."""
         while True:
-            replicas = dict(self.curr_replicas)
-            self._liveness.keep({id_.unique_id for id_ in replicas})
+            replicas, holders = dict(self.curr_replicas), self._liveness.holders
+            leaving = {
+                id_: replica
+                for id_, replica in self._known.items()
+                if id_ not in replicas and id_.unique_id in holders
+            }
+            self._known = {**replicas, **leaving}
+            names, left = ({id_.unique_id for id_ in each} for each in (replicas, leaving))
+            self._liveness.keep(names, left)
             self._told = {id_: told for id_, told in self._told.items() if id_ in replicas}
             self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
-            for id_, replica in replicas.items():
+            for id_, replica in self._known.items():
                 # One that hangs is not asked again before it has answered.
                 if id_ not in self._asked:
                     self._asked[id_] = asyncio.create_task(self._ask(replica, like))
@@ -98,7 +108,22 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
 
     async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:
         id_, name = replica.replica_id, replica.replica_id.unique_id
-        own = f"{name}-{time.monotonic_ns()}"
+        try:
+            told = await self._send(replica, like)
+        except Exception as error:
+            log.debug("%s does not answer: %s", name, type(error).__name__)
+            if id_ in self.curr_replicas:
+                # Whatever it is instead: no order would fare better.
+                self._liveness.lost(name)
+            else:
+                # It has left, or takes no more questions.
+                self._known.pop(id_, None)
+        else:
+            self._told[id_] = told
+            self._liveness.heard(name)
+
+    async def _send(self, replica: RunningReplica, like: RequestMetadata) -> Mapping[str, float]:
+        own = f"{replica.replica_id.unique_id}-{time.monotonic_ns()}"
         metadata = replace(
             like,
             request_id=own,
@@ -109,15 +134,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             tracing_context=None,
         )
         question = PendingRequest(args=[], kwargs={}, metadata=metadata, resolved=True)
-        try:
-            told = await replica.try_send_request(question, with_rejection=False).get_async()
-        except Exception as error:
-            # Whatever it is instead: no order would fare better.
-            log.debug("%s does not answer: %s", name, type(error).__name__)
-            self._liveness.lost(name)
-        else:
-            self._told[id_] = told
-            self._liveness.heard(name)
+        told: Mapping[str, float]
+        told = await replica.try_send_request(question, with_rejection=False).get_async()
+        return told
 
 
 def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> float:
@@ -131,9 +150,11 @@ def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> fl
     return left_s + len(sent) * stats["each_s"]
 
 
+TOLD_PERIOD_S = 10.0
+"""Ray's controller asks, too, and sends what is new to every process that routes. It is of use only
+until a router has asked by itself: half a second."""
 _SETTINGS: dict[str, Any] = {
     "request_router_class": f"{__name__}:{EarliestFinishRouter.__name__}",
-    # Until a router has asked by itself.
-    "request_routing_stats_period_s": 0.5,
+    "request_routing_stats_period_s": TOLD_PERIOD_S,
 }
 ROUTING = RequestRouterConfig(**_SETTINGS)

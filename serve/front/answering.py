@@ -91,7 +91,7 @@ async def taken_on(
 async def commented(text: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     """`text`, and a comment, which clients pass over, wherever it pauses: proxies and clients take
     a connection for dead on which nothing comes for a minute or so."""
-    async with aclosing(text), aclosing(patient(text, COMMENT_S)) as parts:
+    async with aclosing(text), aclosing(patient(text, lambda: COMMENT_S)) as parts:
         async for part in parts:
             yield COMMENT if part is NOTHING else part
 

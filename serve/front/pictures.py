@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+SMALL_BYTES = 256 * 1024
+"""An answer that is sent whole. Each part of one is a message from process to process, which costs
+more than a copy of so little."""
 EMPTY = re.compile(rb'("b64_json": ?)""')
 """Nothing else of a JSON text looks so: inside a string every quote has a backslash before it."""
 
@@ -31,17 +34,21 @@ def length(text: bytes, files: Sequence[bytes]) -> int:
 
 
 class PicturesResponse(Response):
-    """Sends the parts one by one: there is never a second copy of them all."""
+    """Sends the parts of a large answer one by one: there is never a second copy of them all."""
 
     def __init__(self, text: bytes, files: Sequence[bytes]) -> None:
         self.text, self.files = text, files
-        super().__init__(
-            headers={"content-length": str(length(text, files))}, media_type="application/json"
-        )
+        bytes_ = length(text, files)
+        self.is_small = bytes_ <= SMALL_BYTES
+        super().__init__(headers={"content-length": str(bytes_)}, media_type="application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
+        if self.is_small:
+            body = b"".join(filled(self.text, self.files))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            return
         for part in filled(self.text, self.files):
             await send({"type": "http.response.body", "body": part, "more_body": True})
             # Others have their turn, and what is sent may leave before the next is encoded.

@@ -18,7 +18,7 @@ from typing import Any
 
 from serve import errors, logs
 from serve.errors import Problem
-from serve.fleet.beats import Alive, with_beats
+from serve.fleet.beats import with_checks
 from serve.fleet.identity import labelled, replica_name
 from serve.llm.asks import Ask, LlmCard, Update
 from serve.llm.speaker import Speaker
@@ -63,13 +63,13 @@ class LlmReplica:
         message = "The language model does not load; the server's log says why."
         self.problem = Problem(503, message, None, FAILED, 60.0)
 
-    async def generate(self, ask: Ask) -> AsyncGenerator[Update | Alive | Problem]:
+    async def generate(self, ask: Ask) -> AsyncGenerator[Update | Problem]:
         if self.speaker is None:
             yield self.problem
             return
         try:
             said = self.speaker.generate(ask)
-            async with aclosing(with_beats(said, self.speaker.engine.check_health)) as updates:
+            async with aclosing(with_checks(said, self.speaker.engine.check_health)) as updates:
                 async for update in updates:
                     yield update
         except Problem as problem:

@@ -16,7 +16,7 @@ from typing import Any
 from serve import errors, logs
 from serve.errors import Problem
 from serve.fleet import autoscaling
-from serve.fleet.beats import Alive, with_beats
+from serve.fleet.beats import with_checks
 from serve.fleet.identity import labelled, replica_name
 from serve.orders import ImageOrder, ModelCard, PromptFacts, Update
 from serve.settings import ServeSettings
@@ -51,13 +51,13 @@ class ImageReplica:
         self.worker.start()
         self.model = settings.model_name
 
-    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update | Alive | Problem]:
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update | Problem]:
         if order.model and order.model != self.model:
             yield errors.other_model()
             return
         try:
             made = self.worker.generate(order)
-            async with aclosing(with_beats(made, self.worker.check_health)) as updates:
+            async with aclosing(with_checks(made, self.worker.check_health)) as updates:
                 async for update in updates:
                     yield update
         except Exception as error:

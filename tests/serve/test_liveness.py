@@ -41,3 +41,28 @@ def test_who_is_gone_is_forgotten_and_who_is_new_has_time_to_speak() -> None:
     assert not known.is_silent("new") and known.has_any
     assert not known.is_silent("unheard of")
     assert not Liveness(clock).has_any
+
+
+def test_what_failed_once_makes_one_come_last_and_takes_nothing_from_it() -> None:
+    clock = Clock()
+    known = Liveness(clock)
+    known.heard("a")
+    clock.now += 0.3
+    known.lost("a")
+    assert known.is_silent("a") and round(known.unheard_s("a"), 6) == 0.3
+    known.heard("a")
+    assert not known.is_silent("a")
+
+
+def test_who_leaves_is_listened_to_for_what_it_still_has_but_takes_nothing_over() -> None:
+    clock = Clock()
+    known = Liveness(clock)
+    known.took("order", "leaving")
+    assert known.holders == {"leaving"}
+    known.keep({"hangs"}, {"leaving"})
+    clock.now += 100
+    known.heard("leaving")
+    assert known.unheard_s("leaving") == 0 and known.unheard_s("hangs") == 100
+    assert not known.has_any and known.count == 1
+    known.left("order")
+    assert known.holders == set()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -17,7 +18,6 @@ from sdxl.params import GenerationParams, Sizes
 from serve import errors
 from serve.errors import Problem
 from serve.fleet import beats, liveness, replicas
-from serve.fleet.beats import Alive
 from serve.fleet.replicas import ATTEMPTS, Replicas
 from serve.llm.asks import Ended
 from serve.orders import Done, ImageOrder, ImageProgress, ModelCard, Queued
@@ -36,6 +36,7 @@ class Answer:
 
     def __init__(self, script: Sequence[Any]) -> None:
         self.script, self.is_cancelled = script, False
+        self._request_metadata = SimpleNamespace(internal_request_id=f"call {id(self)}")
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         for item in self.script:
@@ -182,7 +183,7 @@ def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> No
             ended.append("talk")
 
     async def listen(updates: AsyncGenerator[int]) -> None:
-        async with aclosing(updates), aclosing(beats.patient(updates, 10.0)) as heard:
+        async with aclosing(updates), aclosing(beats.patient(updates, lambda: 10.0)) as heard:
             async for _ in heard:
                 pass
 
@@ -227,20 +228,81 @@ def test_a_silent_replica_is_waited_for_where_nobody_else_answers() -> None:
     assert isinstance(asyncio.run(updates_of(handle))[-1], Done) and len(handle.asked) == 1
 
 
-@pytest.mark.usefixtures("quick")
-def test_signs_of_life_are_heard_and_not_passed_on() -> None:
-    class Beating(Answer):
-        async def __aiter__(self) -> AsyncIterator[Any]:
-            for _ in range(10):
-                await asyncio.sleep(0.02)
-                yield Alive()
-            async for update in super().__aiter__():
-                yield update
+class Held(Answer):
+    """Nothing comes for six times as long as may be silent, while the router knows who has it."""
 
-    handle = Handle([Queued(0), done(ORDER)], kind=Beating)
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        known = liveness.of_deployment(self.script[0])
+        known.took(self._request_metadata.internal_request_id, self.script[1])
+        await asyncio.sleep(0.3)
+        for update in self.script[2:]:
+            yield update
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_answers_is_left_its_order_however_long_nothing_is_new() -> None:
+    handle = Handle(kind=Held)
+    handle.scripts = [[handle.deployment_name, "busy", Queued(0), done(ORDER)]]
     heard(handle)
-    assert [type(u) for u in asyncio.run(updates_of(handle))] == [Queued, Done]
+
+    async def scenario() -> list[Any]:
+        asking = asyncio.create_task(answer_all_the_time(handle, "busy"))
+        try:
+            return await updates_of(handle)
+        finally:
+            asking.cancel()
+
+    assert [type(u) for u in asyncio.run(scenario())] == [Queued, Done]
     assert len(handle.asked) == 1
+    name = handle.answers[0]._request_metadata.internal_request_id
+    assert liveness.of_deployment(handle.deployment_name).holder(name) is None
+
+
+async def answer_all_the_time(handle: Handle, name: str) -> None:
+    while True:
+        liveness.of_deployment(handle.deployment_name).heard(name)
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_that_does_not_answer_any_more_loses_its_order_to_another() -> None:
+    handle = Handle(kind=Held)
+    name = handle.deployment_name
+    handle.scripts = [[name, "hangs"], [name, "another", Queued(0), done(ORDER)]]
+    liveness.of_deployment(name).heard("hangs")
+
+    async def scenario() -> list[Any]:
+        asking = asyncio.create_task(answer_all_the_time(handle, "another"))
+        try:
+            return await updates_of(handle)
+        finally:
+            asking.cancel()
+
+    assert [type(u) for u in asyncio.run(scenario())] == [Queued, Done]
+    assert handle.answers[0].is_cancelled and len(handle.asked) == 2
+
+
+def test_a_replica_that_is_not_well_says_so_between_two_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beats, "CHECK_S", 0.02)
+
+    async def never() -> AsyncGenerator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    def check() -> None:
+        raise Problem(503, code="unhealthy")
+
+    async def scenario() -> list[int]:
+        said: list[int] = []
+        with pytest.raises(Problem):
+            async with aclosing(beats.with_checks(never(), check)) as updates:
+                async for update in updates:
+                    said.append(update)
+        return said
+
+    assert asyncio.run(scenario()) == [1]
 
 
 def test_a_card_is_asked_of_another_where_one_does_not_answer(

@@ -1,0 +1,89 @@
+"""Whom a router asks whether it works: who gets orders, and who leaves until it has finished."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from serve.fleet import liveness
+from serve.fleet.liveness import Liveness
+from serve.fleet.router import EarliestFinishRouter
+
+
+@dataclass(frozen=True)
+class Id:
+    unique_id: str
+
+
+class Asked:
+    """Stands for Ray's replica."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = Id(name)
+        self.count, self.fails = 0, False
+
+
+class Router(EarliestFinishRouter):
+    """Ray's part left out."""
+
+    def __init__(self, *replicas: Asked) -> None:
+        self.running = {each.replica_id.unique_id: each for each in replicas}
+        self._told, self._asked, self._known = {}, {}, {}
+        self._liveness = Liveness()
+
+    @property
+    def curr_replicas(self) -> Any:
+        return {each.replica_id: each for each in self.running.values()}
+
+    async def _send(self, replica: Any, like: Any) -> Any:
+        replica.count += 1
+        if replica.fails:
+            raise ConnectionError
+        return {}
+
+
+async def passes(router: Router, count: int) -> None:
+    asking = asyncio.create_task(router._keep_asking(None))  # type: ignore[arg-type]
+    await asyncio.sleep(count * liveness.ASK_PERIOD_S * 1.2)
+    assert not asking.done(), asking.exception()
+    asking.cancel()
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Router:
+    monkeypatch.setattr(liveness, "ASK_PERIOD_S", 0.02)
+    return Router(Asked("a"), Asked("b"))
+
+
+def test_one_that_leaves_is_asked_until_it_has_finished(router: Router) -> None:
+    async def scenario() -> None:
+        router._liveness.took("order", "a")
+        await passes(router, 3)
+        leaving = router.running.pop("a")
+        before = leaving.count
+        await passes(router, 5)
+        assert leaving.count > before, "nobody asks it any more"
+        assert router._liveness.count == 1
+        router._liveness.left("order")
+        await passes(router, 1)
+        before = leaving.count
+        await passes(router, 5)
+        assert leaving.count == before, "it has finished and is asked all the same"
+
+    asyncio.run(scenario())
+
+
+def test_one_that_has_left_and_takes_no_questions_is_forgotten(router: Router) -> None:
+    async def scenario() -> None:
+        router._liveness.took("order", "a")
+        await passes(router, 3)
+        leaving = router.running.pop("a")
+        leaving.fails = True
+        await passes(router, 5)
+        assert router._liveness.unheard_s("a") == 0 and not router._liveness.is_silent("a")
+        assert not any(id_.unique_id == "a" for id_ in router._known)
+
+    asyncio.run(scenario())
