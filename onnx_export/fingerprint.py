@@ -20,6 +20,7 @@ LIBRARIES = ("torch", "onnxscript", "onnx_ir", "diffusers", "transformers")
 SOURCES = (
     "onnx_export/binding.py",
     "onnx_export/calibration.py",
+    "onnx_export/channel_limits.py",
     "onnx_export/prompts.py",
     "onnx_export/lora.py",
     "onnx_export/mean_calibrator.py",

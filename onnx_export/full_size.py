@@ -27,7 +27,8 @@ MIB, GIB = 2**20, 2**30
 GPU, BACKEND = "l40s", "tensorrt-rtx"
 PRECISIONS = ("fp16", *RECIPES)
 SIDE = 512
-CALIBRATION = ("--calibration-count", "2", "--calibration-size", str(SIDE))
+CALIBRATION = ("--calibration-count", "4", "--calibration-size", "256")
+"""Half the arithmetic of two prompts at 512²; the check's prompt and size are not among them."""
 PICTURE = ("--check-prompts", "1", "--check-steps", "2", "--check-size", str(SIDE))
 NOISE_BOUNDS = STEP_BOUNDS
 """of the noise that a deep and a shallow step find, as relative L2 from float32"""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from onnx_export.calibration import StepClock
+from onnx_export.channel_limits import limit_calibrator
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.recipes import Recipe, Rule, matching
 
@@ -107,6 +108,8 @@ def _entries(recipe: Recipe, rules: Mapping[str, Rule], clock: StepClock) -> lis
             inputs: dict[str, Any] = {"num_bits": bits, "axis": None}
             if rule.statistic == "min-mean":
                 inputs["calibrator"] = mean_calibrator(clock)
+            if rule.smoothing is not None:
+                inputs["calibrator"] = limit_calibrator(rule.headroom)
             weight = {"num_bits": bits, "axis": 0}
             entries.append({"quantizer_name": f"{name}.weight_quantizer", "cfg": weight})
             entries.append({"quantizer_name": f"{name}.input_quantizer", "cfg": inputs})
