@@ -85,7 +85,7 @@ def stem_of(id_: str) -> str:
 
 
 def bounded(stem: str, id_: str) -> str:
-    """The stem, or where no file could have it as its name, its beginning and a digest of the id."""
+    """The stem, or where no file could have it as its name, its beginning and the id's digest."""
     if len(stem) <= MAX_NAME:
         return stem
     # Longer than any that is whole, and so the name of no other id.
