@@ -44,6 +44,8 @@ TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
 FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
 ROWS = (2, 16, 32)
 PRODUCTS = ("_product", "_tma_product")
+FACTORS = {**dict.fromkeys(PRODUCTS, "x"), "_attention": "query"}
+"""the parameter that says what a kernel on tensor cores multiplies"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Form:
 
     @property
     def number(self) -> str:
-        given = dict(self.signature).get("x" if self.kernel in PRODUCTS else "out", "*fp32")
+        given = dict(self.signature).get(FACTORS.get(self.kernel, "out"), "*fp32")
         return "*" + given.removeprefix("tensordesc<").partition("[")[0].removeprefix("*")
 
 
@@ -196,10 +198,11 @@ def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
     usual: set[tuple[Any, ...]] = set()
     for form, kernel in forms(arch, only_products).items():
         constants = dict(form.constants)
-        kind = (form.number, constants.get("TAPS"), constants.get("HAS_RESIDUAL"))
+        given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED", "HEAD")
+        kind = (form.number, *(constants.get(name) for name in given))
         if not only_products:
             yield form, kernel
-        elif form.kernel in PRODUCTS and kind not in usual:
+        elif form.kernel in FACTORS and kind not in usual:
             usual.add(kind)
             yield form, kernel
 
