@@ -69,15 +69,16 @@ def _tma_product(
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     target = right + tl.arange(0, N)
     is_there = target < out_channels
-    pixel = down + tl.arange(0, M)
-    inside = pixel < count
     if IS_TURNED:
         # The layer's channels are the lines of the result.
-        value = total.to(tl.float32) * tl.load(scale + pixel, mask=inside, other=0.0)[:, None]
-        value += tl.load(bias + pixel, mask=inside, other=0.0)[:, None]
+        line = down + tl.arange(0, M)
+        value = total.to(tl.float32) * tl.load(scale + line, mask=line < count, other=0.0)[:, None]
+        value += tl.load(bias + line, mask=line < count, other=0.0)[:, None]
     else:
         value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
         value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    pixel = down + tl.arange(0, M)
+    inside = pixel < count
     if TAPS == 9:
         # From places in the bordered map to those in a plain one.
         left, line = pixel % (width + 1), pixel // (width + 1)
