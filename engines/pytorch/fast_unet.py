@@ -106,6 +106,15 @@ class AddNorm(nn.Module):
         return x, eight_bit.stored(value) if eight_bit else value
 
 
+def shortcut_of(layer: Any, x: Tensor) -> Tensor:
+    """x by way of a block's 1×1 convolution, if it has one: as a product of tokens, which ends with
+    the bias where PyTorch gives a convolution's a pass of its own."""
+    if layer is None:
+        return x
+    tokens = F.linear(tokens_of(x), layer.weight.flatten(1), layer.bias)
+    return map_of(tokens, x.shape[2:])
+
+
 class ResBlock(nn.Module):
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -121,7 +130,7 @@ class ResBlock(nn.Module):
         """As in `networks.unet`: what does not depend on the time."""
         x = x.contiguous(memory_format=torch.channels_last)
         hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
-        return hidden, x if self.shortcut is None else self.shortcut(x)
+        return hidden, shortcut_of(self.shortcut, x)
 
     def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
         time = self.time_emb_proj(F.silu(embedding))
@@ -230,12 +239,17 @@ class Transformer(nn.Module):
             tokens, added = block(tokens, added, encoder_hidden_states)
         total = added_for(self.proj_out, tokens, added)
         out = apply(self.proj_out, total, like=x, residual=tokens_of(x))
-        return (out.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2),)
+        return (map_of(out, x.shape[2:]),)
 
 
 def tokens_of(x: Tensor) -> Tensor:
     """Of a map, which moves nothing where it is channels-last."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def map_of(tokens: Tensor, sides: torch.Size) -> Tensor:
+    """Channels-last."""
+    return tokens.unflatten(1, sides).permute(0, 3, 1, 2)
 
 
 def added_for(layer: nn.Module, x: Tensor, added: Tensor | None) -> Tensor:

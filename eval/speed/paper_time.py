@@ -158,9 +158,9 @@ def works_of(network: str, precision: str, rows: int, side: int = 1024) -> tuple
 
 
 @cache
-def works_of_a_picture(side: int = 1024) -> tuple[KernelWork, ...]:
+def works_of_a_picture(precision: str, side: int = 1024) -> tuple[KernelWork, ...]:
     """Of decoding one."""
-    module, latents = decoder(), latents_of(1, side // 8)
+    module, latents = decoder(precision), latents_of(1, side // 8)
     return tuple(work_of(module, lambda: module(latents)))
 
 
@@ -172,7 +172,7 @@ def images_per_second(gpu: PaperGpu, precision: str, rows: int, deep: int, shall
         for name, count in calls.items()
         if count
     )
-    decoding = total_s(costs(works_of_a_picture(), gpu))
+    decoding = total_s(costs(works_of_a_picture(precision), gpu))
     return 1 / (ticks / (rows // 2) + decoding + OTHER_S)
 
 
@@ -189,7 +189,10 @@ def report(
             for network in UNETS
             for precision in precisions
         }
-        | {"decoding": milliseconds(works_of_a_picture(), gpu)},
+        | {
+            f"{precision} decoding": milliseconds(works_of_a_picture(precision), gpu)
+            for precision in precisions
+        },
         "assumed": [
             gpu.source,
             *(f"{rate_name(key)}: {rate}" for key, rate in RATES.items()),

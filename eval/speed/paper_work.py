@@ -36,6 +36,8 @@ OUR_PRODUCTS = ("_product", "_tma_product")
 OUR_ATTENTION = "_attention"
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 CONVOLVE = torch.ops.aten.convolution.default
+BIAS = 2
+"""its place among a convolution's arguments"""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,12 @@ class Recorder(TorchDispatchMode):
                     self.weights[id(out)] = out, self.weights[id(tensor)][1]
         elif not str(func).startswith(ALLOCATING):
             results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-            self.found.append(
-                work_of_operator(func, args, kwargs or {}, out, results, self.weights)
-            )
+            work = work_of_operator(func, args, kwargs or {}, out, results, self.weights)
+            self.found.append(work)
+            if func is CONVOLVE and args[BIAS] is not None:
+                # PyTorch adds it to what cuDNN found, in a pass of its own.
+                moved = 2 * moved_bytes(results)
+                self.found.append(KernelWork(MEMORY, "memory", False, 16, 0, moved))
         return out
 
 
@@ -131,7 +136,9 @@ def work_of_operator(
     depth = round(flops / 2 / result.numel())
     shape = result.numel() // columns, columns
     unit: Unit = "convolution" if is_convolution else "product"
-    return KernelWork(group_of(name), unit, False, bits, flops, moved, depth, shape)
+    # Without a weight it is of two things that were computed.
+    group = group_of(name) if name else ATTENTION
+    return KernelWork(group, unit, False, bits, flops, moved, depth, shape)
 
 
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:

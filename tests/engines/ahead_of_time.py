@@ -105,7 +105,8 @@ def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
                 for name in UNETS:
                     yield from launches_of(name, precision, rows)
         if not only_products:
-            yield from launches_of_a_picture()
+            for precision in PRECISIONS:
+                yield from launches_of_a_picture(precision)
         # Where PyTorch's own FP8 product is not there, ours takes its place.
         with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
             yield from launches_of("unet_deep", "fp8", ROWS[1])
