@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from engines.pytorch.eight_bit import EightBit
-from engines.pytorch.joined_layers import round_alike
 from engines.pytorch.kernel_switch import attentions, has_kernels
 
 NUMBER = torch.float8_e4m3fn
@@ -25,10 +24,7 @@ SPREAD = 256.0
 
 def suits(layers: Sequence[nn.Module], reader: nn.Module) -> bool:
     """Whether attention may run so between these projections and the layer that reads it."""
-    if not all(isinstance(layer, EightBit) for layer in (*layers, reader)):
-        return False
-    first, *others = layers
-    return all(round_alike(first, other) for other in others)
+    return all(isinstance(layer, EightBit) for layer in (*layers, reader))
 
 
 def fits(stored: Tensor, heads: int) -> bool:

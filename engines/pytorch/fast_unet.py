@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.pytorch.eight_bit import EightBit
 from engines.pytorch.eight_bit_attention import attended, fits, suits
-from engines.pytorch.joined_layers import joined
+from engines.pytorch.joined_layers import alike, joined
 from engines.pytorch.kernel_switch import has_kernels, kernels
 from sdxl.networks.attention import Text, attend, ready
 
@@ -149,7 +149,8 @@ class Attention(nn.Module):
         self.joint = self.pair = None
         # Beside a joint layer their weights would lie in memory twice.
         if layer is None and kernel is None and suits(projections, self.to_out):
-            self.pair, self.to_v = joined(projections[:2]), projections[2]
+            *pair, self.to_v = alike(projections)
+            self.pair = joined(pair)
         elif layer is None:
             self.joint = joined(projections)
         if self.joint is None and self.pair is None:
