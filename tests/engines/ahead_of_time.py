@@ -43,6 +43,8 @@ TYPES = {
 TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
 FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
 ROWS = (2, 16, 32)
+UNEVEN = 896
+"""a side whose tokens fill no whole number of attention's tiles"""
 PRODUCTS = ("_product", "_tma_product")
 FACTORS = {**dict.fromkeys(PRODUCTS, "x"), "_attention": "query"}
 """the parameter that says what a kernel on tensor cores multiplies"""
@@ -100,6 +102,8 @@ def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
     with patch.object(triton_tma_product, "has_tma", lambda _: has_tma):
         if only_products:
             yield from launches_of("unet_deep", "int8", ROWS[1])
+        uneven = launches_of("unet_deep", "fp8", ROWS[1], UNEVEN)
+        yield from (each for each in uneven if each.name == "_attention")
         for precision in () if only_products else PRECISIONS:
             for rows in ROWS:
                 for name in UNETS:
@@ -199,7 +203,7 @@ def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
     usual: set[tuple[Any, ...]] = set()
     for form, kernel in forms(arch, only_products).items():
         constants = dict(form.constants)
-        given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED", "HEAD")
+        given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED", "HAS_TAIL")
         kind = (form.number, *(constants.get(name) for name in given))
         if not only_products:
             yield form, kernel
