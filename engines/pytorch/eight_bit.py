@@ -92,8 +92,9 @@ class EightBit(nn.Module):
 
     def product(self, stored: Tensor, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         if not has_kernels(stored):
-            return self._reference(stored, residual).to(dtype)
-        is_linear = self.weight.dim() == 2 and residual is None
+            return in_type(self._reference(stored, residual), dtype)
+        # PyTorch's own gives halves and floats.
+        is_linear = self.weight.dim() == 2 and residual is None and dtype not in LARGEST
         if is_linear and self.number != torch.int8 and has_scaled_mm(stored.device, dtype):
             return self._scaled_mm(stored, dtype)
         found: Tensor = products().product(
@@ -104,6 +105,13 @@ class EightBit(nn.Module):
             dtype,
             None if residual is None else _channels_last(residual),
         )
+        return found
+
+    def turned(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of tokens, [out, rows, tokens]: each channel's tokens side by side."""
+        if not has_kernels(stored):
+            return in_type(self._reference(stored, None), dtype).permute(2, 0, 1)
+        found: Tensor = products().turned_product(stored, self.weight, self.scale, self.bias, dtype)
         return found
 
     def _scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
@@ -126,6 +134,12 @@ class EightBit(nn.Module):
         else:
             out = F.conv2d(stored.float(), weight.permute(0, 3, 1, 2), self.bias, padding=1)
         return out if residual is None else out + residual.float()
+
+
+def in_type(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """As our kernels store it: what is too large for E4M3 is the largest."""
+    largest = LARGEST.get(dtype)
+    return (value if largest is None else value.clamp(-largest, largest)).to(dtype)
 
 
 class Flagged(nn.Module):

@@ -9,7 +9,7 @@ not know it leaves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.pytorch.eight_bit import EightBit
+from engines.pytorch.eight_bit_attention import attended, fits, suits
+from engines.pytorch.joined_layers import alike, joined
 from engines.pytorch.kernel_switch import has_kernels, kernels
 from sdxl.networks.attention import Text, attend, ready
 
@@ -104,6 +106,15 @@ class AddNorm(nn.Module):
         return x, eight_bit.stored(value) if eight_bit else value
 
 
+def shortcut_of(layer: Any, x: Tensor) -> Tensor:
+    """x by way of a block's 1×1 convolution, if it has one: as a product of tokens, which ends with
+    the bias where PyTorch gives a convolution's a pass of its own."""
+    if layer is None:
+        return x
+    tokens = F.linear(tokens_of(x), layer.weight.flatten(1), layer.bias)
+    return map_of(tokens, x.shape[2:])
+
+
 class ResBlock(nn.Module):
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -119,7 +130,7 @@ class ResBlock(nn.Module):
         """As in `networks.unet`: what does not depend on the time."""
         x = x.contiguous(memory_format=torch.channels_last)
         hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
-        return hidden, x if self.shortcut is None else self.shortcut(x)
+        return hidden, shortcut_of(self.shortcut, x)
 
     def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
         time = self.time_emb_proj(F.silu(embedding))
@@ -135,9 +146,14 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.to_out, self.layer = attention.heads, attention.to_out[0], layer
         projections = [attention.to_q, attention.to_k, attention.to_v]
-        self.joint = joined(projections) if layer is None else None
-        if self.joint is None:
-            # Beside a joint layer their weights would lie in memory twice.
+        self.joint = self.pair = None
+        # Beside a joint layer their weights would lie in memory twice.
+        if layer is None and kernel is None and suits(projections, self.to_out):
+            *pair, self.to_v = alike(projections)
+            self.pair = joined(pair)
+        elif layer is None:
+            self.joint = joined(projections)
+        if self.joint is None and self.pair is None:
             self.to_q, self.to_k, self.to_v = projections
         others = (backend for name, backend in ATTENTION.items() if name != kernel)
         self.order = None if kernel is None else [ATTENTION[kernel], *others]
@@ -145,10 +161,13 @@ class Attention(nn.Module):
     @property
     def reads(self) -> nn.Module | None:
         """The layer that its input is made for; None where several read it, each in its own way."""
-        return self.joint if self.layer is None else self.to_q
+        return self.joint or self.pair if self.layer is None else self.to_q
 
     def forward(self, normed: Tensor, x: Tensor, text: Text = ()) -> Sum:
         """x, which is `normed`, and what attention finds."""
+        if self.pair is not None and fits(normed, self.heads):
+            found = attended(self.pair, self.to_v, normed, self.heads, self.to_out)
+            return added_to(x, self.to_out, found)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
             found = attend(*self._projected(normed, x, text), self.heads)
         return added_to(x, self.to_out, added_for(self.to_out, found, None))
@@ -159,6 +178,9 @@ class Attention(nn.Module):
         if self.joint is not None:
             query, key, value = apply(self.joint, x, like).chunk(3, dim=-1)
             return query, key, value
+        if self.pair is not None:
+            query, key = apply(self.pair, x, like).chunk(2, dim=-1)
+            return query, key, apply(self.to_v, x, like)
         return self.to_q(x), self.to_k(x), self.to_v(x)
 
 
@@ -218,7 +240,7 @@ class Transformer(nn.Module):
             tokens, added = block(tokens, added, encoder_hidden_states)
         total = added_for(self.proj_out, tokens, added)
         out = apply(self.proj_out, total, like=x, residual=tokens_of(x))
-        return (out.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2),)
+        return (map_of(out, x.shape[2:]),)
 
 
 def tokens_of(x: Tensor) -> Tensor:
@@ -226,35 +248,16 @@ def tokens_of(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
+def map_of(tokens: Tensor, sides: torch.Size) -> Tensor:
+    """Channels-last."""
+    return tokens.unflatten(1, sides).permute(0, 3, 1, 2)
+
+
 def added_for(layer: nn.Module, x: Tensor, added: Tensor | None) -> Tensor:
     """The sum as the layer reads it."""
     if isinstance(layer, EightBit):
         return layer.stored(x, added)
     return x if added is None else x + added
-
-
-def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
-    """One layer for several that read the same input; None where they round it differently."""
-    if all(isinstance(layer, EightBit) for layer in layers):
-        first, *others = layers
-        if not all(_round_alike(first, other) for other in others):
-            return None
-        weight, scale, bias = (
-            torch.cat([getattr(layer, name) for layer in layers])
-            for name in ("weight", "scale", "bias")
-        )
-        return EightBit(weight, scale, first.steps, bias, first.flags)  # type: ignore[arg-type]
-    if not all(isinstance(layer, nn.Linear) and layer.bias is None for layer in layers):
-        return None
-    weight = torch.cat([layer.weight for layer in layers])  # type: ignore[misc]
-    joint = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    joint.weight = nn.Parameter(weight, requires_grad=False)
-    return joint
-
-
-def _round_alike(one: Any, other: Any) -> bool:
-    """Layers of the same input; without numbers, on the meta device, they count as alike."""
-    return bool(one.steps.is_meta or torch.equal(one.steps, other.steps))
 
 
 def rearrange(unet: Any, attention: str | None = None) -> None:

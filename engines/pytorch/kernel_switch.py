@@ -29,3 +29,9 @@ def products() -> ModuleType:
     import engines.pytorch.triton_product as found
 
     return found
+
+
+def attentions() -> ModuleType:
+    import engines.pytorch.triton_attention as found
+
+    return found

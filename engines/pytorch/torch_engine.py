@@ -20,6 +20,7 @@ from engines.cuda.gpus import local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
 from engines.pytorch.eight_bit import flagged, quantise
+from engines.pytorch.eight_bit_decoder import has_number, put_decoder_layers
 from engines.pytorch.kernel_switch import products
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
@@ -84,11 +85,9 @@ def load_torch(
             is_compiled = options.compile and part == "unet"
             runs: Any = torch.compile(placed) if is_compiled else placed
             engines[name] = TorchEngine(specs[name], runs)
-    if options.rearranged:
-        from engines.pytorch.fast_vae import rearrange_decoder
-
-        decoder: Any = engines["vae_decoder"]
-        rearrange_decoder(decoder.module.decoder)
+    decoder: Any = engines["vae_decoder"]
+    # In their places already: a change of type would change the numbers'.
+    _fit_decoder(decoder.module.decoder, options, is_eight_bit=bool(numbers))
     if is_cuda and options.graphs:
         # Apart from the loop's: a picture is decoded while others are denoised, and what was
         # captured into one pool must not run at the same time.
@@ -147,6 +146,15 @@ def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn
 
         rearrange(unet, None if options.attention == "auto" else options.attention)
     return unet
+
+
+def _fit_decoder(decoder: Any, options: TorchOptions, *, is_eight_bit: bool) -> None:
+    if is_eight_bit and options.fp8_decoder and has_number(decoder.conv_in.weight.device):
+        put_decoder_layers(decoder)
+    if options.rearranged:
+        from engines.pytorch.fast_vae import rearrange_decoder
+
+        rearrange_decoder(decoder)
 
 
 def _place(module: nn.Module, spec: ModelSpec, device: torch.device) -> nn.Module:

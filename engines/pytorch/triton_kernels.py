@@ -17,15 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
+from engines.pytorch.triton_rounding import LARGEST, store_rounded
 from engines.pytorch.triton_tma_product import empty_bordered
 
 SPLITS = 32
 """programs that share a row's pixels while its channels are summed, at the most"""
 PIXELS, CHANNELS = 32, 64
-HALF_STEP = tl.constexpr(12582912.0)
-"""1.5 × 2^23: adding and subtracting it rounds a float32 to the nearest whole number, halves to
-even"""
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 @triton.jit
@@ -88,21 +85,6 @@ def _fold_norm(
 
 
 @triton.jit
-def _store_rounded(out, flag, value, mask, largest):
-    """`flag`, of the row, becomes NaN where there is one: int8 has no value for it."""
-    dtype: tl.constexpr = out.dtype.element_ty
-    if dtype == tl.int8:
-        broken = mask & (value != value)
-        tl.store(flag + tl.zeros_like(value).to(tl.int32), value, mask=broken)
-        value = tl.where(broken, 0.0, value)
-    value = tl.maximum(value, -largest, propagate_nan=tl.PropagateNan.ALL)
-    value = tl.minimum(value, largest, propagate_nan=tl.PropagateNan.ALL)
-    if dtype == tl.int8:
-        value = (value + HALF_STEP) - HALF_STEP
-    tl.store(out, value.to(dtype), mask=mask)
-
-
-@triton.jit
 def _affine(
     x,
     added,
@@ -152,7 +134,7 @@ def _affine(
         value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
         if IS_BORDERED:
             value = tl.where(inside[:, None], value, 0.0)
-        _store_rounded(out + place, flags + row, value, mask, largest)
+        store_rounded(out + place, flags + row, value, mask, largest)
     else:
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
@@ -178,7 +160,7 @@ def _gated(
     place = out + token * channels + channel
     if HAS_STEPS:
         value = value * tl.load(steps + channel, mask=mask, other=0.0)
-        _store_rounded(place, flags + token // tokens, value, mask, largest)
+        store_rounded(place, flags + token // tokens, value, mask, largest)
     else:
         tl.store(place, value.to(out.dtype.element_ty), mask=mask)
 
@@ -218,7 +200,7 @@ def _add_norm(
     value += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
     if HAS_STEPS:
         value = value * tl.load(steps + channel, mask=mask, other=0.0)
-        _store_rounded(out + place, flags + token // tokens, value, mask, largest)
+        store_rounded(out + place, flags + token // tokens, value, mask, largest)
     else:
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 

@@ -21,7 +21,7 @@ from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_product, takes_tma
 
-__all__ = ["fits_tma", "product", "tiles"]
+__all__ = ["fits_tma", "product", "tiles", "turned_product"]
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 TAPS = {2: 1, 4: 9}
@@ -103,6 +103,21 @@ def product(
     start = run_tma_product if takes_tma(x, weight) else _run_product
     run = partial(start, x, weight, scale, bias, residual, out)
     run(_tile(x, weight, residual is not None, run))
+    return out
+
+
+def turned_product(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Of tokens with a linear layer, [out, rows, tokens]: each channel's tokens side by side. Only
+    by descriptors."""
+    out = torch.empty((weight.shape[0], *x.shape[:-1]), dtype=dtype, device=x.device)
+    tokens = x.flatten(0, 1)
+    # The factors have changed places.
+    run = partial(
+        run_tma_product, weight, tokens, scale, bias, None, out.flatten(1), is_turned=True
+    )
+    run(_tile(weight, tokens, False, run))
     return out
 
 

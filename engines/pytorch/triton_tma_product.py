@@ -21,10 +21,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile
+from engines.pytorch.triton_rounding import LARGEST, limited
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 ALIGNED = 16
 """bytes that lines of a descriptor's tensor are a multiple of"""
+LARGEST_E4M3 = tl.constexpr(LARGEST[torch.float8_e4m3fn])
 GROUP = 8
 """rows of tiles that are worked off together, so that they share weights in the cache"""
 
@@ -45,6 +47,7 @@ def _tma_product(
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_WHOLE: tl.constexpr,
+    IS_TURNED: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -66,8 +69,14 @@ def _tma_product(
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     target = right + tl.arange(0, N)
     is_there = target < out_channels
-    value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
-    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    if IS_TURNED:
+        # The layer's channels are the lines of the result.
+        line = down + tl.arange(0, M)
+        value = total.to(tl.float32) * tl.load(scale + line, mask=line < count, other=0.0)[:, None]
+        value += tl.load(bias + line, mask=line < count, other=0.0)[:, None]
+    else:
+        value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
+        value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
     pixel = down + tl.arange(0, M)
     inside = pixel < count
     if TAPS == 9:
@@ -80,6 +89,8 @@ def _tma_product(
     mask = inside[:, None] & is_there[None, :]
     if HAS_RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    if out.dtype.element_ty == tl.float8e4nv:
+        value = limited(value, LARGEST_E4M3)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
@@ -123,6 +134,8 @@ def run_tma_product(
     residual: Tensor | None,
     out: Tensor,
     tile: Tile,
+    *,
+    is_turned: bool = False,
 ) -> None:
     out_channels, channels = weight.shape[0], weight.shape[-1]
     taps = prod(weight.shape[1:-1])
@@ -134,6 +147,7 @@ def run_tma_product(
         "TAPS": taps,
         "HAS_RESIDUAL": residual is not None,
         "IS_WHOLE": x.dtype == torch.int8,
+        "IS_TURNED": is_turned,
         "M": tile.m,
         "N": tile.n,
         "K": tile.k,

@@ -45,6 +45,8 @@ OPTIONS = (
     "attention=efficient",
     "compile",
 )
+FP8_OPTIONS = ("", "attention=cudnn", "no-fp8_decoder")
+"""what FP8 in attention and in the decoder brings"""
 CONVOLUTIONS = (
     (320, 320, 128),
     (640, 640, 64),
@@ -125,8 +127,10 @@ def stages(bench: Bench) -> Found:
 
 def options(bench: Bench) -> Found:
     """The whole UNet's call under each setting; the usual one first."""
-    setting, precision = bench.setting, bench.precisions[0]
-    for line in ("", *OPTIONS):
+    setting = bench.setting
+    cases = [(bench.precisions[0], line, line or "as it is") for line in ("", *OPTIONS)]
+    cases += [("fp8", line, f"fp8, {line or 'as it is'}") for line in FP8_OPTIONS]
+    for precision, line, name in cases:
         if bench.is_dry and line == "compile":
             continue
         pipeline = bench.pipeline(precision, options=line)
@@ -136,7 +140,7 @@ def options(bench: Bench) -> Found:
         picture = partial(pipeline.generate, [bench.usual])
         first, second, third = (_seconds(picture) for _ in range(3))
         found = {"unet_deep_s": deep, "picture_s": min(second, third), "first_picture_s": first}
-        yield line or "as it is", found
+        yield name, found
 
 
 def kernels_of(bench: Bench, dtype: torch.dtype, rows: int) -> Found:

@@ -17,6 +17,7 @@ from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.folders.profiles import buckets
 from engines.folders.targets import TARGETS
 from engines.pytorch.eight_bit import flagged, put_layers
+from engines.pytorch.eight_bit_decoder import put_decoder_layers
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.fast_vae import rearrange_decoder
 from engines.pytorch.launches import Launch, noted
@@ -69,11 +70,13 @@ def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
 
 
 @cache
-def decoder(model: str = FULL_SIZE) -> nn.Module:
+def decoder(precision: str = "fp16", model: str = FULL_SIZE) -> nn.Module:
     """In the torch backend's GPU form."""
     with torch.device("meta"):
         vae = networks_of("vae", build_module("vae", configs_of(model)["vae"]))
         found = vae["vae_decoder"].to(torch.float16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if precision in NUMBERS:
+            put_decoder_layers(found.decoder)
         rearrange_decoder(found.decoder)
         return found
 
@@ -127,10 +130,10 @@ def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[
     return launches
 
 
-def launches_of_a_picture(latent: int = 128) -> list[Launch]:
+def launches_of_a_picture(precision: str, latent: int = 128) -> list[Launch]:
     """Of decoding one."""
     with torch.inference_mode(), noted() as launches:
-        decoder()(latents_of(1, latent))
+        decoder(precision)(latents_of(1, latent))
     return launches
 
 

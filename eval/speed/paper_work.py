@@ -24,7 +24,7 @@ from engines.pytorch.launches import Launch, noted
 Unit = Literal["product", "convolution", "attention", "memory"]
 GROUPS = {
     "feed-forward": r"\.ff\.",
-    "query, key, value": r"\.to_[qkv]\.|\.joint\.",
+    "query, key, value": r"\.to_[qkv]\.|\.(joint|pair)\.",
     "to_out": r"\.to_out\.",
     "1×1 convolutions, proj": r"shortcut|\.proj_(in|out)\.|post_quant",
     "3×3 convolutions": r"conv",
@@ -33,8 +33,11 @@ GROUPS = {
 ATTENTION, MEMORY = "attention", "passes over memory"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
 OUR_PRODUCTS = ("_product", "_tma_product")
+OUR_ATTENTION = "_attention"
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 CONVOLVE = torch.ops.aten.convolution.default
+BIAS = 2
+"""its place among a convolution's arguments"""
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,12 @@ class Recorder(TorchDispatchMode):
                     self.weights[id(out)] = out, self.weights[id(tensor)][1]
         elif not str(func).startswith(ALLOCATING):
             results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-            self.found.append(
-                work_of_operator(func, args, kwargs or {}, out, results, self.weights)
-            )
+            work = work_of_operator(func, args, kwargs or {}, out, results, self.weights)
+            self.found.append(work)
+            if func is CONVOLVE and args[BIAS] is not None:
+                # PyTorch adds it to what cuDNN found, in a pass of its own.
+                moved = 2 * moved_bytes(results)
+                self.found.append(KernelWork(MEMORY, "memory", False, 16, 0, moved))
         return out
 
 
@@ -130,14 +136,20 @@ def work_of_operator(
     depth = round(flops / 2 / result.numel())
     shape = result.numel() // columns, columns
     unit: Unit = "convolution" if is_convolution else "product"
-    return KernelWork(group_of(name), unit, False, bits, flops, moved, depth, shape)
+    # Without a weight it is of two things that were computed.
+    group = group_of(name) if name else ATTENTION
+    return KernelWork(group, unit, False, bits, flops, moved, depth, shape)
 
 
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
     moved = moved_bytes(launch.tensors)
+    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    if launch.name == OUR_ATTENTION:
+        flops = 4.0 * given["out"].numel() * given["tokens"]
+        heads = {"tokens": given["tokens"], "head": launch.constants["HEAD"]}
+        return KernelWork(ATTENTION, "attention", True, 8, flops, moved, **heads)
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
-    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
     taps = int(launch.constants["TAPS"])
     depth, shape = taps * given["channels"], (given["count"], given["out_channels"])
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)

@@ -43,7 +43,11 @@ TYPES = {
 TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
 FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
 ROWS = (2, 16, 32)
+UNEVEN = 896
+"""a side whose tokens fill no whole number of attention's tiles"""
 PRODUCTS = ("_product", "_tma_product")
+FACTORS = {**dict.fromkeys(PRODUCTS, "x"), "_attention": "query"}
+"""the parameter that says what a kernel on tensor cores multiplies"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Form:
 
     @property
     def number(self) -> str:
-        given = dict(self.signature).get("x" if self.kernel in PRODUCTS else "out", "*fp32")
+        given = dict(self.signature).get(FACTORS.get(self.kernel, "out"), "*fp32")
         return "*" + given.removeprefix("tensordesc<").partition("[")[0].removeprefix("*")
 
 
@@ -98,12 +102,15 @@ def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
     with patch.object(triton_tma_product, "has_tma", lambda _: has_tma):
         if only_products:
             yield from launches_of("unet_deep", "int8", ROWS[1])
+        uneven = launches_of("unet_deep", "fp8", ROWS[1], UNEVEN)
+        yield from (each for each in uneven if each.name == "_attention")
         for precision in () if only_products else PRECISIONS:
             for rows in ROWS:
                 for name in UNETS:
                     yield from launches_of(name, precision, rows)
         if not only_products:
-            yield from launches_of_a_picture()
+            for precision in PRECISIONS:
+                yield from launches_of_a_picture(precision)
         # Where PyTorch's own FP8 product is not there, ours takes its place.
         with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
             yield from launches_of("unet_deep", "fp8", ROWS[1])
@@ -196,10 +203,11 @@ def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
     usual: set[tuple[Any, ...]] = set()
     for form, kernel in forms(arch, only_products).items():
         constants = dict(form.constants)
-        kind = (form.number, constants.get("TAPS"), constants.get("HAS_RESIDUAL"))
+        given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED", "HAS_TAIL")
+        kind = (form.number, *(constants.get(name) for name in given))
         if not only_products:
             yield form, kernel
-        elif form.kernel in PRODUCTS and kind not in usual:
+        elif form.kernel in FACTORS and kind not in usual:
             usual.add(kind)
             yield form, kernel
 

@@ -14,6 +14,8 @@ from engines.cuda.gpus import local_target
 from engines.cuda.recordings import Ticks
 from engines.folders.shipped import open_mini
 from engines.pytorch.eight_bit import EightBit
+from engines.pytorch.eight_bit_attention import attended
+from engines.pytorch.joined_layers import joined
 from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import FLAVOURS, Flavour
 from engines.trt.tensorrt_engine import TensorRTEngine
@@ -22,6 +24,7 @@ from sdxl.checkpoint import find
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import psnr
+from tests.engines.eight_bit_layers import eight_bit_layer
 
 pytestmark = pytest.mark.gpu
 LEAST_PSNR_DB = 40.0
@@ -143,3 +146,19 @@ def test_8_bit_products_are_those_of_the_cpu(number: torch.dtype, is_conv: bool)
     found = layer.to("cuda")(x.cuda().half()).float().cpu()
     measured = float((found - expected).norm() / expected.norm())
     assert measured <= 0.01, f"{measured:.4f}, at most 0.01"
+
+
+@pytest.mark.parametrize("number", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("tokens", [112, 1024])
+def test_attention_in_8_bits_is_that_of_the_cpu(number: torch.dtype, tokens: int) -> None:
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs a GPU with a tensor memory accelerator")
+    torch.manual_seed(0)
+    layers = [eight_bit_layer(128, 128, number) for _ in range(4)]
+    stored = layers[0].stored(torch.randn(2, tokens, 128))
+    *projections, reader = layers
+    expected = attended(joined(projections[:2]), projections[2], stored, 2, reader)
+    query, key, value, reader = (each.to("cuda") for each in layers)
+    found = attended(joined([query, key]), value, stored.cuda(), 2, reader)
+    measured = float((found.cpu().float() - expected.float()).norm() / expected.float().norm())
+    assert measured <= 0.05, f"{measured:.4f}, at most 0.05"

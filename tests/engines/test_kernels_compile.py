@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
-from tests.engines.ahead_of_time import PRODUCTS, SHARED_BYTES
+from tests.engines.ahead_of_time import FACTORS, PRODUCTS, SHARED_BYTES
 
 ROOT = Path(__file__).parent.parent.parent
 PINNED, OF_TORCH_2_11 = "pinned", "3.6.0"
@@ -61,10 +61,9 @@ def wrong(form: dict[str, Any]) -> str:
     if not form["keeps_nan"]:
         return "a NaN is lost where values are limited"
     needed = INSTRUCTIONS.get((arch, number))
-    is_product = form["kernel"] in PRODUCTS
-    if is_product and needed and form["tensor_cores"] != [needed]:
+    if form["kernel"] in FACTORS and needed and form["tensor_cores"] != [needed]:
         return f"instructions {form['tensor_cores']}, needed {needed}"
-    if form["kernel"] == "_tma_product" and not form["copies_tiles"]:
+    if form["kernel"] in ("_tma_product", "_attention") and not form["copies_tiles"]:
         return "tiles do not come by the copy engine"
     if form["kernel"] == "_tma_product" and form["from_registers"]:
         return "a factor goes through registers on its way to the tensor cores"
@@ -84,7 +83,12 @@ def cache(request: pytest.FixtureRequest) -> Path:
 @pytest.mark.slow
 def test_products_compile_for_hopper(cache: Path) -> None:
     forms = compiled(cache, "90", "--products")
-    kinds = {(f["number"], f["constants"]["TAPS"]) for f in forms}
+    attentions = [f for f in forms if f["kernel"] == "_attention"]
+    kinds_of_attention = {(f["number"], f["constants"]["HAS_TAIL"]) for f in attentions}
+    assert kinds_of_attention == {("*fp8e4nv", False), ("*fp8e4nv", True)}
+    forms_of_products = [f for f in forms if f["kernel"] in PRODUCTS]
+    assert any(f["constants"].get("IS_TURNED") for f in forms_of_products)
+    kinds = {(f["number"], f["constants"]["TAPS"]) for f in forms_of_products}
     assert kinds == {(n, t) for n in ("*i8", "*fp8e4nv") for t in (1, 9)}
     assert not report(forms), report(forms)
 

@@ -19,8 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.pytorch.eight_bit import Flagged
-from engines.pytorch.triton_kernels import LARGEST, add_norm, affine, gated, norm_act
-from engines.pytorch.triton_product import product
+from engines.pytorch.triton_attention import attention
+from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
+from engines.pytorch.triton_product import product, turned_product
+from engines.pytorch.triton_rounding import LARGEST
 from engines.pytorch.triton_tma_product import is_bordered
 
 Check = Callable[[], Iterator[str]]
@@ -258,6 +260,83 @@ def products_by_descriptors() -> Iterator[str]:
     found = product(tokens, weight, scale, bias, torch.float32)
     expected = F.linear(tokens.double(), weight.double() * scale.double()[:, None], bias.double())
     yield from wrong_by(found, expected, 1e-5, "linear")
+
+
+@check
+def turned_products() -> Iterator[str]:
+    """A linear whose results lie with their tokens side by side; E4M3 holds no more than 448."""
+    inside, out = 80, 41
+    scale, bias = torch.rand(out) / 1000, torch.randn(out)
+    scale[7], bias[8] = 10, NAN
+    for number in NUMBERS:
+        tokens, weight = whole(ROWS, 7, inside).to(number), whole(out, inside).to(number)
+        expected = F.linear(
+            tokens.double(), weight.double() * scale.double()[:, None], bias.double()
+        )
+        found = turned_product(tokens, weight, scale, bias, torch.float32)
+        yield from wrong_by(found, expected.permute(2, 0, 1), 1e-5, number)
+        for small, straight in (
+            (turned_product(tokens, weight, scale, bias, torch.float8_e4m3fn), False),
+            (product(tokens, weight, scale, bias, torch.float8_e4m3fn), True),
+        ):
+            wanted = expected if straight else expected.permute(2, 0, 1)
+            limited = rounded(wanted, torch.float8_e4m3fn)
+            yield from differing(small, limited, (number, "E4M3", straight))
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """value [channels, rows, tokens]."""
+    found = [query.double(), key.double(), value.double().permute(1, 2, 0)]
+    split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in found)
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+@check
+def attentions() -> Iterator[str]:
+    """In floats, as exact as the rounding of the result; lines that are longer than what is read,
+    and tokens that fill no tile."""
+    for head, tokens in itertools.product((64, 128), (28, 64, 84)):
+        channels, flags = 2 * head, torch.zeros(ROWS)
+        query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
+        value, steps = torch.randn(channels, ROWS, tokens), torch.rand(channels) * 200 + 100
+        expected = attended(query, key, value, 2)
+        for number in NUMBERS:
+            settings: Any = {"steps": steps, "number": number, "flags": flags}
+            found = attention(query, key, value, 2, **settings)
+            what: Any = (head, tokens, number)
+            yield from differing(found, rounded(expected * steps, number), what)
+            yield from flags_wrong(flags, set(), number, what)
+
+
+@check
+def attention_to_what_is_no_number() -> Iterator[str]:
+    """A NaN among the keys or values of a row's head shows in all of it, one of a query in its own
+    token; rows beside it stay whole, though their tokens lie behind its in memory."""
+    channels, tokens, heads = 128, 44, 2
+    for which, bad in itertools.product(range(3), (NAN, INFINITY, -INFINITY)):
+        query, key = torch.randn(2, ROWS, tokens, channels)
+        value = torch.randn(channels, ROWS, tokens)
+        (query[1], key[1], value[:, 1].T)[which][40, 70] = bad
+        expected, flags = attended(query, key, value, heads), torch.zeros(ROWS)
+        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
+        found = attention(query, key, value, heads, number=torch.int8, **settings)
+        wanted = rounded(expected * 100, torch.int8)
+        yield from differing(found, wanted, (which, bad))
+        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
+        if not broken <= {1}:
+            yield f"{which}, {bad}: the reference breaks the rows {broken}"
+        yield from flags_wrong(flags, broken, torch.int8, (which, bad))
+
+
+@check
+def attentions_in_e4m3() -> Iterator[str]:
+    """The shares lose what E4M3 does, and no more: see `differing` of the interpreter's E4M3."""
+    channels, tokens = 128, 112
+    query, key = (torch.randn(2, ROWS, tokens, channels) * 2).to(torch.float8_e4m3fn)
+    value = torch.randn(channels, ROWS, tokens).to(torch.float8_e4m3fn)
+    settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
+    found = attention(query, key, value, 2, number=torch.int8, **settings)
+    yield from wrong_by(found.float() / 50, attended(query, key, value, 2), 0.04, "E4M3")
 
 
 def whole(*dims: int) -> Tensor:

@@ -1,0 +1,117 @@
+"""Attention among pixels in FP8, for GPUs with a tensor memory accelerator, Hopper and later:
+query, key and value come in E4M3 by descriptors, and what is found leaves as the layer that reads
+it wants it.
+
+A value lies with its tokens next to each other, as the tensor cores take a second factor in 8 bits.
+It knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engines.pytorch.launches import launch
+from engines.pytorch.triton_rounding import LARGEST, store_rounded
+from engines.pytorch.triton_tma_product import ALIGNED, IS_INTERPRETED, has_tma
+
+SPREAD = tl.constexpr(8.0)
+"""Shares of a softmax go to E4M3 as 256 times themselves: it holds down to 2^-9."""
+M, N = (32, 32) if IS_INTERPRETED else (128, 128)
+"""queries of a program, and keys at a time"""
+WARPS, STAGES = 8, 3
+
+
+@triton.jit
+def _attention(
+    steps,
+    query,
+    key,
+    value,
+    flags,
+    out,
+    tokens,
+    channels,
+    scale,
+    largest,
+    HEAD: tl.constexpr,
+    HAS_TAIL: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    start, first, row = tl.program_id(0) * M, tl.program_id(1) * HEAD, tl.program_id(2)
+    q = query.load([row, start, first]).reshape(M, HEAD)
+    most = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    found = tl.zeros([M, HEAD], tl.float32)
+    for begin in range(0, tokens, N):
+        k = key.load([row, begin, first]).reshape(N, HEAD)
+        scores = tl.dot(q, k.T)
+        if HAS_TAIL:
+            is_there = begin + tl.arange(0, N) < tokens
+            scores = tl.where(is_there[None, :], scores, float("-inf"))
+        # NaN need not show in the largest: it does in the shares.
+        higher = tl.maximum(most, tl.max(scores, 1) * scale)
+        shares = tl.exp2(scores * scale - (higher - SPREAD)[:, None])
+        fades = tl.exp2(most - higher)
+        total = total * fades + tl.sum(shares, 1)
+        v = value.load([row, first, begin]).reshape(HEAD, N)
+        found = tl.dot(shares.to(v.dtype), v.T, found * fades[:, None])
+        most = higher
+    token, channel = start + tl.arange(0, M), first + tl.arange(0, HEAD)
+    found = found / total[:, None] * tl.load(steps + channel)[None, :]
+    place = (row.to(tl.int64) * tokens + token)[:, None] * channels + channel[None, :]
+    mask = (token < tokens)[:, None] & (channel < channels)[None, :]
+    store_rounded(out + place, flags + row, found, mask, largest)
+
+
+def fits_attention(x: Tensor, heads: int) -> bool:
+    """Tokens [rows, tokens, channels]: lines of a descriptor are multiples of 16 bytes, and a head
+    is as wide as a tile can be."""
+    head = x.shape[-1] // heads
+    is_aligned = x.shape[1] % ALIGNED == 0 and x.shape[-1] % ALIGNED == 0
+    return has_tma(x.device) and is_aligned and head in (64, 128)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    *,
+    steps: Tensor,
+    number: torch.dtype,
+    flags: Tensor,
+) -> Tensor:
+    """query and key [rows, tokens, channels], which may be parts of wider lines; value [channels,
+    rows, tokens]. What is found is rounded to `number` in `steps` a unit."""
+    rows, tokens, channels = query.shape
+    head = channels // heads
+    out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)
+    lines = value.transpose(0, 1)
+    launch(
+        _attention,
+        (triton.cdiv(tokens, M), heads, rows),
+        steps,
+        TensorDescriptor(query, list(query.shape), list(query.stride()), [1, M, head]),
+        TensorDescriptor(key, list(key.shape), list(key.stride()), [1, N, head]),
+        TensorDescriptor(lines, list(lines.shape), list(lines.stride()), [1, head, N]),
+        flags,
+        out,
+        tokens,
+        channels,
+        math.log2(math.e) / math.sqrt(head),
+        LARGEST[number],
+        HEAD=head,
+        HAS_TAIL=tokens % N != 0,
+        M=M,
+        N=N,
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    return out

@@ -1,0 +1,123 @@
+"""Attention in 8 bits: where it runs, what it costs, and that what is no number shows."""
+
+from __future__ import annotations
+
+import copy
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engines.pytorch.eight_bit import LARGEST, EightBit
+from engines.pytorch.eight_bit_attention import attended
+from engines.pytorch.fast_unet import Attention, Block
+from engines.pytorch.joined_layers import joined
+from engines.pytorch.launches import noted
+from eval.speed.paper_tick import launches_of
+from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
+
+MOST_ERROR = 0.06
+"""of attention in E4M3 against floats, relative L2, with scores as wide as 1"""
+
+
+def in_floats(layers: list[EightBit], stored: Tensor, heads: int) -> Tensor:
+    """Attention alone in floats, between the same layers in 8 bits."""
+    made = [each.product(stored, torch.float32).double() for each in layers]
+    split = [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in made]
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("number", [torch.int8, E4M3])
+@pytest.mark.parametrize(("heads", "channels", "tokens"), [(10, 640, 320), (20, 1280, 112)])
+def test_it_is_near_floats_with_the_widths_of_sdxl(
+    number: torch.dtype, heads: int, channels: int, tokens: int
+) -> None:
+    torch.manual_seed(0)
+    layers = [eight_bit_layer(channels, channels, number) for _ in range(3)]
+    stored = layers[0].stored(torch.randn(2, tokens, channels))
+    expected, reader = in_floats(layers, stored, heads), eight_bit_layer(channels, channels, number)
+    reader.steps = torch.full((channels,), LARGEST[number]) / expected.abs().max().float()
+    found = attended(joined(layers[:2]), layers[2], stored, heads, reader)
+    assert found.dtype == number
+    measured = relative(found.float() / reader.steps, expected)
+    print(f"{number}, {channels} channels: {measured:.4f}")
+    assert measured <= MOST_ERROR, f"{measured:.4f}, at most {MOST_ERROR}"
+
+
+@pytest.mark.parametrize("number", [torch.int8, E4M3])
+def test_what_is_no_number_shows_in_its_row_alone(number: torch.dtype) -> None:
+    layers, reader = [eight_bit_layer(64, 64) for _ in range(3)], eight_bit_layer(64, 64, number)
+    x = torch.randn(3, 16, 64)
+    x[1, 5, 7] = torch.nan
+    found = attended(joined(layers[:2]), layers[2], layers[0].stored(x), 2, reader)
+    shown = reader.flags if number == torch.int8 else found.float().flatten(1).sum(1)
+    assert shown[:3].isnan().tolist() == [False, True, False]
+
+
+def block_of(width: int, heads: int) -> Any:
+    """diffusers', as SDXL has them."""
+    from diffusers.models.attention import BasicTransformerBlock
+
+    made: Any = BasicTransformerBlock(width, heads, width // heads, cross_attention_dim=32)
+    return made
+
+
+def in_8_bits(block: nn.Module, *names: str) -> nn.Module:
+    ours: Any = copy.deepcopy(block)
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        setattr(ours.get_submodule(parent), child, eight_bit_layer(64, 64))
+    return ours
+
+
+SELF = ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0")
+
+
+@pytest.mark.parametrize(
+    ("names", "kernel", "is_short"),
+    [(SELF, None, True), (SELF[:3], None, False), (SELF, "math", False), ((), None, False)],
+)
+def test_it_runs_where_all_around_it_is_in_8_bits_and_no_kernel_was_named(
+    names: tuple[str, ...], kernel: str | None, is_short: bool
+) -> None:
+    ours = Block(in_8_bits(block_of(64, 2), *names), kernel, next(count()))
+    attentions = [m for m in ours.modules() if isinstance(m, Attention)]
+    assert [m.pair is not None for m in attentions] == [is_short, False]
+    x = torch.randn(2, 16, 64)
+    with torch.inference_mode():
+        found = ours.attn1(ours.norm1(x, None, ours.attn1.reads)[1], x)
+    assert found[0].shape == x.shape
+
+
+def test_a_size_that_the_kernel_does_not_take_has_attention_in_16_bits() -> None:
+    """Lines of a descriptor are multiples of 16 bytes; 62 × 62 tokens of E4M3 are not."""
+    for side, is_short in ((1024, True), (992, False)):
+        names = [each.name for each in launches_of("unet_deep", "fp8", 2, side)]
+        assert ("_attention" in names) == is_short, side
+
+
+def test_values_that_e4m3_cannot_hold_become_the_largest() -> None:
+    wide = eight_bit_layer(16, 16)
+    wide.bias += torch.tensor([1e4, -1e4] * 8)
+    stored = wide.stored(torch.randn(1, 3, 16))
+    for found in (wide.product(stored, E4M3), wide.turned(stored, E4M3).permute(1, 2, 0)):
+        assert found.float()[0, 0].tolist() == [448.0, -448.0] * 8
+
+
+def test_noted_launches_leave_nothing_to_round_before_to_out() -> None:
+    block: Any = Block(in_8_bits(block_of(64, 1), *SELF), None, 0)
+    with torch.device("meta"), noted() as launches, torch.inference_mode():
+        block.to("meta").attn1(torch.empty(2, 16, 64, dtype=E4M3), torch.empty(2, 16, 64))
+    assert [each.name for each in launches] == [
+        "_tma_product",
+        "_tma_product",
+        "_attention",
+        "_tma_product",
+    ]
