@@ -148,6 +148,20 @@ def test_who_adds_to_a_closed_ledger_is_told_and_writes_into_no_other_file(tmp_p
         other.write("its file is still open")
 
 
+def test_who_adds_to_a_closed_ledger_in_a_bucket_is_told_and_writes_no_part(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled batch has been counted by then: its files would no longer be as long as told."""
+    monkeypatch.setattr(object_store, "PART_S", 0.05)
+    book = ObjectStore(bucket).append("000000")
+    book.add(b"in time\n")
+    book.close()
+    with pytest.raises(OutputError, match="closed"):
+        book.add(b"late\n")
+    time.sleep(0.2)
+    assert list(objects(bucket).values()) == [b"in time\n"]
+
+
 def test_after_a_torn_line_the_next_one_is_whole(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "out", "run")
     store.prepare("ledger")
