@@ -183,7 +183,8 @@ def speculative_of(configs: Any, table: dict[str, Any]) -> Any:
 def context_of(folder: str) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(folder).max_position_embeddings)
+    # Of a model that reads pictures, too, the part that writes has its own.
+    return int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
 
 
 def within(work: Callable[[], Any], timeout_s: float) -> Any:

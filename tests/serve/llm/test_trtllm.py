@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from sdxl.params import InvalidParams
 from serve.errors import Problem
@@ -147,6 +148,12 @@ def test_a_schema_that_it_cannot_take_makes_no_replica_sick() -> None:
         with pytest.raises(Problem):
             run(engine, json_schema='{"type": "strange"}')
     engine.check_health()
+
+
+def test_the_context_of_a_model_that_reads_pictures_is_that_of_its_text(tmp_path: Path) -> None:
+    text = {"max_position_embeddings": 4096}
+    AutoConfig.for_model("gemma3", text_config=text).save_pretrained(tmp_path)
+    assert trtllm_engine.load(str(tmp_path), {}, 30).context == 4096
 
 
 def test_a_start_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
