@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from contextlib import suppress
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from serve.batch_api.records import Records
+from sdxl.files import OutputError
+from serve.batch_api.records import FileRecord, Records
 from serve.batch_api.runner import sweep
 from tests.serve.test_batch_api import doors, line
 
@@ -30,6 +32,25 @@ def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
     sweep(records, int(time.time()) + 2 * day_s)
     records.store.put("data/file", b"x")
     assert records.data("file") == b"x" and not new.exists()
+
+
+def test_a_file_that_fits_on_the_disk_without_its_record_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, full = Records(str(tmp_path)), OSError(errno.ENOSPC, "No space left on device")
+    records.prepare()
+    put = records.store.put
+
+    def put_before_it_is_full(name: str, data: bytes) -> None:
+        if not name.startswith("data/"):
+            raise OutputError(Path(name), full)
+        put(name, data)
+
+    monkeypatch.setattr(records.store, "put", put_before_it_is_full)
+    file = FileRecord(f"file-{0:032}", "x", "batch", 5, 0, None, 0.0)
+    with pytest.raises(OutputError, match="No space"):
+        records.add_file("anybody", file, b"hello")
+    assert records.store.names("data") == []
 
 
 def test_nothing_is_read_of_the_store_where_all_requests_are_served(
