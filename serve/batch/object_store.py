@@ -69,7 +69,9 @@ class ObjectStore:
 
     def remove(self, name: str) -> None:
         files, root = self._open()
-        files.rm_file(f"{root}/{name}")
+        # S3 does not mind; other stores do.
+        with suppress(FileNotFoundError):
+            files.rm_file(f"{root}/{name}")
 
     def names(self, folder: str) -> list[str]:
         files, root = self._open()

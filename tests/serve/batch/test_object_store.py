@@ -130,7 +130,8 @@ def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
         other.add(b"two\n")
         other.close()
         assert store.ledger("000000") == b"one\ntwo\n" and store.ledgers() == ["000000"]
-        store.remove("images/000000/a.png")
+        for _ in range(2):
+            store.remove("images/000000/a.png")
         with pytest.raises(FileNotFoundError):
             store.get("images/000000/a.png")
 
