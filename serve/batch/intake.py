@@ -58,6 +58,8 @@ class Intake:
     """what such a line may ask"""
     usual_interval: int | None = None
     """of deep steps, where a row says nothing of caches; None: by its steps"""
+    are_ids_checked: bool = False
+    """no two records give one id: where two pictures have one, it only looks so"""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
         """Numbered; of two rows that give one id, the second is an error."""
@@ -102,8 +104,10 @@ class Intake:
         given, said, values, n = read(record.values)
         pictures = places(record.values, record.folder)
         id_ = content_id(said) if given is None else id_of(given)
-        if given is None and used.line_of(picture_id(id_, 0, n)) is not None:
-            # An earlier row says the same: the number of this one tells them apart.
+        ids = [picture_id(id_, i, n) for i in range(n)]
+        if (given is None or self.are_ids_checked) and any(map(used.line_of, ids)):
+            # An earlier row says the same, or "a" has two pictures and "a-0" is there as well: the
+            # number of this one tells them apart.
             id_ = f"{id_}-row{ordinal}"
         images = [self._image(id_, values, n, i) for i in range(n)]
         for _, params in images:

@@ -69,7 +69,9 @@ class ObjectStore:
 
     def remove(self, name: str) -> None:
         files, root = self._open()
-        files.rm_file(f"{root}/{name}")
+        # S3 does not mind; other stores do.
+        with suppress(FileNotFoundError):
+            files.rm_file(f"{root}/{name}")
 
     def names(self, folder: str) -> list[str]:
         files, root = self._open()
@@ -127,9 +129,14 @@ class PartAppender:
         self._lines: list[bytes] = []
         self._lock = threading.Lock()
         self._late: threading.Timer | None = None
+        self._is_closed = False
 
     def add(self, line: bytes) -> None:
         with self._lock:
+            if self._is_closed:
+                # Whoever closed it counts what is there.
+                error = ValueError("the ledger was closed")
+                raise self.store._error(f"ledger/{self.shard}", error)
             self._lines.append(line)
             if len(self._lines) >= PART_LINES:
                 self._write()
@@ -140,6 +147,7 @@ class PartAppender:
 
     def close(self) -> None:
         with self._lock:
+            self._is_closed = True
             self._write()
 
     def _write_late(self) -> None:

@@ -110,5 +110,7 @@ class BatchJobRun:
         assert card is not None
         id_, limits = self.model.id, self.model.settings
         usual = self.batch.usual_interval
-        intake = Intake({}, 1, id_, card.sizes, None, card.presets, limits, usual)
+        intake = Intake(
+            {}, 1, id_, card.sizes, None, card.presets, limits, usual, are_ids_checked=True
+        )
         yield from intake.shards(read([path]), SHARD)

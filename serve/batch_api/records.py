@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from sdxl.files import OutputError
 from sdxl.parameter import USUAL_INTERVAL
 from serve.batch.places import open_store
 from serve.batch.store import Store, token
@@ -133,7 +134,13 @@ class Records:
     def add_file(self, owner: str, file: FileRecord, data: bytes | None = None) -> None:
         if data is not None:
             self.store.put(f"{DATA}/{file.id}", data)
-        self._put(FILES, owner, file)
+        try:
+            self._put(FILES, owner, file)
+        except OutputError:
+            # A disk that is full now would be so for ever: what no record names nobody can delete.
+            if data is not None:
+                self.store.remove(f"{DATA}/{file.id}")
+            raise
 
     def file(self, owner: str, id_: str) -> FileRecord | None:
         return self._get(FILES, owner, id_, FileRecord)

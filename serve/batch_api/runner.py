@@ -116,7 +116,12 @@ class BatchRunner:
     def look(self) -> None:
         open_batches = self._open()
         for batch in open_batches:
-            self._consider(batch, open_batches)
+            if time.monotonic() >= self._again_s.get(batch.id, 0.0):
+                try:
+                    self._consider(batch, open_batches)
+                except Exception:
+                    # The others have their turns, and the sweep may make the room that it needs.
+                    self._try_again(batch.id)
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
             sweep(self.records, int(self.clock()))
@@ -170,8 +175,7 @@ class BatchRunner:
 
     def _has_turn(self, batch: BatchRecord) -> bool:
         is_owners_first = all(turn.batch.owner != batch.owner for turn in self._running())
-        is_late = self.clock() >= self._again_s.get(batch.id, 0.0)
-        return is_owners_first and is_late and len(self._turns) < AT_ONCE
+        return is_owners_first and len(self._turns) < AT_ONCE
 
     def _running(self) -> list[Turn]:
         return list(self._turns.values())
@@ -234,16 +238,24 @@ class BatchRunner:
         turn = self._turns[id_]
         try:
             is_whole = turn.run.make()
-            if is_whole or turn.ends_as is not None:
+            if (is_whole or turn.ends_as is not None) and not self._is_over(turn.batch):
                 self._end(turn.batch, turn.ends_as or "completed")
         except (BatchFailed, OutputError, InvalidParams) as error:
             log.warning("%s is tried again in %g s: %s", id_, AGAIN_S, error)
-            self._again_s[id_] = self.clock() + AGAIN_S
+            self._again_s[id_] = time.monotonic() + AGAIN_S
         except Exception:
-            log.exception("%s is tried again in %g s", id_, AGAIN_S)
-            self._again_s[id_] = self.clock() + AGAIN_S
+            self._try_again(id_)
         finally:
             del self._turns[id_]
+
+    def _try_again(self, id_: str) -> None:
+        log.exception("%s is tried again in %g s", id_, AGAIN_S)
+        self._again_s[id_] = time.monotonic() + AGAIN_S
+
+    def _is_over(self, batch: BatchRecord) -> bool:
+        """While a service is replaced another runner may end it, and it may even be gone by now."""
+        now = self.records.batch(batch.owner, batch.id)
+        return now is None or now.is_ended
 
     # -- what a record says -----------------------------------------------------------------
 
@@ -252,6 +264,9 @@ class BatchRunner:
         if progress.now_s - turn.noted_s < NOTE_S:
             return
         turn.noted_s, batch = progress.now_s, turn.batch
+        if self._is_over(batch):
+            turn.run.stop()
+            return
         # Of requests for several pictures each, as many as that many pictures make.
         share = batch.total / max(batch.pictures, 1)
         turn.batch = replace(

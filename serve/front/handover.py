@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,6 +36,8 @@ class Handover:
     def __init__(self, app: ASGIApp, fronts: Liveness | None = None) -> None:
         self.app = app
         self._fronts = fronts or liveness.of_deployment(FRONT)
+        self._open = Counter[str]()
+        """requests by their id: what a service asks for one request of its own often has one"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,8 +48,11 @@ class Handover:
         scope["headers"] = with_id(scope["headers"], name)
         while True:
             attempt = Attempt(body, send)
-            await self._ask(scope, name, attempt)
-            self._fronts.left(name)
+            self._open[name] += 1
+            try:
+                await self._ask(scope, name, attempt)
+            finally:
+                self._close(name)
             if attempt.has_begun or body.is_over or not body.is_kept:
                 return
             if time.monotonic() > until_s:
@@ -54,6 +60,12 @@ class Handover:
                 return
             log.warning("%s: the front was lost; another is asked", name)
             await asyncio.sleep(PAUSE_S)
+
+    def _close(self, name: str) -> None:
+        self._open[name] -= 1
+        if not self._open[name]:
+            del self._open[name]
+            self._fronts.left(name)
 
     async def _ask(self, scope: Scope, name: str, attempt: Attempt) -> None:
         """Returns when the front has answered, is gone, or hangs."""

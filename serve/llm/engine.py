@@ -32,6 +32,8 @@ class LlmEngine(Protocol):
     name: str
     context: int
     """tokens of prompt and answer together"""
+    longest_prompt: int
+    """tokens that it can read before it writes"""
     has_json: bool
     """whether it can be made to write JSON of a schema"""
 

@@ -56,7 +56,7 @@ def temperature_of(model: str) -> float:
     return 1.0 if found is None else float(found)
 
 
-def room(ids: list[int], max_tokens: int | None, context: int) -> int:
+def room(ids: list[int], max_tokens: int | None, context: int, longest_prompt: int) -> int:
     """How many tokens the answer may have."""
     left = context - len(ids)
     if left < 1 or (max_tokens or 1) > left:
@@ -64,5 +64,8 @@ def room(ids: list[int], max_tokens: int | None, context: int) -> int:
         message = (
             f"The prompt has {len(ids)} tokens{asked}; the model's context holds {context} in all."
         )
+        raise Problem(400, message, "messages", "context_length_exceeded")
+    if len(ids) > longest_prompt:
+        message = f"The prompt has {len(ids)} tokens; this server reads at most {longest_prompt}."
         raise Problem(400, message, "messages", "context_length_exceeded")
     return left if max_tokens is None else max_tokens

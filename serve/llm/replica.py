@@ -41,9 +41,11 @@ class LlmReplica:
         """why there is no speaker"""
         self.death: Exception | None = None
         """what only a new process can mend"""
-        threading.Thread(target=self._load, name="load", daemon=True).start()
+        # Ray calls the constructor in the loop that answers.
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
 
-    def _load(self) -> None:
+    def _load(self, loop: asyncio.AbstractEventLoop) -> None:
         # Here and not above: whoever deploys a replica need not load PyTorch.
         from serve.llm import loading, trtllm_engine
 
@@ -51,7 +53,8 @@ class LlmReplica:
             time.sleep(attempt * PAUSE_S)
             try:
                 speaker = loading.load(self.settings)
-                asyncio.run(speaker.warm_up())
+                # TensorRT-LLM keeps to the loop of the first request.
+                asyncio.run_coroutine_threadsafe(speaker.warm_up(), loop).result()
                 self.speaker = speaker
                 log.info("%s writes", speaker.id)
                 return

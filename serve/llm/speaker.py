@@ -107,7 +107,7 @@ class Speaker:
                 f"response_format: the backend {self.engine.name!r} cannot be made to write JSON",
             )
         ids = await asyncio.to_thread(self.prompts.ids, ask)
-        most = room(ids, ask.sampling.max_tokens, self.engine.context)
+        most = room(ids, ask.sampling.max_tokens, self.engine.context, self.engine.longest_prompt)
         temperature = ask.sampling.temperature
         if temperature is None:
             temperature = self.prompts.temperature

@@ -7,6 +7,7 @@ TensorRT-LLM only when it is loaded: that initialises MPI.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import threading
@@ -23,7 +24,10 @@ log = logging.getLogger(__name__)
 
 MAX_ROWS = 2048
 """TensorRT-LLM's own default of max_batch_size."""
-STATS_TIMEOUT_S = 0.5
+MOST_TOKENS = 8192
+"""TensorRT-LLM's own default of max_num_tokens: those of one step."""
+STATS_TIMEOUT_S = 10.0
+"""Longer than a step takes."""
 HALF_CHARACTER = "\ufffd"
 REASONS: dict[str | None, Reason] = {"stop": "stop", "length": "length", None: "stop"}
 
@@ -41,9 +45,18 @@ class TrtllmEngine:
 
     name = "tensorrt-llm"
 
-    def __init__(self, llm: Any, context: int, has_json: bool, rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        context: int,
+        has_json: bool,
+        rows: int = MAX_ROWS,
+        longest_prompt: int | None = None,
+    ) -> None:
         self.llm, self.context, self.has_json, self.rows = llm, context, has_json, rows
+        self.longest_prompt = longest_prompt or context
         self._running, self._failures, self._kv_share = 0, 0, 0.0
+        self._listening: asyncio.Task[None] | None = None
 
     async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         request: Any = None
@@ -51,6 +64,7 @@ class TrtllmEngine:
         self._running += 1
         try:
             request = self.llm.generate_async(ids, params_of(sampling), streaming=True)
+            self._listen()
             async for answer in request:
                 output, is_over = answer.outputs[0], answer.finished
                 text = output.text if is_over else output.text.rstrip(HALF_CHARACTER)
@@ -72,11 +86,23 @@ class TrtllmEngine:
             if request is not None and not is_over:
                 request.abort()
 
+    def _listen(self) -> None:
+        """TensorRT-LLM says something at every step, and ends only after a pause: whoever asks how
+        full it is can't wait for that. What nobody hears, it keeps."""
+        if self._listening is None or self._listening.done():
+            self._listening = asyncio.create_task(self._hear())
+
+    async def _hear(self) -> None:
+        try:
+            async for stats in self.llm.get_stats_async(timeout=STATS_TIMEOUT_S):
+                blocks = stats.get("kvCacheStats")
+                if blocks:
+                    self._kv_share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
+        except Exception:
+            # Only a gauge is without news; the next request listens anew.
+            log.warning("TensorRT-LLM does not say how full its cache is", exc_info=True)
+
     async def occupancy(self) -> Occupancy:
-        async for stats in self.llm.get_stats_async(timeout=STATS_TIMEOUT_S):
-            blocks = stats.get("kvCacheStats")
-            if blocks:
-                self._kv_share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
         waiting = max(self._running - self.rows, 0)
         return Occupancy(self._running - waiting, waiting, self._kv_share)
 
@@ -123,7 +149,15 @@ def load(folder: str, options: dict[str, Any], timeout_s: float) -> TrtllmEngine
     has_json = options.get("guided_decoding_backend") is not None
     llm = within(lambda: make_llm(folder, {**options, "max_seq_len": context}), timeout_s)
     rows = int(options.get("max_batch_size", MAX_ROWS))
-    return TrtllmEngine(llm, context, has_json, rows)
+    return TrtllmEngine(llm, context, has_json, rows, longest_prompt(options))
+
+
+def longest_prompt(options: dict[str, Any]) -> int | None:
+    """In tokens; None for as long as its context. It is read in one step, unless it may be in
+    chunks."""
+    if options.get("enable_chunked_prefill"):
+        return None
+    return int(options.get("max_num_tokens", MOST_TOKENS))
 
 
 def make_llm(folder: str, options: dict[str, Any]) -> Any:
@@ -149,7 +183,8 @@ def speculative_of(configs: Any, table: dict[str, Any]) -> Any:
 def context_of(folder: str) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(folder).max_position_embeddings)
+    # Of a model that reads pictures, too, the part that writes has its own.
+    return int(AutoConfig.from_pretrained(folder).get_text_config().max_position_embeddings)
 
 
 def within(work: Callable[[], Any], timeout_s: float) -> Any:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from serve.batch_api.records import Records
-from serve.batch_api.runner import sweep
+from sdxl.files import OutputError
+from serve.batch.lock import locked
+from serve.batch_api.records import BatchRecord, FileRecord, Records
+from serve.batch_api.runner import BatchRunner, sweep
 from tests.serve.test_batch_api import doors, line
 
 
@@ -32,6 +38,25 @@ def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
     assert records.data("file") == b"x" and not new.exists()
 
 
+def test_a_file_that_fits_on_the_disk_without_its_record_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, full = Records(str(tmp_path)), OSError(errno.ENOSPC, "No space left on device")
+    records.prepare()
+    put = records.store.put
+
+    def put_before_it_is_full(name: str, data: bytes) -> None:
+        if not name.startswith("data/"):
+            raise OutputError(Path(name), full)
+        put(name, data)
+
+    monkeypatch.setattr(records.store, "put", put_before_it_is_full)
+    file = FileRecord(f"file-{0:032}", "x", "batch", 5, 0, None, 0.0)
+    with pytest.raises(OutputError, match="No space"):
+        records.add_file("anybody", file, b"hello")
+    assert records.store.names("data") == []
+
+
 def test_nothing_is_read_of_the_store_where_all_requests_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,3 +72,50 @@ def test_nothing_is_read_of_the_store_where_all_requests_are_served(
     with doors(tmp_path) as found:
         batch = found.ended(found.begin(line("a")))
         assert found.client.batches.list().data == [batch] and not in_loop
+
+
+def test_a_full_disk_is_swept_and_stops_no_other_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with doors(tmp_path) as found:
+        old = found.upload(line("old"))
+        found.runner.close()
+        stuck, other = found.begin(line("a")), found.begin(line("b"))
+        runner = BatchRunner(found.runner.records, found.settings, lambda: [found.worker])
+        kept, checked = runner.records.store, list[str]()
+
+        def keep(records: Records, batch: BatchRecord) -> None:
+            checked.append(batch.id)
+            raise OutputError(tmp_path, OSError(28, "No space left on device"))
+
+        monkeypatch.setattr("serve.batch_api.runner.keep_input", keep)
+        runner.clock = lambda: time.time() + 40 * 24 * 3600
+        runner.look()
+        assert checked == [stuck.id, other.id]
+        assert old.id not in kept.names("data"), "what expired gives its room back"
+
+
+def test_who_comes_late_ends_no_batch_again(tmp_path: Path) -> None:
+    told = list[BatchRecord]()
+    news: Any = SimpleNamespace(add=told.append)
+    with doors(tmp_path) as found:
+        found.runner.close()
+        begun = found.begin(line("a"))
+        records, settings = found.runner.records, found.settings
+        first, second = (
+            BatchRunner(records, settings, lambda: [found.worker], news) for _ in range(2)
+        )
+        first.look()
+        with locked(records.job_place(begun.id)):
+            # As after a service was replaced: the other has the place, and both have begun.
+            second.look()
+            first.look()
+            (batch,) = records.batches("anybody")
+            ended = replace(batch, status="cancelled", ended_at=7, finalizing_at=7)
+            records.put_batch(ended)
+        for runner in (first, second):
+            until = time.monotonic() + 50
+            while runner._turns:
+                assert time.monotonic() < until
+                time.sleep(0.02)
+        assert records.batches("anybody") == [ended] and not told

@@ -107,6 +107,31 @@ def test_one_that_hangs_is_waited_for_where_nobody_answers() -> None:
     assert asked(fronts).content == b"you said a ring" and len(fronts.asked) == 1
 
 
+def test_a_request_of_the_same_id_that_ends_takes_no_other_from_its_front() -> None:
+    """While some third front says nothing: whose request nobody has is soon asked again."""
+    known, paths = Liveness(), list[str]()
+    known.keep(["works", "silent"])
+
+    async def takes_its_time(scope: Scope, receive: Receive, send: Send) -> None:
+        paths.append(scope["path"])
+        known.took("same", "works")
+        for _ in range(1 if scope["path"] == "/short" else 20):
+            await asyncio.sleep(0.2)
+            known.heard("works")
+        await answers(b"", scope, receive, send)
+
+    async def scenario() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(Handover(takes_its_time, known))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            headers = {"x-request-id": "same"}
+            both = (http.get(path, headers=headers) for path in ("/short", "/long"))
+            return await asyncio.gather(*both)
+
+    answered = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert [each.status_code for each in answered] == [200, 200]
+    assert sorted(paths) == ["/long", "/short"] and not known.holders
+
+
 def test_an_answer_that_has_begun_is_not_begun_again() -> None:
     fronts = Fronts(breaks_off, answers)
     messages: list[Message] = []

@@ -75,6 +75,12 @@ def test_both_limits_count_and_no_answers_keep_none() -> None:
     assert not Figures([], 1.0).holds(SERVER)
 
 
+def test_answers_of_one_token_are_held_against_the_first_limit_alone() -> None:
+    quick = AnswerTimes(0.0, first_s=0.4, last_s=0.4, tokens=1, status=200)
+    slow = AnswerTimes(0.0, first_s=3.0, last_s=3.0, tokens=1, status=200)
+    assert Figures([quick], 1.0).holds(SERVER) and not Figures([slow], 1.0).holds(SERVER)
+
+
 def test_a_few_quick_answers_among_refusals_keep_no_limits() -> None:
     quick = AnswerTimes(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
     refused = AnswerTimes(0.0, status=429)

@@ -130,7 +130,8 @@ def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
         other.add(b"two\n")
         other.close()
         assert store.ledger("000000") == b"one\ntwo\n" and store.ledgers() == ["000000"]
-        store.remove("images/000000/a.png")
+        for _ in range(2):
+            store.remove("images/000000/a.png")
         with pytest.raises(FileNotFoundError):
             store.get("images/000000/a.png")
 
@@ -146,6 +147,20 @@ def test_who_adds_to_a_closed_ledger_is_told_and_writes_into_no_other_file(tmp_p
         assert other.read() == ""
         book.close()
         other.write("its file is still open")
+
+
+def test_who_adds_to_a_closed_ledger_in_a_bucket_is_told_and_writes_no_part(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled batch has been counted by then: its files would no longer be as long as told."""
+    monkeypatch.setattr(object_store, "PART_S", 0.05)
+    book = ObjectStore(bucket).append("000000")
+    book.add(b"in time\n")
+    book.close()
+    with pytest.raises(OutputError, match="closed"):
+        book.add(b"late\n")
+    time.sleep(0.2)
+    assert list(objects(bucket).values()) == [b"in time\n"]
 
 
 def test_after_a_torn_line_the_next_one_is_whole(tmp_path: Path) -> None:

@@ -52,6 +52,21 @@ def test_names_that_mean_something_to_a_file_system_are_encoded(id_: str, tmp_pa
     assert path.parent == tmp_path.resolve() and path.name.endswith(".png")
 
 
+def test_ids_that_were_checked_make_no_two_pictures_of_one_name() -> None:
+    """`a` with two pictures has `a-0` and `a-1`, and so may another request be called."""
+    checked = replace(intake(), format=None, are_ids_checked=True)
+
+    def line(id_: str, n: int) -> Record:
+        body = {"prompt": "a ring", "n": n}
+        values = {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
+        return Record(id_, values)
+
+    for order in ([("a", 2), ("a-1", 1)], [("a-1", 1), ("a", 2)]):
+        rows = list(checked.rows(line(*each) for each in order))
+        assert [row.error for row in rows] == [None] * 3
+        assert len({row.id for row in rows}) == 3
+
+
 def test_long_ids_have_file_names_of_their_own(tmp_path: Path) -> None:
     ends = [f"{i:03d}" for i in range(3)]
     ids = [c * (MAX_ID - 3) + end for c in "x.аあ😀" for end in ends]

@@ -20,6 +20,7 @@ from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
 from serve.llm.engine import Occupancy
 from serve.llm.replica import LlmReplica
 from serve.llm.replicas import LlmReplicas
+from serve.settings import ServeSettings
 from tests.serve.llm.texts import CIRCLE, text_of
 from tests.serve.test_replicas import Handle
 
@@ -110,3 +111,26 @@ def test_who_has_not_loaded_is_asked_last() -> None:
 
     busy = asyncio.run(outlook(SimpleNamespace(engine=Engine())))
     assert busy == 2150 < asyncio.run(outlook(None))
+
+
+def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-LLM keeps to the loop of its first request: its numbers would come to one that has
+    ended."""
+    loops: list[Any] = []
+
+    class Warming:
+        id = "m"
+        engine = SimpleNamespace(close=lambda: None)
+
+        async def warm_up(self) -> None:
+            loops.append(asyncio.get_running_loop())
+
+    async def start() -> None:
+        monkeypatch.setattr("serve.llm.loading.load", lambda settings: Warming())
+        replica = LlmReplica(ServeSettings())
+        async with asyncio.timeout(10):
+            while replica.speaker is None:
+                await asyncio.sleep(0.01)
+        assert loops == [asyncio.get_running_loop()]
+
+    asyncio.run(start())

@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from sdxl.params import InvalidParams
 from serve.errors import Problem
 from serve.llm import options, trtllm_api, trtllm_engine
 from serve.llm.asks import Delta, Ended
+from serve.llm.engine import Occupancy
 from serve.llm.names import MINI
 from serve.llm.speaker import Speaker
 from serve.worker.loop_thread import SICK_AFTER
@@ -147,6 +150,12 @@ def test_a_schema_that_it_cannot_take_makes_no_replica_sick() -> None:
     engine.check_health()
 
 
+def test_the_context_of_a_model_that_reads_pictures_is_that_of_its_text(tmp_path: Path) -> None:
+    text = {"max_position_embeddings": 4096}
+    AutoConfig.for_model("gemma3", text_config=text).save_pretrained(tmp_path)
+    assert trtllm_engine.load(str(tmp_path), {}, 30).context == 4096
+
+
 def test_a_start_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTLLM_DOUBLE_START_S", "3")
     with pytest.raises(trtllm_engine.StartTimeout, match="0 s"):
@@ -162,10 +171,32 @@ def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, double: An
         engine_of()
 
 
-def test_the_cache_s_use_is_known() -> None:
+def test_the_cache_s_use_is_known_at_once_while_it_writes() -> None:
+    """Its own numbers come as long as it computes anything: nobody waits for their end."""
     engine = engine_of()
-    engine.llm.generate_async([1], None, streaming=True)
-    assert asyncio.run(engine.occupancy()).kv_share == 1 / 8
+    engine.llm.token_s = 0.2
+
+    async def ask_meanwhile() -> tuple[Occupancy, float]:
+        writing = asyncio.create_task(updates_of(speaker_of(engine), CIRCLE))
+        await asyncio.sleep(0.3)
+        began_s = time.monotonic()
+        found = await engine.occupancy()
+        took_s = time.monotonic() - began_s
+        writing.cancel()
+        return found, took_s
+
+    found, took_s = asyncio.run(ask_meanwhile())
+    assert found == Occupancy(1, 0, 1 / 8) and took_s < 0.1
+
+
+def test_a_prompt_that_no_step_can_read_is_the_client_s_error_and_no_failure() -> None:
+    engine = engine_of(max_num_tokens=3)
+    for _ in range(SICK_AFTER):
+        with pytest.raises(Problem, match="4 tokens; this server reads at most 3") as caught:
+            run(engine)
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    engine.check_health()
+    assert end_of(run(engine_of(max_num_tokens=3, enable_chunked_prefill=True))).reason == "stop"
 
 
 LLAMA_70B: dict[str, Any] = {

@@ -18,6 +18,7 @@ RECORD = trtllm_api.record()
 WORDS = ("a", " red", " circle", " with", " caf", "\ufffd", "é", " on", " blue")
 """One a token; the sixth is half a character, which the next replaces."""
 START_VARIABLE = "TRTLLM_DOUBLE_START_S"
+STEP_S = 0.01
 
 
 def recorded(name: str, fields: Any) -> type:
@@ -114,6 +115,7 @@ class LLM:
         self.open: set[RequestOutput] = set()
         self.aborted, self.is_shut = 0, False
         self.params: list[Any] = []
+        self.step_tokens = given.get("max_num_tokens", RECORD["LLM.__init__"]["max_num_tokens"])
 
     def generate_async(
         self,
@@ -125,14 +127,22 @@ class LLM:
     ) -> RequestOutput:
         assert isinstance(inputs, list) and all(isinstance(token, int) for token in inputs)
         assert streaming, "the adapter streams"
+        if len(inputs) > self.step_tokens and not self.given.get("enable_chunked_prefill"):
+            raise ValueError(f"prompt length should not exceed max_num_tokens ({self.step_tokens})")
         self.params.append(sampling_params)
         request = RequestOutput(self, inputs, sampling_params)
         self.open.add(request)
         return request
 
     async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        if self.given.get("enable_iter_perf_stats"):
-            yield {"kvCacheStats": {"maxNumBlocks": 8, "usedNumBlocks": len(self.open)}}
+        """As the real one: a word for every step, and its end only where none came for so long."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + (timeout or 0)
+        while self.given.get("enable_iter_perf_stats") and clock() < until_s:
+            if self.open:
+                yield {"kvCacheStats": {"maxNumBlocks": 8, "usedNumBlocks": len(self.open)}}
+                until_s = clock() + (timeout or 0)
+            await asyncio.sleep(STEP_S)
 
     def shutdown(self) -> None:
         self.is_shut = True
