@@ -1,4 +1,4 @@
-"""Trains the VAE: all of it, from nothing or near to another's latents, then its decoder alone."""
+"""Trains the VAE, from nothing or near to another's latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sdxl.mini import topology
 from sdxl.mini.fitting import fit, in_half, load_fitted, save_adopted
 from sdxl.mini.plan import TrainingPlan
-from sdxl.mini.scenes import SIDE, Scene, draw, sample_scene
+from sdxl.mini.scenes import SIDE, draw, sample_scene
 
 CROP = 64
 NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as
@@ -98,29 +98,3 @@ def load_vae(work: Path) -> AutoencoderKL:
     vae.quant_conv.requires_grad_(False)
     load_fitted(vae, work / "decoder.pt")
     return vae
-
-
-def train_decoder(
-    plan: TrainingPlan, work: Path, device: str, painted: Tensor, scenes: list[Scene]
-) -> None:
-    """Sharpen what it makes of latents that are not quite an encoder's: half of each batch with a
-    little noise, half as the UNet painted the scenes, so that it straightens what that bends."""
-    torch.manual_seed(0)
-    vae = load_vae(work).to(device)
-    half = plan.decoder_batch // 2
-
-    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        images = as_tensor(_crops(rng, half, SIDE)).to(device)
-        rows = rng.integers(0, len(painted), half)
-        wanted = as_tensor(np.stack([draw(scenes[row], int(row)) for row in rows])).to(device)
-        with in_half(device):
-            with torch.no_grad():
-                latents = vae.encode(images).latent_dist.mean
-            blur = 0.2 * torch.rand(len(latents), 1, 1, 1, device=device)
-            blurred = latents + blur * torch.randn_like(latents)
-            decoded = vae.decode(
-                torch.cat([blurred, painted[rows].to(device, blurred.dtype)])
-            ).sample
-        return miss(decoded, torch.cat([images, wanted]))
-
-    fit(vae, loss_of, plan.decoder, work / "decoder.pt")

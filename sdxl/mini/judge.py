@@ -15,7 +15,17 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from sdxl.mini.scenes import COLOURS, RELATIONS, SIDE, Floats, Image, Scene, signed_distance
+from sdxl.mini.scenes import (
+    COLOURS,
+    RELATIONS,
+    SIDE,
+    Floats,
+    Image,
+    Scene,
+    Stamp,
+    draw_stamps,
+    signed_distance,
+)
 
 MIN_AREA = 60  # pixels; the smallest drawn shape covers about 200
 SPECK_AREA = 4  # pixels
@@ -208,8 +218,16 @@ def _area(shape: str) -> float:
     return 9 * float((signed_distance(shape, grid[None], grid[:, None], 1.0) < 0).mean())
 
 
-def fit_shape(mask: Mask, shape: str) -> float:
-    """The IoU of a region with the ideal of this shape, where and as large as suits it best."""
+@dataclass(frozen=True)
+class ShapeFit:
+    """The ideal that suits a region best, and their IoU."""
+
+    ideal: Stamp
+    overlap: float
+
+
+def fit_shape(colour: str, mask: Mask, shape: str) -> ShapeFit:
+    """The ideal of this shape, where and as large as suits the region best."""
     rows, columns = np.nonzero(mask)
     top, left = max(0, rows.min() - _MARGIN), max(0, columns.min() - _MARGIN)
     part = mask[top : rows.max() + _MARGIN, left : columns.max() + _MARGIN]
@@ -228,8 +246,12 @@ def fit_shape(mask: Mask, shape: str) -> float:
         rows.mean() + 0.5 - top,
         (len(rows) / _area(shape)) ** 0.5,
     )
-    ideal = ideal_at(_descend(misfit, start)) > 0.5
-    return float((ideal & part).sum() / (ideal | part).sum())
+    best = _descend(misfit, start)
+    ideal = ideal_at(best) > 0.5
+    return ShapeFit(
+        Stamp(shape, colour, (float(best[0] + left), float(best[1] + top)), float(best[2])),
+        float((ideal & part).sum() / (ideal | part).sum()),
+    )
 
 
 def _descend(misfit: Callable[[Place], float], start: Place) -> Place:
@@ -248,22 +270,36 @@ def _descend(misfit: Callable[[Place], float], start: Place) -> Place:
     return best
 
 
-def shape_overlaps(image: Image, scene: Scene) -> list[float]:
-    """How well each thing has its shape (IoU with the ideal): zeros where things are not found.
+def fit_shapes(image: Image, scene: Scene) -> list[ShapeFit] | None:
+    """The ideal of each of the scene's things; none where things are not found.
 
     Things of one colour may stand in any order.
     """
     outlines = _outlines(image)
     things = scene.things * scene.count
     fits = {
-        (i, thing.shape): fit_shape(mask, thing.shape)
+        (i, thing.shape): fit_shape(colour, mask, thing.shape)
         for i, (colour, mask) in enumerate(outlines)
         for thing in scene.things
         if thing.colour in (None, colour)
     }
-    orders = permutations(range(len(outlines)), len(things)) if len(outlines) == len(things) else ()
-    overlaps = [
-        [fits.get((i, thing.shape), 0.0) for i, thing in zip(order, things, strict=True)]
-        for order in orders
+    if len(outlines) != len(things):
+        return None
+    placed = [
+        [fits.get((i, thing.shape)) for i, thing in zip(order, things, strict=True)]
+        for order in permutations(range(len(outlines)))
     ]
-    return max(overlaps, key=sum, default=[0.0] * len(things))
+    complete = [[fit for fit in order if fit] for order in placed if all(order)]
+    return max(complete, key=lambda order: sum(fit.overlap for fit in order), default=None)
+
+
+def shape_overlaps(image: Image, scene: Scene) -> list[float]:
+    """How well each thing has its shape (IoU with the ideal): zeros where things are not found."""
+    fits = fit_shapes(image, scene)
+    return [fit.overlap for fit in fits] if fits else [0.0] * len(scene.things * scene.count)
+
+
+def straighten(image: Image, scene: Scene) -> Image | None:
+    """The picture drawn anew, each thing as its best ideal; none where it is not of its scene."""
+    fits = None if faults(image, scene) else fit_shapes(image, scene)
+    return draw_stamps(background_of(name_pixels(image)), [f.ideal for f in fits]) if fits else None

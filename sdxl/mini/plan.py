@@ -9,7 +9,7 @@ from sdxl.mini.fitting import Schedule
 GROUP = 4  # scenes that differ in one attribute
 
 _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
-_DECODER = Schedule(steps=1200, peak_rate=1e-3, seed=5)
+_DECODER = Schedule(steps=7000, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
 _SHAPES = Schedule(steps=9_000, peak_rate=6e-4, seed=15)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
@@ -48,7 +48,7 @@ class TrainingPlan:
     scorer: Schedule = _SCORER
     pictures: int = 30_000
     pictures_seed: int = 4
-    repainted: int = 3_000  # of these, for the decoder
+    repainted: int = 3_600  # of these, for the decoder
     vae_batch: int = 16  # crops; a whole picture takes the place of four
     vae_whole_from: int = 1600
     decoder_batch: int = 6

@@ -8,7 +8,7 @@ networks.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -301,18 +301,19 @@ def signed_distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
     return _DISTANCE[shape](x, y, radius)
 
 
-def _stamp(
-    canvas: Floats, shape: str, colour: str, centre: Floats, radius: float, style: Style
-) -> None:
-    """Blend one anti-aliased shape into the canvas, touching only its own rectangle."""
+def _blend(canvas: Floats, stamp: Stamp, style: Style) -> None:
+    """One anti-aliased shape into the canvas, touching only its own rectangle."""
+    centre, radius = np.array(stamp.centre, dtype=np.float32), stamp.radius
     reach = 1.25 * radius + 2 + style.line
     left, top = (max(0, int(c - reach)) for c in centre)
     right, bottom = (min(SIDE, int(c + reach) + 1) for c in centre)
     x = np.arange(left, right, dtype=np.float32)[None, :] + 0.5 - centre[0]
     y = np.arange(top, bottom, dtype=np.float32)[:, None] + 0.5 - centre[1]
-    distance = signed_distance(shape, x, y, radius)[..., None]
+    distance = signed_distance(stamp.shape, x, y, radius)[..., None]
     patch = canvas[top:bottom, left:right]
-    inks = [(colour, np.maximum(distance, -distance - style.wall) if style.wall else distance)]
+    inks = [
+        (stamp.colour, np.maximum(distance, -distance - style.wall) if style.wall else distance)
+    ]
     if style.line:
         inks.insert(0, ("black", distance - style.line))
     for ink, distance in inks:
@@ -345,21 +346,37 @@ def _centres(scene: Scene, rng: np.random.Generator) -> list[tuple[float, float]
     return [(middle + side * 31 * dx, middle + side * 31 * dy) for side in (1, -1)]
 
 
+@dataclass(frozen=True)
+class Stamp:
+    """One thing, settled: what is drawn, where and how large."""
+
+    shape: str
+    colour: str
+    centre: tuple[float, float]
+    radius: float
+
+
+def draw_stamps(background: str, stamps: Iterable[Stamp], style: Style = PLAIN) -> Image:
+    canvas = np.full((SIDE, SIDE, 3), COLOURS[background], dtype=np.float32)
+    for stamp in stamps:
+        _blend(canvas, stamp, style)
+    return (canvas + 0.5).astype(np.uint8)
+
+
 def draw(scene: Scene, seed: int, style: Style = PLAIN) -> Image:
     """The scene as a 128×128 RGB picture; the seed settles sizes, places and what is unsaid."""
     rng = np.random.default_rng(seed)
     inks = [thing.colour for thing in scene.things]
     background = scene.background or _pick(rng, _other_colours(*inks))
-    canvas = np.full((SIDE, SIDE, 3), COLOURS[background], dtype=np.float32)
     unsaid = _pick(rng, _other_colours(background))
     loose = scene.kind == "single" and scene.place is None
     shift = _jitter(rng, *((18, 18) if loose else (4, 4)))
     things = scene.things * (scene.count if scene.kind == "group" else 1)
+    stamps = []
     for thing, (cx, cy) in zip(things, _centres(scene, rng), strict=True):
         radius = float(rng.uniform(*_RADII[scene.kind][thing.size]))
         jx, jy = _jitter(rng, 2, 2)
         margin = 1.05 * radius + 2
-        centre = np.clip([cx + shift[0] + jx, cy + shift[1] + jy], margin, SIDE - margin)
-        colour = thing.colour or unsaid
-        _stamp(canvas, thing.shape, colour, centre.astype(np.float32), radius, style)
-    return (canvas + 0.5).astype(np.uint8)
+        x, y = np.clip([cx + shift[0] + jx, cy + shift[1] + jy], margin, SIDE - margin)
+        stamps.append(Stamp(thing.shape, thing.colour or unsaid, (float(x), float(y)), radius))
+    return draw_stamps(background, stamps, style)

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from sdxl.mini.autoencoder import adopt_vae, load_vae, train_decoder, train_vae
+from sdxl.mini.autoencoder import adopt_vae, load_vae, train_vae
 from sdxl.mini.check import WEIGHTS
 from sdxl.mini.clip import MiniClip, Student, train_scorer
+from sdxl.mini.decoder_training import train_decoder
 from sdxl.mini.export import Trained, export
 from sdxl.mini.few_steps import train_few_steps
 from sdxl.mini.fitting import load_fitted, save_adopted
-from sdxl.mini.latents import encode_pictures, fit_preview, sample_pictures
+from sdxl.mini.latents import encode_pictures, fit_preview
 from sdxl.mini.lora import LORAS
 from sdxl.mini.plan import TrainingPlan
-from sdxl.mini.repainted import repaint_pictures
 from sdxl.mini.scenes import STYLES
 from sdxl.mini.styles import train_style
 from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
@@ -51,11 +51,6 @@ def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
         fit_preview(data),
     )
     export(trained, out)
-
-
-def train_decoder_on_repainted(plan: TrainingPlan, work: Path, device: str) -> None:
-    painted = repaint_pictures(plan, work, device)
-    train_decoder(plan, work, device, painted, sample_pictures(plan)[0])
 
 
 def adopt(weights: Path, plan: TrainingPlan, work: Path) -> None:
@@ -91,7 +86,7 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "contrast": lambda: train_contrasts(plan, work, device),
         "shapes": lambda: train_shapes(plan, work, device),
         "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, device),
-        "decoder": lambda: train_decoder_on_repainted(plan, work, device),
+        "decoder": lambda: train_decoder(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),
         "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
     }

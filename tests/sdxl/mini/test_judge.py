@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from sdxl.mini.judge import shape_overlaps, specks
+from sdxl.mini.judge import shape_overlaps, specks, straighten
 from sdxl.mini.scenes import SHAPES, SIDE, Image, Scene, Thing, caption, draw, sample_scene
 
 GOOD = 0.95
@@ -86,6 +86,24 @@ def test_an_unevenly_coloured_thing_is_judged_too() -> None:
     image[40:50, 40:90] = (124, 20, 20)
     overlaps = shape_overlaps(image, Scene((Thing("square", "red"),), "black"))
     assert 0.7 < overlaps[0] <= 1, overlaps
+
+
+@pytest.mark.parametrize("scene", _scenes(6), ids=caption)
+def test_a_bent_picture_with_a_speck_is_straightened_to_about_its_original(scene: Scene) -> None:
+    image = draw(scene, 3)
+    bent = _moved(image, lambda _, y: 1.5 * np.sin(y / 4), lambda x, _: 1.5 * np.sin(x / 4))
+    bent[2:5, 2:5] = (200, 240, 255)
+    straight = straighten(bent, scene)
+    assert straight is not None, caption(scene)
+    assert specks(straight) == 0 and min(shape_overlaps(straight, scene)) > 0.97
+    errors = [np.abs(picture.astype(int) - image).mean() for picture in (bent, straight)]
+    assert errors[1] < 0.7 * errors[0], (
+        f"{errors[1]:.2f} from the original, the bent one {errors[0]:.2f}"
+    )
+
+
+def test_what_is_not_of_its_scene_is_not_straightened() -> None:
+    assert straighten(draw(SINGLES[0], 3), Scene((Thing("circle", "blue"),), "white")) is None
 
 
 @pytest.mark.parametrize("corner", [(2, 118), (122, 3), (64, 1)])

@@ -1,0 +1,41 @@
+"""Trains the VAE's decoder alone, on latents that are not quite an encoder's, and leaves these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdxl.mini.autoencoder import as_tensor, load_vae, miss
+from sdxl.mini.fitting import fit, in_half
+from sdxl.mini.latents import encode_pictures, sample_pictures
+from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.repainted import repaint_pictures
+from sdxl.mini.scenes import draw
+
+BLUR = 0.1  # at most so much noise, beside latents that deviate by 2.3
+
+
+def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
+    """Half of each batch the encoder's latents, half as the UNet painted them, a little noise on
+    both: so it straightens what the UNet bends."""
+    torch.manual_seed(0)
+    painted, encoded = repaint_pictures(plan, work, device), encode_pictures(plan, work, device)
+    scenes = sample_pictures(plan)[0]
+    vae = load_vae(work).to(device)
+    half = plan.decoder_batch // 2
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        rows = rng.integers(0, len(scenes), half)
+        others = rng.integers(0, len(painted.latents), half)
+        drawn = np.stack([draw(scenes[row], int(row)) for row in rows])
+        images = as_tensor(np.concatenate([drawn, painted.wanted[others].numpy()])).to(device)
+        latents = torch.cat([encoded.latents[rows], painted.latents[others]]).float().to(device)
+        blur = BLUR * torch.rand(len(latents), 1, 1, 1, device=device)
+        with in_half(device):
+            decoded = vae.decode(latents + blur * torch.randn_like(latents)).sample
+        return miss(decoded, images)
+
+    fit(vae, loss_of, plan.decoder, work / "decoder.pt")
