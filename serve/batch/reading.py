@@ -36,7 +36,7 @@ NEEDED: Mapping[Any, str] = {
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
 MAX_LINE = 2**20
-"""bytes; the longest request takes a quarter of that"""
+"""bytes; the longest prompt takes a quarter of that, an image as a data URL the more"""
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,8 @@ def read_jsonl(path: Path) -> Iterator[Record]:
 
 
 def read_csv(path: Path) -> Iterator[Record]:
+    # Python's own limit of a field is lower: an image as a data URL would cost the whole file.
+    csv.field_size_limit(MAX_LINE)
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
         reader = csv.DictReader(csv_lines(file), strict=True)
         try:

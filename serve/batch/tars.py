@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import PurePosixPath
+from threading import Lock
 
+from sdxl.handover import in_threads
 from serve.batch import ledger
 from serve.batch.ledger import Entry
 from serve.batch.rows import bounded, shard_name
@@ -21,6 +23,8 @@ from serve.batch.store import Store
 LOOSE = "loose"
 TAR = ".tar/"
 """Between a tar's name and its member's, in the ledger."""
+THREADS = 8
+"""The driver packs, and hands out nothing meanwhile: a distant store answers many at a time."""
 
 
 def reader(store: Store) -> Callable[[str], bytes]:
@@ -30,12 +34,17 @@ def reader(store: Store) -> Callable[[str], bytes]:
     def members(tar: str) -> dict[str, bytes]:
         return unpack(store.get(tar))
 
+    fetching = Lock()
+
     def read(file: str) -> bytes:
         tar, is_inside, member = file.partition(TAR)
         if not is_inside:
             return store.get(file)
         try:
-            return members(f"{tar}.tar")[member]
+            with fetching:
+                # Else every thread that reads one at once would fetch all of it.
+                inside = members(f"{tar}.tar")
+            return inside[member]
         except KeyError:
             raise FileNotFoundError(file) from None
 
@@ -60,14 +69,17 @@ def pack(store: Store, shard: int, run: str) -> None:
     if any(entry.file.startswith(LOOSE) for entry in pictures):
         read = reader(store)
         tar = f"images/{name}.tar"
-        store.put(tar, tar_of([(key_of(entry), entry, read(entry.file)) for entry in pictures]))
+        data = in_threads(lambda entry: read(entry.file), pictures, THREADS)
+        named = zip(map(key_of, pictures), pictures, data, strict=True)
+        store.put(tar, tar_of(named))
         book = store.append(name)
         for entry in pictures:
             moved = f"{tar}/{key_of(entry)}{PurePosixPath(entry.file).suffix}"
             book.add(Entry(**{**vars(entry), "file": moved, "run": run}).as_line())
         book.close()
-    for loose in store.names(f"{LOOSE}/{name}"):
-        store.remove(f"{LOOSE}/{name}/{loose}")
+    left = [f"{LOOSE}/{name}/{loose}" for loose in store.names(f"{LOOSE}/{name}")]
+    for _ in in_threads(store.remove, left, THREADS):
+        pass
 
 
 def key_of(entry: Entry) -> str:
@@ -76,7 +88,7 @@ def key_of(entry: Entry) -> str:
     return bounded(stem, entry.id)
 
 
-def tar_of(pictures: list[tuple[str, Entry, bytes]]) -> bytes:
+def tar_of(pictures: Iterable[tuple[str, Entry, bytes]]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for key, entry, data in pictures:

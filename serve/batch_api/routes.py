@@ -126,9 +126,14 @@ class BatchApi:
         with_room(lambda: self.records.add_file(owner, file, data))
         return file
 
-    def need_file(self, owner: str, id_: str) -> FileRecord:
+    def _living(self, owner: str, id_: str) -> FileRecord | None:
         file = self.records.file(owner, id_)
-        if file is None or (file.expires_at is not None and file.expires_at < self.now):
+        is_over = file is not None and file.expires_at is not None and file.expires_at < self.now
+        return None if is_over else file
+
+    def need_file(self, owner: str, id_: str) -> FileRecord:
+        file = self._living(owner, id_)
+        if file is None:
             raise Problem(404, f"There is no file {id_[:80]!r}.", "id", "not_found")
         return file
 
@@ -154,9 +159,13 @@ class BatchApi:
             raise invalid("endpoint", message)
         owner, now = owner_of(getattr(request.state, "key", None)), self.now
         expires_at = now + window_s(asked.completion_window)
-        if self.records.file(owner, asked.input_file_id) is None:
+        file = self._living(owner, asked.input_file_id)
+        if file is None:
             message = f"input_file_id: there is no file {asked.input_file_id[:80]!r}"
             raise invalid("input_file_id", message, "file_not_found")
+        if file.purpose != PURPOSE:
+            message = f"input_file_id: its purpose is {file.purpose!r}; needed {PURPOSE!r}"
+            raise invalid("input_file_id", message)
         id_ = id_of("batch_", owner, request.state.request_id, asked.input_file_id)
         known = self.records.batch(owner, id_)
         if known is not None:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +305,21 @@ def test_nobody_finds_what_is_another_keys(tmp_path: Path) -> None:
             )
         url = found.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
     assert "/v1/results/" in url
+
+
+def test_a_batch_begins_with_a_file_of_requests_that_lives(tmp_path: Path) -> None:
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(line("a")))
+        given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h"}
+        with pytest.raises(openai.BadRequestError, match="'batch_output'.*needed 'batch'"):
+            found.client.batches.create(input_file_id=batch.output_file_id, **given)
+        records = found.runner.records
+        (file,) = (each for each in records.files("anybody") if not each.batch)
+        records.add_file("anybody", replace(file, expires_at=file.created_at - 1))
+        with pytest.raises(openai.NotFoundError):
+            found.client.files.retrieve(file.id)
+        with pytest.raises(openai.BadRequestError, match="no file"):
+            found.client.batches.create(input_file_id=file.id, **given)
 
 
 def test_limits_are_told_by_name(tmp_path: Path) -> None:

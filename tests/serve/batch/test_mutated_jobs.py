@@ -125,6 +125,12 @@ def test_a_line_of_a_csv_that_is_too_long_is_one_line(tmp_path: Path) -> None:
         list(reading.read([path]))
 
 
+def test_a_field_of_a_csv_is_as_long_as_its_line_may_be(tmp_path: Path) -> None:
+    path, image = tmp_path / "a.csv", "data:image/png;base64," + "A" * 200_000
+    path.write_text(f'prompt,image\na,"{image}"\n')
+    assert [record.values["image"] for record in reading.read([path])] == [image]
+
+
 # -- mutants --------------------------------------------------------------------------------
 
 
