@@ -83,8 +83,10 @@ class Intake:
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
             shown = given if isinstance(given, str) and given else record.line
+            # A name in it may be no Unicode, and then nobody could be shown it.
+            told = str(error).encode(errors="backslashreplace").decode()
             problem = problem_of(error)
-            yield BatchRow(ordinal, record.line, shown, error=str(error), problem=problem)
+            yield BatchRow(ordinal, record.line, shown, error=told, problem=problem)
             return
         file = {} if self.format else file_of(record.values)
         facts: dict[str, Any] = {**pictures, **file}

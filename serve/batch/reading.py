@@ -56,6 +56,10 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     for path in found:
         if path.suffix.lower() not in SUFFIXES:
             raise InvalidParams("input", str(path), f"needed a file in {', '.join(SUFFIXES)}")
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidParams("input", str(path), "needed a path in UTF-8") from error
     return found
 
 

@@ -33,6 +33,8 @@ PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """after each try that failed; then it is given up"""
 TIMEOUT_S = 10.0
 LOOK_S = 1.0
+AGAIN_S = 60.0
+"""Until what could not be noted, as on a full disk, is told again."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Outbox:
 
     def __post_init__(self) -> None:
         self._leave = threading.Event()
+        self._again_s: dict[str, float] = {}
         self._thread = threading.Thread(target=self._look_again, name="webhooks", daemon=True)
 
     def start(self) -> None:
@@ -129,9 +132,18 @@ class Outbox:
     def deliver(self) -> None:
         for name in self.records.store.names(OUTBOX):
             place = name.removesuffix(".json")
-            news = self._read(place)
-            if news is not None and news.due_s <= self.clock() and self._has_ended(news):
-                self._try(place, news)
+            if time.monotonic() >= self._again_s.get(place, 0.0):
+                try:
+                    self._consider(place)
+                except Exception:
+                    # What became of it could not be noted: it is told again, but not at once.
+                    log.exception("webhooks: %s is tried again in %g s", place, AGAIN_S)
+                    self._again_s[place] = time.monotonic() + AGAIN_S
+
+    def _consider(self, place: str) -> None:
+        news = self._read(place)
+        if news is not None and news.due_s <= self.clock() and self._has_ended(news):
+            self._try(place, news)
 
     def _look_again(self) -> None:
         while not self._leave.wait(LOOK_S):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 from standardwebhooks import Webhook
 
+from sdxl.files import OutputError
 from sdxl.params import InvalidParams
 from serve.batch_api.records import Records
-from serve.batch_api.webhooks import Outbox, read_endpoints
+from serve.batch_api.webhooks import Endpoint, Outbox, read_endpoints
 from tests.http_servers import Quiet, serving
 from tests.serve.test_batch_api import WAIT_S, doors, line
 
@@ -85,6 +88,29 @@ def test_what_nobody_takes_is_given_up(tmp_path: Path) -> None:
             for _ in range(6):
                 outbox.deliver()
     assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")
+
+
+def test_a_full_disk_holds_up_no_other_news_and_repeats_none_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str, data: bytes) -> None:
+        raise OutputError(name, OSError(errno.ENOSPC, "No space left on device"))
+
+    with receiver(refusals=10**6) as (url, refuses), receiver() as (other, takes):
+        outbox = outbox_to(tmp_path, url, 0.0, 0.0)
+        outbox.endpoints = [Endpoint(url, SECRET), Endpoint(other, SECRET)]
+        places = iter("ab")
+        monkeypatch.setattr("serve.batch_api.webhooks.id_of", lambda kind, *_: next(places, "id"))
+        event: Any = {"id": "evt_1", "created_at": 1}
+        monkeypatch.setattr("serve.batch_api.webhooks.event_of", lambda batch: event)
+        outbox.add(SimpleNamespace(owner="anybody", id="batch_" + "0" * 32))  # type: ignore[arg-type]
+        assert outbox.records.store.names("outbox") == ["a.json", "b.json"]
+        monkeypatch.setattr(outbox.records.store, "put", full)
+        for _ in range(3):
+            outbox.deliver()
+    assert len(takes.heard) == 1, "it comes after the one that cannot be noted"
+    assert len(refuses.heard) == 1, "it is told again after a pause"
+    assert outbox.records.store.names("outbox") == ["a.json"]
 
 
 @pytest.mark.parametrize(

@@ -290,12 +290,13 @@ def test_what_is_no_unicode_is_a_dead_letter_and_keeps_its_place(tmp_path: Path)
         {"prompt": "b", "id": "\ud800"},
         {"prompt": "c\udfff"},
         {"prompt": "d"},
+        {"prompt": "e", "\ud800": 1},
     ]
     out = tmp_path / "out"
     for _ in range(2):
         assert make(jsonl(tmp_path, rows), out) == HAS_DEAD
         assert len(pictures(out)) == 2
-        assert [letter["line"][-1] for letter in dead_letters(out)] == ["2", "3"]
+        assert [letter["line"][-1] for letter in dead_letters(out)] == ["2", "3", "5"]
     assert command.main(["--verify", str(out)]) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -50,6 +51,12 @@ def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
 ) -> None:
     source = table(tmp_path / "rows.parquet", columns)
     with pytest.raises(InvalidParams, match=said):
+        run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
+
+
+def test_a_path_that_is_no_unicode_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    source = prompts(tmp_path, 1, os.fsdecode(b"caf\xe9.txt"))
+    with pytest.raises(InvalidParams, match="needed a path in UTF-8"):
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
 
 

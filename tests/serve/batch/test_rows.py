@@ -178,6 +178,11 @@ def test_a_column_of_bytes_is_no_column_of_text(tmp_path: Path) -> None:
         rows_of(binary)
 
 
+def test_what_is_wrong_with_a_row_can_be_printed_whatever_its_names_are(tmp_path: Path) -> None:
+    (row,) = rows_of(jsonl(tmp_path, [{"prompt": "a", "\ud800": 1}]))
+    assert row.error and row.error.encode().startswith(b"\\ud800: 1 is not allowed")
+
+
 @pytest.mark.parametrize("text", ["{", "[1", '"', "\ud800"])
 def test_a_line_that_is_no_json_is_one_bad_row(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
