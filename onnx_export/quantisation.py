@@ -7,9 +7,11 @@ know where calibration data come from, nor ONNX.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -91,12 +93,19 @@ def _calibrate(
     alphas = {rule.smoothing for rule in rules.values() if rule.smoothing is not None}
     assert len(alphas) <= 1, f"one smoothing for all layers, not {alphas}"
     method = {"method": "smoothquant", "alpha": alphas.pop()} if alphas else {"method": "max"}
+    library = _load_library()
     with _quiet():
-        import modelopt.torch.quantization as mtq
-
         clock = StepClock()
         config = {"quant_cfg": _entries(recipe, rules, clock), "algorithm": method}
-        mtq.quantize(unet, config, lambda _: run(clock))
+        library.quantize(unet, config, lambda _: run(clock))
+
+
+def _load_library() -> Any:
+    """Model Optimizer, in a thread of its own: a package that it imports keeps an exception for
+    ever, and with it the frames of all that called it. They hold the UNet and the text encoders."""
+    name = "modelopt.torch.quantization"
+    with _quiet(), ThreadPoolExecutor(1) as thread:
+        return thread.submit(importlib.import_module, name).result()
 
 
 def _entries(recipe: Recipe, rules: Mapping[str, Rule], clock: StepClock) -> list[dict[str, Any]]:

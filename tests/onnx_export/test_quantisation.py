@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,3 +351,24 @@ def test_only_the_unet_is_quantised(tiny_exports: Exports) -> None:
     half, *others = (tiny_exports(precision).graphs for precision in ("fp16", *NUMBERS))
     for name in ("clip_l", "clip_g", *VAE):
         assert {graphs[name].sha256 for graphs in others} == {half[name].sha256}
+
+
+FREED = """
+import gc, weakref
+from tests.onnx_export.test_quantisation import calibrated_once
+
+model = calibrated_once()
+gc.collect()
+raise SystemExit(model() is not None)
+"""
+
+
+def calibrated_once() -> weakref.ref[nn.Module]:
+    unet = nn.ModuleDict({"attn1": nn.ModuleDict({"to_q": nn.Linear(64, 64)})})
+    quantise(unet, INT8, lambda _: unet["attn1"]["to_q"](torch.ones(4, 64)), torch.float32)
+    return weakref.ref(unet)
+
+
+def test_what_was_calibrated_is_freed() -> None:
+    """In a process of its own: what kept it alive is the library's first import."""
+    subprocess.run([sys.executable, "-c", FREED], check=True, timeout=120)
