@@ -21,10 +21,11 @@ import sdxl
 from sdxl.files import locked, prepare_folder, write_atomic
 from sdxl.params import InvalidParams
 from sdxl.places import home
-from sdxl.provenance import SOURCE_TYPE
 
 log = logging.getLogger(__name__)
 
+SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+"""IPTC NewsCodes: made by a model that was trained on samples."""
 GENERATOR = "sdxl-deepcache"
 SELF_MADE = "sdxl-deepcache, self-made certificate"
 """The name in a certificate that nobody vouches for."""

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdxl.content_credentials import SOURCE_TYPE, signer_of
 from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 AND_WATERMARK = "+watermark"
 OFF, METADATA, C2PA = "off", "metadata", "c2pa"
 PROVENANCES = (OFF, METADATA, C2PA, METADATA + AND_WATERMARK, C2PA + AND_WATERMARK)
-SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-"""IPTC NewsCodes: made by a model that was trained on samples."""
 XMP = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
     '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
@@ -85,8 +84,6 @@ class Provenance:
         """From a picture's file and format to the file with a manifest, where one is wanted."""
         if not self.is_signed:
             return lambda file, format: file
-        from sdxl.content_credentials import signer_of
-
         return signer_of(self.certificate, self.private_key, self.is_watermarked)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,7 +7,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,30 @@ def test_rooms_import_only_what_is_below_them(package: str) -> None:
                 if parts[0] == package and parts[1] in above:
                     wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert not wrong, " → ".join(rooms) + ":\n" + "\n".join(wrong)
+
+
+def test_no_imports_go_round_in_a_circle() -> None:
+    """Those inside functions count too: what needs one there to load at all is two halves of one
+    module. `TopologicalSorter` names the circle."""
+    by_name = {dotted(path): path for path in MODULES}
+    known = {
+        name: {module for _, full in imports(path) if (module := module_of(full, by_name))} - {name}
+        for name, path in by_name.items()
+    }
+    try:
+        TopologicalSorter(known).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def module_of(name: str, known: Container[str]) -> str | None:
+    """The module that an imported name is, or is in; a package's own file counts only by itself."""
+    parent = name.rpartition(".")[0]
+    return name if name in known else parent if parent in known else None
 
 
 def test_nothing_imports_the_entry() -> None:

@@ -15,9 +15,9 @@ from typing import Any
 from PIL.Image import Image
 
 from sdxl.arguments import Parser
+from sdxl.content_credentials import SOURCE_TYPE, read_claim
 from sdxl.params import InvalidParams
 from sdxl.picture_files import BrokenPicture, opened
-from sdxl.provenance import SOURCE_TYPE
 
 HOLDS, CHANGED, UNSIGNED, UNMARKED = "holds", "changed", "unsigned", "unmarked"
 WATERMARKED = "watermarked"
@@ -70,8 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def verify(path: Path, trusted: bytes = b"") -> Verdict:
-    from sdxl.content_credentials import read_claim
-
     data, name = read(str(path), "file"), str(path)
     try:
         with opened(data) as image:

@@ -18,10 +18,11 @@ import pytest
 from PIL import Image
 
 from sdxl import content_credentials
+from sdxl.content_credentials import SOURCE_TYPE
 from sdxl.images import Pixels, encode, read_parameters
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
-from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, PROVENANCES, SOURCE_TYPE, Provenance
+from sdxl.provenance import AND_WATERMARK, C2PA, METADATA, OFF, PROVENANCES, Provenance
 from serve.render.verification import CHANGED, HOLDS, UNMARKED, UNSIGNED, WATERMARKED, main, verify
 
 RDF = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
