@@ -154,7 +154,16 @@ class Records:
     def drop_file(self, owner: str, file: FileRecord) -> None:
         self.store.remove(f"{FILES}/{owner}/{file.id}.json")
         if not file.batch:
-            self.store.remove(f"{DATA}/{file.id}")
+            self.drop_data(file.id)
+
+    def drop_data(self, id_: str) -> None:
+        self.store.remove(f"{DATA}/{id_}")
+
+    def unnamed_data(self) -> set[str]:
+        """What no record names: it is not there yet, or a crash came between the two."""
+        data = set(self.store.names(DATA))
+        named = (self.store.names(f"{FILES}/{owner}") for owner in self.owners(FILES))
+        return data - {name.removesuffix(".json") for names in named for name in names}
 
     # -- batches ----------------------------------------------------------------------------
 

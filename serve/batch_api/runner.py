@@ -79,6 +79,7 @@ class BatchRunner:
     _again_s: dict[str, float] = field(default_factory=dict)
     _leave: threading.Event = field(default_factory=threading.Event)
     _swept_s: float = 0.0
+    _unnamed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         keys = Keyring.read(Path(self.settings.keys)).keys if self.settings.keys else ()
@@ -125,6 +126,7 @@ class BatchRunner:
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
             sweep(self.records, int(self.clock()))
+            self._unnamed = sweep_data(self.records, self._unnamed)
 
     def _open(self) -> list[BatchRecord]:
         """All that have not ended, the oldest first."""
@@ -373,3 +375,12 @@ def sweep(records: Records, now: int) -> None:
             if (batch.ended_at or 0) + batch.files_live_s < now:
                 records.drop_batch(batch)
     records.store.sweep(now - UNFINISHED_S)
+
+
+def sweep_data(records: Records, before: set[str]) -> set[str]:
+    """Remove what no record has named since `before`, the answer of the last time: an upload has
+    its record long by now."""
+    found = records.unnamed_data()
+    for id_ in found & before:
+        records.drop_data(id_)
+    return found - before

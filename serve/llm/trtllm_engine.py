@@ -26,8 +26,8 @@ MAX_ROWS = 2048
 """TensorRT-LLM's own default of max_batch_size."""
 MOST_TOKENS = 8192
 """TensorRT-LLM's own default of max_num_tokens: those of one step."""
-STATS_TIMEOUT_S = 10.0
-"""Longer than a step takes."""
+STATS_TIMEOUT_S = 2.0
+"""TensorRT-LLM's own default."""
 HALF_CHARACTER = "\ufffd"
 REASONS: dict[str | None, Reason] = {"stop": "stop", "length": "length", None: "stop"}
 
@@ -55,8 +55,8 @@ class TrtllmEngine:
     ) -> None:
         self.llm, self.context, self.has_json, self.rows = llm, context, has_json, rows
         self.longest_prompt = longest_prompt or context
-        self._running, self._failures, self._kv_share = 0, 0, 0.0
-        self._listening: asyncio.Task[None] | None = None
+        self._running, self._failures = 0, 0
+        self._cache = CacheGauge(llm)
 
     async def generate(self, ids: list[int], sampling: Sampling) -> AsyncGenerator[TextPiece]:
         request: Any = None
@@ -64,7 +64,7 @@ class TrtllmEngine:
         self._running += 1
         try:
             request = self.llm.generate_async(ids, params_of(sampling), streaming=True)
-            self._listen()
+            self._cache.listen()
             async for answer in request:
                 output, is_over = answer.outputs[0], answer.finished
                 text = output.text if is_over else output.text.rstrip(HALF_CHARACTER)
@@ -86,32 +86,61 @@ class TrtllmEngine:
             if request is not None and not is_over:
                 request.abort()
 
-    def _listen(self) -> None:
-        """TensorRT-LLM says something at every step, and ends only after a pause: whoever asks how
-        full it is can't wait for that. What nobody hears, it keeps."""
-        if self._listening is None or self._listening.done():
-            self._listening = asyncio.create_task(self._hear())
-
-    async def _hear(self) -> None:
-        try:
-            async for stats in self.llm.get_stats_async(timeout=STATS_TIMEOUT_S):
-                blocks = stats.get("kvCacheStats")
-                if blocks:
-                    self._kv_share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
-        except Exception:
-            # Only a gauge is without news; the next request listens anew.
-            log.warning("TensorRT-LLM does not say how full its cache is", exc_info=True)
-
     async def occupancy(self) -> Occupancy:
+        if self._running:
+            # Some versions say only what there is when they are asked.
+            self._cache.listen()
         waiting = max(self._running - self.rows, 0)
-        return Occupancy(self._running - waiting, waiting, self._kv_share)
+        return Occupancy(self._running - waiting, waiting, self._cache.share)
 
     def check_health(self) -> None:
         if self._failures >= SICK_AFTER:
             raise EngineLost(f"TensorRT-LLM failed {self._failures} times in a row")
 
     def close(self) -> None:
+        self._cache.close()
         self.llm.shutdown()
+
+
+class CacheGauge:
+    """The share of the KV cache that is in use. TensorRT-LLM says something at every step, and ends
+    only after a pause; later versions block when they are asked. So nobody waits for it but a
+    thread, always with the same event loop, as its queue belongs to the first that waits there.
+    What nobody hears, it keeps."""
+
+    def __init__(self, llm: Any) -> None:
+        self.share = 0.0
+        self._llm, self._is_over = llm, False
+        self._is_asked = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def listen(self) -> None:
+        """Returns at once."""
+        self._is_asked.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kv-cache", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._is_over = True
+        self._is_asked.set()
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            while self._is_asked.wait() and not self._is_over:
+                self._is_asked.clear()
+                runner.run(self._hear())
+
+    async def _hear(self) -> None:
+        try:
+            async for stats in self._llm.get_stats_async(timeout=STATS_TIMEOUT_S):
+                blocks = stats.get("kvCacheStats")
+                if blocks:
+                    self.share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
+        except Exception:
+            # Only a gauge is without news; the next request listens anew.
+            if not self._is_over:
+                log.warning("TensorRT-LLM does not say how full its cache is", exc_info=True)
 
 
 def params_of(sampling: Sampling) -> Any:

@@ -1,4 +1,4 @@
-// DeepCache off and on: the same picture with both, and how long each takes once it is warm.
+// DeepCache off and on: the same picture with both, and how long each takes once warm.
 
 import { draw } from "./drawing.js";
 import { cacheWords, secondsWords } from "./parameters.js";

@@ -1,6 +1,6 @@
 // Dialogs that wait for an answer.
 
-/** The value of the button that closed it; "" if it was dismissed. */
+/** The value of the button that closed it; "" if dismissed. */
 export function ask(dialog) {
   dialog.returnValue = "";
   dialog.showModal();

@@ -6,6 +6,11 @@ export const byId = (id) => document.getElementById(id);
 export const chip = (text, onclick) =>
   make("li", {}, make("button", { type: "button", class: "chip", onclick }, text));
 
+/** What moves while pressed is not clicked. */
+export async function released() {
+  while (document.querySelector(":active")) await new Promise(requestAnimationFrame);
+}
+
 /** make("li", { class: "thumb" }, child, "text") */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);

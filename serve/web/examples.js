@@ -1,7 +1,7 @@
 // What to begin with: prompts, and of the embedded model what it makes of them.
 
 import { fileOf } from "./drawing.js";
-import { byId, chip, make } from "./elements.js";
+import { byId, chip, make, released } from "./elements.js";
 import { writeForm } from "./form.js";
 import { examples } from "./service.js";
 
@@ -11,6 +11,7 @@ const FEW = 3;
 export async function offerExamples(model) {
   byId("toy")?.toggleAttribute("hidden", model !== "sdxl-mini");
   const all = await examples().catch(() => []);
+  await released();
   const prompts = all.filter((each) => !each.b64_json).map(({ prompt }) => prompt);
   const surprise = () => writeForm({ prompt: prompts[Math.floor(Math.random() * prompts.length)] });
   byId("examples").replaceChildren(...prompts.length > FEW

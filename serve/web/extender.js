@@ -63,7 +63,7 @@ function set(handle, pixels) {
 const sizeNow = () =>
   [from.width + added.left + added.right, from.height + added.top + added.bottom];
 
-/** What was added is transparent in both, which is to be made. */
+/** What was added, and is to be made, is transparent in both. */
 async function extended() {
   const [width, height] = sizeNow();
   const draw = async (file) => {

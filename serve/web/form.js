@@ -120,7 +120,7 @@ const unusual = (settings) =>
     return control && !control.matches(":disabled") && usual !== undefined && settings[name] !== usual;
   }).map((label) => label.textContent);
 
-/** A choice that a list does not have; a restored picture may have any. */
+/** A choice that a list lacks; a restored picture may have any. */
 function offer(name, value) {
   const list = form.elements[name];
   const place = form.querySelector(`.choice[data-name=${name}]`);

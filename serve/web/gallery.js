@@ -1,4 +1,4 @@
-// The gallery: every picture that was made in this browser, the newest first.
+// The gallery: every picture made in this browser, the newest first.
 
 import { ask } from "./dialogs.js";
 import { byId, make } from "./elements.js";
@@ -9,7 +9,7 @@ import { openViewer } from "./viewer.js";
 
 const PAGE = 48;
 
-/** The newest first. Each has a `url` as long as the page lives. */
+/** Each has a `url` as long as the page lives. */
 let pictures = [];
 let shown = PAGE;
 

@@ -1,4 +1,4 @@
-// Making pictures, one order at a time. The others wait, and outlive a reload.
+// Making pictures, one order at a time. Others wait, and outlive a reload.
 
 import { drawBoth, sidesOf, timeBoth, titlesOf } from "./comparison.js";
 import { lose, model, needKey } from "./connection.js";

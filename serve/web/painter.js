@@ -26,7 +26,7 @@ const KEYS = {
 };
 
 let mask;
-/** Where the brush is, in the picture's pixels, and whether it paints. */
+/** The brush, in the picture's pixels, and whether it paints. */
 let at = [0, 0];
 let isDown = false;
 

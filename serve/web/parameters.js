@@ -13,7 +13,7 @@ export const usualSettings = () =>
 /** The control that an error of the service is about. */
 export const controlFor = (field) => table.find((each) => each.field === field)?.name ?? field;
 
-/** The settings as fields of a request; what is left open stays unsaid. */
+/** As fields of a request; what is left open stays unsaid. */
 export function fieldsOf(settings) {
   return Object.fromEntries(Object.entries(settings)
     .filter(([, value]) => value !== "" && value !== false)

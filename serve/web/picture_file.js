@@ -2,7 +2,7 @@
 
 const SIGNATURE = [137, 80, 78, 71, 13, 10, 26, 10];
 
-/** The parameters in a Blob or File, or null if it does not say. */
+/** The parameters in a Blob or File; null if it does not say. */
 export async function parametersIn(blob) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
   if (!SIGNATURE.every((value, i) => bytes[i] === value)) return null;

@@ -1,8 +1,8 @@
-// What the service says of a prompt before it is sent: words that mean nothing to its model, and the
-// length once that nears what is allowed.
+// What the service says of a prompt before it is sent: words unknown to its model, and the length
+// once that is near what is allowed.
 
 import { model } from "./connection.js";
-import { byId } from "./elements.js";
+import { byId, released } from "./elements.js";
 import { examine } from "./service.js";
 
 const PAUSE_MS = 300;
@@ -22,6 +22,7 @@ export function hint() {
 
 async function show(prompt) {
   const facts = await examine(prompt).catch(() => ({}));
+  await released();
   if (prompt !== asked) return;
   const { tokens, max_tokens: most, unknown_words: unknown = [] } = facts;
   byId("prompt-hint").textContent = unknown.length

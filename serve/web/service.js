@@ -23,11 +23,11 @@ export const ready = () => call("readyz");
 /** Prompts to begin with, and what the embedded model makes of its own. */
 export const examples = async () => (await (await call("v1/images/examples")).json()).data;
 
-/** How long a prompt is for the model, and what of it means nothing to it. */
+/** A prompt's length for the model, and what of it means nothing to it. */
 export const examine = async (prompt) =>
   (await call("v1/images/prompts", { method: "POST", ...json({ prompt }) })).json();
 
-/** The events of a streamed request, each with the index of its picture. */
+/** The events of a streamed request, each with its picture's index. */
 export const generate = ({ path, ...request }, signal) => stream(path, { ...request, signal });
 
 /** The chunks of a streamed answer. */
@@ -49,15 +49,12 @@ async function* stream(path, request) {
   }
 }
 
-export function authorization() {
-  const key = storedKey();
-  return key ? { authorization: `Bearer ${key}` } : {};
-}
-
 async function call(path, options = {}) {
+  const key = storedKey();
+  const headers = { ...options.headers, ...(key && { authorization: `Bearer ${key}` }) };
   let answer;
   try {
-    answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
+    answer = await fetch(path, { ...options, headers });
   } catch (error) {
     throw asServiceError(error);
   }

@@ -1,4 +1,4 @@
-// The picture that another one is made from. It outlives a reload.
+// The picture that another is made from. It outlives a reload.
 
 import { byId } from "./elements.js";
 import { openExtender, startExtender } from "./extender.js";

@@ -1,4 +1,4 @@
-// The stage: one tile for each picture being made, from noise through previews to the picture.
+// The stage: a tile for each picture being made, from noise through previews to the picture.
 
 import { byId, make } from "./elements.js";
 import { writeForm } from "./form.js";
@@ -107,7 +107,7 @@ class PictureTile {
   }
 }
 
-/** Seconds until the last of them is done, or null while nobody knows. */
+/** Until the last of them is done; null while nobody knows. */
 export function secondsLeft(tiles) {
   const ends = tiles.map((tile) => tile.etaAtMs).filter((at) => at !== undefined);
   return ends.length ? Math.max(0, Math.max(...ends) - performance.now()) / 1000 : null;

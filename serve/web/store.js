@@ -1,4 +1,4 @@
-// What this browser keeps, in its own database. Nothing of it goes anywhere else.
+// What this browser keeps, in its own database. Nothing of it goes elsewhere.
 
 const NAME = "sdxl-deepcache";
 const VERSION = 2;

@@ -17,7 +17,7 @@ import pytest
 from sdxl.files import OutputError
 from serve.batch.lock import locked
 from serve.batch_api.records import BatchRecord, FileRecord, Records
-from serve.batch_api.runner import BatchRunner, sweep
+from serve.batch_api.runner import SWEEP_S, BatchRunner, sweep
 from tests.serve.test_batch_api import doors, line
 
 
@@ -55,6 +55,35 @@ def test_a_file_that_fits_on_the_disk_without_its_record_leaves_nothing(
     with pytest.raises(OutputError, match="No space"):
         records.add_file("anybody", file, b"hello")
     assert records.store.names("data") == []
+
+
+def test_what_a_crash_left_without_a_record_goes_with_the_second_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with doors(tmp_path) as found:
+        found.runner.close()
+        deleted, kept = (found.upload(line(name)) for name in "ab")
+        runner = BatchRunner(found.runner.records, found.settings, lambda: [found.worker])
+        records = runner.records
+        file = records.file("anybody", deleted.id)
+        assert file is not None
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(records, "drop_data", crash)
+            records.drop_file("anybody", file)
+        uploaded = replace(file, id=f"file-{1:032}")
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(records, "_put", crash)
+            records.add_file("anybody", uploaded, b"{}")
+        data = set(records.store.names("data"))
+        assert data == {deleted.id, uploaded.id, kept.id}
+        runner.look()
+        assert set(records.store.names("data")) == data, "a record may still come"
+        runner.clock = lambda: time.time() + SWEEP_S + 1
+        runner.look()
+        assert records.store.names("data") == [kept.id]
 
 
 def test_nothing_is_read_of_the_store_where_all_requests_are_served(

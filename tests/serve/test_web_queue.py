@@ -150,7 +150,8 @@ def opened_without(page: Page, url: str, path: str) -> Callable[[], None]:
     def answer() -> None:
         while not held:
             page.wait_for_timeout(50)
-        held[0].continue_()
+        for route in held:
+            route.continue_()
 
     return answer
 
@@ -174,3 +175,29 @@ def test_a_prompt_sent_before_the_service_has_said_its_name_is_made(slow: Visit)
     slow.wait_for_pictures()
     assert prompts(slow) == [PROMPT]
     expect(slow.page.locator("#prompt")).to_have_value(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "shown"),
+    [
+        ("v1/images/examples", PROMPT, "#examples .chip"),
+        ("v1/images/prompts", "red " * 170, "#prompt-length:not(:empty)"),
+    ],
+)
+def test_what_comes_while_generate_is_pressed_does_not_move_it_away(
+    slow: Visit, path: str, prompt: str, shown: str
+) -> None:
+    answer = opened_without(slow.page, slow.page.url, path)
+    slow.wait_for_program()
+    # Where nothing holds the examples up, they are there before.
+    expect(slow.page.locator("#examples .chip")).to_have_count(int("examples" not in path))
+    slow.page.locator("#prompt").fill(prompt)
+    slow.page.locator("#generate").hover()
+    slow.page.mouse.down()
+    # Long enough to be asked for, and to be shown.
+    slow.page.wait_for_timeout(500)
+    answer()
+    slow.page.wait_for_timeout(500)
+    slow.page.mouse.up()
+    slow.wait_for_pictures()
+    expect(slow.page.locator(shown)).to_have_count(1)

@@ -189,6 +189,24 @@ def test_the_cache_s_use_is_known_at_once_while_it_writes() -> None:
     assert found == Occupancy(1, 0, 1 / 8) and took_s < 0.1
 
 
+def test_asking_how_full_the_cache_is_holds_up_no_answer() -> None:
+    engine = engine_of()
+    engine.llm.asking_s = 1.0
+
+    async def longest_stall_s() -> float:
+        stalls_s: list[float] = []
+        writing = asyncio.create_task(updates_of(speaker_of(engine), CIRCLE))
+        while not writing.done():
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            stalls_s.append(time.monotonic() - began_s)
+        assert text_of(writing.result()) == SAID
+        return max(stalls_s)
+
+    stall_s = asyncio.run(longest_stall_s())
+    assert stall_s < 0.7, f"the event loop stood still for {stall_s:.2f} s"
+
+
 def test_a_prompt_that_no_step_can_read_is_the_client_s_error_and_no_failure() -> None:
     engine = engine_of(max_num_tokens=3)
     for _ in range(SICK_AFTER):
