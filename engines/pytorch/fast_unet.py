@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engines.pytorch.eight_bit import EightBit
 from engines.pytorch.eight_bit_attention import attended, fits, suits
 from engines.pytorch.joined_layers import alike, joined
-from engines.pytorch.kernel_switch import has_kernels, kernels
+from engines.pytorch.kernel_switch import has_kernels, kernels, products
 from sdxl.networks.attention import Text, attend, ready
 
 ATTENTION = {
@@ -190,9 +190,25 @@ class FeedForward(nn.Module):
     def __init__(self, feed_forward: Any) -> None:
         super().__init__()
         self.rise, self.fall = feed_forward.net[0].proj, feed_forward.net[2]
+        self.is_rounded = isinstance(self.rise, EightBit) and isinstance(self.fall, EightBit)
+        if self.is_rounded:
+            # The second layer's steps go into the values, not into their gates.
+            steps = torch.cat([self.fall.steps, torch.ones_like(self.fall.steps)])
+            self.register_buffer("gated_scale", self.rise.scale * steps, persistent=False)
+            self.register_buffer("gated_bias", self.rise.bias * steps, persistent=False)
 
     def forward(self, normed: Tensor, x: Tensor) -> Sum:
         """x, which is `normed`, and what is made of it."""
+        if self.is_rounded and has_kernels(normed) and products().fits_tma(self.rise.weight):
+            gated = products().gated_product(
+                normed,
+                self.rise.weight,
+                self.gated_scale,
+                self.gated_bias,
+                self.fall.flags,
+                self.fall.number,
+            )
+            return added_to(x, self.fall, gated)
         return added_to(x, self.fall, self._gated(apply(self.rise, normed, x)))
 
     def _gated(self, hidden: Tensor) -> Tensor:

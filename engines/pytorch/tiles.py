@@ -57,6 +57,14 @@ TILES = (
 )
 TILES_WITH_RESIDUAL = (USUAL, Tile(128, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4))
 """A larger one has no registers left for what is added: it spills."""
+GATED_TILES = (
+    USUAL,
+    Tile(256, 128, 128, 8, 3),
+    Tile(128, 128, 128, 4, 3),
+    Tile(128, 64, 128, 4, 4),
+)
+"""Of the feed-forward's first product with its GEGLU, half of `n` values and half gates. Of those
+with four warps a multiprocessor holds two at once, and one multiplies while the other ends."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class TileProblem:
     out_channels: int
     count: int
     has_residual: bool
+    is_gated: bool = False
 
     @property
     def key(self) -> str:
@@ -76,11 +85,13 @@ class TileProblem:
         of the product nothing changes any more."""
         size = min((self.count - 1).bit_length(), 17) // 2
         kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
-        return f"{kind} {size}{' residual' if self.has_residual else ''}"
+        ending = " residual" if self.has_residual else " gated" if self.is_gated else ""
+        return f"{kind} {size}{ending}"
 
 
 def fitting(problem: TileProblem, shared_bytes: int) -> tuple[Tile, ...]:
     tiles = TILES_WITH_RESIDUAL if problem.has_residual else TILES
+    tiles = GATED_TILES if problem.is_gated else tiles
     return tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
 
 

@@ -19,9 +19,10 @@ from triton.runtime.errors import OutOfResources
 
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
+from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
 from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_product, takes_tma
 
-__all__ = ["fits_tma", "product", "tiles", "turned_product"]
+__all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 TAPS = {2: 1, 4: 9}
@@ -121,6 +122,19 @@ def turned_product(
     return out
 
 
+def gated_product(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, flags: Tensor, number: torch.dtype
+) -> Tensor:
+    """Of tokens with a linear layer: the first half of its channels times the GELU of the second,
+    rounded to `number`. What turns a unit of the result into steps is in the first half's scale and
+    bias. Only by descriptors."""
+    channels = weight.shape[0] // 2
+    out = torch.empty((*x.shape[:-1], channels), dtype=number, device=x.device)
+    run = partial(run_gated_product, x, weight, scale, bias, flags, out)
+    run(_tile(x, weight, False, run, is_gated=True))
+    return out
+
+
 def _empty_product(x: Tensor, out_channels: int, dtype: torch.dtype) -> Tensor:
     if x.dim() != 4:
         return torch.empty((*x.shape[:-1], out_channels), dtype=dtype, device=x.device)
@@ -129,7 +143,13 @@ def _empty_product(x: Tensor, out_channels: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(dims, dtype=dtype, device=x.device, memory_format=layout)
 
 
-def _tile(x: Tensor, weight: Tensor, has_residual: bool, run: Callable[[Tile], None]) -> Tile:
+def _tile(
+    x: Tensor,
+    weight: Tensor,
+    has_residual: bool,
+    run: Callable[[Tile], None],
+    is_gated: bool = False,
+) -> Tile:
     if IS_INTERPRETED:
         return SMALL
     problem = TileProblem(
@@ -139,14 +159,16 @@ def _tile(x: Tensor, weight: Tensor, has_residual: bool, run: Callable[[Tile], N
         weight.shape[0],
         x.numel() // weight.shape[-1],
         has_residual,
+        is_gated,
     )
     return tiles(x.device).choose(problem, run, _seconds)
 
 
 def tiles(device: torch.device) -> Tiles:
     """Those of this GPU, this Triton and this version of the kernels."""
-    kernels = f"{_product.cache_key} {_tma_product.cache_key}"
-    return tiles_of(device, f"{triton.__version__} {kernels}")
+    kernels = (_product, _tma_product, _gated_product)
+    keys = " ".join(kernel.cache_key for kernel in kernels)
+    return tiles_of(device, f"{triton.__version__} {keys}")
 
 
 def _seconds(run: Callable[[], None]) -> float:

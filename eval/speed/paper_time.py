@@ -1,7 +1,8 @@
 """`sdxl bench floor --gpu NAME`: how long a tick and a picture should take on a GPU that is not
 here, from the work that paper_work.py notes and from rates that others measured.
 
-    time of a kernel = the longer of  flops × (1 + fill / depth) / rate  and  bytes / bandwidth
+    time of a kernel = the longer of  flops × (1 + fill / depth) / rate  and  bytes / bandwidth,
+                       and what it computes behind its sums
 
 and a gap after each. `fill` is what a tile of a product costs before and after its sums, in terms
 of their depth. Nothing here was measured by this project; docs/h200.md has a column for what will
@@ -92,6 +93,13 @@ ATTENTION_SOURCE = (
     "bits cuDNN's 408 and 373 TFLOP/s (figure 5); in FP8, ours, those of its Triton kernel, 499 "
     "and 444, from a public transcription of a figure"
 )
+LANES, CLOCK = 128, 1.7e9
+OPERATIONS_SOURCE = (
+    "what GEGLU adds to the end of its product, bare: 8 instructions a value in FP8, 13 in int8, "
+    "counted in the code compiled for sm_90; 128 a clock and multiprocessor (CUDA C++ Programming "
+    "Guide, throughput of native arithmetic instructions; 16 of ex2.approx, as FlashAttention-3's "
+    "paper has it) at 1.7 GHz, assumed"
+)
 WIDE_HEAD, WIDE_ATTENTION = 256, 100.0
 """Beyond such a head no fused kernel of Hopper's own takes it; assumed."""
 
@@ -100,7 +108,8 @@ def seconds_of(work: KernelWork, gpu: PaperGpu) -> float:
     moving = work.bytes / gpu.bandwidth
     if not work.flops:
         return moving
-    return max(moving, work.flops / (flops_per_second(work, gpu) * gpu.share))
+    behind = work.operations / (LANES * gpu.multiprocessors * CLOCK)
+    return max(moving, work.flops / (flops_per_second(work, gpu) * gpu.share)) + behind
 
 
 def flops_per_second(work: KernelWork, gpu: PaperGpu) -> float:
@@ -197,6 +206,7 @@ def report(
             gpu.source,
             *(f"{rate_name(key)}: {rate}" for key, rate in RATES.items()),
             f"attention: {ATTENTION_SOURCE}",
+            OPERATIONS_SOURCE,
         ],
         "images_per_second": {
             f"{precision}, {'DeepCache' if interval > 1 else 'full'}": {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
@@ -32,7 +32,12 @@ GROUPS = {
 """of layers, by the name of their weight; the first that fits"""
 ATTENTION, MEMORY = "attention", "passes over memory"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
-OUR_PRODUCTS = ("_product", "_tma_product")
+OUR_PRODUCTS = ("_product", "_tma_product", "_gated_product")
+GATED = "_gated_product"
+GATED_OPERATIONS = {torch.int8: 13, torch.float8_e4m3fn: 8}
+"""Instructions for each gated value that the plain product's end does not have: counted in what
+Triton compiles for sm_90 (tests/engines/test_kernels_compile.py). One of them is ex2.approx, of
+which a multiprocessor makes an eighth of what it makes of others, so that 8 are the least."""
 OUR_ATTENTION = "_attention"
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 CONVOLVE = torch.ops.aten.convolution.default
@@ -57,6 +62,8 @@ class KernelWork:
     """of one sequence that is attended to"""
     head: int = 0
     """channels of an attention's head"""
+    operations: float = 0
+    """instructions, one for each lane, behind the sums; taken to run when nothing else does"""
 
 
 @dataclass
@@ -150,11 +157,17 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
         return KernelWork(ATTENTION, "attention", True, 8, flops, moved, **heads)
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
-    taps = int(launch.constants["TAPS"])
-    depth, shape = taps * given["channels"], (given["count"], given["out_channels"])
+    taps = int(launch.constants.get("TAPS", 1))
+    # The weight has the gates' channels too.
+    columns = given["out_channels"] * (2 if launch.name == GATED else 1)
+    depth, shape = taps * given["channels"], (given["count"], columns)
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
-    return KernelWork(group_of(name), unit, True, 8, 2.0 * depth * prod(shape), moved, depth, shape)
+    work = KernelWork(group_of(name), unit, True, 8, 2.0 * depth * prod(shape), moved, depth, shape)
+    if launch.name != GATED:
+        return work
+    out: Tensor = given["out"]
+    return replace(work, operations=out.numel() * GATED_OPERATIONS[out.dtype])
 
 
 def moved_bytes(tensors: list[Tensor]) -> float:

@@ -29,6 +29,7 @@ from engines.pytorch import eight_bit, triton_tma_product
 from engines.pytorch.launches import OPTIONS, Launch
 from engines.pytorch.tiles import KIB, TileProblem, fitting
 from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
+from eval.speed.paper_work import GATED
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical
@@ -41,11 +42,12 @@ TYPES = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 TENSOR_CORES = re.compile(r"\b(UTC[QIH]MMA|[QIH]G?MMA)\b")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,5}\*/ +[@A-Z]")
 FROM_REGISTERS = re.compile(r"[QI]GMMA\S* R\d+, R\d+, gdesc")
 ROWS = (2, 16, 32)
 UNEVEN = 896
 """a side whose tokens fill no whole number of attention's tiles"""
-PRODUCTS = ("_product", "_tma_product")
+PRODUCTS = ("_product", "_tma_product", "_gated_product")
 FACTORS = {**dict.fromkeys(PRODUCTS, "x"), "_attention": "query"}
 """the parameter that says what a kernel on tensor cores multiplies"""
 
@@ -122,11 +124,13 @@ def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
         yield launch
         return
     constants = dict(launch.constants)
-    has_residual = bool(constants["HAS_RESIDUAL"])
-    for tile in fitting(TileProblem("", 1, 1, 1, 1, has_residual), shared_bytes):
+    is_gated = launch.name == GATED
+    has_residual = bool(constants.get("HAS_RESIDUAL"))
+    for tile in fitting(TileProblem("", 1, 1, 1, 1, has_residual, is_gated), shared_bytes):
         names = ("M", "N", "K", "num_warps", "num_stages")
         own = constants | dict(zip(names, astuple(tile), strict=True))
-        blocks = iter(([tile.m, tile.k], [tile.n, tile.k]))
+        lines = [2, tile.n // 2] if is_gated else [tile.n]
+        blocks = iter(([tile.m, tile.k], [*lines, tile.k]))
         arguments = tuple(
             replace(each, block_shape=next(blocks)) if isinstance(each, TensorDescriptor) else each
             for each in launch.arguments
@@ -175,9 +179,15 @@ def inspect(cubin: bytes, ptx: str) -> dict[str, Any]:
         "spilled_bytes": found["STACK"] + found["LOCAL"],
         "tensor_cores": sorted(set(TENSOR_CORES.findall(code))),
         "from_registers": len(FROM_REGISTERS.findall(code)),
+        "behind_sums": len(INSTRUCTION.findall(code[last_of(TENSOR_CORES, code) :])),
         "copies_tiles": "UTMALDG" in code,
         "keeps_nan": "max.NaN.f32" in ptx or "max.f32" not in ptx,
     }
+
+
+def last_of(pattern: re.Pattern[str], text: str) -> int:
+    """Where its last match begins; the end of the text if it has none."""
+    return max((each.start() for each in pattern.finditer(text)), default=len(text))
 
 
 def run(tool: str, *arguments: str) -> str:
@@ -204,7 +214,7 @@ def chosen(arch: int, only_products: bool) -> Iterator[tuple[Form, Any]]:
     for form, kernel in forms(arch, only_products).items():
         constants = dict(form.constants)
         given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED", "HAS_TAIL")
-        kind = (form.number, *(constants.get(name) for name in given))
+        kind = (form.kernel, form.number, *(constants.get(name) for name in given))
         if not only_products:
             yield form, kernel
         elif form.kernel in FACTORS and kind not in usual:

@@ -16,11 +16,14 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
-from tests.engines.ahead_of_time import FACTORS, PRODUCTS, SHARED_BYTES
+from engines.pytorch.tiles import USUAL
+from eval.speed.paper_work import GATED, GATED_OPERATIONS
+from tests.engines.ahead_of_time import FACTORS, PRODUCTS, SHARED_BYTES, TYPES
 
 ROOT = Path(__file__).parent.parent.parent
 PINNED, OF_TORCH_2_11 = "pinned", "3.6.0"
 MOST_SPILLED_BYTES = 0
+BY_DESCRIPTORS = ("_tma_product", GATED)
 INSTRUCTIONS = {
     (80, "*i8"): "IMMA",
     (89, "*i8"): "IMMA",
@@ -63,9 +66,9 @@ def wrong(form: dict[str, Any]) -> str:
     needed = INSTRUCTIONS.get((arch, number))
     if form["kernel"] in FACTORS and needed and form["tensor_cores"] != [needed]:
         return f"instructions {form['tensor_cores']}, needed {needed}"
-    if form["kernel"] in ("_tma_product", "_attention") and not form["copies_tiles"]:
+    if form["kernel"] in (*BY_DESCRIPTORS, "_attention") and not form["copies_tiles"]:
         return "tiles do not come by the copy engine"
-    if form["kernel"] == "_tma_product" and form["from_registers"]:
+    if form["kernel"] in BY_DESCRIPTORS and form["from_registers"]:
         return "a factor goes through registers on its way to the tensor cores"
     return ""
 
@@ -88,9 +91,26 @@ def test_products_compile_for_hopper(cache: Path) -> None:
     assert kinds_of_attention == {("*fp8e4nv", False), ("*fp8e4nv", True)}
     forms_of_products = [f for f in forms if f["kernel"] in PRODUCTS]
     assert any(f["constants"].get("IS_TURNED") for f in forms_of_products)
-    kinds = {(f["number"], f["constants"]["TAPS"]) for f in forms_of_products}
-    assert kinds == {(n, t) for n in ("*i8", "*fp8e4nv") for t in (1, 9)}
+    kinds = {(f["number"], f["constants"].get("TAPS", GATED)) for f in forms_of_products}
+    assert kinds == {(n, t) for n in ("*i8", "*fp8e4nv") for t in (1, 9, GATED)}
     assert not report(forms), report(forms)
+    assert_gates_take_what_the_paper_says(forms_of_products)
+
+
+def assert_gates_take_what_the_paper_says(products: list[dict[str, Any]]) -> None:
+    """Beyond the end of a plain product, in the usual tile of both."""
+    plain = {
+        f["number"]: f["behind_sums"]
+        for f in products
+        if f["constants"].get("TAPS") == 1
+        and not (f["constants"]["HAS_RESIDUAL"] or f["constants"]["IS_TURNED"])
+    }
+    gated = {f["number"]: f["behind_sums"] for f in products if f["kernel"] == GATED}
+    values = USUAL.m * USUAL.n / 2 / (32 * USUAL.warps)
+    for number, most in GATED_OPERATIONS.items():
+        name = TYPES[number]
+        found = (gated[name] - plain[name]) / values
+        assert found <= most, f"{name}: {found:.1f} instructions a value, the paper has {most}"
 
 
 @pytest.mark.long

@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.eight_bit import Flagged
 from engines.pytorch.triton_attention import attention
+from engines.pytorch.triton_gated_product import gelu
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
-from engines.pytorch.triton_product import product, turned_product
+from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_rounding import LARGEST
 from engines.pytorch.triton_tma_product import is_bordered
 
@@ -31,6 +34,8 @@ CHECKS: dict[str, Check] = {}
 ROWS, CHANNELS, HEIGHT, WIDTH = 3, 72, 5, 7
 """no power of two, no multiple of a block"""
 NAN, INFINITY = torch.nan, torch.inf
+MOST_OF_GELU, BEYOND_5 = 0.007, 2e-6
+"""of its exact value, and besides where that is next to nothing"""
 
 
 def check(function: Check) -> Check:
@@ -282,6 +287,77 @@ def turned_products() -> Iterator[str]:
             wanted = expected if straight else expected.permute(2, 0, 1)
             limited = rounded(wanted, torch.float8_e4m3fn)
             yield from differing(small, limited, (number, "E4M3", straight))
+
+
+@check
+def gated_products() -> Iterator[str]:
+    """Into both numbers, at odd sizes: our GELU moves few values, and those to a neighbour."""
+    inside, out = 80, 41
+    scale, bias = torch.rand(2 * out) / 1000, torch.randn(2 * out)
+    steps = torch.cat([torch.rand(out) * 20 + 1, torch.ones(out)])
+    for number in NUMBERS:
+        tokens, weight = whole(ROWS, 7, inside).to(number), whole(2 * out, inside).to(number)
+        wide = F.linear(tokens.double(), weight.double() * scale.double()[:, None], bias.double())
+        value, gate = wide.chunk(2, dim=-1)
+        expected = value * F.gelu(gate) * steps[:out]
+        flags = torch.zeros(ROWS)
+        found = gated_product(tokens, weight, scale * steps, bias * steps, flags, number)
+        yield from gated_wrong(found, rounded(expected, number), number)
+        yield from flags_wrong(flags, set(), number, number)
+
+
+def gated_wrong(found: Tensor, expected: Tensor, number: torch.dtype) -> Iterator[str]:
+    """No value is further off than its neighbour among the numbers; few are not equal."""
+    ours, theirs = found.double(), expected.double()
+    step = 1.0 if number is torch.int8 else theirs.abs().clamp(min=2.0**-6) / 8
+    far = float(((ours - theirs).abs() > step * 1.001).double().mean())
+    unequal = float((ours != theirs).double().mean())
+    # The interpreter loses a carry into E4M3's exponent: see `differing`.
+    if far > (0 if number is torch.int8 else 0.05):
+        yield f"{number}: {far:.4f} of the values are further off than a step"
+    most = 0.02 if number is torch.int8 else 0.08
+    if unequal > most:
+        yield f"{number}: {unequal:.4f} of the values differ, at most {most}"
+
+
+@check
+def gated_products_of_what_is_no_number() -> Iterator[str]:
+    """A token's NaN shows in its own row alone, and so does an infinite gate's."""
+    inside, out = 80, 41
+    scale, tokens = torch.rand(2 * out) / 1000, whole(ROWS, 7, inside).to(torch.float8_e4m3fn)
+    weight = whole(2 * out, inside).to(torch.float8_e4m3fn)
+    for number, bad in itertools.product(NUMBERS, (NAN, INFINITY, -INFINITY)):
+        bias, flags = torch.randn(2 * out), torch.zeros(ROWS)
+        gated_product(tokens, weight, scale, bias, flags, number)
+        yield from flags_wrong(flags, set(), number, (number, bad))
+        for place in (3, out + 3) if bad is NAN else (out + 3,):
+            bias, flags = torch.randn(2 * out), torch.zeros(ROWS)
+            bias[place] = bad
+            gated_product(tokens, weight, scale, bias, flags, number)
+            yield from flags_wrong(flags, set(range(ROWS)), number, (number, bad, place))
+        broken, flags = tokens.float(), torch.zeros(ROWS)
+        broken[1, 2, 3] = bad
+        gated_product(broken, weight.float(), scale, torch.zeros(2 * out), flags, number)
+        yield from flags_wrong(flags, {1}, number, (number, bad, "token"))
+
+
+@check
+def gelus() -> Iterator[str]:
+    """The product's own, gate by gate."""
+    gates = torch.cat([torch.linspace(-12, 12, 9601), torch.tensor([-1e30, -300, 300, 1e30])])
+    found = torch.empty_like(gates)
+    _gelus[(1,)](gates, found, len(gates), SIZE=triton.next_power_of_2(len(gates)))
+    exact = F.gelu(gates.double())
+    beyond = (found.double() - exact).abs() - MOST_OF_GELU * exact.abs() - BEYOND_5
+    if not bool((beyond <= 0).all()):
+        at = int(beyond.argmax())
+        yield f"gelu({gates[at]:.4g}): {found[at]:.6g}, needed {exact[at]:.6g}"
+
+
+@triton.jit
+def _gelus(x, out, count, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out + place, gelu(tl.load(x + place, mask=place < count)), mask=place < count)
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:

@@ -60,9 +60,9 @@ def test_while_it_warms_up_the_quickest_is_found_and_then_kept(tmp_path: Path) -
 
 
 def test_every_tile_fits_the_gpu() -> None:
-    for has_residual in (False, True):
+    for kind in ((False, False), (True, False), (False, True)):
         for shared_bytes in (H200, L40S):
-            tiles = fitting(TileProblem("fp8", 1, 1, 1, 1, has_residual), shared_bytes)
+            tiles = fitting(TileProblem("fp8", 1, 1, 1, 1, *kind), shared_bytes)
             assert USUAL in tiles
             assert all(tile.shared_bytes <= shared_bytes for tile in tiles)
     assert len(fitting(PROBLEM, L40S)) < len(fitting(PROBLEM, H200))
@@ -73,6 +73,12 @@ def test_a_services_sizes_share_few_keys() -> None:
     sizes = [rows * side * side for rows in range(2, 33, 2) for side in (32, 64, 128)]
     keys = {TileProblem("int8", 9, 640, 640, count, False).key for count in sizes}
     assert len(keys) <= 4, keys
+
+
+def test_each_kind_of_product_has_a_key_of_its_own() -> None:
+    kinds = ((False, False), (True, False), (False, True))
+    keys = {TileProblem("int8", 1, 640, 640, 4096, *kind).key for kind in kinds}
+    assert len(keys) == len(kinds), keys
 
 
 def test_a_measurement_holds_for_one_gpu_driver_and_version(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory() -> None:
     arithmetic = 2e12 * (1 + rate.fill / 400) / (rate.teraflops * 1e12)
     assert seconds_of(WORK, H200) == pytest.approx(arithmetic)
     assert seconds_of(replace(WORK, bytes=43e9), H200) == pytest.approx(0.01)
+    gated = replace(WORK, operations=128 * 132 * 1.7e6)
+    assert seconds_of(gated, H200) == pytest.approx(arithmetic + 0.001)
     few_tiles = replace(WORK, results=(128, 128))
     assert seconds_of(few_tiles, H200) == pytest.approx(arithmetic * H200.multiprocessors)
     assert total_s(costs([WORK, WORK], H200)) == pytest.approx(2 * (arithmetic + GAP_S))

@@ -1,0 +1,119 @@
+"""The feed-forward's first product with its GEGLU, rounded as the second reads it: by descriptors,
+for GPUs with a tensor memory accelerator, Hopper and later.
+
+A tile holds as many channels of the values as of the gates that go with them, and a thread both of
+a pair. It knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engines.pytorch.launches import launch
+from engines.pytorch.tiles import Tile
+from engines.pytorch.triton_rounding import LARGEST, store_rounded_lines
+from engines.pytorch.triton_tma_product import GROUP
+
+FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
+"""Of log2(share(-a)), the normal distribution's, by powers of a: 0.7% of the share from 0 to 5,
+beyond which a × share is 1e-6 and less. E4M3 rounds to 6%."""
+
+
+@triton.jit
+def gelu(x):
+    """x × share(x), as max(x, 0) - |x| × share(-|x|): what is small comes as exact as what is
+    large. An infinity becomes NaN."""
+    far = tl.abs(x)
+    share = tl.exp2(((FALLS[3] * far + FALLS[2]) * far + FALLS[1]) * far + FALLS[0])
+    return tl.maximum(x, 0.0) - far * share
+
+
+@triton.jit
+def _gated_product(
+    scale,
+    bias,
+    x,
+    weight,
+    flags,
+    out,
+    tokens,
+    count,
+    channels,
+    out_channels,
+    largest,
+    IS_WHOLE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    HALF: tl.constexpr = N // 2
+    across = tl.cdiv(out_channels, HALF)
+    in_group = GROUP * across
+    first = (tl.program_id(0) // in_group) * GROUP
+    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
+    down = (first + (tl.program_id(0) % in_group) % tall) * M
+    right = ((tl.program_id(0) % in_group) // tall) * HALF
+    total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    for channel in range(0, channels, K):
+        a = x.load([down, channel])
+        b = weight.load([0, right, channel]).reshape(N, K)
+        total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
+    value, gate = total.to(tl.float32).reshape(M, 2, HALF).permute(0, 2, 1).split()
+    target = right + tl.arange(0, HALF)
+    is_there = target < out_channels
+    value = value * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
+    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    target += out_channels
+    gate = gate * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
+    gate += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    token = down + tl.arange(0, M)
+    place = token.to(tl.int64)[:, None] * out_channels + (target - out_channels)[None, :]
+    mask = (token < count)[:, None] & is_there[None, :]
+    store_rounded_lines(out + place, flags + token // tokens, value * gelu(gate), mask, largest)
+
+
+def run_gated_product(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    flags: Tensor,
+    out: Tensor,
+    tile: Tile,
+) -> None:
+    """Of tokens [rows, tokens, channels]; the second half of the weight's lines makes the gates."""
+    out_channels, channels = weight.shape[0] // 2, weight.shape[-1]
+    count, half = x.numel() // channels, tile.n // 2
+    sizes, strides = [2, out_channels, channels], [out_channels * channels, channels, 1]
+    given: dict[str, Any] = {
+        "IS_WHOLE": x.dtype == torch.int8,
+        "M": tile.m,
+        "N": tile.n,
+        "K": tile.k,
+        "GROUP": GROUP,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    launch(
+        _gated_product,
+        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, half),),
+        scale,
+        bias,
+        TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
+        TensorDescriptor(weight, sizes, strides, [2, half, tile.k]),
+        flags,
+        out,
+        x.shape[1],
+        count,
+        channels,
+        out_channels,
+        LARGEST[out.dtype],
+        **given,
+    )
