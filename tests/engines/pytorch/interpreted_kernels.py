@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,67 +25,28 @@ from engines.pytorch.triton_attention import attention
 from engines.pytorch.triton_gated_product import gelu
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product
-from engines.pytorch.triton_rounding import LARGEST
 from engines.pytorch.triton_tma_product import is_bordered
-
-Check = Callable[[], Iterator[str]]
-NUMBERS = (torch.int8, torch.float8_e4m3fn)
-CHECKS: dict[str, Check] = {}
-ROWS, CHANNELS, HEIGHT, WIDTH = 3, 72, 5, 7
-"""no power of two, no multiple of a block"""
-NAN, INFINITY = torch.nan, torch.inf
-MOST_OF_GELU, BEYOND_5 = 0.007, 2e-6
-"""of its exact value, and besides where that is next to nothing"""
-
-
-def check(function: Check) -> Check:
-    CHECKS[function.__name__] = function
-    return function
-
-
-def map_of(*dims: int) -> Tensor:
-    return torch.randn(dims).to(memory_format=torch.channels_last)
-
-
-def wrong_by(found: Tensor, expected: Tensor, most: float, what: object) -> Iterator[str]:
-    if not torch.equal(found.isnan(), expected.isnan()):
-        yield f"{what}: {int(found.isnan().sum())} NaN, needed {int(expected.isnan().sum())}"
-        return
-    difference = found.double().nan_to_num() - expected.double().nan_to_num()
-    error = float(difference.norm() / expected.double().nan_to_num().norm())
-    if not error <= most:
-        yield f"{what}: {error:.2e}, at most {most:.0e}"
-
-
-def rounded(x: Tensor, number: torch.dtype) -> Tensor:
-    largest = LARGEST[number]
-    whole = x.nan_to_num(0, INFINITY, -INFINITY).round() if number is torch.int8 else x
-    return whole.clamp(-largest, largest).float().to(number)
-
-
-def differing(found: Tensor, expected: Tensor, what: object) -> Iterator[str]:
-    """The interpreter loses a carry into E4M3's exponent: a few values come out at half their
-    size; and it has no NaN in E4M3: that a GPU's stays one is seen in the compiled code. Else a
-    value in the middle of two may fall to either side."""
-    most = 0.002 if found.dtype is torch.int8 else 0.05
-    ours, theirs = found.float(), expected.float()
-    wrong = float(((ours != theirs) & ~theirs.isnan()).float().mean())
-    if wrong > most:
-        yield f"{what}: {wrong:.4f} of the values differ, at most {most}"
-
-
-def flags_wrong(
-    flags: Tensor, broken: set[int], number: torch.dtype, what: object
-) -> Iterator[str]:
-    found = set(torch.nonzero(flags.isnan()).flatten().tolist())
-    if number is torch.int8 and found != broken:
-        yield f"{what}: flags of the rows {found}, needed {broken}"
-
-
-def normed(x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
-    value = x.double() if shift is None else x.double() + shift.double()[:, :, None, None]
-    value = F.group_norm(value, 4, weight.double(), bias.double(), 1e-5)
-    return F.silu(value) if silu else value
+from tests.engines.pytorch.kernel_checks import (
+    BEYOND_5,
+    CHANNELS,
+    CHECKS,
+    HEIGHT,
+    INFINITY,
+    MOST_OF_GELU,
+    NAN,
+    NUMBERS,
+    ROWS,
+    WIDTH,
+    attended,
+    check,
+    differing,
+    flags_wrong,
+    gated_wrong,
+    map_of,
+    normed,
+    rounded,
+    wrong_by,
+)
 
 
 @check
@@ -306,20 +267,6 @@ def gated_products() -> Iterator[str]:
         yield from flags_wrong(flags, set(), number, number)
 
 
-def gated_wrong(found: Tensor, expected: Tensor, number: torch.dtype) -> Iterator[str]:
-    """No value is further off than its neighbour among the numbers; few are not equal."""
-    ours, theirs = found.double(), expected.double()
-    step = 1.0 if number is torch.int8 else theirs.abs().clamp(min=2.0**-6) / 8
-    far = float(((ours - theirs).abs() > step * 1.001).double().mean())
-    unequal = float((ours != theirs).double().mean())
-    # The interpreter loses a carry into E4M3's exponent: see `differing`.
-    if far > (0 if number is torch.int8 else 0.05):
-        yield f"{number}: {far:.4f} of the values are further off than a step"
-    most = 0.02 if number is torch.int8 else 0.08
-    if unequal > most:
-        yield f"{number}: {unequal:.4f} of the values differ, at most {most}"
-
-
 @check
 def gated_products_of_what_is_no_number() -> Iterator[str]:
     """A token's NaN shows in its own row alone, and so does an infinite gate's."""
@@ -358,13 +305,6 @@ def gelus() -> Iterator[str]:
 def _gelus(x, out, count, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)
     tl.store(out + place, gelu(tl.load(x + place, mask=place < count)), mask=place < count)
-
-
-def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """value [channels, rows, tokens]."""
-    found = [query.double(), key.double(), value.double().permute(1, 2, 0)]
-    split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in found)
-    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
 
 
 @check

@@ -1,0 +1,91 @@
+"""How kernels are held against float64: what is compared, and how what is wrong is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.pytorch.triton_rounding import LARGEST
+
+Check = Callable[[], Iterator[str]]
+NUMBERS = (torch.int8, torch.float8_e4m3fn)
+CHECKS: dict[str, Check] = {}
+ROWS, CHANNELS, HEIGHT, WIDTH = 3, 72, 5, 7
+"""no power of two, no multiple of a block"""
+NAN, INFINITY = torch.nan, torch.inf
+MOST_OF_GELU, BEYOND_5 = 0.007, 2e-6
+"""of its exact value, and besides where that is next to nothing"""
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def map_of(*dims: int) -> Tensor:
+    return torch.randn(dims).to(memory_format=torch.channels_last)
+
+
+def wrong_by(found: Tensor, expected: Tensor, most: float, what: object) -> Iterator[str]:
+    if not torch.equal(found.isnan(), expected.isnan()):
+        yield f"{what}: {int(found.isnan().sum())} NaN, needed {int(expected.isnan().sum())}"
+        return
+    difference = found.double().nan_to_num() - expected.double().nan_to_num()
+    error = float(difference.norm() / expected.double().nan_to_num().norm())
+    if not error <= most:
+        yield f"{what}: {error:.2e}, at most {most:.0e}"
+
+
+def rounded(x: Tensor, number: torch.dtype) -> Tensor:
+    largest = LARGEST[number]
+    whole = x.nan_to_num(0, INFINITY, -INFINITY).round() if number is torch.int8 else x
+    return whole.clamp(-largest, largest).float().to(number)
+
+
+def differing(found: Tensor, expected: Tensor, what: object) -> Iterator[str]:
+    """The interpreter loses a carry into E4M3's exponent: a few values come out at half their
+    size; and it has no NaN in E4M3: that a GPU's stays one is seen in the compiled code. Else a
+    value in the middle of two may fall to either side."""
+    most = 0.002 if found.dtype is torch.int8 else 0.05
+    ours, theirs = found.float(), expected.float()
+    wrong = float(((ours != theirs) & ~theirs.isnan()).float().mean())
+    if wrong > most:
+        yield f"{what}: {wrong:.4f} of the values differ, at most {most}"
+
+
+def flags_wrong(
+    flags: Tensor, broken: set[int], number: torch.dtype, what: object
+) -> Iterator[str]:
+    found = set(torch.nonzero(flags.isnan()).flatten().tolist())
+    if number is torch.int8 and found != broken:
+        yield f"{what}: flags of the rows {found}, needed {broken}"
+
+
+def normed(x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
+    value = x.double() if shift is None else x.double() + shift.double()[:, :, None, None]
+    value = F.group_norm(value, 4, weight.double(), bias.double(), 1e-5)
+    return F.silu(value) if silu else value
+
+
+def gated_wrong(found: Tensor, expected: Tensor, number: torch.dtype) -> Iterator[str]:
+    """No value is further off than its neighbour among the numbers; few are not equal."""
+    ours, theirs = found.double(), expected.double()
+    step = 1.0 if number is torch.int8 else theirs.abs().clamp(min=2.0**-6) / 8
+    far = float(((ours - theirs).abs() > step * 1.001).double().mean())
+    unequal = float((ours != theirs).double().mean())
+    # The interpreter loses a carry into E4M3's exponent: see `differing`.
+    if far > (0 if number is torch.int8 else 0.05):
+        yield f"{number}: {far:.4f} of the values are further off than a step"
+    most = 0.02 if number is torch.int8 else 0.08
+    if unequal > most:
+        yield f"{number}: {unequal:.4f} of the values differ, at most {most}"
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    """value [channels, rows, tokens]."""
+    found = [query.double(), key.double(), value.double().permute(1, 2, 0)]
+    split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in found)
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
