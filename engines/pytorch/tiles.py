@@ -90,7 +90,7 @@ class TileProblem:
 
 
 def fitting(problem: TileProblem, shared_bytes: int) -> tuple[Tile, ...]:
-    tiles = TILES_WITH_RESIDUAL if problem.has_residual else TILES
+    tiles: tuple[Tile, ...] = TILES_WITH_RESIDUAL if problem.has_residual else TILES
     tiles = GATED_TILES if problem.is_gated else tiles
     return tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
 

@@ -365,7 +365,11 @@ raise SystemExit(model() is not None)
 
 def calibrated_once() -> weakref.ref[nn.Module]:
     unet = nn.ModuleDict({"attn1": nn.ModuleDict({"to_q": nn.Linear(64, 64)})})
-    quantise(unet, INT8, lambda _: unet["attn1"]["to_q"](torch.ones(4, 64)), torch.float32)
+
+    def run(_: StepClock) -> None:
+        unet.get_submodule("attn1.to_q")(torch.ones(4, 64))
+
+    quantise(unet, INT8, run, torch.float32)
     return weakref.ref(unet)
 
 

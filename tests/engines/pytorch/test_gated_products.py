@@ -53,6 +53,7 @@ def test_the_second_layers_steps_are_in_the_values_and_not_in_the_gates() -> Non
     layer.fall.steps *= torch.rand(INNER) + 1
     again = FeedForward(SimpleNamespace(net=[SimpleNamespace(proj=layer.rise), None, layer.fall]))
     expected = layer.rise.scale[:INNER] * layer.fall.steps
-    assert torch.equal(again.gated_scale[:INNER], expected)
-    assert torch.equal(again.gated_scale[INNER:], layer.rise.scale[INNER:])
+    values, gates = again.get_buffer("gated_scale").split(INNER)
+    assert torch.equal(values, expected)
+    assert torch.equal(gates, layer.rise.scale[INNER:])
     assert not [name for name in again.state_dict() if "gated" in name]
