@@ -6,7 +6,7 @@ const LEVELS = [0.25, 0.5, 1, 2, 4, 8];
 
 const place = byId("view");
 const image = byId("viewer-image");
-/** Screen's pixels for one of the picture's; null: as there is room. */
+/** Screen's pixels for one of the picture's; null: all that fits. */
 let scale = null;
 
 export function startZoom() {
