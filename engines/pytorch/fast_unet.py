@@ -9,7 +9,7 @@ not know it leaves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -136,6 +136,24 @@ class ResBlock(nn.Module):
         time = self.time_emb_proj(F.silu(embedding))
         rounded = self.norm2(hidden, shift=time, into=self.conv2)
         return apply(self.conv2, rounded, past, residual=past)
+
+
+class Upsampler(nn.Module):
+    """Nearest neighbours and a convolution: in 8 bits a map is doubled while it is rounded."""
+
+    def __init__(self, upsampler: Any) -> None:
+        super().__init__()
+        self.conv = upsampler.conv
+
+    def forward(self, x: Tensor, sides: Sequence[int]) -> Tensor:
+        height, width = x.shape[2:]
+        is_double = tuple(sides) == (2 * height, 2 * width)
+        if is_double and isinstance(self.conv, EightBit) and has_kernels(x):
+            x = x.contiguous(memory_format=torch.channels_last)
+            rounded = kernels().affine(x, is_doubled=True, **self.conv.rounding)
+            return self.conv.product(rounded, x.dtype)
+        out: Tensor = self.conv(F.interpolate(x, size=sides, mode="nearest"))
+        return out
 
 
 class Attention(nn.Module):
@@ -281,6 +299,8 @@ def rearrange(unet: Any, attention: str | None = None) -> None:
     layers = itertools.count()
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)
+        if getattr(block, "upsamplers", None):
+            block.upsamplers = nn.ModuleList(Upsampler(each) for each in block.upsamplers)
         if getattr(block, "attentions", None):
             block.attentions = nn.ModuleList(
                 Transformer(each, attention, layers) for each in block.attentions

@@ -25,6 +25,11 @@ from sdxl.files import write_atomic
 log = logging.getLogger(__name__)
 
 KIB = 1024
+MOST_SUMS = 64
+"""of a thread, in a gated product, where they come out of tensor memory"""
+TENSOR_MEMORY = (10, 11)
+"""compute capabilities of data centres' Blackwells, whose tensor cores keep their sums apart"""
+FP8 = "float8_e4m3fn"
 Run = Callable[["Tile"], None]
 Measure = Callable[[Callable[[], None]], float]
 """seconds of one run"""
@@ -39,6 +44,11 @@ class Tile:
     k: int
     warps: int
     stages: int
+
+    @property
+    def sums(self) -> int:
+        """of a thread"""
+        return self.m * self.n // (32 * self.warps)
 
     @property
     def shared_bytes(self) -> int:
@@ -89,10 +99,20 @@ class TileProblem:
         return f"{kind} {size}{ending}"
 
 
-def fitting(problem: TileProblem, shared_bytes: int) -> tuple[Tile, ...]:
+def fitting(
+    problem: TileProblem, shared_bytes: int, has_tensor_memory: bool = False
+) -> tuple[Tile, ...]:
     tiles: tuple[Tile, ...] = TILES_WITH_RESIDUAL if problem.has_residual else TILES
     tiles = GATED_TILES if problem.is_gated else tiles
+    if has_tensor_memory and problem.number == FP8:
+        tiles = tuple(tile for tile in tiles if not spills(tile, problem))
     return tuple(tile for tile in tiles if tile.shared_bytes <= shared_bytes)
+
+
+def spills(tile: Tile, problem: TileProblem) -> bool:
+    """Where sums in FP8 come out of tensor memory (tests/engines/test_kernels_compile.py): all of
+    256 lines at once, and those of a gated product, whose halves are needed together."""
+    return tile.m > 128 or (problem.is_gated and tile.sums > MOST_SUMS)
 
 
 @dataclass
@@ -100,6 +120,7 @@ class Tiles:
     """Of one GPU. `file`: where results are kept; None keeps them for this process."""
 
     shared_bytes: int
+    has_tensor_memory: bool = False
     file: Path | None = None
     chosen: dict[str, Tile] = field(default_factory=dict)
     is_measuring: bool = False
@@ -123,12 +144,15 @@ class Tiles:
         if known is not None:
             return known
         if not self.is_measuring:
-            return fitting(problem, self.shared_bytes)[0]
-        tiles = fitting(problem, self.shared_bytes)
+            return self.fitting(problem)[0]
+        tiles = self.fitting(problem)
         seconds = {tile: measure(lambda tile=tile: run(tile)) for tile in tiles}  # type: ignore[misc]
         self.chosen[problem.key] = best = min(tiles, key=seconds.__getitem__)
         self._keep()
         return best
+
+    def fitting(self, problem: TileProblem) -> tuple[Tile, ...]:
+        return fitting(problem, self.shared_bytes, self.has_tensor_memory)
 
     def _keep(self) -> None:
         if self.file is None:
@@ -159,7 +183,7 @@ def tiles_of(device: torch.device, kernels: str) -> Tiles:
     found = torch.cuda.get_device_properties(device)
     versions = (found.name, driver_version(), torch.__version__, kernels)
     shared_bytes = found.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return Tiles(shared_bytes, place_of(versions))
+    return Tiles(shared_bytes, found.major in TENSOR_MEMORY, place_of(versions))
 
 
 def place_of(versions: tuple[str, ...]) -> Path:

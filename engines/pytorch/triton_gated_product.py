@@ -7,9 +7,6 @@ a pair. It knows no modules; with TRITON_INTERPRET=1, set before the import, it 
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_rounding import LARGEST, store_rounded_lines
-from engines.pytorch.triton_tma_product import GROUP
+from engines.pytorch.triton_tiling import own_tile, settings_of
 
 FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
 """Of log2(share(-a)), the normal distribution's, by powers of a: 0.7% of the share from 0 to 5,
@@ -51,15 +48,9 @@ def _gated_product(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
     HALF: tl.constexpr = N // 2
-    across = tl.cdiv(out_channels, HALF)
-    in_group = GROUP * across
-    first = (tl.program_id(0) // in_group) * GROUP
-    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
-    down = (first + (tl.program_id(0) % in_group) % tall) * M
-    right = ((tl.program_id(0) % in_group) // tall) * HALF
+    down, right = own_tile(count, out_channels, M, HALF)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
     for channel in range(0, channels, K):
         a = x.load([down, channel])
@@ -92,15 +83,6 @@ def run_gated_product(
     out_channels, channels = weight.shape[0] // 2, weight.shape[-1]
     count, half = x.numel() // channels, tile.n // 2
     sizes, strides = [2, out_channels, channels], [out_channels * channels, channels, 1]
-    given: dict[str, Any] = {
-        "IS_WHOLE": x.dtype == torch.int8,
-        "M": tile.m,
-        "N": tile.n,
-        "K": tile.k,
-        "GROUP": GROUP,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
-    }
     launch(
         _gated_product,
         (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, half),),
@@ -115,5 +97,5 @@ def run_gated_product(
         channels,
         out_channels,
         LARGEST[out.dtype],
-        **given,
+        **settings_of(tile, x),
     )

@@ -20,6 +20,7 @@ from triton.runtime.errors import OutOfResources
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
+from engines.pytorch.triton_tiling import own_tile, settings_of
 from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_product, takes_tma
 
 __all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
@@ -27,8 +28,6 @@ __all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 TAPS = {2: 1, 4: 9}
 """of a weight with so many dimensions: a linear layer's, a 3×3 convolution's"""
-GROUP = 8
-"""rows of tiles that are worked off together, so that they share weights in the cache"""
 SMALL = Tile(32, 32, 32, 4, 1)
 """for the interpreter"""
 
@@ -52,16 +51,9 @@ def _product(
     M: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    # Neighbouring programs share weights and pixels in the cache.
-    across = tl.cdiv(out_channels, N)
-    in_group = GROUP * across
-    first = (tl.program_id(0) // in_group) * GROUP
-    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
-    down = first + (tl.program_id(0) % in_group) % tall
-    pixel = down * M + tl.arange(0, M)
-    target = ((tl.program_id(0) % in_group) // tall) * N + tl.arange(0, N)
+    down, right = own_tile(count, out_channels, M, N)
+    pixel, target = down + tl.arange(0, M), right + tl.arange(0, N)
     left, top = pixel % width, (pixel // width) % height
     blocks = tl.cdiv(channels, K)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
@@ -207,11 +199,5 @@ def _run_product(
         out_channels,
         TAPS=TAPS[weight.dim()],
         HAS_RESIDUAL=residual is not None,
-        IS_WHOLE=x.dtype == torch.int8,
-        M=tile.m,
-        N=tile.n,
-        K=tile.k,
-        GROUP=GROUP,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **settings_of(tile, x),
     )

@@ -22,51 +22,35 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_rounding import LARGEST, limited
+from engines.pytorch.triton_tiling import own_tile, settings_of
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 ALIGNED = 16
 """bytes that lines of a descriptor's tensor are a multiple of"""
 LARGEST_E4M3 = tl.constexpr(LARGEST[torch.float8_e4m3fn])
-GROUP = 8
-"""rows of tiles that are worked off together, so that they share weights in the cache"""
+MOST_AT_ONCE = tl.constexpr(128 * 128)
+"""sums of a tile"""
 
 
 @triton.jit
-def _tma_product(
+def _store_sums(
+    total,
     scale,
     bias,
-    x,
-    weight,
     residual,
     out,
+    down,
+    right,
     count,
     height,
     width,
-    channels,
     out_channels,
     TAPS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    IS_WHOLE: tl.constexpr,
     IS_TURNED: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
 ):
-    across = tl.cdiv(out_channels, N)
-    in_group = GROUP * across
-    first = (tl.program_id(0) // in_group) * GROUP
-    tall = tl.minimum(tl.cdiv(count, M) - first, GROUP)
-    down = (first + (tl.program_id(0) % in_group) % tall) * M
-    right = ((tl.program_id(0) % in_group) // tall) * N
-    blocks = tl.cdiv(channels, K)
-    total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
-    for k in range(TAPS * blocks):
-        tap, channel = k // blocks, (k % blocks) * K
-        by = (tap // 3 - 1) * (width + 1) + tap % 3 - 1 if TAPS == 9 else 0
-        a = x.load([down + by, channel])
-        b = weight.load([right, tap * channels + channel])
-        total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
+    M: tl.constexpr = total.shape[0]
+    N: tl.constexpr = total.shape[1]
     target = right + tl.arange(0, N)
     is_there = target < out_channels
     if IS_TURNED:
@@ -94,6 +78,90 @@ def _tma_product(
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _tma_product(
+    scale,
+    bias,
+    x,
+    weight,
+    residual,
+    out,
+    count,
+    height,
+    width,
+    channels,
+    out_channels,
+    TAPS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    IS_TURNED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    down, right = own_tile(count, out_channels, M, N)
+    blocks = tl.cdiv(channels, K)
+    total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
+    for k in range(TAPS * blocks):
+        tap, channel = k // blocks, (k % blocks) * K
+        by = (tap // 3 - 1) * (width + 1) + tap % 3 - 1 if TAPS == 9 else 0
+        a = x.load([down + by, channel])
+        b = weight.load([right, tap * channels + channel])
+        total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
+    if M * N > MOST_AT_ONCE:
+        # Else they spill where they come out of tensor memory, as on Blackwell.
+        first_half, second_half = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
+        _store_sums(
+            first_half,
+            scale,
+            bias,
+            residual,
+            out,
+            down,
+            right,
+            count,
+            height,
+            width,
+            out_channels,
+            TAPS,
+            HAS_RESIDUAL,
+            IS_TURNED,
+        )
+        _store_sums(
+            second_half,
+            scale,
+            bias,
+            residual,
+            out,
+            down,
+            right + N // 2,
+            count,
+            height,
+            width,
+            out_channels,
+            TAPS,
+            HAS_RESIDUAL,
+            IS_TURNED,
+        )
+    else:
+        _store_sums(
+            total,
+            scale,
+            bias,
+            residual,
+            out,
+            down,
+            right,
+            count,
+            height,
+            width,
+            out_channels,
+            TAPS,
+            HAS_RESIDUAL,
+            IS_TURNED,
+        )
+
+
 @cache
 def has_tma(device: torch.device) -> bool:
     """What is only noted counts as having it, and so does the interpreter."""
@@ -111,9 +179,10 @@ def takes_tma(x: Tensor, weight: Tensor) -> bool:
     return fits_tma(weight) and (weight.dim() == 2 or is_bordered(x))
 
 
-def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Like a map, channels last, in a bordered place that it does not show."""
-    rows, channels, height, width = x.shape
+def empty_bordered(x: Tensor, dtype: torch.dtype, times: int = 1) -> Tensor:
+    """Like a map, channels last, in a bordered place that it does not show; so many `times` as
+    high and wide."""
+    rows, channels, height, width = *x.shape[:2], times * x.shape[2], times * x.shape[3]
     place = x.new_empty((rows, height + 1, width + 1, channels), dtype=dtype)
     return place[:, :height, :width].permute(0, 3, 1, 2)
 
@@ -146,14 +215,8 @@ def run_tma_product(
     given: dict[str, Any] = {
         "TAPS": taps,
         "HAS_RESIDUAL": residual is not None,
-        "IS_WHOLE": x.dtype == torch.int8,
         "IS_TURNED": is_turned,
-        "M": tile.m,
-        "N": tile.n,
-        "K": tile.k,
-        "GROUP": GROUP,
-        "num_warps": tile.warps,
-        "num_stages": tile.stages,
+        **settings_of(tile, x),
     }
     launch(
         _tma_product,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.upsampling import Upsample2D
 from torch import Tensor, nn
 
 from sdxl.networks.attention import Text, cross_attentions, take_ready_text
@@ -222,6 +223,12 @@ def _up(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[T
     for resnet, attention in zip(block.resnets, block.attentions, strict=True):
         hidden = resnet(torch.cat([hidden, stack.pop()], dim=1), embedding)
         hidden = _attend(attention, hidden, text)
-    hidden = F.interpolate(hidden, size=stack[-1].shape[-2:], mode="nearest")
-    result: Tensor = block.upsamplers[0].conv(hidden)
+    return _upsampled(block.upsamplers[0], hidden, stack[-1].shape[-2:])
+
+
+def _upsampled(upsampler: Any, hidden: Tensor, sides: Any) -> Tensor:
+    if not isinstance(upsampler, Upsample2D):
+        found: Tensor = upsampler(hidden, sides)
+        return found
+    result: Tensor = upsampler.conv(F.interpolate(hidden, size=sides, mode="nearest"))
     return result

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch import eight_bit, triton_tma_product
+from engines.pytorch import eight_bit, triton_attention, triton_tma_product
 from engines.pytorch.launches import OPTIONS, Launch
-from engines.pytorch.tiles import KIB, TileProblem, fitting
+from engines.pytorch.tiles import KIB, TENSOR_MEMORY, TileProblem, fitting
 from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 from eval.speed.paper_work import GATED
 
@@ -101,7 +102,9 @@ def form_of(launch: Launch) -> Form:
 
 def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
     """`only_products`: from as few calls as have all kinds of them."""
-    with patch.object(triton_tma_product, "has_tma", lambda _: has_tma):
+    with ExitStack() as patches:
+        for module in (triton_tma_product, triton_attention):
+            patches.enter_context(patch.object(module, "has_tma", lambda _: has_tma))
         if only_products:
             yield from launches_of("unet_deep", "int8", ROWS[1])
         uneven = launches_of("unet_deep", "fp8", ROWS[1], UNEVEN)
@@ -118,7 +121,7 @@ def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
             yield from launches_of("unet_deep", "fp8", ROWS[1])
 
 
-def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
+def cut(launch: Launch, arch: int) -> Iterator[Launch]:
     """A product in every tile that may be chosen for it."""
     if launch.name not in PRODUCTS:
         yield launch
@@ -126,7 +129,10 @@ def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
     constants = dict(launch.constants)
     is_gated = launch.name == GATED
     has_residual = bool(constants.get("HAS_RESIDUAL"))
-    for tile in fitting(TileProblem("", 1, 1, 1, 1, has_residual, is_gated), shared_bytes):
+    given: Any = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))["x"]
+    number = str(getattr(given, "base", given).dtype).removeprefix("torch.")
+    problem = TileProblem(number, 1, 1, 1, 1, has_residual, is_gated)
+    for tile in fitting(problem, SHARED_BYTES[arch], arch // 10 in TENSOR_MEMORY):
         names = ("M", "N", "K", "num_warps", "num_stages")
         own = constants | dict(zip(names, astuple(tile), strict=True))
         lines = [2, tile.n // 2] if is_gated else [tile.n]
@@ -140,13 +146,12 @@ def cut(launch: Launch, shared_bytes: int) -> Iterator[Launch]:
 
 def forms(arch: int, only_products: bool) -> dict[Form, Any]:
     """And the kernel of each."""
-    shared_bytes = SHARED_BYTES[arch]
     found: dict[Form, Any] = {}
     seen: set[Form] = set()
     for launch in launches(arch >= 90, only_products):
         if (form := form_of(launch)) not in seen:
             seen.add(form)
-            found |= {form_of(each): each.kernel for each in cut(launch, shared_bytes)}
+            found |= {form_of(each): each.kernel for each in cut(launch, arch)}
     return found
 
 

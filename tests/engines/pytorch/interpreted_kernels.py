@@ -16,13 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.eight_bit import Flagged
 from engines.pytorch.triton_attention import attention
-from engines.pytorch.triton_gated_product import gelu
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_tma_product import is_bordered
@@ -42,9 +39,11 @@ from tests.engines.pytorch.kernel_checks import (
     differing,
     flags_wrong,
     gated_wrong,
+    gelu_of,
     map_of,
     normed,
     rounded,
+    whole,
     wrong_by,
 )
 
@@ -113,6 +112,22 @@ def rounding() -> Iterator[str]:
                 yield from differing(found, rounded(scaled, number), (*what, number))
                 broken = set(torch.nonzero(value.flatten(1).isnan().any(1)).flatten().tolist())
                 yield from flags_wrong(flags, broken, number, what)
+
+
+@check
+def rounding_of_doubled_maps() -> Iterator[str]:
+    """As of a map that was doubled before, with a border and without; a NaN shows in its row."""
+    x, steps = map_of(ROWS, CHANNELS, HEIGHT, WIDTH), torch.rand(CHANNELS) * 20 + 1
+    x[1, 4, 2, 3] = NAN
+    expected = F.interpolate(x.double(), scale_factor=2, mode="nearest") * steps[:, None, None]
+    for number, has_border in itertools.product(NUMBERS, (False, True)):
+        flags, what = torch.zeros(ROWS), (number, has_border)
+        settings: Any = {"is_doubled": True, "is_bordered": has_border, "flags": flags}
+        found = affine(x, steps=steps, number=number, **settings)
+        if is_bordered(found) != has_border:
+            yield f"{what}: strides {found.stride()}"
+        yield from differing(found, rounded(expected, number), what)
+        yield from flags_wrong(flags, {1}, number, what)
 
 
 @check
@@ -292,19 +307,12 @@ def gated_products_of_what_is_no_number() -> Iterator[str]:
 def gelus() -> Iterator[str]:
     """The product's own, gate by gate."""
     gates = torch.cat([torch.linspace(-12, 12, 9601), torch.tensor([-1e30, -300, 300, 1e30])])
-    found = torch.empty_like(gates)
-    _gelus[(1,)](gates, found, len(gates), SIZE=triton.next_power_of_2(len(gates)))
+    found = gelu_of(gates)
     exact = F.gelu(gates.double())
     beyond = (found.double() - exact).abs() - MOST_OF_GELU * exact.abs() - BEYOND_5
     if not bool((beyond <= 0).all()):
         at = int(beyond.argmax())
         yield f"gelu({gates[at]:.4g}): {found[at]:.6g}, needed {exact[at]:.6g}"
-
-
-@triton.jit
-def _gelus(x, out, count, SIZE: tl.constexpr):
-    place = tl.arange(0, SIZE)
-    tl.store(out + place, gelu(tl.load(x + place, mask=place < count)), mask=place < count)
 
 
 @check
@@ -353,10 +361,6 @@ def attentions_in_e4m3() -> Iterator[str]:
     settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
     found = attention(query, key, value, 2, number=torch.int8, **settings)
     yield from wrong_by(found.float() / 50, attended(query, key, value, 2), 0.04, "E4M3")
-
-
-def whole(*dims: int) -> Tensor:
-    return torch.randint(-100, 100, dims).float()
 
 
 @check

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from engines.pytorch.triton_gated_product import gelu
 from engines.pytorch.triton_rounding import LARGEST
 
 Check = Callable[[], Iterator[str]]
@@ -27,6 +30,10 @@ def check(function: Check) -> Check:
 
 def map_of(*dims: int) -> Tensor:
     return torch.randn(dims).to(memory_format=torch.channels_last)
+
+
+def whole(*dims: int) -> Tensor:
+    return torch.randint(-100, 100, dims).float()
 
 
 def wrong_by(found: Tensor, expected: Tensor, most: float, what: object) -> Iterator[str]:
@@ -89,3 +96,16 @@ def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
     found = [query.double(), key.double(), value.double().permute(1, 2, 0)]
     split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in found)
     return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+def gelu_of(gates: Tensor) -> Tensor:
+    """The gated product's."""
+    found = torch.empty_like(gates)
+    _gelus[(1,)](gates, found, len(gates), SIZE=triton.next_power_of_2(len(gates)))
+    return found
+
+
+@triton.jit
+def _gelus(x, out, count, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out + place, gelu(tl.load(x + place, mask=place < count)), mask=place < count)

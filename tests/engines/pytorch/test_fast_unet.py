@@ -110,6 +110,17 @@ def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.M
         assert held_bytes(ours) <= before
 
 
+def test_8_bit_upsamplers_double_while_they_round_where_sides_are_doubles() -> None:
+    """A map of 62 × 62 latents has sides of 31 and 16: the last is not doubled, but stretched."""
+    pytest.importorskip("triton", reason="Triton comes for Linux alone")
+    from eval.speed.paper_tick import launches_of
+
+    for side, doubled in ((1024, 2), (496, 1)):
+        launches = launches_of("unet_deep", "fp8", 2, side)
+        found = sum(bool(each.constants.get("IS_DOUBLED")) for each in launches)
+        assert found == doubled, side
+
+
 def in_eight_bits(unet: nn.Module, path: Path) -> nn.Module:
     ours = copy.deepcopy(unet)
     quantise(ours, path)

@@ -51,12 +51,12 @@ def test_what_was_never_measured_takes_the_usual_tile_and_no_time() -> None:
 
 
 def test_while_it_warms_up_the_quickest_is_found_and_then_kept(tmp_path: Path) -> None:
-    tiles = Tiles(H200, tmp_path / "tiles.json")
+    tiles = Tiles(H200, file=tmp_path / "tiles.json")
     with measuring(tiles):
         found = tiles.choose(PROBLEM, *quickest_is(TILES[1]))
     assert found == TILES[1]
     assert tiles.choose(PROBLEM, nothing, never) == TILES[1]
-    assert Tiles(H200, tmp_path / "tiles.json").choose(PROBLEM, nothing, never) == TILES[1]
+    assert Tiles(H200, file=tmp_path / "tiles.json").choose(PROBLEM, nothing, never) == TILES[1]
 
 
 def test_every_tile_fits_the_gpu() -> None:
@@ -66,6 +66,16 @@ def test_every_tile_fits_the_gpu() -> None:
             assert USUAL in tiles
             assert all(tile.shared_bytes <= shared_bytes for tile in tiles)
     assert len(fitting(PROBLEM, L40S)) < len(fitting(PROBLEM, H200))
+
+
+def test_where_sums_come_out_of_tensor_memory_fp8_has_no_tile_that_spills() -> None:
+    """Which do, tests/engines/test_kernels_compile.py sees."""
+    for kind in ((False, False), (True, False), (False, True)):
+        for number, is_less in (("int8", False), ("float8_e4m3fn", not kind[0])):
+            problem = TileProblem(number, 1, 640, 640, 4096, *kind)
+            here, there = (fitting(problem, H200, has_memory) for has_memory in (False, True))
+            assert here[0] == there[0] == USUAL
+            assert (len(there) < len(here)) == is_less, (number, kind)
 
 
 def test_a_services_sizes_share_few_keys() -> None:
@@ -100,7 +110,7 @@ def test_a_damaged_table_is_said_and_measured_anew(
     file = tmp_path / "tiles.json"
     file.write_text(text)
     with caplog.at_level(logging.WARNING):
-        tiles = Tiles(H200, file)
+        tiles = Tiles(H200, file=file)
     assert not tiles.chosen and "measured anew" in caplog.text
 
 
@@ -112,7 +122,7 @@ def test_where_nothing_can_be_kept_tiles_are_measured_all_the_same(
     (tmp_path / "a folder").mkdir()
     file = tmp_path / place
     with caplog.at_level(logging.WARNING):
-        tiles = Tiles(H200, file)
+        tiles = Tiles(H200, file=file)
         with measuring(tiles):
             found = tiles.choose(PROBLEM, *quickest_is(TILES[1]))
     assert found == TILES[1] == tiles.choose(PROBLEM, nothing, never)
