@@ -1,6 +1,7 @@
 """Which layer of the UNet is quantised to what, and why: data, and the only place that says so.
 
-The reference submission's recipe (MLPerf Inference v4.0, Stable Diffusion XL, open division). It
+The reference submission's recipe (MLPerf Inference v4.0, Stable Diffusion XL, open division), but
+for one convolution that a compiler fails on. It
 knows layers by their names in diffusers' UNet2DConditionModel, and no library.
 """
 
@@ -61,8 +62,8 @@ class Recipe:
 OTHER = Rule(".*", False, "not in the recipe: small, or too sensitive to gain from 8 bits")
 
 UNCOMPILED = r"down_blocks\.0\.resnets\.1\.conv2"
-"""In 8 bits beside the ResBlock before it: an assertion within the compiler (docs/log.md, 2026-11-24),
-which one of both in 16 bits avoids."""
+"""With it and the ResBlock before it in 8 bits an assertion fails within that compiler; one of both
+in 16 bits avoids it (docs/log.md, 2026-11-24)."""
 EDGES = (
     Rule(r"conv_in|conv_out|conv_norm_out", False, "latents and noise: read and written raw"),
     Rule(r".*\.conv_shortcut", False, "carries the signal around the block unfiltered"),

@@ -32,7 +32,7 @@ from onnx_export.exporter import ADAPTED, REPORT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.quantisation import Quantised, quantise, summary
 from onnx_export.random_weights import SDXL_1_0
-from onnx_export.recipes import INT8, RECIPES, matching
+from onnx_export.recipes import INT8, RECIPES, UNCOMPILED, matching
 from onnx_export.reference import fake_quantise
 from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import Checkpoint, find
@@ -73,7 +73,9 @@ def test_the_reference_submissions_layers_are_quantised(
     assert not wrong, f"to be kept: {wrong}"
     last = {f"up_blocks.2.resnets.2.conv{i}" for i in (1, 2)}
     convs = {name for name in quantised if ".resnets." in name}
-    assert len(convs) == 2 * 17 - (2 if number == "fp8" else 0)
+    # The reference has one more in 8 bits, which a compiler fails on.
+    assert not re.search(UNCOMPILED, " ".join(convs))
+    assert len(convs) == 2 * 17 - 1 - (2 if number == "fp8" else 0)
     assert (convs & last) == (set() if number == "fp8" else last)
     # 70 transformer blocks: three projections of the picture by itself, one of it to the text, and
     # two feed-forward linears.
