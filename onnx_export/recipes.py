@@ -1,8 +1,8 @@
 """Which layer of the UNet is quantised to what, and why: data, and the only place that says so.
 
 The reference submission's recipe (MLPerf Inference v4.0, Stable Diffusion XL, open division), but
-for one convolution that a compiler fails on. It
-knows layers by their names in diffusers' UNet2DConditionModel, and no library.
+for one convolution that a compiler fails on. It knows layers by their names in diffusers'
+UNet2DConditionModel, and no library.
 """
 
 from __future__ import annotations
