@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import torch
@@ -50,10 +51,10 @@ GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.05, "fp8": 0.08}
 """fp32: the largest difference, over the largest value where that is above 1. Else: the
 difference's norm over the value's; of the 8-bit UNets to the same rounding in torch, where a value
 near the middle of two steps may go the other way, and then all behind it."""
-SHIFT, SCATTER_SHARE = 1e-6, 1.5
+SHIFT, SHIFTS, SCATTER_SHARE = 1e-6, 3, 1.5
 """How far that goes, the model says: with its sample changed by so little, the same rounding in
-torch comes out otherwise by the scatter (0.07 of a random SDXL, docs/log.md). A graph may differ by
-so much of it, where that is more than the bound above."""
+torch comes out otherwise by the scatter, the most of so many tries (0.07 of a random SDXL,
+docs/log.md). A graph may differ by so much of it, where that is more than the bound above."""
 SCORE_BOUND = 0.005
 STEPPED = 2
 """pictures whose calls are kept: their caches take memory"""
@@ -185,8 +186,11 @@ class _Run:
         self, rounded: Engines, expected: Mapping[str, list[dict[str, Tensor]]]
     ) -> dict[str, float]:
         """Of each 8-bit UNet: how much its rounding turns what is next to nothing into."""
-        shifted = self.outputs(rounded, shift_sample)
-        return {name: worst_difference(shifted[name], expected[name]) for name in get_args(Network)}
+        tries = [self.outputs(rounded, partial(shift_sample, seed)) for seed in range(SHIFTS)]
+        return {
+            name: max(worst_difference(shifted[name], expected[name]) for shifted in tries)
+            for name in get_args(Network)
+        }
 
     def compared(
         self,
@@ -253,9 +257,9 @@ def worst_difference(
 
 
 def shift_sample(
-    engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]
+    seed: int, engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     shifted = {
         name: value * (1 + SHIFT * torch.randn(value.shape, generator=generator))
         if name == "sample"
