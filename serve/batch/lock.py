@@ -1,10 +1,10 @@
-"""One start of a job at a time in a folder, and whether one is at work there now."""
+"""One start of a job at a time in its place, and whether one is at work there now."""
 
 from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -18,11 +18,28 @@ LEAVE_S = 10.0
 
 
 @contextmanager
-def locked(out: str) -> Iterator[None]:
-    """One start at a time in a folder. In an object store two would write the same bytes twice."""
-    if "://" in out:
-        yield
-        return
+def locked(out: str) -> Iterator[Callable[[], None]]:
+    """One start at a time. What it gives raises BatchFailed once another has taken it over."""
+    with _locked_bucket(out) if "://" in out else _locked_folder(out) as check:
+        yield check
+
+
+@contextmanager
+def _locked_bucket(out: str) -> Iterator[Callable[[], None]]:
+    # Here and not above: a folder needs nothing of fsspec.
+    from serve.batch.bucket_lock import BucketLock
+    from serve.batch.object_store import ObjectStore
+
+    lock = BucketLock(ObjectStore(out))
+    lock.take()
+    try:
+        yield lock.check
+    finally:
+        lock.leave()
+
+
+@contextmanager
+def _locked_folder(out: str) -> Iterator[Callable[[], None]]:
     path = Path(out, LOCK)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +53,11 @@ def locked(out: str) -> Iterator[None]:
             if time.monotonic() > until_s:
                 raise InvalidParams("out", out, "another sdxl batch is at work there")
             time.sleep(0.1)
-        yield
+        yield _held
+
+
+def _held() -> None:
+    """Nobody can take a file's lock from who has it."""
 
 
 def is_free(out: Path) -> bool:

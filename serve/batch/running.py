@@ -45,7 +45,7 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
     store = open_store(order.out, run_id)
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, interrupt))
-        stack.enter_context(locked(order.out))
+        check_lock = stack.enter_context(locked(order.out))
         job, stored = describe(order), load_job(store)
         if stored is not None:
             job.check_same(stored)
@@ -54,7 +54,7 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
         task = BatchTask(
             store, run_id, order.format, order.is_tarred, order.retries_dead, order.reads_back
         )
-        batch = BatchRun(order, store, task, job, stack)
+        batch = BatchRun(order, store, task, job, stack, check_lock)
         try:
             start_worker, workers = stack.enter_context(pool(order, job, task))
         except KeyboardInterrupt as error:
@@ -172,9 +172,16 @@ def on_ray(
 
 class BatchRun:
     def __init__(
-        self, order: BatchSpec, store: Store, task: BatchTask, job: BatchJob, stack: ExitStack
+        self,
+        order: BatchSpec,
+        store: Store,
+        task: BatchTask,
+        job: BatchJob,
+        stack: ExitStack,
+        check_lock: Callable[[], None],
     ) -> None:
         self.order, self.store, self.task, self.job = order, store, task, job
+        self._check_lock = check_lock
         self.progress = BatchProgress(job.rows, time.monotonic(), time.monotonic())
         self.status = displays.StatusFile(store, task.run)
         shown = displays.Lines() if order.is_quiet else displays.Bar(job.rows)
@@ -219,6 +226,7 @@ class BatchRun:
             raise BatchFailed(why)
 
     def _show(self, progress: BatchProgress) -> None:
+        self._check_lock()
         for show in self._shows:
             show(progress)
 

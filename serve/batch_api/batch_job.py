@@ -75,16 +75,21 @@ class BatchJobRun:
         """False if it was stopped. Raises BatchFailed or OutputError if it cannot go on now."""
         store = self.records.job_store(self.batch.id)
         # While a service is replaced, two may be there.
-        with locked(self.records.job_place(self.batch.id)), input_file(store) as path:
+        place = self.records.job_place(self.batch.id)
+        with locked(place) as check_lock, input_file(store) as path:
             store.prepare("images", "ledger")
             try:
-                self._run(store, path)
+                self._run(store, path, check_lock)
             except Stopped:
                 return False
             store.tidy()
             return True
 
-    def _run(self, store: Store, path: Path) -> None:
+    def _run(self, store: Store, path: Path, check_lock: Callable[[], None]) -> None:
+        def show(progress: BatchProgress) -> None:
+            check_lock()
+            self.on_progress(progress)
+
         task, now_s = BatchTask(store, token(), "png"), time.monotonic()
         self._driver = Driver(
             thread_workers(self.load, task),
@@ -92,7 +97,7 @@ class BatchJobRun:
             task=task,
             progress=BatchProgress(self.batch.pictures, now_s, now_s),
             on_card=self._meet,
-            show=self.on_progress,
+            show=show,
             # The replicas may let low priority wait for hours, or restart meanwhile.
             stall_s=math.inf,
             silent_s=SILENT_S,

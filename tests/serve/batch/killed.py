@@ -14,7 +14,7 @@ from tests.serve.batch.drawers import Drawer, make
 
 def main(pool: str, draw_s: str, log: str, source: str, out: str, *flags: str) -> int:
     load = partial(Drawer, log, float(draw_s))
-    return make(Path(source), Path(out), *flags, load=load, ray=pool == "ray")
+    return make(Path(source), out, *flags, load=load, ray=pool == "ray")
 
 
 if __name__ == "__main__":
