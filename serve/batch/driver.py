@@ -68,6 +68,8 @@ class Driver:
     show: Callable[[BatchProgress], None]
     on_shard: Callable[[int], None] = lambda shard: None
     """told when nothing of a shard is left"""
+    is_packed: Callable[[], bool] = lambda: True
+    """whether all that followed from that is done; may raise"""
     stall_s: float = 120.0
     silent_s: float = SILENT_S
     clock: Callable[[], float] = time.monotonic
@@ -84,7 +86,7 @@ class Driver:
         try:
             for _ in range(self.workers):
                 self._start()
-            while not leases.is_done:
+            while not (self.is_packed() and leases.is_done):
                 began_s = self.clock()
                 told = self._told()
                 self._note_silence(min(self.clock() - began_s, BEAT_S))

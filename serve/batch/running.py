@@ -24,6 +24,7 @@ from serve.batch.driver import BatchFailed, Driver
 from serve.batch.job import FILE, KEPT, BatchJob, load_job
 from serve.batch.kinds import engine_of, refusal
 from serve.batch.lock import LEAVE_S, locked
+from serve.batch.packing import Packer
 from serve.batch.places import open_store
 from serve.batch.progress import BatchProgress
 from serve.batch.renderers import HttpRenderer, load_local, service_model
@@ -194,6 +195,7 @@ class BatchRun:
         self._close_display = shown.close
 
     def make(self, start_worker: StartWorker, workers: int) -> int:
+        packer = Packer(self._pack)
         driver = Driver(
             start_worker,
             workers,
@@ -201,12 +203,20 @@ class BatchRun:
             self.progress,
             self._meet,
             self._show,
-            self._pack if self.order.is_tarred else ignore,
+            packer.add if self.order.is_tarred else ignore,
+            packer.is_done,
             # A service may let low priority wait for hours, or restart meanwhile.
             math.inf if self.order.through else self.order.stall_s,
         )
+
+        def drive() -> None:
+            try:
+                driver.run(self.job.shards())
+            finally:
+                packer.leave(LEAVE_S)
+
         try:
-            apart(lambda: driver.run(self.job.shards()), driver.stop, LEAVE_S)
+            apart(drive, driver.stop, LEAVE_S)
         except BaseException as error:
             state = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
             self.progress.trouble = str(error) or self.progress.trouble

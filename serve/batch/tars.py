@@ -24,7 +24,7 @@ LOOSE = "loose"
 TAR = ".tar/"
 """Between a tar's name and its member's, in the ledger."""
 THREADS = 8
-"""The driver packs, and hands out nothing meanwhile: a distant store answers many at a time."""
+"""A distant store answers many at a time."""
 
 
 def reader(store: Store) -> Callable[[str], bytes]:
