@@ -1,0 +1,105 @@
+"""Run as a program: Ray Serve with one small deployment, whose controller is killed and stopped;
+prints as JSON what the watch of `sdxl serve` and the deployment saw.
+
+python -m tests.serve.controller_probe FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+
+from serve.cli import RAY_ENVIRONMENT
+from serve.cluster import ClusterWatch, controllers
+from serve.fleet.router import ROUTING
+
+PATIENCE_S = 60.0
+LISTEN_S = 4.0
+"""below Ray's period, and above several of a router's"""
+
+
+class Asked:
+    """Notes when it is asked how much it has to do."""
+
+    def __init__(self, log: str) -> None:
+        self.log = Path(log)
+
+    def record_routing_stats(self) -> dict[str, float]:
+        with self.log.open("a") as log:
+            log.write(f"{time.time()}\n")
+        return {"at_s": time.time(), "ready_in_s": 0.0, "alone_s": 0.0, "each_s": 0.0}
+
+    def generate(self) -> str:
+        return "a picture"
+
+
+class Probe:
+    def __init__(self, folder: Path) -> None:
+        self.log, self.said = folder / "asked", list[str]()
+        self.watch = ClusterWatch(self.said.append)
+        self.told: dict[str, Any] = {}
+
+    def asked_in(self, seconds: float) -> int:
+        began_s = time.time()
+        time.sleep(seconds)
+        return sum(float(line) >= began_s for line in self.log.read_text().splitlines())
+
+    def watched_until(self, is_so: Callable[[], bool]) -> list[bool | None]:
+        """The controller's answers until then."""
+        answers, until_s = list[bool | None](), time.monotonic() + PATIENCE_S
+        while not (answers and answers[-1] and is_so()):
+            assert time.monotonic() < until_s, f"{answers}, {self.said}"
+            answers.append(self.watch._controller.answers())
+            self.watch._judge(answers[-1])
+            time.sleep(0.2)
+        return answers
+
+    def run(self) -> None:
+        deployment = ray_serve.deployment(name="Asked")(Asked).options(
+            request_router_config=ROUTING, ray_actor_options={"num_cpus": 0}
+        )
+        handle = ray_serve.run(deployment.bind(str(self.log)))
+        # Its first word comes with its start.
+        time.sleep(1)
+        self.told["asked_alone"] = self.asked_in(LISTEN_S)
+        handle.generate.remote().result(timeout_s=30)
+        self.told["asked_by_router"] = self.asked_in(LISTEN_S)
+        self.watched_until(lambda: bool(self.watch._answered))
+        for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+            (before,) = controllers()
+            os.kill(before, number)
+            asked = self.asked_in(LISTEN_S)
+            handle.generate.remote().result(timeout_s=30)
+            answers = self.watched_until(partial(is_another, before))
+            self.told[name] = {"answers": answers, "asked": asked, "said": list(self.said)}
+
+
+def is_another(before: int) -> bool:
+    return before not in controllers()
+
+
+def main(folder: str) -> None:
+    os.environ.update(RAY_ENVIRONMENT)
+    ray.init(address="local", include_dashboard=False, logging_level="ERROR")  # type: ignore[arg-type]
+    ray_serve.start(proxy_location="Disabled")
+    probe = Probe(Path(folder))
+    try:
+        probe.run()
+        print(json.dumps(probe.told))
+    finally:
+        ray_serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
