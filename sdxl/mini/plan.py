@@ -12,6 +12,10 @@ _VAE = Schedule(steps=2600, peak_rate=2e-3, seed=1)
 _DECODER = Schedule(steps=7000, peak_rate=1e-3, seed=5)
 _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
 _SHAPES = Schedule(steps=9_000, peak_rate=6e-4, seed=15)
+_OWN_COURSES = (
+    Schedule(steps=1800, peak_rate=4e-4, seed=31, average=0.998),
+    Schedule(steps=2700, peak_rate=4e-4, seed=32, average=0.998),
+)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
 _STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
@@ -45,6 +49,7 @@ class TrainingPlan:
     unet: Schedule = _UNET
     contrasts: tuple[Contrast, ...] = _CONTRASTS
     shapes: Schedule = _SHAPES
+    own_courses: tuple[Schedule, ...] = _OWN_COURSES  # a round each
     scorer: Schedule = _SCORER
     pictures: int = 30_000
     pictures_seed: int = 4
@@ -54,6 +59,8 @@ class TrainingPlan:
     decoder_batch: int = 6
     unet_batch: int = 32
     shapes_batch: int = 16  # each with and without its caption
+    own_pictures: int = 2600  # that the UNet paints for each round
+    own_batch: int = 16  # each with and without its caption
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
     scorer_groups: int = 16
     few_steps: Schedule = _FEW_STEPS

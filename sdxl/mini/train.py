@@ -1,10 +1,10 @@
 """Trains the embedded model from nothing: `python -m sdxl.mini.train --out DIR`.
 
-Stages, in order: the VAE, the UNet with both text encoders (three stages), the scorer, the VAE's
-decoder once more, now on what the UNet paints, then the export of a diffusers folder; at last LoRAs
-of what was exported, or without `--out` of the weights in the package. Each stage resumes from its
-checkpoint in `--work`, so naming a stage again costs nothing once it is done. Everything is drawn;
-nothing is downloaded.
+Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on what
+it paints itself, the scorer, the VAE's decoder once more, now on what the UNet paints, then the
+export of a diffusers folder; at last LoRAs of what was exported, or without `--out` of the weights
+in the package. Each stage resumes from its checkpoint in `--work`, so naming a stage again costs
+nothing once it is done. Everything is drawn; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from sdxl.mini.few_steps import train_few_steps
 from sdxl.mini.fitting import load_fitted, save_adopted
 from sdxl.mini.latents import encode_pictures, fit_preview
 from sdxl.mini.lora import LORAS
+from sdxl.mini.own_courses import load_newest, train_own_courses
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import STYLES
 from sdxl.mini.styles import train_style
 from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
 LORA_STAGES = ("few_steps", *STYLES)
-STAGES = ("vae", "unet", "contrast", "shapes", "scorer", "decoder", "export", *LORA_STAGES)
+UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
+STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "export", *LORA_STAGES)
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
     """Write whatever is trained so far; what is not yet is written as it was born."""
-    vae, painter, student = load_vae(work), UNetWithText(), Student()
-    for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
-        load_fitted(painter, work / f"{name}.pt")
+    vae, painter, student = load_vae(work), load_newest(plan, work), Student()
     load_fitted(student, work / "scorer.pt")
     data = encode_pictures(plan, work, device)
     vae.register_to_config(scaling_factor=round(data.scale, 6))
@@ -85,6 +85,7 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "unet": lambda: train_unet(plan, work, device),
         "contrast": lambda: train_contrasts(plan, work, device),
         "shapes": lambda: train_shapes(plan, work, device),
+        "own_courses": lambda: train_own_courses(plan, work, device),
         "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, device),
         "decoder": lambda: train_decoder(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),

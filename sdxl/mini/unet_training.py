@@ -87,6 +87,31 @@ class UNetWithText(nn.Module):
         ).sample
         return predicted, self.sketch(context)
 
+    def with_and_without(
+        self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The noise of the same rows as their captions have it, and without a caption."""
+        kept = torch.ones(2 * len(noisy), device=noisy.device)
+        kept[len(noisy) :] = 0
+        predicted, _ = self(
+            noisy.repeat(2, 1, 1, 1),
+            timestep.repeat(2),
+            tokens.repeat(2, 1),
+            tokens_2.repeat(2, 1),
+            kept,
+        )
+        captioned, captionless = predicted.float().chunk(2)
+        return captioned, captionless
+
+
+def any_guidance(count: int) -> Tensor:
+    """As strong as each row likes."""
+    return 1 + (STRONGEST - 1) * torch.rand(count, 1, 1, 1)
+
+
+def guide(captioned: Tensor, captionless: Tensor, guidance: Tensor) -> Tensor:
+    return captionless + guidance * (captioned - captionless)
+
 
 def noise_weights(alphas: Tensor, limit: float) -> Tensor:
     """Weigh the noise's error as the velocity's, up to a limit; 1 leaves it plain.
@@ -169,17 +194,10 @@ class Lesson:
         timestep = torch.randint(0, len(self.alphas), (len(rows),), device=self.device)
         alpha = self.alphas[timestep].view(-1, 1, 1, 1)
         noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
-        tokens, tokens_2 = (
-            t[rows].to(self.device).repeat(2, 1) for t in (self.data.tokens, self.data.tokens_2)
-        )
-        kept = torch.ones(2 * len(rows), device=self.device)
-        kept[len(rows) :] = 0
-        predicted, _ = self.painter(
-            noisy.repeat(2, 1, 1, 1), timestep.repeat(2), tokens, tokens_2, kept
-        )
-        captioned, captionless = predicted.chunk(2)
-        guidance = 1 + (STRONGEST - 1) * torch.rand(len(rows), 1, 1, 1, device=self.device)
-        guided = captionless + guidance * (captioned - captionless)
+        tokens, tokens_2 = (t[rows].to(self.device) for t in (self.data.tokens, self.data.tokens_2))
+        captioned, captionless = self.painter.with_and_without(noisy, timestep, tokens, tokens_2)
+        guidance = any_guidance(len(rows)).to(self.device)
+        guided = guide(captioned, captionless, guidance)
         errors = [(p - noise).square().mean((1, 2, 3)) for p in (captioned, captionless, guided)]
         error = errors[0] + CAPTIONLESS_SHARE * errors[1]
         error = error + GUIDED_SHARE * errors[2] * (timestep < GUIDED_BELOW)

@@ -11,13 +11,16 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
-from sdxl.mini import topology
+from sdxl.mini import own_courses, topology
 from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, train_vae
 from sdxl.mini.check import WEIGHTS, held_out_scenes
-from sdxl.mini.fitting import Schedule
+from sdxl.mini.fitting import Schedule, load_latest, save_adopted
+from sdxl.mini.latents import encode_pictures
+from sdxl.mini.painting import paint
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import draw
 from sdxl.mini.train import LORA_STAGES, STAGES, adopt, train
+from sdxl.mini.unet_training import UNetWithText
 
 
 @pytest.fixture
@@ -66,8 +69,10 @@ def test_adopting_the_same_weights_again_undoes_no_training(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What two steps of training paint is of no caption.
+    monkeypatch.setattr(own_courses, "straighten", lambda image, scene: draw(scene, 0))
     step = Schedule(steps=2, peak_rate=1e-4, seed=1)
     plan = TrainingPlan()
     contrasts = tuple(replace(each, schedule=step, groups=4) for each in plan.contrasts)
@@ -76,6 +81,9 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
         vae=step,
         unet=step,
         shapes=step,
+        own_courses=(step, step),
+        own_pictures=24,
+        own_batch=2,
         scorer=step,
         decoder=step,
         contrasts=contrasts,
@@ -100,3 +108,30 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "out")
     (picture,) = pipe("a red circle", num_inference_steps=2, output_type="np").images
     assert picture.shape == (128, 128, 3) and np.isfinite(picture).all()
+
+
+def test_the_newest_unet_is_that_of_the_last_round_on_its_own_courses(tmp_path: Path) -> None:
+    plan = TrainingPlan()
+    painter = UNetWithText()
+    save_adopted(painter, 1, tmp_path / "shapes.pt")
+    for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
+        part.requires_grad_(False)
+    with torch.no_grad():
+        painter.unet.conv_in.weight.fill_(3)
+    save_adopted(painter, 1, own_courses.checkpoints(plan, tmp_path)[-1])
+    newest = own_courses.load_newest(plan, tmp_path)
+    assert (newest.unet.conv_in.weight == 3).all()
+    own = painter.text_encoder.state_dict()
+    assert all((t == own[name]).all() for name, t in newest.text_encoder.state_dict().items())
+
+
+def test_a_picture_that_is_painted_on_becomes_what_it_was_begun_as(tmp_path: Path) -> None:
+    """From the sampler's last steps on, noise is too little to change what is there."""
+    adopt(WEIGHTS, TrainingPlan(), tmp_path)
+    plan = replace(TrainingPlan(), pictures=2)
+    data, painter = encode_pictures(plan, tmp_path, "cpu"), own_courses.load_newest(plan, tmp_path)
+    load_latest(painter, tmp_path / "unet.pt")
+    begun = data.latents.float() * data.scale
+    course = [*paint(painter, begun, data.tokens, data.tokens_2, torch.ones(2, 1, 1, 1), 16)]
+    assert len(course) == 5
+    assert (course[-1] - begun).square().mean().sqrt() < 0.2 < (course[0] - begun).std()

@@ -1,0 +1,147 @@
+"""Trains the UNet where its own painting leads it: on the latents before each step of the sampler.
+
+Training meets drawn pictures under noise alone. A picture that is being painted is neither, and
+what its earlier steps bent a little the later ones bend on. So pictures are painted, their latents
+kept before each step, and each of these shall lead to that same picture with its things as straight
+as they can be (the judge knows these, without a network). The text encoders stand still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdxl.mini import topology
+from sdxl.mini.autoencoder import as_tensor, load_vae
+from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted
+from sdxl.mini.judge import straighten
+from sdxl.mini.latents import encode_pictures, sample_pictures
+from sdxl.mini.painting import STEPS, paint, to_images
+from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.unet_training import Lesson, UNetWithText, any_guidance, guide
+
+FIRST = 4  # steps before it only lay out what is to be painted
+SHARE = 0.3  # of this loss, beside that of `shapes`
+_ROWS = 24
+
+
+@dataclass(frozen=True)
+class OwnCourses:
+    """Scaled latents [n, STEPS - FIRST, ...] before each step, those they shall lead to, and what
+    was asked for."""
+
+    latents: Tensor
+    wanted: Tensor
+    guidance: Tensor
+    tokens: Tensor
+    tokens_2: Tensor
+
+
+def _joined(parts: Sequence[OwnCourses]) -> OwnCourses:
+    return OwnCourses(*(torch.cat([vars(p)[f.name] for p in parts]) for f in fields(OwnCourses)))
+
+
+def checkpoints(plan: TrainingPlan, work: Path) -> list[Path]:
+    return [work / f"own-courses-{number}.pt" for number in range(len(plan.own_courses))]
+
+
+def load_newest(plan: TrainingPlan, work: Path) -> UNetWithText:
+    """As the latest stage left it, by the average of its weights; new where none has begun."""
+    painter = UNetWithText()
+    for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
+        load_fitted(painter, work / f"{name}.pt")
+    _hold_text(painter)
+    for path in checkpoints(plan, work):
+        load_fitted(painter, path)
+    return painter.eval()
+
+
+def _hold_text(painter: UNetWithText) -> None:
+    for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
+        part.requires_grad_(False)
+
+
+def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
+    """In rounds: each on what the UNet of the round before paints, and on the courses before."""
+    courses: list[OwnCourses] = []
+    for number, path in enumerate(checkpoints(plan, work)):
+        courses.append(paint_own_courses(number, plan, work, device))
+        torch.manual_seed(0)
+        lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
+        _train_round(lesson, _joined(courses), plan.own_courses[number], path)
+
+
+def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: Path) -> None:
+    """Two of three steps on courses, the third as in `shapes`, so that what this taught stays
+    known."""
+    scheduler = topology.new_scheduler()
+    scheduler.set_timesteps(STEPS)
+    sigmas, timesteps = scheduler.sigmas[FIRST:STEPS].float(), scheduler.timesteps[FIRST:]
+    plan, device = lesson.plan, lesson.device
+
+    def own_loss(rng: np.random.Generator) -> Tensor:
+        """How far from the wanted picture a prediction leads, in parts of the noise that is there;
+        more under much noise, as in `noise_weights`."""
+        rows = torch.from_numpy(rng.integers(0, len(courses.latents), plan.own_batch))
+        step = torch.from_numpy(rng.integers(0, len(sigmas), plan.own_batch))
+        sigma = sigmas[step].view(-1, 1, 1, 1).to(device)
+        latents = courses.latents[rows, step].float().to(device)
+        predicted = lesson.painter.with_and_without(
+            latents / (sigma**2 + 1).sqrt(),
+            timesteps[step].to(device),
+            courses.tokens[rows].to(device),
+            courses.tokens_2[rows].to(device),
+        )
+        guided = guide(*predicted, courses.guidance[rows].to(device))
+        missed = latents - sigma * guided - courses.wanted[rows].float().to(device)
+        return (missed**2 * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)).mean()
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        with in_half(device):
+            if step % 3 == 2:
+                return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
+            return SHARE * own_loss(rng)
+
+    fit(lesson.painter, loss_of, schedule, path)
+
+
+@torch.no_grad()
+def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) -> OwnCourses:
+    """Of pictures that no other round has; those that are not of their captions are left out."""
+    path = work / f"own-courses-{number}-painted-{plan.own_pictures}.pt"
+    if path.exists():
+        return OwnCourses(**torch.load(path))
+    painter, vae = load_newest(plan, work).to(device), load_vae(work).to(device)
+    data, scenes = encode_pictures(plan, work, device), sample_pictures(plan)[0]
+    torch.manual_seed(40 + number)
+    kept: list[OwnCourses] = []
+    first = number * plan.own_pictures
+    for start in range(first, first + plan.own_pictures, _ROWS):
+        rows = torch.arange(start, min(start + _ROWS, first + plan.own_pictures))
+        texts, guidance = (data.tokens[rows], data.tokens_2[rows]), any_guidance(len(rows))
+        blank = torch.zeros(len(rows), *data.latents.shape[1:], device=device)
+        *before, painted = paint(painter, blank, *texts, guidance)
+        course = torch.stack(before[FIRST:], dim=1).half().cpu()
+        found = [
+            (at, straight)
+            for at, image in enumerate(to_images(vae, painted / data.scale))
+            if (straight := straighten(image, scenes[int(rows[at])])) is not None
+        ]
+        if not found:
+            continue
+        those = torch.tensor([at for at, _ in found])
+        images = as_tensor(np.stack([straight for _, straight in found])).to(device)
+        wanted = (vae.encode(images).latent_dist.mean * data.scale).half().cpu()
+        kept.append(OwnCourses(course[those], wanted, guidance[those], *(t[those] for t in texts)))
+        if (start - first) % (10 * _ROWS) == 0:
+            print(f"painted {start - first} of {plan.own_pictures} courses", flush=True)
+    if not kept:
+        raise RuntimeError("The UNet paints nothing of its captions yet: it needs more `shapes`.")
+    courses = _joined(kept)
+    torch.save(vars(courses), path)
+    return courses
