@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engines.pytorch.eight_bit import EightBit
 from engines.pytorch.eight_bit_attention import attended, fits, suits
 from engines.pytorch.joined_layers import alike, joined
-from engines.pytorch.kernel_switch import has_kernels, kernels, products
+from engines.pytorch.kernel_switch import has_kernels, kernels, products, text_attentions
 from sdxl.networks.attention import Text, attend, ready
 
 ATTENTION = {
@@ -186,9 +186,18 @@ class Attention(nn.Module):
         if self.pair is not None and fits(normed, self.heads):
             found = attended(self.pair, self.to_v, normed, self.heads, self.to_out)
             return added_to(x, self.to_out, found)
+        projected = self._projected(normed, x, text)
+        if self.layer is not None and self._rounds(projected[0]):
+            found = text_attentions().text_attention(*projected, self.heads, **self.to_out.rounding)
+            return added_to(x, self.to_out, found)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
-            found = attend(*self._projected(normed, x, text), self.heads)
+            found = attend(*projected, self.heads)
         return added_to(x, self.to_out, added_for(self.to_out, found, None))
+
+    def _rounds(self, query: Tensor) -> bool:
+        """Whether attention to a prompt ends with what its reader stores."""
+        is_ours = self.order is None and isinstance(self.to_out, EightBit) and has_kernels(query)
+        return is_ours and bool(text_attentions().fits_text_attention(query, self.heads))
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:

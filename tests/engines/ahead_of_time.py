@@ -49,7 +49,10 @@ ROWS = (2, 16, 32)
 UNEVEN = 896
 """a side whose tokens fill no whole number of attention's tiles"""
 PRODUCTS = ("_product", "_tma_product", "_gated_product")
-FACTORS = {**dict.fromkeys(PRODUCTS, "x"), "_attention": "query"}
+FACTORS = {
+    **dict.fromkeys(PRODUCTS, "x"),
+    **dict.fromkeys(("_attention", "_text_attention"), "query"),
+}
 """the parameter that says what a kernel on tensor cores multiplies"""
 
 

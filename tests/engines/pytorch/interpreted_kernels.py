@@ -1,5 +1,6 @@
 """Our Triton kernels under Triton's interpreter against PyTorch in float64, each with every
-combination of its flags, at odd sizes: `python -m tests.engines.pytorch.interpreted_kernels`.
+combination of its flags, at odd sizes: `python -m tests.engines.pytorch.interpreted_kernels`, which
+runs the checks of interpreted_attention.py too.
 
 The interpreter is chosen when a kernel is defined, hence a process of its own; it prints one JSON
 object, what went wrong by the name of the check.
@@ -19,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.pytorch.eight_bit import Flagged
-from engines.pytorch.triton_attention import attention
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_tma_product import is_bordered
+from tests.engines.pytorch import interpreted_attention  # noqa: F401
 from tests.engines.pytorch.kernel_checks import (
     BEYOND_5,
     CHANNELS,
@@ -34,7 +35,6 @@ from tests.engines.pytorch.kernel_checks import (
     NUMBERS,
     ROWS,
     WIDTH,
-    attended,
     check,
     differing,
     flags_wrong,
@@ -313,54 +313,6 @@ def gelus() -> Iterator[str]:
     if not bool((beyond <= 0).all()):
         at = int(beyond.argmax())
         yield f"gelu({gates[at]:.4g}): {found[at]:.6g}, needed {exact[at]:.6g}"
-
-
-@check
-def attentions() -> Iterator[str]:
-    """In floats, as exact as the rounding of the result; lines that are longer than what is read,
-    and tokens that fill no tile."""
-    for head, tokens in itertools.product((64, 128), (28, 64, 84)):
-        channels, flags = 2 * head, torch.zeros(ROWS)
-        query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
-        value, steps = torch.randn(channels, ROWS, tokens), torch.rand(channels) * 200 + 100
-        expected = attended(query, key, value, 2)
-        for number in NUMBERS:
-            settings: Any = {"steps": steps, "number": number, "flags": flags}
-            found = attention(query, key, value, 2, **settings)
-            what: Any = (head, tokens, number)
-            yield from differing(found, rounded(expected * steps, number), what)
-            yield from flags_wrong(flags, set(), number, what)
-
-
-@check
-def attention_to_what_is_no_number() -> Iterator[str]:
-    """A NaN among the keys or values of a row's head shows in all of it, one of a query in its own
-    token; rows beside it stay whole, though their tokens lie behind its in memory."""
-    channels, tokens, heads = 128, 44, 2
-    for which, bad in itertools.product(range(3), (NAN, INFINITY, -INFINITY)):
-        query, key = torch.randn(2, ROWS, tokens, channels)
-        value = torch.randn(channels, ROWS, tokens)
-        (query[1], key[1], value[:, 1].T)[which][40, 70] = bad
-        expected, flags = attended(query, key, value, heads), torch.zeros(ROWS)
-        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
-        found = attention(query, key, value, heads, number=torch.int8, **settings)
-        wanted = rounded(expected * 100, torch.int8)
-        yield from differing(found, wanted, (which, bad))
-        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
-        if not broken <= {1}:
-            yield f"{which}, {bad}: the reference breaks the rows {broken}"
-        yield from flags_wrong(flags, broken, torch.int8, (which, bad))
-
-
-@check
-def attentions_in_e4m3() -> Iterator[str]:
-    """The shares lose what E4M3 does, and no more: see `differing` of the interpreter's E4M3."""
-    channels, tokens = 128, 112
-    query, key = (torch.randn(2, ROWS, tokens, channels) * 2).to(torch.float8_e4m3fn)
-    value = torch.randn(channels, ROWS, tokens).to(torch.float8_e4m3fn)
-    settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
-    found = attention(query, key, value, 2, number=torch.int8, **settings)
-    yield from wrong_by(found.float() / 50, attended(query, key, value, 2), 0.04, "E4M3")
 
 
 @check
