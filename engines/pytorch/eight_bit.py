@@ -77,7 +77,7 @@ class EightBit(nn.Module):
     def rounding(self) -> dict[str, Any]:
         """What a kernel that rounds needs of the layer that reads its result."""
         found: dict[str, Any] = {"steps": self.steps, "number": self.number, "flags": self.flags}
-        is_convolution = self.weight.dim() == 4
+        is_convolution = self.weight.dim() > 2
         if is_convolution:
             found["is_bordered"] = products().fits_tma(self.weight)
         return found
@@ -134,6 +134,15 @@ class EightBit(nn.Module):
         else:
             out = F.conv2d(stored.float(), weight.permute(0, 3, 1, 2), self.bias, padding=1)
         return out if residual is None else out + residual.float()
+
+
+def rounded_lines(weight: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each of its lines, [lines, in], in steps of its own, and these."""
+    largest = LARGEST[number]
+    steps = (weight.abs().amax(1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+    weight = weight / steps[:, None]
+    weight = weight.round() if number == torch.int8 else weight
+    return weight.clamp(-largest, largest).to(number), steps
 
 
 def in_type(value: Tensor, dtype: torch.dtype) -> Tensor:

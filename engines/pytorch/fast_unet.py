@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.pytorch.eight_bit import EightBit
 from engines.pytorch.eight_bit_attention import attended, fits, suits
+from engines.pytorch.eight_bit_quarters import quartered
 from engines.pytorch.joined_layers import alike, joined
 from engines.pytorch.kernel_switch import has_kernels, kernels, products, text_attentions
 from sdxl.networks.attention import Text, attend, ready
@@ -139,19 +140,20 @@ class ResBlock(nn.Module):
 
 
 class Upsampler(nn.Module):
-    """Nearest neighbours and a convolution: in 8 bits a map is doubled while it is rounded."""
+    """Nearest neighbours and a convolution: in 8 bits a map that is doubled is none before its
+    product. Both weights are kept: sides of odd latents are not doubled, but stretched."""
 
     def __init__(self, upsampler: Any) -> None:
         super().__init__()
         self.conv = upsampler.conv
+        is_eight_bit = isinstance(self.conv, EightBit)
+        self.conv_quarters = quartered(self.conv) if is_eight_bit else None
 
     def forward(self, x: Tensor, sides: Sequence[int]) -> Tensor:
         height, width = x.shape[2:]
-        is_double = tuple(sides) == (2 * height, 2 * width)
-        if is_double and isinstance(self.conv, EightBit) and has_kernels(x):
-            x = x.contiguous(memory_format=torch.channels_last)
-            rounded = kernels().affine(x, is_doubled=True, **self.conv.rounding)
-            return self.conv.product(rounded, x.dtype)
+        if self.conv_quarters is not None and tuple(sides) == (2 * height, 2 * width):
+            doubled: Tensor = self.conv_quarters(x)
+            return doubled
         out: Tensor = self.conv(F.interpolate(x, size=sides, mode="nearest"))
         return out
 

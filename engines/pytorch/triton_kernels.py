@@ -102,7 +102,6 @@ def _affine(
     HAS_SILU: tl.constexpr,
     HAS_STEPS: tl.constexpr,
     IS_BORDERED: tl.constexpr,
-    IS_DOUBLED: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -119,12 +118,7 @@ def _affine(
         pixel = top * width + left
         places = (pixels // width + 1) * (width + 1)
     place = (row * places + target)[:, None] * channels + channel[None, :]
-    held = pixels
-    if IS_DOUBLED:
-        # From a map half as high and wide.
-        pixel = pixel // width // 2 * (width // 2) + pixel % width // 2
-        held = pixels // 4
-    source = (row * held + pixel)[:, None] * channels + channel[None, :]
+    source = (row * pixels + pixel)[:, None] * channels + channel[None, :]
     mask = (target < places)[:, None] & here[None, :]
     value = tl.load(x + source, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
     if HAS_ADDED:
@@ -266,23 +260,16 @@ def affine(
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
     is_bordered: bool = False,
-    is_doubled: bool = False,
 ) -> Tensor:
     """(x + added) * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a
     unit; channels are the last dimension in memory: a map in channels-last, or tokens.
-    `is_bordered`: as triton_tma_product.py reads a map; only when rounding. `is_doubled`: every
-    pixel of a map becomes four."""
+    `is_bordered`: as triton_tma_product.py reads a map; only when rounding."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
-    times = 2 if is_doubled else 1
-    places = pixels = x.numel() // (rows * channels) * times**2
+    places = pixels = x.numel() // (rows * channels)
     if is_bordered:
-        out = empty_bordered(x, number or x.dtype, times)
-        places = (out.shape[2] + 1) * (out.shape[3] + 1)
-    elif is_doubled:
-        dims = rows, channels, *(2 * side for side in x.shape[2:])
-        layout: Any = {"memory_format": torch.channels_last, "device": x.device}
-        out = torch.empty(dims, dtype=number or x.dtype, **layout)
+        out = empty_bordered(x, number or x.dtype)
+        places = (x.shape[2] + 1) * (x.shape[3] + 1)
     else:
         out = torch.empty_like(x, dtype=number or x.dtype)
     launch(
@@ -295,7 +282,7 @@ def affine(
         x if steps is None else steps,
         _flags(x, number, flags),
         out,
-        out.shape[-1],
+        x.shape[-1],
         pixels,
         channels,
         LARGEST.get(out.dtype, 0.0),
@@ -304,7 +291,6 @@ def affine(
         HAS_SILU=has_silu,
         HAS_STEPS=steps is not None,
         IS_BORDERED=is_bordered,
-        IS_DOUBLED=is_doubled,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
     )

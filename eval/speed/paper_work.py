@@ -154,15 +154,15 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
     given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
     if launch.name in OUR_ATTENTIONS:
         count, query = given[OUR_ATTENTIONS[launch.name]], given["query"]
-        bits = 8 * getattr(query, "base", query).element_size()
+        bits = 8 * tensor_of(query).element_size()
         flops = 4.0 * given["out"].numel() * count
         heads = {"tokens": count, "head": launch.constants["HEAD"]}
         return KernelWork(ATTENTION, "attention", True, bits, flops, moved, **heads)
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
     taps = int(launch.constants.get("TAPS", 1))
-    # The weight has the gates' channels too.
-    columns = given["out_channels"] * (2 if launch.name == GATED else 1)
+    # The weight has the gates' channels too, or those of all quarters of a doubled map.
+    columns = given["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
     depth, shape = taps * given["channels"], (given["count"], columns)
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
@@ -171,6 +171,11 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
         return work
     out: Tensor = given["out"]
     return replace(work, operations=out.numel() * GATED_OPERATIONS[out.dtype])
+
+
+def tensor_of(argument: Any) -> Any:
+    """A descriptor's, too."""
+    return getattr(argument, "base", argument)
 
 
 def moved_bytes(tensors: list[Tensor]) -> float:

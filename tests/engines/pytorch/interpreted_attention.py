@@ -96,10 +96,11 @@ def attentions_to_a_prompt() -> Iterator[str]:
             what: Any = (head, keys, tokens, number)
             yield from differing(found, rounded(expected * steps, number), what)
             yield from flags_wrong(flags, set(), number, what)
-        halves = [each.half() for each in (query, key, value)]
         settings = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
-        found = text_attention(*halves, 2, number=torch.int8, **settings)
-        wanted = attended_text(*halves, 2)
+        found = text_attention(
+            query.half(), key.half(), value.half(), 2, number=torch.int8, **settings
+        )
+        wanted = attended_text(query.half(), key.half(), value.half(), 2)
         most = float((found.double() - (wanted * 50).clamp(-127, 127)).abs().max())
         if most > 0.6:
             yield f"{head, keys, tokens}, halves: a value is off by {most:.2f} steps, at most 0.6"
@@ -110,11 +111,14 @@ def attentions_to_a_prompt_that_is_no_number() -> Iterator[str]:
     """Shows in the row that it is of, and in no other, whatever lies beside it in memory."""
     channels, heads = 32, 2
     for which, bad, keys in itertools.product(range(3), (NAN, INFINITY, -INFINITY), (20, 45)):
-        given = [torch.randn(ROWS, count, channels) for count in (40, keys, keys)]
-        given[which][1, keys - 1 if which else 39, 18] = bad
-        expected, flags = attended_text(given[0], given[1], given[2], heads), torch.zeros(ROWS)
+        query, (key, value) = (
+            torch.randn(ROWS, 40, channels),
+            torch.randn(2, ROWS, keys, channels),
+        )
+        (query, key, value)[which][1, keys - 1 if which else 39, 18] = bad
+        expected, flags = attended_text(query, key, value, heads), torch.zeros(ROWS)
         settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
-        found = text_attention(*given, heads, number=torch.int8, **settings)
+        found = text_attention(query, key, value, heads, number=torch.int8, **settings)
         what = (which, bad, keys)
         yield from differing(found, rounded(expected * 100, torch.int8), what)
         broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
