@@ -42,6 +42,7 @@ class EightBit(nn.Module):
     steps: Tensor
     bias: Tensor
     flags: Tensor
+    half_bias: Tensor
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class EightBit(nn.Module):
         super().__init__()
         own = torch.zeros(MAX_ROWS, device=weight.device) if flags is None else flags
         named = {"weight": weight, "scale": scale, "steps": steps, "bias": bias, "flags": own}
+        # As PyTorch's own product takes it: converted at each call it would be a pass of its own.
+        named["half_bias"] = bias.half()
         for name, value in named.items():
             self.register_buffer(name, value, persistent=False)
 
@@ -121,7 +124,7 @@ class EightBit(nn.Module):
             self.weight.t(),
             _ones(tokens.shape[0], stored.device),
             self.scale[None],
-            bias=self.bias.to(dtype),
+            bias=self.half_bias.to(dtype),
             out_dtype=dtype,
             use_fast_accum=True,
         )

@@ -46,9 +46,13 @@ class NormAct(nn.Module):
         self.groups, self.eps, self.has_silu = norm.num_groups, norm.eps, has_silu
 
     def forward(
-        self, x: Tensor, shift: Tensor | None = None, into: nn.Module | None = None
+        self,
+        x: Tensor,
+        shift: Tensor | None = None,
+        into: nn.Module | None = None,
+        sums: Tensor | None = None,
     ) -> Tensor:
-        """`shift` [rows, channels] is added to x first."""
+        """`shift` [rows, channels] is added to x first; `sums` are of `joined_maps`."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
             found: Tensor = kernels().norm_act(
@@ -59,6 +63,7 @@ class NormAct(nn.Module):
                 self.eps,
                 has_silu=self.has_silu,
                 shift=shift,
+                sums=sums,
                 **(eight_bit.rounding if eight_bit else {}),
             )
             return found
@@ -116,6 +121,19 @@ def shortcut_of(layer: Any, x: Tensor) -> Tensor:
     return map_of(tokens, x.shape[2:])
 
 
+def joined_maps(x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both as one map, channels last, with what its norm needs to know if that was found on the
+    way."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    if beside is None:
+        return x, None
+    if has_kernels(x):
+        beside = beside.contiguous(memory_format=torch.channels_last)
+        found: tuple[Tensor, Tensor] = kernels().summed(x, beside)
+        return found
+    return torch.cat([x, beside], dim=1), None
+
+
 class ResBlock(nn.Module):
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -124,13 +142,13 @@ class ResBlock(nn.Module):
         self.conv1, self.conv2, self.shortcut = block.conv1, block.conv2, block.conv_shortcut
         self.time_emb_proj = block.time_emb_proj
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.end(*self.begin(x), embedding)
+    def forward(self, x: Tensor, embedding: Tensor, skip: Tensor | None = None) -> Tensor:
+        return self.end(*self.begin(x, skip), embedding)
 
-    def begin(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, x: Tensor, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As in `networks.unet`: what does not depend on the time."""
-        x = x.contiguous(memory_format=torch.channels_last)
-        hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
+        x, sums = joined_maps(x, skip)
+        hidden = apply(self.conv1, self.norm1(x, into=self.conv1, sums=sums), x)
         return hidden, shortcut_of(self.shortcut, x)
 
     def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:

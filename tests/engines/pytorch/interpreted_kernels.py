@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engines.pytorch.eight_bit import EightBit, Flagged
 from engines.pytorch.eight_bit_quarters import quartered
+from engines.pytorch.triton_group_norm import summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_tma_product import is_bordered
@@ -64,6 +65,23 @@ def norm() -> Iterator[str]:
             )
             wanted = rounded(expected * steps[:, None, None], number)
             yield from differing(found, wanted, (*what, number))
+
+
+@check
+def maps_joined_for_their_norm() -> Iterator[str]:
+    """As of a map that was joined before, wherever in a block of channels the second begins; what
+    is no number shows in its group alone."""
+    for first, second in ((72, 72), (8, 136), (80, 64)):
+        x, beside = (2 * map_of(ROWS, width, HEIGHT, WIDTH) + 1 for width in (first, second))
+        beside[1, 3, 2, 4], x[2, 5, 0, 0] = NAN, INFINITY
+        both, (weight, bias) = torch.cat([x, beside], 1), torch.randn(2, first + second)
+        joined, sums = summed(x, beside)
+        if not joined.is_contiguous(memory_format=torch.channels_last):
+            yield f"{first, second}: strides {joined.stride()}"
+        if not torch.equal(joined.nan_to_num(), both.nan_to_num()):
+            yield f"{first, second}: another map"
+        found = norm_act(joined, weight, bias, 4, 1e-5, has_silu=True, sums=sums)
+        yield from wrong_by(found, normed(both, None, weight, bias, True), 1e-6, (first, second))
 
 
 @check
