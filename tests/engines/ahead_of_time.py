@@ -67,6 +67,11 @@ class Form:
     options: tuple[tuple[str, int], ...]
 
     @property
+    def has_fp8(self) -> bool:
+        """Read or written."""
+        return any("fp8e4nv" in given for _, given in self.signature)
+
+    @property
     def number(self) -> str:
         given = dict(self.signature).get(FACTORS.get(self.kernel, "out"), "*fp32")
         return "*" + given.removeprefix("tensordesc<").partition("[")[0].removeprefix("*")
@@ -212,7 +217,8 @@ def main(argv: list[str]) -> int:
         for form, kernel in chosen(arch, options.products):
             found = compile_form(form, kernel, arch)
             about = {"triton": triton.__version__, "arch": arch, "kernel": form.kernel}
-            facts = {"number": form.number, "constants": dict(form.constants)}
+            facts: dict[str, Any] = {"number": form.number, "has_fp8": form.has_fp8}
+            facts["constants"] = dict(form.constants)
             print(json.dumps({**about, **facts, **dict(form.options), **found}), flush=True)
     return 0
 
