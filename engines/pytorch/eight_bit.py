@@ -42,6 +42,7 @@ class EightBit(nn.Module):
     steps: Tensor
     bias: Tensor
     flags: Tensor
+    half_bias: Tensor
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class EightBit(nn.Module):
         super().__init__()
         own = torch.zeros(MAX_ROWS, device=weight.device) if flags is None else flags
         named = {"weight": weight, "scale": scale, "steps": steps, "bias": bias, "flags": own}
+        # As PyTorch's own product takes it: converted at each call it would be a pass of its own.
+        named["half_bias"] = bias.half()
         for name, value in named.items():
             self.register_buffer(name, value, persistent=False)
 
@@ -77,7 +80,7 @@ class EightBit(nn.Module):
     def rounding(self) -> dict[str, Any]:
         """What a kernel that rounds needs of the layer that reads its result."""
         found: dict[str, Any] = {"steps": self.steps, "number": self.number, "flags": self.flags}
-        is_convolution = self.weight.dim() == 4
+        is_convolution = self.weight.dim() > 2
         if is_convolution:
             found["is_bordered"] = products().fits_tma(self.weight)
         return found
@@ -121,7 +124,7 @@ class EightBit(nn.Module):
             self.weight.t(),
             _ones(tokens.shape[0], stored.device),
             self.scale[None],
-            bias=self.bias.to(dtype),
+            bias=self.half_bias.to(dtype),
             out_dtype=dtype,
             use_fast_accum=True,
         )
@@ -134,6 +137,15 @@ class EightBit(nn.Module):
         else:
             out = F.conv2d(stored.float(), weight.permute(0, 3, 1, 2), self.bias, padding=1)
         return out if residual is None else out + residual.float()
+
+
+def rounded_lines(weight: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each of its lines, [lines, in], in steps of its own, and these."""
+    largest = LARGEST[number]
+    steps = (weight.abs().amax(1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+    weight = weight / steps[:, None]
+    weight = weight.round() if number == torch.int8 else weight
+    return weight.clamp(-largest, largest).to(number), steps
 
 
 def in_type(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,8 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.pytorch.eight_bit import EightBit
 from engines.pytorch.eight_bit_attention import attended, fits, suits
+from engines.pytorch.eight_bit_quarters import quartered
 from engines.pytorch.joined_layers import alike, joined
-from engines.pytorch.kernel_switch import has_kernels, kernels, products
+from engines.pytorch.kernel_switch import has_kernels, kernels, products, text_attentions
 from sdxl.networks.attention import Text, attend, ready
 
 ATTENTION = {
@@ -45,9 +46,13 @@ class NormAct(nn.Module):
         self.groups, self.eps, self.has_silu = norm.num_groups, norm.eps, has_silu
 
     def forward(
-        self, x: Tensor, shift: Tensor | None = None, into: nn.Module | None = None
+        self,
+        x: Tensor,
+        shift: Tensor | None = None,
+        into: nn.Module | None = None,
+        sums: Tensor | None = None,
     ) -> Tensor:
-        """`shift` [rows, channels] is added to x first."""
+        """`shift` [rows, channels] is added to x first; `sums` are of `joined_maps`."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
             found: Tensor = kernels().norm_act(
@@ -58,6 +63,7 @@ class NormAct(nn.Module):
                 self.eps,
                 has_silu=self.has_silu,
                 shift=shift,
+                sums=sums,
                 **(eight_bit.rounding if eight_bit else {}),
             )
             return found
@@ -115,6 +121,19 @@ def shortcut_of(layer: Any, x: Tensor) -> Tensor:
     return map_of(tokens, x.shape[2:])
 
 
+def joined_maps(x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both as one map, channels last, with what its norm needs to know if that was found on the
+    way."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    if beside is None:
+        return x, None
+    if has_kernels(x):
+        beside = beside.contiguous(memory_format=torch.channels_last)
+        found: tuple[Tensor, Tensor] = kernels().summed(x, beside)
+        return found
+    return torch.cat([x, beside], dim=1), None
+
+
 class ResBlock(nn.Module):
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -123,13 +142,13 @@ class ResBlock(nn.Module):
         self.conv1, self.conv2, self.shortcut = block.conv1, block.conv2, block.conv_shortcut
         self.time_emb_proj = block.time_emb_proj
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.end(*self.begin(x), embedding)
+    def forward(self, x: Tensor, embedding: Tensor, skip: Tensor | None = None) -> Tensor:
+        return self.end(*self.begin(x, skip), embedding)
 
-    def begin(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def begin(self, x: Tensor, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As in `networks.unet`: what does not depend on the time."""
-        x = x.contiguous(memory_format=torch.channels_last)
-        hidden = apply(self.conv1, self.norm1(x, into=self.conv1), x)
+        x, sums = joined_maps(x, skip)
+        hidden = apply(self.conv1, self.norm1(x, into=self.conv1, sums=sums), x)
         return hidden, shortcut_of(self.shortcut, x)
 
     def end(self, hidden: Tensor, past: Tensor, embedding: Tensor) -> Tensor:
@@ -139,19 +158,20 @@ class ResBlock(nn.Module):
 
 
 class Upsampler(nn.Module):
-    """Nearest neighbours and a convolution: in 8 bits a map is doubled while it is rounded."""
+    """Nearest neighbours and a convolution: in 8 bits a map that is doubled is none before its
+    product. Both weights are kept: sides of odd latents are not doubled, but stretched."""
 
     def __init__(self, upsampler: Any) -> None:
         super().__init__()
         self.conv = upsampler.conv
+        is_eight_bit = isinstance(self.conv, EightBit)
+        self.conv_quarters = quartered(self.conv) if is_eight_bit else None
 
     def forward(self, x: Tensor, sides: Sequence[int]) -> Tensor:
         height, width = x.shape[2:]
-        is_double = tuple(sides) == (2 * height, 2 * width)
-        if is_double and isinstance(self.conv, EightBit) and has_kernels(x):
-            x = x.contiguous(memory_format=torch.channels_last)
-            rounded = kernels().affine(x, is_doubled=True, **self.conv.rounding)
-            return self.conv.product(rounded, x.dtype)
+        if self.conv_quarters is not None and tuple(sides) == (2 * height, 2 * width):
+            doubled: Tensor = self.conv_quarters(x)
+            return doubled
         out: Tensor = self.conv(F.interpolate(x, size=sides, mode="nearest"))
         return out
 
@@ -186,9 +206,18 @@ class Attention(nn.Module):
         if self.pair is not None and fits(normed, self.heads):
             found = attended(self.pair, self.to_v, normed, self.heads, self.to_out)
             return added_to(x, self.to_out, found)
+        projected = self._projected(normed, x, text)
+        if self.layer is not None and self._rounds(projected[0]):
+            found = text_attentions().text_attention(*projected, self.heads, **self.to_out.rounding)
+            return added_to(x, self.to_out, found)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
-            found = attend(*self._projected(normed, x, text), self.heads)
+            found = attend(*projected, self.heads)
         return added_to(x, self.to_out, added_for(self.to_out, found, None))
+
+    def _rounds(self, query: Tensor) -> bool:
+        """Whether attention to a prompt ends with what its reader stores."""
+        is_ours = self.order is None and isinstance(self.to_out, EightBit) and has_kernels(query)
+        return is_ours and bool(text_attentions().fits_text_attention(query, self.heads))
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.pytorch.eight_bit import LARGEST, EightBit
+from engines.pytorch.eight_bit import EightBit, rounded_lines
 
 
 def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
@@ -42,10 +42,5 @@ def alike(layers: Sequence[Any]) -> Sequence[Any]:
 
 def in_steps(layer: EightBit, steps: Tensor) -> EightBit:
     """The same linear layer for an input in other steps: its weights are rounded once more."""
-    weight = layer.weight.float() * (layer.steps / steps)
-    largest = LARGEST[layer.number]
-    share = weight.abs().amax(1) / largest
-    weight = weight / share.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    weight = weight.round() if layer.number == torch.int8 else weight
-    stored = weight.clamp(-largest, largest).to(layer.number)
+    stored, share = rounded_lines(layer.weight.float() * (layer.steps / steps), layer.number)
     return EightBit(stored, layer.scale * share, steps, layer.bias, layer.flags)

@@ -35,3 +35,9 @@ def attentions() -> ModuleType:
     import engines.pytorch.triton_attention as found
 
     return found
+
+
+def text_attentions() -> ModuleType:
+    import engines.pytorch.triton_text_attention as found
+
+    return found

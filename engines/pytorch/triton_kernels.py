@@ -17,71 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
+from engines.pytorch.triton_group_norm import CHANNELS, PIXELS, folded, summed
 from engines.pytorch.triton_rounding import LARGEST, store_rounded
 from engines.pytorch.triton_tma_product import empty_bordered
-
-SPLITS = 32
-"""programs that share a row's pixels while its channels are summed, at the most"""
-PIXELS, CHANNELS = 32, 64
-
-
-@triton.jit
-def _sum_channels(x, sums, pixels, channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
-    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    splits = tl.num_programs(1)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    total = tl.zeros([CHANNELS], tl.float32)
-    squares = tl.zeros([CHANNELS], tl.float32)
-    for start in range(split * PIXELS, pixels, splits * PIXELS):
-        pixel = start + tl.arange(0, PIXELS)
-        place = (row * pixels + pixel)[:, None] * channels + channel[None, :]
-        mask = (pixel < pixels)[:, None] & (channel < channels)[None, :]
-        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-        total += tl.sum(value, 0)
-        squares += tl.sum(value * value, 0)
-    out = sums + (row * splits + split) * 2 * channels + channel
-    tl.store(out, total, mask=channel < channels)
-    tl.store(out + channels, squares, mask=channel < channels)
-
-
-@triton.jit
-def _fold_norm(
-    sums,
-    weight,
-    bias,
-    shift,
-    factor,
-    offset,
-    pixels,
-    channels,
-    per_group,
-    eps,
-    SPLITS: tl.constexpr,
-    SIZE: tl.constexpr,
-    HAS_SHIFT: tl.constexpr,
-):
-    row, group = tl.program_id(0), tl.program_id(1)
-    index = tl.arange(0, SIZE)
-    channel = group * per_group + index
-    mask = index < per_group
-    split = tl.arange(0, SPLITS)[:, None]
-    place = sums + (row * SPLITS + split) * 2 * channels + channel[None, :]
-    total = tl.sum(tl.load(place, mask=mask[None, :], other=0.0), 0)
-    squares = tl.sum(tl.load(place + channels, mask=mask[None, :], other=0.0), 0)
-    added = tl.zeros([SIZE], tl.float32)
-    if HAS_SHIFT:
-        added = tl.load(shift + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
-    # The sums of value + added, from the sums of value.
-    squares += 2 * added * total + pixels * added * added
-    total += pixels * added
-    count = pixels * per_group
-    mean = tl.sum(total, 0) / count
-    variance = tl.sum(squares, 0) / count - mean * mean
-    scale = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + eps)
-    scale = scale * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
-    moved = (added - mean) * scale + tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
-    tl.store(factor + row * channels + channel, scale, mask=mask)
-    tl.store(offset + row * channels + channel, moved, mask=mask)
 
 
 @triton.jit
@@ -102,7 +40,6 @@ def _affine(
     HAS_SILU: tl.constexpr,
     HAS_STEPS: tl.constexpr,
     IS_BORDERED: tl.constexpr,
-    IS_DOUBLED: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -119,12 +56,7 @@ def _affine(
         pixel = top * width + left
         places = (pixels // width + 1) * (width + 1)
     place = (row * places + target)[:, None] * channels + channel[None, :]
-    held = pixels
-    if IS_DOUBLED:
-        # From a map half as high and wide.
-        pixel = pixel // width // 2 * (width // 2) + pixel % width // 2
-        held = pixels // 4
-    source = (row * held + pixel)[:, None] * channels + channel[None, :]
+    source = (row * pixels + pixel)[:, None] * channels + channel[None, :]
     mask = (target < places)[:, None] & here[None, :]
     value = tl.load(x + source, mask=inside[:, None] & here[None, :], other=0.0).to(tl.float32)
     if HAS_ADDED:
@@ -220,37 +152,17 @@ def norm_act(
     *,
     has_silu: bool,
     shift: Tensor | None = None,
+    sums: Tensor | None = None,
     steps: Tensor | None = None,
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
     is_bordered: bool = False,
 ) -> Tensor:
     """x is [rows, channels, h, w], channels last; `shift` [rows, channels] is added to it first.
-    `flags`, one for each row, tell of what int8 cannot say."""
-    rows, channels, height, width = x.shape
-    pixels, per_group = height * width, channels // groups
-    splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(pixels, PIXELS)))
-    sums = x.new_empty((rows, splits, 2, channels), dtype=torch.float32)
-    grid = (rows, splits, triton.cdiv(channels, CHANNELS))
-    launch(_sum_channels, grid, x, sums, pixels, channels, PIXELS=PIXELS, CHANNELS=CHANNELS)
-    factor, offset = x.new_empty((2, rows, channels), dtype=torch.float32)
-    launch(
-        _fold_norm,
-        (rows, groups),
-        sums,
-        weight,
-        bias,
-        weight if shift is None else shift,
-        factor,
-        offset,
-        pixels,
-        channels,
-        per_group,
-        eps,
-        SPLITS=splits,
-        SIZE=triton.next_power_of_2(per_group),
-        HAS_SHIFT=shift is not None,
-    )
+    `sums` are those of `summed`, where they are known. `flags`, one for each row, tell of what int8
+    cannot say."""
+    sums = summed(x)[1] if sums is None else sums
+    factor, offset = folded(sums, weight, bias, shift, x.shape[2] * x.shape[3], groups, eps)
     rounding: Any = {"steps": steps, "number": number, "flags": flags, "is_bordered": is_bordered}
     return affine(x, factor, offset, has_silu=has_silu, **rounding)
 
@@ -266,23 +178,16 @@ def affine(
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
     is_bordered: bool = False,
-    is_doubled: bool = False,
 ) -> Tensor:
     """(x + added) * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a
     unit; channels are the last dimension in memory: a map in channels-last, or tokens.
-    `is_bordered`: as triton_tma_product.py reads a map; only when rounding. `is_doubled`: every
-    pixel of a map becomes four."""
+    `is_bordered`: as triton_tma_product.py reads a map; only when rounding."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
-    times = 2 if is_doubled else 1
-    places = pixels = x.numel() // (rows * channels) * times**2
+    places = pixels = x.numel() // (rows * channels)
     if is_bordered:
-        out = empty_bordered(x, number or x.dtype, times)
-        places = (out.shape[2] + 1) * (out.shape[3] + 1)
-    elif is_doubled:
-        dims = rows, channels, *(2 * side for side in x.shape[2:])
-        layout: Any = {"memory_format": torch.channels_last, "device": x.device}
-        out = torch.empty(dims, dtype=number or x.dtype, **layout)
+        out = empty_bordered(x, number or x.dtype)
+        places = (x.shape[2] + 1) * (x.shape[3] + 1)
     else:
         out = torch.empty_like(x, dtype=number or x.dtype)
     launch(
@@ -295,7 +200,7 @@ def affine(
         x if steps is None else steps,
         _flags(x, number, flags),
         out,
-        out.shape[-1],
+        x.shape[-1],
         pixels,
         channels,
         LARGEST.get(out.dtype, 0.0),
@@ -304,7 +209,6 @@ def affine(
         HAS_SILU=has_silu,
         HAS_STEPS=steps is not None,
         IS_BORDERED=is_bordered,
-        IS_DOUBLED=is_doubled,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
     )

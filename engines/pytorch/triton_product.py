@@ -20,14 +20,20 @@ from triton.runtime.errors import OutOfResources
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
-from engines.pytorch.triton_tiling import own_tile, settings_of
+from engines.pytorch.triton_tiling import (
+    out_channels_of,
+    own_tile,
+    quarters_of,
+    result_of,
+    settings_of,
+    tap_by,
+    taps_of,
+)
 from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_product, takes_tma
 
 __all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
-TAPS = {2: 1, 4: 9}
-"""of a weight with so many dimensions: a linear layer's, a 3×3 convolution's"""
 SMALL = Tile(32, 32, 32, 4, 1)
 """for the interpreter"""
 
@@ -53,29 +59,33 @@ def _product(
     K: tl.constexpr,
 ):
     down, right = own_tile(count, out_channels, M, N)
+    quarter = tl.program_id(1) if TAPS == 4 else 0
     pixel, target = down + tl.arange(0, M), right + tl.arange(0, N)
     left, top = pixel % width, (pixel // width) % height
     blocks = tl.cdiv(channels, K)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
     for k in range(TAPS * blocks):
         tap, channel = k // blocks, (k % blocks) * K + tl.arange(0, K)
-        right_by = tap % 3 - 1 if TAPS == 9 else 0
-        down_by = tap // 3 - 1 if TAPS == 9 else 0
+        down_by, right_by = tap_by(tap, quarter, TAPS)
         inside = (left + right_by >= 0) & (left + right_by < width) & (pixel < count)
         inside = inside & (top + down_by >= 0) & (top + down_by < height)
         source = (pixel + down_by * width + right_by).to(tl.int64)[:, None] * channels
         seen = inside[:, None] & (channel < channels)[None, :]
         a = tl.load(x + source + channel[None, :], mask=seen, other=0.0)
-        place = (target[None, :] * TAPS + tap) * channels + channel[:, None]
+        line = quarter * out_channels + target
+        place = (line[None, :] * TAPS + tap) * channels + channel[:, None]
         held = (target < out_channels)[None, :] & (channel < channels)[:, None]
         b = tl.load(weight + place, mask=held, other=0.0)
         # Said, because Triton 3.6 takes float32 for it and refuses a total of whole numbers.
         total = tl.dot(a, b, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     is_there = target < out_channels
+    scale += quarter * out_channels
     value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
     value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
-    place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     mask = (pixel < count)[:, None] & is_there[None, :]
+    if TAPS == 4:
+        pixel = result_of(pixel // width, left, width, quarter, TAPS)
+    place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     if HAS_RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
@@ -90,9 +100,9 @@ def product(
     residual: Tensor | None = None,
 ) -> Tensor:
     """x 8-bit: tokens [..., channels] with a weight [out, channels], or a channels-last map
-    [rows, channels, h, w] with a weight [out, 3, 3, channels]; bordered, it comes by
-    descriptors."""
-    out = _empty_product(x, weight.shape[0], dtype)
+    [rows, channels, h, w] with a weight [out, 3, 3, channels], or, as if it were doubled,
+    [4, out, 2, 2, channels]; bordered, it comes by descriptors."""
+    out = _empty_product(x, weight, dtype)
     start = run_tma_product if takes_tma(x, weight) else _run_product
     run = partial(start, x, weight, scale, bias, residual, out)
     run(_tile(x, weight, residual is not None, run))
@@ -127,10 +137,11 @@ def gated_product(
     return out
 
 
-def _empty_product(x: Tensor, out_channels: int, dtype: torch.dtype) -> Tensor:
+def _empty_product(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    out_channels, times = out_channels_of(weight), 2 if quarters_of(weight) == 4 else 1
     if x.dim() != 4:
         return torch.empty((*x.shape[:-1], out_channels), dtype=dtype, device=x.device)
-    dims = (x.shape[0], out_channels, *x.shape[2:])
+    dims = (x.shape[0], out_channels, *(times * side for side in x.shape[2:]))
     layout = torch.channels_last
     return torch.empty(dims, dtype=dtype, device=x.device, memory_format=layout)
 
@@ -146,9 +157,9 @@ def _tile(
         return SMALL
     problem = TileProblem(
         str(x.dtype).removeprefix("torch."),
-        TAPS[weight.dim()],
+        taps_of(weight),
         weight.shape[-1],
-        weight.shape[0],
+        out_channels_of(weight),
         x.numel() // weight.shape[-1],
         has_residual,
         is_gated,
@@ -180,12 +191,12 @@ def _run_product(
     out: Tensor,
     tile: Tile,
 ) -> None:
-    out_channels, channels = weight.shape[0], weight.shape[-1]
+    out_channels, channels = out_channels_of(weight), weight.shape[-1]
     count = x.numel() // channels
     height, width = x.shape[-2:] if x.dim() == 4 else (1, count)
     launch(
         _product,
-        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n),),
+        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n), quarters_of(weight)),
         x,
         weight,
         scale,
@@ -197,7 +208,7 @@ def _run_product(
         width,
         channels,
         out_channels,
-        TAPS=TAPS[weight.dim()],
+        TAPS=taps_of(weight),
         HAS_RESIDUAL=residual is not None,
         **settings_of(tile, x),
     )

@@ -10,7 +10,6 @@ knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a C
 from __future__ import annotations
 
 from functools import cache
-from math import prod
 from typing import Any
 
 import torch
@@ -22,7 +21,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_rounding import LARGEST, limited
-from engines.pytorch.triton_tiling import own_tile, settings_of
+from engines.pytorch.triton_tiling import (
+    out_channels_of,
+    own_tile,
+    quarters_of,
+    result_of,
+    settings_of,
+    tap_by,
+    taps_of,
+)
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 ALIGNED = 16
@@ -41,6 +48,7 @@ def _store_sums(
     out,
     down,
     right,
+    quarter,
     count,
     height,
     width,
@@ -53,6 +61,7 @@ def _store_sums(
     N: tl.constexpr = total.shape[1]
     target = right + tl.arange(0, N)
     is_there = target < out_channels
+    scale += quarter * out_channels
     if IS_TURNED:
         # The layer's channels are the lines of the result.
         line = down + tl.arange(0, M)
@@ -63,12 +72,12 @@ def _store_sums(
         value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
     pixel = down + tl.arange(0, M)
     inside = pixel < count
-    if TAPS == 9:
+    if TAPS > 1:
         # From places in the bordered map to those in a plain one.
         left, line = pixel % (width + 1), pixel // (width + 1)
         top = line % (height + 1)
         inside = inside & (left < width) & (top < height)
-        pixel = (line // (height + 1) * height + top) * width + left
+        pixel = result_of(line // (height + 1) * height + top, left, width, quarter, TAPS)
     place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     mask = inside[:, None] & is_there[None, :]
     if HAS_RESIDUAL:
@@ -100,13 +109,14 @@ def _tma_product(
     K: tl.constexpr,
 ):
     down, right = own_tile(count, out_channels, M, N)
+    quarter = tl.program_id(1) if TAPS == 4 else 0
     blocks = tl.cdiv(channels, K)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
     for k in range(TAPS * blocks):
         tap, channel = k // blocks, (k % blocks) * K
-        by = (tap // 3 - 1) * (width + 1) + tap % 3 - 1 if TAPS == 9 else 0
-        a = x.load([down + by, channel])
-        b = weight.load([right, tap * channels + channel])
+        down_by, right_by = tap_by(tap, quarter, TAPS)
+        a = x.load([down + down_by * (width + 1) + right_by, channel])
+        b = weight.load([quarter * out_channels + right, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     if M * N > MOST_AT_ONCE:
         # Else they spill where they come out of tensor memory, as on Blackwell.
@@ -119,6 +129,7 @@ def _tma_product(
             out,
             down,
             right,
+            quarter,
             count,
             height,
             width,
@@ -135,6 +146,7 @@ def _tma_product(
             out,
             down,
             right + N // 2,
+            quarter,
             count,
             height,
             width,
@@ -152,6 +164,7 @@ def _tma_product(
             out,
             down,
             right,
+            quarter,
             count,
             height,
             width,
@@ -179,10 +192,9 @@ def takes_tma(x: Tensor, weight: Tensor) -> bool:
     return fits_tma(weight) and (weight.dim() == 2 or is_bordered(x))
 
 
-def empty_bordered(x: Tensor, dtype: torch.dtype, times: int = 1) -> Tensor:
-    """Like a map, channels last, in a bordered place that it does not show; so many `times` as
-    high and wide."""
-    rows, channels, height, width = *x.shape[:2], times * x.shape[2], times * x.shape[3]
+def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Like a map, channels last, in a bordered place that it does not show."""
+    rows, channels, height, width = x.shape
     place = x.new_empty((rows, height + 1, width + 1, channels), dtype=dtype)
     return place[:, :height, :width].permute(0, 3, 1, 2)
 
@@ -206,11 +218,11 @@ def run_tma_product(
     *,
     is_turned: bool = False,
 ) -> None:
-    out_channels, channels = weight.shape[0], weight.shape[-1]
-    taps = prod(weight.shape[1:-1])
+    out_channels, channels = out_channels_of(weight), weight.shape[-1]
+    taps, quarters = taps_of(weight), quarters_of(weight)
     height, width = x.shape[-2:] if x.dim() == 4 else (1, 1)
     count = x.numel() // channels
-    if taps == 9:
+    if taps > 1:
         count = x.shape[0] * (height + 1) * (width + 1)
     given: dict[str, Any] = {
         "TAPS": taps,
@@ -220,12 +232,15 @@ def run_tma_product(
     }
     launch(
         _tma_product,
-        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n),),
+        (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n), quarters),
         scale,
         bias,
         TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
         TensorDescriptor(
-            weight, [out_channels, taps * channels], [taps * channels, 1], [tile.n, tile.k]
+            weight,
+            [quarters * out_channels, taps * channels],
+            [taps * channels, 1],
+            [tile.n, tile.k],
         ),
         out if residual is None else residual,
         out,

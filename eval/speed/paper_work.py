@@ -38,7 +38,8 @@ GATED_OPERATIONS = {torch.int8: 13, torch.float8_e4m3fn: 8}
 """Instructions for each gated value that the plain product's end does not have: counted in what
 Triton compiles for sm_90 (tests/engines/test_kernels_compile.py). One of them is ex2.approx, of
 which a multiprocessor makes an eighth of what it makes of others, so that 8 are the least."""
-OUR_ATTENTION = "_attention"
+OUR_ATTENTIONS = {"_attention": "tokens", "_text_attention": "keys"}
+"""and the parameter that counts what is attended to"""
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 CONVOLVE = torch.ops.aten.convolution.default
 BIAS = 2
@@ -151,15 +152,17 @@ def work_of_operator(
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
     moved = moved_bytes(launch.tensors)
     given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
-    if launch.name == OUR_ATTENTION:
-        flops = 4.0 * given["out"].numel() * given["tokens"]
-        heads = {"tokens": given["tokens"], "head": launch.constants["HEAD"]}
-        return KernelWork(ATTENTION, "attention", True, 8, flops, moved, **heads)
+    if launch.name in OUR_ATTENTIONS:
+        count, query = given[OUR_ATTENTIONS[launch.name]], given["query"]
+        bits = 8 * tensor_of(query).element_size()
+        flops = 4.0 * given["out"].numel() * count
+        heads = {"tokens": count, "head": launch.constants["HEAD"]}
+        return KernelWork(ATTENTION, "attention", True, bits, flops, moved, **heads)
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
     taps = int(launch.constants.get("TAPS", 1))
-    # The weight has the gates' channels too.
-    columns = given["out_channels"] * (2 if launch.name == GATED else 1)
+    # The weight has the gates' channels too, or those of all quarters of a doubled map.
+    columns = given["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
     depth, shape = taps * given["channels"], (given["count"], columns)
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
@@ -168,6 +171,11 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
         return work
     out: Tensor = given["out"]
     return replace(work, operations=out.numel() * GATED_OPERATIONS[out.dtype])
+
+
+def tensor_of(argument: Any) -> Any:
+    """A descriptor's, too."""
+    return getattr(argument, "base", argument)
 
 
 def moved_bytes(tensors: list[Tensor]) -> float:

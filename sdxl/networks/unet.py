@@ -132,14 +132,14 @@ class Tail(nn.Module):
 
     def begin(self, up: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
         """All that follows from the core and the last skip alone."""
-        return _begin(self.resnets[0], torch.cat([up, skip], dim=1))
+        return _begin(self.resnets[0], up, skip)
 
     def end(
         self, hidden: Tensor, past: Tensor, skips: Sequence[Tensor], embedding: Tensor
     ) -> Tensor:
         hidden = _end(self.resnets[0], hidden, past, embedding)
         for resnet, skip in zip(self.resnets[1:], reversed(skips), strict=True):
-            hidden = resnet(torch.cat([hidden, skip], dim=1), embedding)
+            hidden = _reading(resnet, hidden, skip, embedding)
         noise: Tensor = self.conv_out(self.activation(self.norm(hidden)))
         return noise
 
@@ -187,11 +187,22 @@ class ShallowUNet(nn.Module):
         return (self.tail.end(*begun, skips, embedding),)
 
 
-def _begin(block: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A ResBlock up to where the time comes in: half of what it makes of x, and what goes past."""
+def _reading(block: Any, hidden: Tensor, skip: Tensor, embedding: Tensor) -> Tensor:
+    """A ResBlock of both."""
     if not isinstance(block, ResnetBlock2D):
-        found: tuple[Tensor, Tensor] = block.begin(x)
+        found: Tensor = block(hidden, embedding, skip)
         return found
+    result: Tensor = block(torch.cat([hidden, skip], dim=1), embedding)
+    return result
+
+
+def _begin(block: Any, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """A ResBlock up to where the time comes in: half of what it makes of both, and what goes
+    past."""
+    if not isinstance(block, ResnetBlock2D):
+        found: tuple[Tensor, Tensor] = block.begin(hidden, skip)
+        return found
+    x = torch.cat([hidden, skip], dim=1)
     return block.conv1(F.silu(block.norm1(x))), block.conv_shortcut(x)
 
 
@@ -221,7 +232,7 @@ def _down(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list
 
 def _up(block: Any, hidden: Tensor, embedding: Tensor, text: Text, stack: list[Tensor]) -> Tensor:
     for resnet, attention in zip(block.resnets, block.attentions, strict=True):
-        hidden = resnet(torch.cat([hidden, stack.pop()], dim=1), embedding)
+        hidden = _reading(resnet, hidden, stack.pop(), embedding)
         hidden = _attend(attention, hidden, text)
     return _upsampled(block.upsamplers[0], hidden, stack[-1].shape[-2:])
 

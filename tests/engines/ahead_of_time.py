@@ -49,7 +49,10 @@ ROWS = (2, 16, 32)
 UNEVEN = 896
 """a side whose tokens fill no whole number of attention's tiles"""
 PRODUCTS = ("_product", "_tma_product", "_gated_product")
-FACTORS = {**dict.fromkeys(PRODUCTS, "x"), "_attention": "query"}
+FACTORS = {
+    **dict.fromkeys(PRODUCTS, "x"),
+    **dict.fromkeys(("_attention", "_text_attention"), "query"),
+}
 """the parameter that says what a kernel on tensor cores multiplies"""
 
 
@@ -62,6 +65,11 @@ class Form:
     constants: tuple[tuple[str, Any], ...]
     aligned: tuple[str, ...]
     options: tuple[tuple[str, int], ...]
+
+    @property
+    def has_fp8(self) -> bool:
+        """Read or written."""
+        return any("fp8e4nv" in given for _, given in self.signature)
 
     @property
     def number(self) -> str:
@@ -209,7 +217,8 @@ def main(argv: list[str]) -> int:
         for form, kernel in chosen(arch, options.products):
             found = compile_form(form, kernel, arch)
             about = {"triton": triton.__version__, "arch": arch, "kernel": form.kernel}
-            facts = {"number": form.number, "constants": dict(form.constants)}
+            facts: dict[str, Any] = {"number": form.number, "has_fp8": form.has_fp8}
+            facts["constants"] = dict(form.constants)
             print(json.dumps({**about, **facts, **dict(form.options), **found}), flush=True)
     return 0
 

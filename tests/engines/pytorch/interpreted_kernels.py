@@ -1,5 +1,6 @@
 """Our Triton kernels under Triton's interpreter against PyTorch in float64, each with every
-combination of its flags, at odd sizes: `python -m tests.engines.pytorch.interpreted_kernels`.
+combination of its flags, at odd sizes: `python -m tests.engines.pytorch.interpreted_kernels`, which
+runs the checks of interpreted_attention.py too.
 
 The interpreter is chosen when a kernel is defined, hence a process of its own; it prints one JSON
 object, what went wrong by the name of the check.
@@ -18,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.pytorch.eight_bit import Flagged
-from engines.pytorch.triton_attention import attention
+from engines.pytorch.eight_bit import EightBit, Flagged
+from engines.pytorch.eight_bit_quarters import quartered
+from engines.pytorch.triton_group_norm import summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_tma_product import is_bordered
+from tests.engines.pytorch import interpreted_attention  # noqa: F401
 from tests.engines.pytorch.kernel_checks import (
     BEYOND_5,
     CHANNELS,
@@ -34,7 +37,6 @@ from tests.engines.pytorch.kernel_checks import (
     NUMBERS,
     ROWS,
     WIDTH,
-    attended,
     check,
     differing,
     flags_wrong,
@@ -63,6 +65,23 @@ def norm() -> Iterator[str]:
             )
             wanted = rounded(expected * steps[:, None, None], number)
             yield from differing(found, wanted, (*what, number))
+
+
+@check
+def maps_joined_for_their_norm() -> Iterator[str]:
+    """As of a map that was joined before, wherever in a block of channels the second begins; what
+    is no number shows in its group alone."""
+    for first, second in ((72, 72), (8, 136), (80, 64)):
+        x, beside = (2 * map_of(ROWS, width, HEIGHT, WIDTH) + 1 for width in (first, second))
+        beside[1, 3, 2, 4], x[2, 5, 0, 0] = NAN, INFINITY
+        both, (weight, bias) = torch.cat([x, beside], 1), torch.randn(2, first + second)
+        joined, sums = summed(x, beside)
+        if not joined.is_contiguous(memory_format=torch.channels_last):
+            yield f"{first, second}: strides {joined.stride()}"
+        if not torch.equal(joined.nan_to_num(), both.nan_to_num()):
+            yield f"{first, second}: another map"
+        found = norm_act(joined, weight, bias, 4, 1e-5, has_silu=True, sums=sums)
+        yield from wrong_by(found, normed(both, None, weight, bias, True), 1e-6, (first, second))
 
 
 @check
@@ -112,22 +131,6 @@ def rounding() -> Iterator[str]:
                 yield from differing(found, rounded(scaled, number), (*what, number))
                 broken = set(torch.nonzero(value.flatten(1).isnan().any(1)).flatten().tolist())
                 yield from flags_wrong(flags, broken, number, what)
-
-
-@check
-def rounding_of_doubled_maps() -> Iterator[str]:
-    """As of a map that was doubled before, with a border and without; a NaN shows in its row."""
-    x, steps = map_of(ROWS, CHANNELS, HEIGHT, WIDTH), torch.rand(CHANNELS) * 20 + 1
-    x[1, 4, 2, 3] = NAN
-    expected = F.interpolate(x.double(), scale_factor=2, mode="nearest") * steps[:, None, None]
-    for number, has_border in itertools.product(NUMBERS, (False, True)):
-        flags, what = torch.zeros(ROWS), (number, has_border)
-        settings: Any = {"is_doubled": True, "is_bordered": has_border, "flags": flags}
-        found = affine(x, steps=steps, number=number, **settings)
-        if is_bordered(found) != has_border:
-            yield f"{what}: strides {found.stride()}"
-        yield from differing(found, rounded(expected, number), what)
-        yield from flags_wrong(flags, {1}, number, what)
 
 
 @check
@@ -244,6 +247,29 @@ def products_by_descriptors() -> Iterator[str]:
 
 
 @check
+def products_of_doubled_maps() -> Iterator[str]:
+    """As of a map that is doubled and then convolved, edges too; with a border and without. That
+    the weights' sums are rounded is all that differs; the reference has the same."""
+    inside, out, steps = 80, 41, torch.ones(80)
+    for number, has_border in itertools.product(NUMBERS, (False, True)):
+        x = whole(ROWS, inside, HEIGHT, WIDTH).to(memory_format=torch.channels_last)
+        settings: Any = {"steps": steps, "number": number, "flags": torch.zeros(ROWS)}
+        stored = affine(x, **settings, is_bordered=has_border)
+        weight = whole(out, 3, 3, inside).to(number)
+        scale, bias = torch.rand(out) / 1000, torch.randn(out)
+        layer = EightBit(weight, scale, steps, bias)
+        quarters = quartered(layer)
+        filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
+        doubled = F.interpolate(stored.double(), scale_factor=2, mode="nearest")
+        expected = F.conv2d(doubled, filters, bias.double(), padding=1)
+        what: Any = (number, has_border)
+        found = product(stored, quarters.weight, quarters.scale, bias, torch.float32)
+        most = 0.01 if number is torch.int8 else 0.04
+        yield from wrong_by(found, expected, most, what)
+        yield from wrong_by(found, quarters._reference(stored, None), 1e-5, (*what, "reference"))
+
+
+@check
 def turned_products() -> Iterator[str]:
     """A linear whose results lie with their tokens side by side; E4M3 holds no more than 448."""
     inside, out = 80, 41
@@ -313,54 +339,6 @@ def gelus() -> Iterator[str]:
     if not bool((beyond <= 0).all()):
         at = int(beyond.argmax())
         yield f"gelu({gates[at]:.4g}): {found[at]:.6g}, needed {exact[at]:.6g}"
-
-
-@check
-def attentions() -> Iterator[str]:
-    """In floats, as exact as the rounding of the result; lines that are longer than what is read,
-    and tokens that fill no tile."""
-    for head, tokens in itertools.product((64, 128), (28, 64, 84)):
-        channels, flags = 2 * head, torch.zeros(ROWS)
-        query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
-        value, steps = torch.randn(channels, ROWS, tokens), torch.rand(channels) * 200 + 100
-        expected = attended(query, key, value, 2)
-        for number in NUMBERS:
-            settings: Any = {"steps": steps, "number": number, "flags": flags}
-            found = attention(query, key, value, 2, **settings)
-            what: Any = (head, tokens, number)
-            yield from differing(found, rounded(expected * steps, number), what)
-            yield from flags_wrong(flags, set(), number, what)
-
-
-@check
-def attention_to_what_is_no_number() -> Iterator[str]:
-    """A NaN among the keys or values of a row's head shows in all of it, one of a query in its own
-    token; rows beside it stay whole, though their tokens lie behind its in memory."""
-    channels, tokens, heads = 128, 44, 2
-    for which, bad in itertools.product(range(3), (NAN, INFINITY, -INFINITY)):
-        query, key = torch.randn(2, ROWS, tokens, channels)
-        value = torch.randn(channels, ROWS, tokens)
-        (query[1], key[1], value[:, 1].T)[which][40, 70] = bad
-        expected, flags = attended(query, key, value, heads), torch.zeros(ROWS)
-        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
-        found = attention(query, key, value, heads, number=torch.int8, **settings)
-        wanted = rounded(expected * 100, torch.int8)
-        yield from differing(found, wanted, (which, bad))
-        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
-        if not broken <= {1}:
-            yield f"{which}, {bad}: the reference breaks the rows {broken}"
-        yield from flags_wrong(flags, broken, torch.int8, (which, bad))
-
-
-@check
-def attentions_in_e4m3() -> Iterator[str]:
-    """The shares lose what E4M3 does, and no more: see `differing` of the interpreter's E4M3."""
-    channels, tokens = 128, 112
-    query, key = (torch.randn(2, ROWS, tokens, channels) * 2).to(torch.float8_e4m3fn)
-    value = torch.randn(channels, ROWS, tokens).to(torch.float8_e4m3fn)
-    settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
-    found = attention(query, key, value, 2, number=torch.int8, **settings)
-    yield from wrong_by(found.float() / 50, attended(query, key, value, 2), 0.04, "E4M3")
 
 
 @check

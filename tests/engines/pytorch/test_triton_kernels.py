@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
 ROOT = Path(__file__).parents[3]
-SOURCE = (Path(__file__).parent / "interpreted_kernels.py").read_text(encoding="utf-8")
-NAMES = re.findall(r"^@check\ndef (\w+)", SOURCE, re.MULTILINE)
+SOURCES = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("interpreted_*")]
+NAMES = re.findall(r"^@check\ndef (\w+)", "\n".join(SOURCES), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,159 @@
+"""A group norm as one multiplication and addition by row and channel, in Triton: sums per channel
+of a channels-last map, and what follows of them. Two maps that are read as one become one here.
+
+What is not a number stays visible: it is in the sums. It knows no modules; with TRITON_INTERPRET=1,
+set before the import, it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engines.pytorch.launches import launch
+
+SPLITS = 32
+"""programs that share a row's pixels while its channels are summed, at the most"""
+PIXELS, CHANNELS = 32, 64
+
+
+@triton.jit
+def _sum_channels(
+    x,
+    beside,
+    joined,
+    sums,
+    pixels,
+    channels,
+    first,
+    HAS_BESIDE: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Where there is a map beside x, whose channels are the `first`, both are written as one."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    splits = tl.num_programs(1)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros([CHANNELS], tl.float32)
+    squares = tl.zeros([CHANNELS], tl.float32)
+    for start in range(split * PIXELS, pixels, splits * PIXELS):
+        pixel = start + tl.arange(0, PIXELS)
+        line = (row * pixels + pixel)[:, None]
+        mask = (pixel < pixels)[:, None] & (channel < channels)[None, :]
+        is_first = (channel < first)[None, :]
+        value = tl.load(x + line * first + channel[None, :], mask=mask & is_first, other=0.0)
+        if HAS_BESIDE:
+            place = line * (channels - first) + (channel - first)[None, :]
+            other = tl.load(beside + place, mask=mask & (channel >= first)[None, :], other=0.0)
+            value = tl.where(is_first, value, other)
+            tl.store(joined + line * channels + channel[None, :], value, mask=mask)
+        value = value.to(tl.float32)
+        total += tl.sum(value, 0)
+        squares += tl.sum(value * value, 0)
+    out = sums + (row * splits + split) * 2 * channels + channel
+    tl.store(out, total, mask=channel < channels)
+    tl.store(out + channels, squares, mask=channel < channels)
+
+
+@triton.jit
+def _fold_norm(
+    sums,
+    weight,
+    bias,
+    shift,
+    factor,
+    offset,
+    pixels,
+    channels,
+    per_group,
+    eps,
+    SPLITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HAS_SHIFT: tl.constexpr,
+):
+    row, group = tl.program_id(0), tl.program_id(1)
+    index = tl.arange(0, SIZE)
+    channel = group * per_group + index
+    mask = index < per_group
+    split = tl.arange(0, SPLITS)[:, None]
+    place = sums + (row * SPLITS + split) * 2 * channels + channel[None, :]
+    total = tl.sum(tl.load(place, mask=mask[None, :], other=0.0), 0)
+    squares = tl.sum(tl.load(place + channels, mask=mask[None, :], other=0.0), 0)
+    added = tl.zeros([SIZE], tl.float32)
+    if HAS_SHIFT:
+        added = tl.load(shift + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
+    # The sums of value + added, from the sums of value.
+    squares += 2 * added * total + pixels * added * added
+    total += pixels * added
+    count = pixels * per_group
+    mean = tl.sum(total, 0) / count
+    variance = tl.sum(squares, 0) / count - mean * mean
+    scale = tl.rsqrt(tl.where(variance < 0.0, 0.0, variance) + eps)
+    scale = scale * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
+    moved = (added - mean) * scale + tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
+    tl.store(factor + row * channels + channel, scale, mask=mask)
+    tl.store(offset + row * channels + channel, moved, mask=mask)
+
+
+def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A map's channels, with those of the map beside it behind them, and what their group norm
+    needs to know of each: both [rows, channels, h, w], channels last."""
+    rows, first, height, width = x.shape
+    channels, pixels = first + (0 if beside is None else beside.shape[1]), height * width
+    dims = rows, channels, height, width
+    layout: Any = {"memory_format": torch.channels_last, "device": x.device}
+    joined = x if beside is None else torch.empty(dims, dtype=x.dtype, **layout)
+    splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(pixels, PIXELS)))
+    sums = x.new_empty((rows, splits, 2, channels), dtype=torch.float32)
+    launch(
+        _sum_channels,
+        (rows, splits, triton.cdiv(channels, CHANNELS)),
+        x,
+        x if beside is None else beside,
+        joined,
+        sums,
+        pixels,
+        channels,
+        first,
+        HAS_BESIDE=beside is not None,
+        PIXELS=PIXELS,
+        CHANNELS=CHANNELS,
+    )
+    return joined, sums
+
+
+def folded(
+    sums: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    shift: Tensor | None,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> Tensor:
+    """[2, rows, channels]: the factors, and what is added behind them."""
+    rows, splits, _, channels = sums.shape
+    found = sums.new_empty((2, rows, channels))
+    factor, offset = found
+    launch(
+        _fold_norm,
+        (rows, groups),
+        sums,
+        weight,
+        bias,
+        weight if shift is None else shift,
+        factor,
+        offset,
+        pixels,
+        channels,
+        channels // groups,
+        eps,
+        SPLITS=splits,
+        SIZE=triton.next_power_of_2(channels // groups),
+        HAS_SHIFT=shift is not None,
+    )
+    return found

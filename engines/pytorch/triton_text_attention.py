@@ -1,0 +1,143 @@
+"""Attention of pixels to a prompt in 16 bits, whose result leaves in 8, as the layer that reads it
+wants it.
+
+A prompt has few keys, 77 or a small multiple: a program keeps its queries, and goes through the
+keys in blocks, of which the last is as small as it may be. It knows no modules; with
+TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engines.pytorch.launches import launch
+from engines.pytorch.triton_rounding import LARGEST, store_rounded_lines
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+M, N = (32, 32) if IS_INTERPRETED else (128, 64)
+"""queries of a program, and keys at a time"""
+LEAST_KEYS = 16
+"""that the tensor cores take at a time"""
+WARPS, STAGES = 8, 2
+
+
+@triton.jit
+def _with_keys(
+    q,
+    most,
+    total,
+    found,
+    key,
+    value,
+    begin,
+    keys,
+    channels,
+    scale,
+    HEAD: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The largest score, the sum of the shares and of the values, after these keys too."""
+    index, channel = begin + tl.arange(0, N), tl.arange(0, HEAD)
+    is_there = index < keys
+    place = index[:, None] * channels + channel[None, :]
+    k = tl.load(key + place, mask=is_there[:, None], other=0.0)
+    v = tl.load(value + place, mask=is_there[:, None], other=0.0)
+    scores = tl.where(is_there[None, :], tl.dot(q, k.T) * scale, float("-inf"))
+    # NaN need not show in the largest: it does in the shares.
+    higher = tl.maximum(most, tl.max(scores, 1))
+    shares = tl.exp2(scores - higher[:, None])
+    fades = tl.exp2(most - higher)
+    found = tl.dot(shares.to(v.dtype), v, found * fades[:, None])
+    return higher, total * fades + tl.sum(shares, 1), found
+
+
+@triton.jit
+def _text_attention(
+    query,
+    key,
+    value,
+    steps,
+    flags,
+    out,
+    tokens,
+    keys,
+    channels,
+    scale,
+    largest,
+    HEAD: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    TAIL: tl.constexpr,
+):
+    token = tl.program_id(0) * M + tl.arange(0, M)
+    first, row = tl.program_id(1) * HEAD, tl.program_id(2).to(tl.int64)
+    channel = first + tl.arange(0, HEAD)
+    place = (row * tokens + token)[:, None] * channels + channel[None, :]
+    mask = (token < tokens)[:, None] & (channel < channels)[None, :]
+    q = tl.load(query + place, mask=mask, other=0.0)
+    most = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    found = tl.zeros([M, HEAD], tl.float32)
+    key += row * keys * channels + first
+    value += row * keys * channels + first
+    whole = keys // N * N
+    for begin in range(0, whole, N):
+        most, total, found = _with_keys(
+            q, most, total, found, key, value, begin, keys, channels, scale, HEAD, N
+        )
+    if TAIL > 0:
+        most, total, found = _with_keys(
+            q, most, total, found, key, value, whole, keys, channels, scale, HEAD, TAIL
+        )
+    found = found / total[:, None] * tl.load(steps + channel)[None, :]
+    store_rounded_lines(out + place, flags + row + tl.zeros_like(token), found, mask, largest)
+
+
+def fits_text_attention(query: Tensor, heads: int) -> bool:
+    """A head is as wide as a tile can be, and numbers are halves; the interpreter takes floats."""
+    is_half = query.element_size() == 2 or IS_INTERPRETED
+    return is_half and query.shape[-1] // heads in (16, 32, 64, 128)
+
+
+def text_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    *,
+    steps: Tensor,
+    number: torch.dtype,
+    flags: Tensor,
+) -> Tensor:
+    """[rows, tokens, channels] each. What is found is rounded to `number` in `steps` a unit."""
+    rows, tokens, channels = query.shape
+    keys, head = key.shape[1], channels // heads
+    out = torch.empty_like(query, dtype=number)
+    tail = keys % N
+    launch(
+        _text_attention,
+        (triton.cdiv(tokens, M), heads, rows),
+        query,
+        key.contiguous(),
+        value.contiguous(),
+        steps,
+        flags,
+        out,
+        tokens,
+        keys,
+        channels,
+        math.log2(math.e) / math.sqrt(head),
+        LARGEST[number],
+        HEAD=head,
+        M=M,
+        N=N,
+        TAIL=max(LEAST_KEYS, triton.next_power_of_2(tail)) if tail else 0,
+        num_warps=WARPS,
+        num_stages=STAGES,
+    )
+    return out

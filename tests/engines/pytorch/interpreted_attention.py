@@ -1,0 +1,125 @@
+"""Attention in our Triton kernels against PyTorch in float64: checks that interpreted_kernels.py
+runs under Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engines.pytorch.triton_attention import attention
+from engines.pytorch.triton_text_attention import text_attention
+from tests.engines.pytorch.kernel_checks import (
+    INFINITY,
+    NAN,
+    NUMBERS,
+    ROWS,
+    attended,
+    check,
+    differing,
+    flags_wrong,
+    rounded,
+    wrong_by,
+)
+
+
+@check
+def attentions() -> Iterator[str]:
+    """In floats, as exact as the rounding of the result; lines that are longer than what is read,
+    and tokens that fill no tile."""
+    for head, tokens in itertools.product((64, 128), (28, 64, 84)):
+        channels, flags = 2 * head, torch.zeros(ROWS)
+        query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
+        value, steps = torch.randn(channels, ROWS, tokens), torch.rand(channels) * 200 + 100
+        expected = attended(query, key, value, 2)
+        for number in NUMBERS:
+            settings: Any = {"steps": steps, "number": number, "flags": flags}
+            found = attention(query, key, value, 2, **settings)
+            what: Any = (head, tokens, number)
+            yield from differing(found, rounded(expected * steps, number), what)
+            yield from flags_wrong(flags, set(), number, what)
+
+
+@check
+def attention_to_what_is_no_number() -> Iterator[str]:
+    """A NaN among the keys or values of a row's head shows in all of it, one of a query in its own
+    token; rows beside it stay whole, though their tokens lie behind its in memory."""
+    channels, tokens, heads = 128, 44, 2
+    for which, bad in itertools.product(range(3), (NAN, INFINITY, -INFINITY)):
+        query, key = torch.randn(2, ROWS, tokens, channels)
+        value = torch.randn(channels, ROWS, tokens)
+        (query[1], key[1], value[:, 1].T)[which][40, 70] = bad
+        expected, flags = attended(query, key, value, heads), torch.zeros(ROWS)
+        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
+        found = attention(query, key, value, heads, number=torch.int8, **settings)
+        wanted = rounded(expected * 100, torch.int8)
+        yield from differing(found, wanted, (which, bad))
+        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
+        if not broken <= {1}:
+            yield f"{which}, {bad}: the reference breaks the rows {broken}"
+        yield from flags_wrong(flags, broken, torch.int8, (which, bad))
+
+
+@check
+def attentions_in_e4m3() -> Iterator[str]:
+    """The shares lose what E4M3 does, and no more: see `differing` of the interpreter's E4M3."""
+    channels, tokens = 128, 112
+    query, key = (torch.randn(2, ROWS, tokens, channels) * 2).to(torch.float8_e4m3fn)
+    value = torch.randn(channels, ROWS, tokens).to(torch.float8_e4m3fn)
+    settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
+    found = attention(query, key, value, 2, number=torch.int8, **settings)
+    yield from wrong_by(found.float() / 50, attended(query, key, value, 2), 0.04, "E4M3")
+
+
+def attended_text(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    return attended(query, key, value.permute(2, 0, 1), heads)
+
+
+@check
+def attentions_to_a_prompt() -> Iterator[str]:
+    """Prompts that fill a block of keys, part of one, or several; in halves and floats."""
+    for head, keys, tokens in itertools.product((16, 64), (5, 32, 77), (28, 64)):
+        channels, steps = 2 * head, torch.rand(2 * head) * 200 + 100
+        query, (key, value) = (
+            torch.randn(ROWS, tokens, channels),
+            torch.randn(2, ROWS, keys, channels),
+        )
+        expected = attended_text(query, key, value, 2)
+        for number in NUMBERS:
+            flags = torch.zeros(ROWS)
+            settings: Any = {"steps": steps, "number": number, "flags": flags}
+            found = text_attention(query, key, value, 2, **settings)
+            what: Any = (head, keys, tokens, number)
+            yield from differing(found, rounded(expected * steps, number), what)
+            yield from flags_wrong(flags, set(), number, what)
+        settings = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
+        found = text_attention(
+            query.half(), key.half(), value.half(), 2, number=torch.int8, **settings
+        )
+        wanted = attended_text(query.half(), key.half(), value.half(), 2)
+        most = float((found.double() - (wanted * 50).clamp(-127, 127)).abs().max())
+        if most > 0.6:
+            yield f"{head, keys, tokens}, halves: a value is off by {most:.2f} steps, at most 0.6"
+
+
+@check
+def attentions_to_a_prompt_that_is_no_number() -> Iterator[str]:
+    """Shows in the row that it is of, and in no other, whatever lies beside it in memory."""
+    channels, heads = 32, 2
+    for which, bad, keys in itertools.product(range(3), (NAN, INFINITY, -INFINITY), (20, 45)):
+        query, (key, value) = (
+            torch.randn(ROWS, 40, channels),
+            torch.randn(2, ROWS, keys, channels),
+        )
+        (query, key, value)[which][1, keys - 1 if which else 39, 18] = bad
+        expected, flags = attended_text(query, key, value, heads), torch.zeros(ROWS)
+        settings: Any = {"steps": torch.full((channels,), 100.0), "flags": flags}
+        found = text_attention(query, key, value, heads, number=torch.int8, **settings)
+        what = (which, bad, keys)
+        yield from differing(found, rounded(expected * 100, torch.int8), what)
+        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
+        yield from flags_wrong(flags, broken, torch.int8, what)
