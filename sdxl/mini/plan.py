@@ -14,7 +14,7 @@ _UNET = Schedule(steps=5551, peak_rate=1e-3, seed=2, cycle=8000)
 _SHAPES = Schedule(steps=9_000, peak_rate=6e-4, seed=15)
 _OWN_COURSES = (
     Schedule(steps=1800, peak_rate=4e-4, seed=31, average=0.998),
-    Schedule(steps=2700, peak_rate=4e-4, seed=32, average=0.998),
+    Schedule(steps=2200, peak_rate=4e-4, seed=32, average=0.998),
 )
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
