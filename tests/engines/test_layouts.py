@@ -40,7 +40,8 @@ class Layouts(TorchDispatchMode):
             out = torch.empty_like(out, memory_format=torch.channels_last)
         self.operators[name] += 1
         maps = [t for t in tree_leaves((args, kwargs, out)) if self.is_map(t)]
-        if len({is_last(t) for t in maps}) > 1:
+        # A view moves nothing, and has its sides where channels were.
+        if not func.is_view and len({is_last(t) for t in maps}) > 1:
             self.mixed[f"{name} {tuple(maps[0].shape)}"] += 1
         return out
 
