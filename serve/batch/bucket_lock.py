@@ -52,6 +52,21 @@ class LockTurn:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
+def is_left(store: ObjectStore) -> bool:
+    """Whether its holder said that it is over, or was a process of this machine that is no more. Of
+    another machine's, silence alone tells."""
+    turn = BucketLock(store).last()[1]
+    if turn is None or turn.is_over:
+        return True
+    try:
+        os.kill(turn.pid, 0)
+    except ProcessLookupError:
+        return turn.host == socket.gethostname()
+    except PermissionError:
+        pass
+    return False
+
+
 class BucketLock:
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
@@ -63,14 +78,14 @@ class BucketLock:
 
     def take(self) -> None:
         """Raises InvalidParams as soon as another shows that it lives."""
-        number, turn = self._last()
+        number, turn = self.last()
         if turn is not None and not turn.is_over:
             self._watch(number, turn)
         self._number = number + 1
         self.store.create(self._path(self._number), self._turn.as_json())
         # The answer to `create` may have been lost, and some stores replace what is there.
         if not self._is_held():
-            raise self._refusal(self._last()[1])
+            raise self._refusal(self.last()[1])
         for old in self._numbers():
             if old < self._number:
                 self.store.remove(self._path(old))
@@ -114,7 +129,7 @@ class BucketLock:
         return is_mine and max(self._numbers(), default=0) <= self._number
 
     def _who_has_it(self) -> str:
-        _, turn = self._last()
+        _, turn = self.last()
         if turn is None:
             return f"{self.store.url}: the job was removed"
         return f"{self.store.url}: {turn.name} goes on with the job, as nothing was heard from here"
@@ -128,7 +143,7 @@ class BucketLock:
         until_s = time.monotonic() + OLD_S
         while time.monotonic() < until_s:
             time.sleep(LOOK_S)
-            last, now = self._last()
+            last, now = self.last()
             if last != number or now is None:
                 raise self._refusal(now)
             if now.is_over:
@@ -143,7 +158,8 @@ class BucketLock:
 
     # -- what lies there --------------------------------------------------------------------
 
-    def _last(self) -> tuple[int, LockTurn | None]:
+    def last(self) -> tuple[int, LockTurn | None]:
+        """The newest number, and what its object says."""
         number = max(self._numbers(), default=0)
         return number, self._read(number)
 

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
+from serve.batch.store import FolderStore, Store
 
 LOCK = "lock"
 LEAVE_S = 10.0
@@ -60,11 +61,17 @@ def _held() -> None:
     """Nobody can take a file's lock from who has it."""
 
 
-def is_free(out: Path) -> bool:
-    """Whether nobody of this machine is at work there: the lock falls with whoever held it, however
-    that ended."""
+def is_free(store: Store) -> bool:
+    """Whether nobody of this machine is at work there. A file's lock falls with whoever held it,
+    however that ended."""
+    if not isinstance(store, FolderStore):
+        from serve.batch.bucket_lock import is_left
+        from serve.batch.object_store import ObjectStore
+
+        assert isinstance(store, ObjectStore)
+        return is_left(store)
     try:
-        with Path(out, LOCK).open("rb") as file:
+        with Path(store.root, LOCK).open("rb") as file:
             return _lock(file, fcntl.LOCK_SH)
     except FileNotFoundError:
         return True

@@ -17,7 +17,7 @@ from serve.batch.displays import STATUS, STATUS_PERIOD_S, clock, counted
 from serve.batch.job import BatchJob
 from serve.batch.lock import is_free
 from serve.batch.progress import WorkerState
-from serve.batch.store import FolderStore, Store
+from serve.batch.store import Store
 
 SILENT_S = 6 * STATUS_PERIOD_S
 
@@ -63,9 +63,7 @@ def read_status(store: Store, job: BatchJob, now: float | None = None) -> dict[s
 
 def is_abandoned(store: Store, said: Said) -> bool:
     """Known at once where the job ran here; locks do not reach every other machine."""
-    if not isinstance(store, FolderStore):
-        return False
-    return said.host == socket.gethostname() and is_free(store.root)
+    return said.host == socket.gethostname() and is_free(store)
 
 
 def last_said(store: Store) -> Said:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +20,13 @@ import pytest
 
 from sdxl.params import InvalidParams
 from serve.batch import bucket_lock, command
-from serve.batch.bucket_lock import BucketLock
+from serve.batch.bucket_lock import BucketLock, LockTurn
+from serve.batch.displays import STATUS
 from serve.batch.driver import BatchFailed
+from serve.batch.job import need_job
 from serve.batch.object_store import ObjectStore
 from serve.batch.running import run
+from serve.batch.status import read_status
 from tests.serve.batch.drawers import SMALL, Drawer, in_threads, make, noted, order_of, prompts
 from tests.serve.services import ROOT
 
@@ -239,10 +245,32 @@ def test_a_store_that_cannot_create_without_replacing(
         BucketLock(store).take()
     with monkeypatch.context() as patch:
         # As it was asked before the first had written; then both write.
-        patch.setattr(second, "_last", lambda: (0, None))
+        patch.setattr(second, "last", lambda: (0, None))
         patch.setattr(store, "create", store.put)
         second.take()
     assert becomes_lost(first)
     first.leave()
     second.check()
     second.leave()
+
+
+def test_a_job_in_a_bucket_that_was_killed_is_broken_off_at_once(tmp_path: Path) -> None:
+    """Its holder's process is no more. Of another machine's, silence alone tells."""
+    out = f"memory://{tmp_path.name}"
+    assert make(prompts(tmp_path, 2), out) == 0
+    store = ObjectStore(out)
+    job = need_job(store, out)
+    status = json.loads(store.get(STATUS)) | {"state": "running", "at": time.time()}
+    store.put(STATUS, json.dumps(status).encode())
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    states = []
+    for turn in (
+        LockTurn("a", socket.gethostname(), os.getpid()),
+        LockTurn("a", "elsewhere", ended.pid),
+        LockTurn("a", socket.gethostname(), ended.pid),
+        LockTurn("a", "elsewhere", ended.pid, is_over=True),
+    ):
+        store.put("lock/00000009", turn.as_json())
+        states.append(read_status(store, job)["state"])
+    assert states == ["running", "running", "broken off", "broken off"]
