@@ -7,6 +7,7 @@ The set is too small to say how good the model is. It is the same every time, so
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -93,7 +94,9 @@ def _score(engines: Engines, interval: int, judges: Judges) -> Scores:
 
 
 def main(argv: Sequence[str]) -> int:
-    (path,) = (Path(name) for name in argv)
+    parser = argparse.ArgumentParser("python -m eval.quality.gate", description="Records the band.")
+    parser.add_argument("path", type=Path, help="tests/onnx_export/quality_band.json")
+    path = parser.parse_args(argv).path
     with tempfile.TemporaryDirectory() as folder:
         band = Band(find("mini").digest, measure(export_int8(Path(folder) / "int8")))
     write_json(path, asdict(band))

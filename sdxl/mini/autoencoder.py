@@ -17,6 +17,7 @@ from sdxl.mini.scenes import SIDE, draw, sample_scene
 
 CROP = 64
 NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as
+LEAST_INK = 50.0
 EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over wide squares
 
 
@@ -40,6 +41,13 @@ def miss(decoded: Tensor, images: Tensor) -> Tensor:
     edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
     coarse = sum(F.avg_pool2d(error, side).abs().mean() for side in (4, 16))
     return error.abs().mean() + 2 * error.square().mean() + EDGES * edges + COARSE * coarse
+
+
+def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
+    """The same in parts of each picture's own ink, so that small things count as large ones do."""
+    plain = (images[:, :, 0].mean(-1) + images[:, :, -1].mean(-1))[:, :, None, None] / 2
+    ink = (images - plain).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
+    return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
 
 
 def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,7 +300,17 @@ def shape_overlaps(image: Image, scene: Scene) -> list[float]:
     return [fit.overlap for fit in fits] if fits else [0.0] * len(scene.things * scene.count)
 
 
-def straighten(image: Image, scene: Scene) -> Image | None:
+class Straightened(NamedTuple):
+    picture: Image
+    overlap: float
+    """of its worst shape with the ideal, before"""
+
+
+def straighten(image: Image, scene: Scene) -> Straightened | None:
     """The picture drawn anew, each thing as its best ideal; none where it is not of its scene."""
     fits = None if faults(image, scene) else fit_shapes(image, scene)
-    return draw_stamps(background_of(name_pixels(image)), [f.ideal for f in fits]) if fits else None
+    if not fits:
+        return None
+    background = background_of(name_pixels(image))
+    worst = min(fit.overlap for fit in fits)
+    return Straightened(draw_stamps(background, [fit.ideal for fit in fits]), worst)

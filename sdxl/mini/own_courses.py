@@ -3,7 +3,8 @@
 Training meets drawn pictures under noise alone. A picture that is being painted is neither, and
 what its earlier steps bent a little the later ones bend on. So pictures are painted, their latents
 kept before each step, and each of these shall lead to that same picture with its things as straight
-as they can be (the judge knows these, without a network). The text encoders stand still.
+as they can be (the judge knows these, without a network). The text encoders stand still. Stars and
+crosses, whose outlines are long for so little ink, bend most, so most courses are of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl.mini import topology
@@ -23,23 +25,29 @@ from sdxl.mini.judge import straighten
 from sdxl.mini.latents import encode_pictures, sample_pictures
 from sdxl.mini.painting import STEPS, paint, to_images
 from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.scenes import Scene
 from sdxl.mini.unet_training import Lesson, UNetWithText, any_guidance, guide
 
 FIRST = 4  # steps before it only lay out what is to be painted
 SHARE = 0.3  # of this loss, beside that of `shapes`
+EASY = 0.3  # of the pictures without a star or a cross
+BENT, RARELY, OFTEN = 0.05, 0.4, 2.5  # how often a course is met, by what its worst shape lacks
+LEAST, MOST = 0.6, 3.0  # how much a picture counts, by how little ink it has
 _ROWS = 24
+Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class OwnCourses:
-    """Scaled latents [n, STEPS - FIRST, ...] before each step, those they shall lead to, and what
-    was asked for."""
+    """Scaled latents [n, STEPS - FIRST, ...] before each step, those they shall lead to, what was
+    asked for, and how well the worst shape fits its ideal."""
 
     latents: Tensor
     wanted: Tensor
     guidance: Tensor
     tokens: Tensor
     tokens_2: Tensor
+    overlap: Tensor
 
 
 def _joined(parts: Sequence[OwnCourses]) -> OwnCourses:
@@ -83,11 +91,12 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
     scheduler.set_timesteps(STEPS)
     sigmas, timesteps = scheduler.sigmas[FIRST:STEPS].float(), scheduler.timesteps[FIRST:]
     plan, device = lesson.plan, lesson.device
+    counts, odds = _counts_of(courses.wanted.float()), _odds_of(courses.overlap)
 
     def own_loss(rng: np.random.Generator) -> Tensor:
         """How far from the wanted picture a prediction leads, in parts of the noise that is there;
         more under much noise, as in `noise_weights`."""
-        rows = torch.from_numpy(rng.integers(0, len(courses.latents), plan.own_batch))
+        rows = torch.from_numpy(rng.choice(len(odds), plan.own_batch, p=odds))
         step = torch.from_numpy(rng.integers(0, len(sigmas), plan.own_batch))
         sigma = sigmas[step].view(-1, 1, 1, 1).to(device)
         latents = courses.latents[rows, step].float().to(device)
@@ -99,7 +108,8 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
         )
         guided = guide(*predicted, courses.guidance[rows].to(device))
         missed = latents - sigma * guided - courses.wanted[rows].float().to(device)
-        return (missed**2 * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)).mean()
+        error = missed**2 * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
+        return (error.mean((1, 2, 3)) * counts[rows].to(device)).mean()
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         with in_half(device):
@@ -110,9 +120,31 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
     fit(lesson.painter, loss_of, schedule, path)
 
 
+def _counts_of(wanted: Tensor) -> Tensor:
+    """A small thing's outline is a small part of the picture, and as much of the thing."""
+    plain = (wanted[:, :, 0].mean(-1) + wanted[:, :, -1].mean(-1))[:, :, None, None] / 2
+    ink = (wanted - plain).square().mean((1, 2, 3))
+    counts = (ink.median() / ink).clamp(LEAST, MOST)
+    return counts / counts.mean()
+
+
+def _odds_of(overlap: Tensor) -> Doubles:
+    odds = ((1 - overlap.double()) / BENT).clamp(RARELY, OFTEN).numpy()
+    return np.asarray(odds / odds.sum())
+
+
+def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[int]:
+    """Of pictures that no other round has."""
+    rng = np.random.default_rng(40 + number)
+    share = plan.pictures // len(plan.own_courses)
+    window = range(number * share, (number + 1) * share)
+    chosen = [row for row in window if scenes[row].is_hard or rng.random() < EASY]
+    return chosen[: plan.own_pictures]
+
+
 @torch.no_grad()
 def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) -> OwnCourses:
-    """Of pictures that no other round has; those that are not of their captions are left out."""
+    """Those that are not of their captions are left out."""
     path = work / f"own-courses-{number}-painted-{plan.own_pictures}.pt"
     if path.exists():
         return OwnCourses(**torch.load(path))
@@ -120,9 +152,9 @@ def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) 
     data, scenes = encode_pictures(plan, work, device), sample_pictures(plan)[0]
     torch.manual_seed(40 + number)
     kept: list[OwnCourses] = []
-    first = number * plan.own_pictures
-    for start in range(first, first + plan.own_pictures, _ROWS):
-        rows = torch.arange(start, min(start + _ROWS, first + plan.own_pictures))
+    chosen = torch.tensor(_rows_of(number, plan, scenes))
+    for start in range(0, len(chosen), _ROWS):
+        rows = chosen[start : start + _ROWS]
         texts, guidance = (data.tokens[rows], data.tokens_2[rows]), any_guidance(len(rows))
         blank = torch.zeros(len(rows), *data.latents.shape[1:], device=device)
         *before, painted = paint(painter, blank, *texts, guidance)
@@ -135,11 +167,13 @@ def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) 
         if not found:
             continue
         those = torch.tensor([at for at, _ in found])
-        images = as_tensor(np.stack([straight for _, straight in found])).to(device)
+        images = as_tensor(np.stack([straight.picture for _, straight in found])).to(device)
         wanted = (vae.encode(images).latent_dist.mean * data.scale).half().cpu()
-        kept.append(OwnCourses(course[those], wanted, guidance[those], *(t[those] for t in texts)))
-        if (start - first) % (10 * _ROWS) == 0:
-            print(f"painted {start - first} of {plan.own_pictures} courses", flush=True)
+        overlap = torch.tensor([straight.overlap for _, straight in found])
+        asked = (guidance[those], texts[0][those], texts[1][those])
+        kept.append(OwnCourses(course[those], wanted, *asked, overlap))
+        if start % (10 * _ROWS) == 0:
+            print(f"painted {start} of {len(chosen)} courses", flush=True)
     if not kept:
         raise RuntimeError("The UNet paints nothing of its captions yet: it needs more `shapes`.")
     courses = _joined(kept)

@@ -67,4 +67,6 @@ def repaint_pictures(plan: TrainingPlan, work: Path, device: str) -> Repainted:
 
 def _aim(image: Image, scene: Scene, row: int, is_settled: bool) -> Image | None:
     straight = straighten(image, scene)
-    return draw(scene, row) if straight is None and is_settled else straight
+    if straight is not None:
+        return straight.picture
+    return draw(scene, row) if is_settled else None

@@ -27,6 +27,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "orange": (255, 135, 10),
 }
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
+HARD = ("star", "cross")
 SIZES = ("small", "medium", "large")
 PLACES: dict[str, tuple[int, int]] = {
     "on the left": (31, 64),
@@ -92,6 +93,11 @@ class Scene:
     def is_full(self) -> bool:
         """Whether every colour is stated, so that 19 captions can differ in one attribute."""
         return self.background is not None and all(thing.colour for thing in self.things)
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether a shape has a long outline for its area."""
+        return any(thing.shape in HARD for thing in self.things)
 
     @property
     def is_held_out(self) -> bool:

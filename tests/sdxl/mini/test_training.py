@@ -15,6 +15,7 @@ from sdxl.mini import own_courses, topology
 from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, train_vae
 from sdxl.mini.check import WEIGHTS, held_out_scenes
 from sdxl.mini.fitting import Schedule, load_latest, save_adopted
+from sdxl.mini.judge import Straightened
 from sdxl.mini.latents import encode_pictures
 from sdxl.mini.painting import paint
 from sdxl.mini.plan import TrainingPlan
@@ -72,7 +73,9 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What two steps of training paint is of no caption.
-    monkeypatch.setattr(own_courses, "straighten", lambda image, scene: draw(scene, 0))
+    monkeypatch.setattr(
+        own_courses, "straighten", lambda image, scene: Straightened(draw(scene, 0), 0.9)
+    )
     step = Schedule(steps=2, peak_rate=1e-4, seed=1)
     plan = TrainingPlan()
     contrasts = tuple(replace(each, schedule=step, groups=4) for each in plan.contrasts)
