@@ -105,7 +105,12 @@ def build_parser() -> Parser:
     )
     add("--check-prompts", type=whole, metavar="N", help="pictures that the check paints")
     add("--check-steps", type=whole, metavar="N", help="of each of them")
-    add("--check-size", type=whole, metavar="PIXELS", help="(default: half of the model's own)")
+    add(
+        "--check-size",
+        type=whole,
+        metavar="PIXELS",
+        help="(default: half of the model's own, which up to 512 is whole)",
+    )
     add(
         "--check-minutes",
         type=number,

@@ -35,6 +35,9 @@ WORK = 3.7
 """steps of the whole UNet for a step of a compared picture: two courses, painted by both sides, and
 one course call by call"""
 
+QUICK_SIDE = 512
+"""A model of no larger pictures is checked at its own size."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -62,9 +65,10 @@ class Subject:
 
 def subject_of(checkpoint: Checkpoint, compared: int = COMPARED, scored: int = SCORED) -> Subject:
     """Scenes for the embedded model. Any other is painted at half its side: a quarter of the time,
-    and a wrong graph or scale shows as well."""
+    and a wrong graph or scale shows as well. One whose own side is small is quick at that."""
     if checkpoint.folder != MINI:
-        side = max(checkpoint.sizes.minimum, checkpoint.sizes.default // 2)
+        side = checkpoint.sizes.default
+        side = side if side <= QUICK_SIDE else max(checkpoint.sizes.minimum, side // 2)
         return Subject(PLAIN, min(compared, len(PLAIN)), side=side)
     import numpy as np
 

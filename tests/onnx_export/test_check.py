@@ -110,7 +110,7 @@ def test_what_was_painted_and_every_steps_error_are_kept(
 ) -> None:
     parity = run(tiny_export, tiny)
     assert isinstance(parity, dict)
-    assert parity["painted"] == {"pictures": 1, "steps": 2, "side": 16, "interval": 2}
+    assert parity["painted"] == {"pictures": 1, "steps": 2, "side": 32, "interval": 2}
     errors = [StepError(**error) for error in parity["step_errors"]]
     assert [error.network for error in errors] == ["unet_deep", "unet_shallow"]
     assert all(0 <= error.picture < STEP_BOUNDS["fp32"] for error in errors)
