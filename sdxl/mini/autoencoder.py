@@ -43,10 +43,15 @@ def miss(decoded: Tensor, images: Tensor) -> Tensor:
     return error.abs().mean() + 2 * error.square().mean() + EDGES * edges + COARSE * coarse
 
 
+def ink_of(maps: Tensor) -> Tensor:
+    """What parts pictures, or their latents, from the plain background that their rims show."""
+    plain = (maps[:, :, 0].mean(-1) + maps[:, :, -1].mean(-1)) / 2
+    return maps - plain[:, :, None, None]
+
+
 def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
-    """The same in parts of each picture's own ink, so that small things count as large ones do."""
-    plain = (images[:, :, 0].mean(-1) + images[:, :, -1].mean(-1))[:, :, None, None] / 2
-    ink = (images - plain).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
+    """How far pixels are apart, in parts of each picture's ink: small things count as large ones."""
+    ink = ink_of(images).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
     return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl.mini import topology
-from sdxl.mini.autoencoder import as_tensor, load_vae
+from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae
 from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted
 from sdxl.mini.judge import straighten
 from sdxl.mini.latents import encode_pictures, sample_pictures
@@ -122,8 +122,7 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
 
 def _counts_of(wanted: Tensor) -> Tensor:
     """A small thing's outline is a small part of the picture, and as much of the thing."""
-    plain = (wanted[:, :, 0].mean(-1) + wanted[:, :, -1].mean(-1))[:, :, None, None] / 2
-    ink = (wanted - plain).square().mean((1, 2, 3))
+    ink = ink_of(wanted).square().mean((1, 2, 3))
     counts = (ink.median() / ink).clamp(LEAST, MOST)
     return counts / counts.mean()
 

@@ -20,6 +20,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from sdxl.params import InvalidParams
 from serve.batch.driver import BatchFailed
@@ -58,13 +59,7 @@ def is_left(store: ObjectStore) -> bool:
     turn = BucketLock(store).last()[1]
     if turn is None or turn.is_over:
         return True
-    try:
-        os.kill(turn.pid, 0)
-    except ProcessLookupError:
-        return turn.host == socket.gethostname()
-    except PermissionError:
-        pass
-    return False
+    return turn.host == socket.gethostname() and not Path("/proc", str(turn.pid)).exists()
 
 
 class BucketLock:
