@@ -50,7 +50,7 @@ def ink_of(maps: Tensor) -> Tensor:
 
 
 def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
-    """How far pixels are apart, in parts of each picture's ink: small things count as large ones."""
+    """How far pixels are apart, in parts of each picture's ink: small things count as large."""
     ink = ink_of(images).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
     return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
 
