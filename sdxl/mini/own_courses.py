@@ -1,10 +1,12 @@
 """Trains the UNet where its own painting leads it: on the latents before each step of the sampler.
 
 Training meets drawn pictures under noise alone. A picture that is being painted is neither, and
-what its earlier steps bent a little the later ones bend on. So pictures are painted, their latents
-kept before each step, and each of these shall lead to that same picture with its things as straight
-as they can be (the judge knows these, without a network). The text encoders stand still. Stars and
-crosses, whose outlines are long for so little ink, bend most, so most courses are of them.
+what its earlier steps bent a little the later ones bend on. So pictures are painted as they are
+served, their latents kept before each whole step, and from each of these two steps, a whole and a
+shallow one, shall lead to that same picture with its things as straight as they can be (the judge
+knows these, without a network): in latents, and near the end also as decoded, for the eye's edges
+are finer than those. The text encoders stand still. Stars and crosses, whose outlines are long for
+so little ink, bend most, so most courses are of them.
 """
 
 from __future__ import annotations
@@ -18,31 +20,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdxl.mini import topology
-from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae
+from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_ink
 from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted
 from sdxl.mini.judge import straighten
 from sdxl.mini.latents import encode_pictures, sample_pictures
-from sdxl.mini.painting import STEPS, paint, to_images
+from sdxl.mini.painting import INTERVAL, Painting, paint, to_images
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import Scene
-from sdxl.mini.unet_training import Lesson, UNetWithText, any_guidance, guide
+from sdxl.mini.unet_training import Lesson, UNetWithText, any_guidance
 
 FIRST = 4  # steps before it only lay out what is to be painted
-SHARE = 0.3  # of this loss, beside that of `shapes`
+LATE = 10  # from this step on what is predicted is also looked at
+SHARE, SEEN = 0.3, 0.15  # of the latents' loss and of the picture's, beside that of `shapes`
 EASY = 0.3  # of the pictures without a star or a cross
 BENT, RARELY, OFTEN = 0.05, 0.4, 2.5  # how often a course is met, by what its worst shape lacks
 LEAST, MOST = 0.6, 3.0  # how much a picture counts, by how little ink it has
+_FIRST_LATE = (LATE - FIRST) // INTERVAL
 _ROWS = 24
 Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class OwnCourses:
-    """Scaled latents [n, STEPS - FIRST, ...] before each step, those they shall lead to, what was
-    asked for, and how well the worst shape fits its ideal."""
+    """Scaled latents [n, whole steps from FIRST on, ...], the picture they shall lead to (uint8
+    NHWC) and its latents, what was asked for, and how well the worst shape fits its ideal."""
 
     latents: Tensor
+    picture: Tensor
     wanted: Tensor
     guidance: Tensor
     tokens: Tensor
@@ -85,37 +89,45 @@ def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
 
 
 def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: Path) -> None:
-    """Two of three steps on courses, the third as in `shapes`, so that what this taught stays
+    """Four of five steps on courses, the fifth as in `shapes`, so that what this taught stays
     known."""
-    scheduler = topology.new_scheduler()
-    scheduler.set_timesteps(STEPS)
-    sigmas, timesteps = scheduler.sigmas[FIRST:STEPS].float(), scheduler.timesteps[FIRST:]
     plan, device = lesson.plan, lesson.device
-    counts, odds = _counts_of(courses.wanted.float()), _odds_of(courses.overlap)
+    painting = Painting(lesson.painter, device)
+    vae = load_vae(path.parent).to(device).requires_grad_(False)
+    counts, odds = _counts_of(courses.wanted.float()).to(device), _odds_of(courses.overlap)
+
+    def missed(found: Tensor, rows: Tensor, sigma: Tensor) -> Tensor:
+        """How far latents are from the wanted ones, in parts of the noise that was there; more
+        under much noise, as in `noise_weights`."""
+        error = (found - courses.wanted[rows].float().to(device)) ** 2
+        error = error * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
+        return (error.mean((1, 2, 3)) * counts[rows.to(device)]).mean()
 
     def own_loss(rng: np.random.Generator) -> Tensor:
-        """How far from the wanted picture a prediction leads, in parts of the noise that is there;
-        more under much noise, as in `noise_weights`."""
         rows = torch.from_numpy(rng.choice(len(odds), plan.own_batch, p=odds))
-        step = torch.from_numpy(rng.integers(0, len(sigmas), plan.own_batch))
-        sigma = sigmas[step].view(-1, 1, 1, 1).to(device)
-        latents = courses.latents[rows, step].float().to(device)
-        predicted = lesson.painter.with_and_without(
-            latents / (sigma**2 + 1).sqrt(),
-            timesteps[step].to(device),
-            courses.tokens[rows].to(device),
-            courses.tokens_2[rows].to(device),
-        )
-        guided = guide(*predicted, courses.guidance[rows].to(device))
-        missed = latents - sigma * guided - courses.wanted[rows].float().to(device)
-        error = missed**2 * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
-        return (error.mean((1, 2, 3)) * counts[rows].to(device)).mean()
+        at = torch.from_numpy(rng.integers(0, courses.latents.shape[1], plan.own_batch))
+        looked = plan.own_looked
+        at[:looked] = torch.from_numpy(rng.integers(_FIRST_LATE, courses.latents.shape[1], looked))
+        latents, step = courses.latents[rows, at].float().to(device), FIRST + INTERVAL * at
+        step, guidance = step.to(device), courses.guidance[rows].to(device)
+        told = painting.read(courses.tokens[rows].to(device), courses.tokens_2[rows].to(device))
+        noise, cache = painting.deep(latents, step, told, guidance)
+        between = painting.stepped(latents, step, noise)
+        shallow = painting.shallow(between, step + 1, told[0], cache, guidance)
+        before, after = painting.sigma(step), painting.sigma(step + 1)
+        found = between - after * shallow
+        in_latents = (
+            missed(latents - before * noise, rows, before) + missed(found, rows, after)
+        ) / 2
+        seen = vae.decode(found[:looked] / lesson.scale).sample
+        pictures = as_tensor(courses.picture[rows[:looked]].numpy()).to(device)
+        return SHARE * in_latents + SEEN * miss_of_ink(seen, pictures)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         with in_half(device):
-            if step % 3 == 2:
+            if step % 5 == 4:
                 return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
-            return SHARE * own_loss(rng)
+            return own_loss(rng)
 
     fit(lesson.painter, loss_of, schedule, path)
 
@@ -157,7 +169,7 @@ def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) 
         texts, guidance = (data.tokens[rows], data.tokens_2[rows]), any_guidance(len(rows))
         blank = torch.zeros(len(rows), *data.latents.shape[1:], device=device)
         *before, painted = paint(painter, blank, *texts, guidance)
-        course = torch.stack(before[FIRST:], dim=1).half().cpu()
+        course = torch.stack(before[FIRST::INTERVAL], dim=1).half().cpu()
         found = [
             (at, straight)
             for at, image in enumerate(to_images(vae, painted / data.scale))
@@ -166,11 +178,12 @@ def paint_own_courses(number: int, plan: TrainingPlan, work: Path, device: str) 
         if not found:
             continue
         those = torch.tensor([at for at, _ in found])
-        images = as_tensor(np.stack([straight.picture for _, straight in found])).to(device)
+        picture = np.stack([straight.picture for _, straight in found])
+        images = as_tensor(picture).to(device)
         wanted = (vae.encode(images).latent_dist.mean * data.scale).half().cpu()
         overlap = torch.tensor([straight.overlap for _, straight in found])
         asked = (guidance[those], texts[0][those], texts[1][those])
-        kept.append(OwnCourses(course[those], wanted, *asked, overlap))
+        kept.append(OwnCourses(course[those], torch.from_numpy(picture), wanted, *asked, overlap))
         if start % (10 * _ROWS) == 0:
             print(f"painted {start} of {len(chosen)} courses", flush=True)
     if not kept:

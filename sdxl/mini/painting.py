@@ -1,18 +1,84 @@
-"""Pictures as the UNet paints them while it is trained, step by step."""
+"""Pictures as the UNet paints them while it is trained, step by step, and as it is served: every
+other step takes what the one before it made of the UNet's inner part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from diffusers import AutoencoderKL
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdxl.mini import topology
 from sdxl.mini.scenes import Image
-from sdxl.mini.unet_training import UNetWithText, guide
+from sdxl.mini.unet_training import UNetWithText, guide, time_ids
+from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
 
 STEPS = 20
+INTERVAL = 2
+
+
+class Painting:
+    """A painter's steps. Rows may be at different ones, as in the service."""
+
+    def __init__(self, painter: UNetWithText, device: torch.device | str) -> None:
+        scheduler = topology.new_scheduler()
+        scheduler.set_timesteps(STEPS)
+        self.sigmas: Tensor = scheduler.sigmas.float().to(device)
+        self._timesteps: Tensor = scheduler.timesteps.float().to(device)
+        self._painter, unet = painter, painter.unet
+        self._prompt, self._deep, self._shallow = (
+            PromptUNet(unet),
+            DeepUNet(unet),
+            ShallowUNet(unet),
+        )
+
+    def read(self, tokens: Tensor, tokens_2: Tensor) -> tuple[Tensor, ...]:
+        """What the UNet hears of these captions, and of none beside each."""
+        read = self._painter.read(tokens, tokens_2)
+        context, pooled = (torch.cat([heard, torch.zeros_like(heard)]) for heard in read)
+        told: tuple[Tensor, ...] = self._prompt(context, pooled, time_ids(context))
+        return told
+
+    def deep(
+        self, latents: Tensor, step: Tensor, told: Sequence[Tensor], guidance: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """The guided noise, and what `shallow` takes of it."""
+        noise, *cache = self._call(self._deep, latents, step, told)
+        return _guided(noise, guidance), cache
+
+    def shallow(
+        self,
+        latents: Tensor,
+        step: Tensor,
+        added: Tensor,
+        cache: Sequence[Tensor],
+        guidance: Tensor,
+    ) -> Tensor:
+        (noise,) = self._call(self._shallow, latents, step, (added, *cache))
+        return _guided(noise, guidance)
+
+    def sigma(self, step: Tensor) -> Tensor:
+        """Of each row, beside latents."""
+        return self.sigmas[step].view(-1, 1, 1, 1)
+
+    def stepped(self, latents: Tensor, step: Tensor, noise: Tensor) -> Tensor:
+        """By Euler."""
+        return latents + (self.sigma(step + 1) - self.sigma(step)) * noise
+
+    def _call(
+        self, network: nn.Module, latents: Tensor, step: Tensor, rest: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        inputs = latents / (self.sigma(step) ** 2 + 1).sqrt()
+        found: Sequence[Tensor] = network(
+            inputs.repeat(2, 1, 1, 1), self._timesteps[step].repeat(2), *rest
+        )
+        return found
+
+
+def _guided(noise: Tensor, guidance: Tensor) -> Tensor:
+    captioned, captionless = noise.float().chunk(2)
+    return guide(captioned, captionless, guidance)
 
 
 @torch.no_grad()
@@ -26,17 +92,19 @@ def paint(
 ) -> Iterator[Tensor]:
     """Latents before each step from `first` on, scaled as the UNet knows them, and the finished
     ones. `begun` is a picture, or zero, to which the noise of that step is added."""
-    scheduler = topology.new_scheduler()
-    scheduler.set_timesteps(STEPS)
-    device = begun.device
-    latents = begun + scheduler.sigmas[first].to(device) * torch.randn_like(begun)
-    tokens, tokens_2, guidance = (t.to(device) for t in (tokens, tokens_2, guidance))
-    for timestep in scheduler.timesteps[first:]:
+    painting, device = Painting(painter, begun.device), begun.device
+    latents = begun + painting.sigmas[first] * torch.randn_like(begun)
+    guidance = guidance.to(device)
+    told = painting.read(tokens.to(device), tokens_2.to(device))
+    cache: Sequence[Tensor] = ()
+    for at in range(first, STEPS):
         yield latents
-        inputs = scheduler.scale_model_input(latents, timestep)
-        timesteps = timestep.to(device).repeat(len(inputs))
-        predicted = painter.with_and_without(inputs, timesteps, tokens, tokens_2)
-        latents = scheduler.step(guide(*predicted, guidance), timestep, latents).prev_sample
+        step = torch.full((len(latents),), at, device=device)
+        if (at - first) % INTERVAL == 0:
+            noise, cache = painting.deep(latents, step, told, guidance)
+        else:
+            noise = painting.shallow(latents, step, told[0], cache, guidance)
+        latents = painting.stepped(latents, step, noise)
     yield latents
 
 

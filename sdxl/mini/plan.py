@@ -61,7 +61,8 @@ class TrainingPlan:
     unet_batch: int = 32
     shapes_batch: int = 16  # each with and without its caption
     own_pictures: int = 2600  # that the UNet paints for each round
-    own_batch: int = 16  # each with and without its caption
+    own_batch: int = 14  # each with and without its caption
+    own_looked: int = 6  # of these, as decoded pictures
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
     scorer_groups: int = 16
     few_steps: Schedule = _FEW_STEPS

@@ -74,18 +74,19 @@ class UNetWithText(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The noise and a sketch. `kept` is 1 where the caption is heard, 0 where context and
         pooled are zeroed."""
-        first = self.text_encoder(tokens, output_hidden_states=True)
-        second = self.text_encoder_2(tokens_2, output_hidden_states=True)
-        context = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
-        time_ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=noisy.device)
-        added = {
-            "text_embeds": second.text_embeds * kept[:, None],
-            "time_ids": time_ids.repeat(len(noisy), 1),
-        }
+        context, pooled = self.read(tokens, tokens_2)
+        added = {"text_embeds": pooled * kept[:, None], "time_ids": time_ids(context)}
         predicted: Tensor = self.unet(
             noisy, timestep, context * kept[:, None, None], added_cond_kwargs=added
         ).sample
         return predicted, self.sketch(context)
+
+    def read(self, tokens: Tensor, tokens_2: Tensor) -> tuple[Tensor, Tensor]:
+        """Context and pooled."""
+        first = self.text_encoder(tokens, output_hidden_states=True)
+        second = self.text_encoder_2(tokens_2, output_hidden_states=True)
+        context = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
+        return context, second.text_embeds
 
     def with_and_without(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor
@@ -102,6 +103,12 @@ class UNetWithText(nn.Module):
         )
         captioned, captionless = predicted.float().chunk(2)
         return captioned, captionless
+
+
+def time_ids(rows: Tensor) -> Tensor:
+    """One for each."""
+    ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=rows.device)
+    return ids.repeat(len(rows), 1)
 
 
 def any_guidance(count: int) -> Tensor:

@@ -87,6 +87,7 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
         own_courses=(step, step),
         own_pictures=24,
         own_batch=2,
+        own_looked=1,
         scorer=step,
         decoder=step,
         contrasts=contrasts,
