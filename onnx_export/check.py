@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engines.folders.export_folder import ExportFolder, changed_file
+from engines.fused_parts import load_parts
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.parity.bounds import PICTURE_BOUNDS, STEP_BOUNDS
 from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
@@ -29,7 +30,7 @@ from engines.parity.findings import (
 from engines.parity.pictures import Subject, clip_score, paint, step_seconds, subject_of
 from onnx_export.coverage import half_coverage
 from onnx_export.export_spec import ExportSpec
-from onnx_export.exporter import Say, load_parts
+from onnx_export.exporter import Say
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
 from sdxl import schedulers

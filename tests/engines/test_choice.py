@@ -243,6 +243,11 @@ def test_a_folder_with_a_lora_is_taken_when_it_is_named(
     replace(EngineFolder.read(place), loras=({"scale": 1.0},)).write()
     choose_engines(of_folder(usual, place), "tensorrt-rtx")
     assert loaded == ["tensorrt"]
+    note = "not run: LoRAs are fused into them; name them with --lora as at the export"
+    unrun = {"findings": [], "note": note}
+    replace(EngineFolder.read(place), loras=({"scale": 1.0},), parity=unrun).write()
+    with pytest.raises(BackendMissing, match=f"{note}; needed: `sdxl build` of it on a L40S, or"):
+        choose_engines(of_folder(usual, place), "tensorrt-rtx")
     with pytest.raises(BackendMissing, match="none were built for this model"):
         choose_engines(usual, "tensorrt-rtx")
 

@@ -110,6 +110,22 @@ def test_engines_with_a_lora_do_not_take_the_models_place(
     assert main([*command, "--out", str(tmp_path / "plans")]) == 0
 
 
+@pytest.mark.parametrize("fused", [(), ({"scale": 1.0},)])
+def test_loras_that_are_not_the_exports_are_refused_before_a_build(
+    fused: tuple[dict[str, float], ...],
+    tmp_path: Path,
+    worker: FakeWorker,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export = replace(write_export(tmp_path / "export"), loras=fused)
+    export.write()
+    out = tmp_path / "plans"
+    command = ["build", "--onnx", str(export.folder), *RTX, "--out", str(out)]
+    assert main([*command, "--lora", "outlined"]) == 2
+    assert "lora: 'outlined' is not allowed; needed the export's own" in capsys.readouterr().err
+    assert not worker.built and not out.exists()
+
+
 def test_weights_that_changed_since_the_export_are_found_before_a_build(
     tmp_path: Path, worker: FakeWorker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ The TensorRT double computes with fakes: it shows what is asked of plans, not wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from engines import run_built as run_built_module
 from engines.cuda import gpus
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.profiles import buckets
+from engines.lora import Lora, fuse
 from engines.parity import proof
 from engines.pytorch import torch_engine
 from engines.pytorch.torch_options import PLAIN
@@ -25,7 +26,7 @@ from engines.trt import build as build_module
 from engines.trt import tensorrt_loading
 from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import Flavour
-from sdxl.checkpoint import find
+from sdxl.checkpoint import NETWORK_FOLDERS, find
 from sdxl.engine import Engines
 from tests.engines.fake_builds import L40S, FakeWorker, order_of
 from tests.engines.tiny_export import write_export
@@ -65,8 +66,8 @@ def asked_of_pytorch(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[di
     return asked
 
 
-def proving(order: BuildSpec) -> Callable[[EngineFolder], proof.Proof]:
-    return lambda made: run_built(made, order, "mini")
+def proving(order: BuildSpec, loras: Sequence[Lora] = ()) -> Callable[[EngineFolder], proof.Proof]:
+    return lambda made: run_built(made, order, "mini", loras)
 
 
 def test_plans_run_beside_a_reference_whose_maps_lie_channels_last(
@@ -92,3 +93,21 @@ def test_the_reference_is_diffusers_own_modules_in_float32(
     assert settings["options"] == PLAIN
     assert (settings["device"], settings["precision"]) == ("cuda", "fp32")
     assert settings["cut"] == order.export.cut
+
+
+def test_plans_with_a_lora_run_beside_the_model_with_it(
+    order: BuildSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asked_of_pytorch(monkeypatch)
+    lora = Lora.parse("outlined")
+    order = replace(order, export=replace(order.export, loras=(lora.as_dict(),)))
+    unnamed = build(order, prove=proving(order)).unchecked
+    assert unnamed and "name them with --lora" in unnamed and not asked
+    assert build(order, prove=proving(order, [lora])).unchecked is None
+    (settings,) = asked
+    parts = {part: MINI.part(part) for part in NETWORK_FOLDERS}
+    plain = {name: value.clone() for name, value in parts["unet"].state_dict().items()}
+    fuse([lora], parts)
+    expected, found = parts["unet"].state_dict(), settings["load_part"]("unet").state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert not all(torch.equal(found[name], value) for name, value in plain.items())
