@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engines.folders.export_folder import ExportFolder
     from engines.folders.targets import Target
     from engines.lora import Lora
+    from engines.parity.proof import Proof
     from engines.trt.build import BuildSpec, OnProgress
 
 
@@ -36,14 +37,19 @@ def main(argv: Sequence[str]) -> int:
     if options.gpu != LOCAL:
         named_target(options.gpu)
     # Here and not above: a typo in a flag need not wait for PyTorch.
+    from engines.parity.proof import not_run
     from engines.trt.build import build
 
     order = read_order(options)
     loras = read_loras(options.lora, order.export)
+
+    def prove(made: EngineFolder) -> Proof:
+        if options.unchecked:
+            return not_run("built with --unchecked")
+        return run_built(made, order, options.model, loras)
+
     with shown(order) as on_progress:
-        engines = build(
-            order, on_progress, lambda made: run_built(made, order, options.model, loras)
-        )
+        engines = build(order, on_progress, prove)
     print(summary(engines))
     return 0
 
@@ -67,6 +73,12 @@ def build_parser() -> Parser:
     add("--max-batch", type=whole, metavar="N", help="images in one call (default: the GPU's)")
     add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
     add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
+    add(
+        "--unchecked",
+        action="store_true",
+        help="keep the plans without running them beside the model; serving them takes "
+        "--unchecked too",
+    )
     return parser
 
 

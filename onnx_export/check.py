@@ -201,8 +201,10 @@ class _Run:
         """What the figures are of, and the error of every step."""
         subject = self.subject
         errors = [asdict(error) for error in self.errors]
-        painted = {"pictures": subject.compared, "steps": subject.steps, "side": subject.side}
-        return {"painted": {**painted, "interval": subject.interval}, "step_errors": errors}
+        return {
+            "painted": {**subject.painted, "interval": subject.interval},
+            "step_errors": errors,
+        }
 
     def torch(self, *names: str) -> Engines:
         checkpoint = self.order.checkpoint

@@ -55,6 +55,11 @@ class Subject:
     budget_s: float = math.inf
     """a slower machine paints fewer pictures, and then fewer steps: never none"""
 
+    @property
+    def painted(self) -> dict[str, int | None]:
+        """What findings are judged at, as a manifest says it; a side of None is the model's own."""
+        return {"pictures": self.compared, "steps": self.steps, "side": self.side}
+
     def fitted(self, step_s: float, work: float = WORK) -> Subject:
         """To the budget, where one step of the whole UNet takes so long."""
         steps = self.budget_s / (work * step_s)

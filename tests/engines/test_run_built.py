@@ -82,6 +82,8 @@ def test_plans_run_beside_a_reference_whose_maps_lie_channels_last(
     assert [what for what in whats if "PSNR" in what] == [
         f"1 pictures of 128×128, 20 steps, interval {n}, PSNR in dB" for n in (1, 2)
     ]
+    painted = {"pictures": 1, "steps": 20, "side": None, "intervals": [1, 2]}
+    assert EngineFolder.read(order.out).parity["painted"] == painted
 
 
 def test_the_reference_is_diffusers_own_modules_in_float32(
