@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,49 +11,18 @@ import pytest
 
 from engines import BACKENDS, choice
 from engines.choice import EngineRequest, choose_engines
-from engines.folders.digests import sha256_of
 from engines.folders.engine_folder import EngineFolder
-from engines.folders.export_folder import DataFile, ExportError, ExportFolder, changed_file
+from engines.folders.export_folder import ExportError
 from engines.folders.places import export_place, plans_place
 from engines.folders.targets import TARGETS, Target
 from engines.onnxruntime_engine import OnnxRuntimeError
 from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
-from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.params import InvalidParams
 from tests.engines.fake_builds import L40S, FakeWorker, order_of, proven
-from tests.engines.tiny_export import write_export
-from tests.fakes import fake_engines
-
-DIGEST = "d" * 64
-
-
-@pytest.fixture
-def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
-    monkeypatch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
-    return EngineRequest("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was opened, instead of PyTorch and TensorRT."""
-    from engines.pytorch import torch_engine
-    from engines.trt import tensorrt_loading
-
-    names: list[str] = []
-
-    def pretend(name: str) -> Callable[..., Engines]:
-        def load(*args: object, **kwargs: object) -> Engines:
-            names.append(name)
-            return fake_engines()
-
-        return load
-
-    monkeypatch.setattr(torch_engine, "load_torch", pretend("torch"))
-    monkeypatch.setattr(tensorrt_loading, "load_tensorrt", pretend("tensorrt"))
-    return names
+from tests.engines.tiny_export import DIGEST, write_export
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, target: Target | None) -> None:
@@ -94,51 +62,6 @@ def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
     assert "found none here" in reasons["tensorrt"]
     assert "sdxl export --model some/model --precision fp32" in reasons["onnxruntime"]
     assert len(caplog.messages) == 3
-
-
-def test_pytorch_in_8_bits_needs_an_exports_numbers(
-    usual: EngineRequest, loaded: list[str]
-) -> None:
-    asked = EngineRequest(usual.model, usual.checkpoint, precision="fp8")
-    with pytest.raises(ExportError, match="needed: sdxl export --model some/model --precision fp8"):
-        choose_engines(asked, "torch")
-    place = export_place("tiny", DIGEST, "fp8")
-    in_torch(write_export(place), "")
-    with pytest.raises(ExportError, match="no unet.changed.safetensors there"):
-        choose_engines(asked, "torch")
-    assert not loaded
-
-
-def in_torch(export: ExportFolder, note: str) -> ExportFolder:
-    """As if PyTorch's own 8 bits had been held against the model, too."""
-    found = {"findings": [{"what": "in PyTorch: PSNR", "measured": 30.0}], "note": note}
-    changed = replace(export, parity={**export.parity, "torch": found})
-    changed.write()
-    return changed
-
-
-def test_pytorch_in_8_bits_is_refused_where_it_was_not_held_against_the_model(
-    usual: EngineRequest, loaded: list[str]
-) -> None:
-    """That the graphs were says nothing of it: it has more layers in 8 bits than they."""
-    asked = replace(usual, precision="int8")
-    export = write_export(export_place("tiny", DIGEST, "int8"))
-    numbers = export.folder / changed_file("unet")
-    numbers.write_bytes(b"")
-    data = {**export.data, numbers.name: DataFile(sha256_of(numbers), 0)}
-    export = replace(export, precision="int8", data=data)
-    export.write()
-    refused = "8 bits were not held against the model; needed: sdxl export --model .*--unchecked"
-    with pytest.raises(ExportError, match=refused):
-        choose_engines(asked, "torch")
-    in_torch(export, "in PyTorch: PSNR measured 9")
-    with pytest.raises(ExportError, match="in PyTorch: PSNR measured 9; needed: .*--unchecked"):
-        choose_engines(asked, "torch")
-    choose_engines(replace(asked, takes_unchecked=True), "torch")
-    in_torch(export, "")
-    choose_engines(asked, "torch")
-    choose_engines(asked, "onnxruntime")
-    assert loaded == ["torch", "torch"]
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx", "onnxruntime"])
