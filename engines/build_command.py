@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,10 @@ from sdxl.params import InvalidParams
 
 if TYPE_CHECKING:
     from engines.folders.engine_folder import EngineFolder
+    from engines.folders.export_folder import ExportFolder
     from engines.folders.targets import Target
+    from engines.lora import Lora
+    from engines.parity.proof import Proof
     from engines.trt.build import BuildSpec, OnProgress
 
 
@@ -33,11 +37,19 @@ def main(argv: Sequence[str]) -> int:
     if options.gpu != LOCAL:
         named_target(options.gpu)
     # Here and not above: a typo in a flag need not wait for PyTorch.
+    from engines.parity.proof import not_run
     from engines.trt.build import build
 
     order = read_order(options)
+    loras = read_loras(options.lora, order.export)
+
+    def prove(made: EngineFolder) -> Proof:
+        if options.unchecked:
+            return not_run("built with --unchecked")
+        return run_built(made, order, options.model, loras)
+
     with shown(order) as on_progress:
-        engines = build(order, on_progress, lambda made: run_built(made, order, options.model))
+        engines = build(order, on_progress, prove)
     print(summary(engines))
     return 0
 
@@ -47,12 +59,26 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("--onnx", metavar="DIR", help="a folder of `sdxl export` (default: the model's own place)")
     add("--model", help=f"{MODEL}: to find its export, and to run what is built beside it")
+    add(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="LORA[:SCALE]",
+        help="one that the export was made with, to run what is built beside the model with it; "
+        "may be given again",
+    )
     add("--precision", help=f"of the export, where --onnx is not given: {', '.join(PRECISIONS)}")
     add("--gpu", default=LOCAL, help=f"{', '.join(TARGETS)}, {LOCAL} (default %(default)s)")
     add("--backend", default="tensorrt", help=f"{', '.join(FLAVOURS)} (default %(default)s)")
     add("--max-batch", type=whole, metavar="N", help="images in one call (default: the GPU's)")
     add("--sparse", action="store_true", help="use kernels for 2:4 sparse weights where they are")
     add("--out", metavar="DIR", help="where to put them (default: where `auto` looks for them)")
+    add(
+        "--unchecked",
+        action="store_true",
+        help="keep the plans without running them beside the model; serving them takes "
+        "--unchecked too",
+    )
     return parser
 
 
@@ -93,6 +119,19 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
         raise InvalidParams("precision", precision, f"needed one of {', '.join(PRECISIONS)}")
     checkpoint = find(options.model)
     return export_place(checkpoint.name, model_digest(checkpoint), precision)
+
+
+def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[Lora, ...]:
+    """Those that the export was made with, and no others: an hour of building comes after this."""
+    from engines.lora import Lora, LoraError
+
+    if named and not find_spec("peft"):
+        raise LoraError("no peft here; needed: pip install 'sdxl-deepcache[export]'")
+    loras = tuple(Lora.parse(text) for text in named)
+    if loras and [lora.as_dict() for lora in loras] != list(export.loras):
+        needed = f"needed the export's own, in their order: {list(export.loras) or 'none'}"
+        raise InvalidParams("lora", ", ".join(named), needed)
+    return loras
 
 
 def chosen_target(name: str, local: Target | None) -> Target:

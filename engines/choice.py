@@ -184,11 +184,15 @@ def find_export(asked: EngineRequest) -> ExportFolder:
 
 def _checked(export: ExportFolder, asked: EngineRequest) -> ExportFolder:
     if not (export.is_checked or asked.takes_unchecked):
-        raise ExportError(
-            f"{export.folder}: published without a check; needed: sdxl export "
-            f"--model {asked.model} --check {export.folder}, or --unchecked here"
-        )
+        raise _not_checked(export, asked, "published without a check")
     return export
+
+
+def _not_checked(export: ExportFolder, asked: EngineRequest, why: str) -> ExportError:
+    return ExportError(
+        f"{export.folder}: {why}; needed: sdxl export --model {asked.model} "
+        f"--check {export.folder}, or --unchecked here"
+    )
 
 
 def _named_export(asked: EngineRequest, digest: str) -> ExportFolder:
@@ -222,4 +226,6 @@ def _torch(asked: EngineRequest) -> Engines:
     if asked.precision not in EIGHT_BIT:
         return load()
     export = find_export(asked)
+    if (unchecked := export.unchecked_in_torch) and not asked.takes_unchecked:
+        raise _not_checked(export, asked, unchecked)
     return export.load_checked(lambda: load(export.numbers))

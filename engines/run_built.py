@@ -6,7 +6,7 @@ It builds nothing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from sdxl.params import InvalidParams
 if TYPE_CHECKING:
     from engines.folders.engine_folder import EngineFolder
     from engines.folders.export_folder import ExportFolder
+    from engines.lora import Lora
     from engines.parity.proof import Proof
     from engines.trt.build import BuildSpec
     from sdxl.checkpoint import Checkpoint
@@ -23,20 +24,25 @@ PICTURES = 4
 """painted to hold plans against the model, over all of their steps"""
 
 
-def run_built(made: EngineFolder, order: BuildSpec, model: str | None) -> Proof:
-    """Raises where the plans are not the model. `model` names it, where the export does not."""
+def run_built(
+    made: EngineFolder, order: BuildSpec, model: str | None, loras: Sequence[Lora] = ()
+) -> Proof:
+    """Raises where the plans are not the model. `model` names it, where the export does not;
+    `loras` are those of the export."""
     from engines.cuda.gpus import local_target
+    from engines.fused_parts import load_parts
     from engines.parity.pictures import subject_of
     from engines.parity.proof import PlanTrial, not_run, used_on_gpu
     from engines.pytorch.torch_engine import load_torch
+    from engines.pytorch.torch_options import PLAIN
     from engines.trt.tensorrt_loading import load_tensorrt
     from sdxl.checkpoint import CheckpointError
 
     target = local_target()
     if target is None or not made.runs_on(target):
         return not_run(f"there is no {made.gpu} here; `sdxl build` on one runs them")
-    if made.loras:
-        return not_run("LoRAs are fused into them, and the model in PyTorch has none")
+    if made.loras and not loras:
+        return not_run("LoRAs are fused into them; name them with --lora as at the export")
     try:
         checkpoint = model_of(order.export, model)
     except CheckpointError as error:
@@ -45,7 +51,15 @@ def run_built(made: EngineFolder, order: BuildSpec, model: str | None) -> Proof:
         checkpoint,
         replace(subject_of(checkpoint, PICTURES, 0), side=None),
         made.precision,
-        lambda: load_torch(checkpoint, device="cuda", precision="fp32", cut=made.cut),
+        # diffusers' modules as they are: kernels of our own that err must not judge.
+        lambda: load_torch(
+            checkpoint,
+            device="cuda",
+            precision="fp32",
+            cut=made.cut,
+            options=PLAIN,
+            load_part=lambda part: load_parts(checkpoint, loras, part)[part],
+        ),
         lambda: load_tensorrt(made, order.flavour),
         {name: plan.profiles for name, plan in made.plans.items()},
         used_on_gpu,

@@ -1,20 +1,22 @@
 """Is an export the model? Every graph against torch, then pictures; measured beside required.
 
 It runs the graphs in ONNX Runtime on the CPU, and says what of a graph's arithmetic that covers.
+PyTorch's own 8 bits, by the same numbers, are of more layers: they have findings of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from engines.folders.export_folder import ExportFolder, changed_file
+from engines.folders.export_folder import IN_TORCH, ExportFolder, changed_file
+from engines.fused_parts import load_parts
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.parity.bounds import PICTURE_BOUNDS, STEP_BOUNDS
 from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
@@ -26,10 +28,20 @@ from engines.parity.findings import (
     psnr,
     relative_norm,
 )
-from engines.parity.pictures import Subject, clip_score, paint, step_seconds, subject_of
+from engines.parity.pictures import (
+    EIGHT_BIT_WORK,
+    WORK,
+    Subject,
+    clip_score,
+    paint,
+    step_seconds,
+    subject_of,
+)
+from engines.pytorch.torch_engine import load_torch
+from engines.pytorch.torch_options import TorchOptions
 from onnx_export.coverage import half_coverage
 from onnx_export.export_spec import ExportSpec
-from onnx_export.exporter import Say, load_parts
+from onnx_export.exporter import Say
 from onnx_export.recipes import RECIPES
 from onnx_export.reference import fake_quantise, torch_engines
 from sdxl import schedulers
@@ -68,15 +80,28 @@ def check(
 ) -> dict[str, Any]:
     """All findings, for export.json; raises where one does not hold."""
     run = _Run(export, order, subject or subject_of(order.checkpoint))
-    findings = []
-    for finding in run.findings():
-        say(f"{finding}{'' if finding.holds else '   <-- does not hold'}")
-        findings.append(finding)
+    findings = _told(run.findings(), say)
     if run.note:
         say(run.note)
     if wrong := broken(findings):
         raise CheckFailed(f"{order.out}: {wrong}")
-    return {"findings": [asdict(f) for f in findings], "note": run.note, **run.facts()}
+    in_torch = _told(run.findings_in_torch(), say)
+    return {
+        "findings": [asdict(f) for f in findings],
+        "note": run.note,
+        # Graphs that hold are published, whatever PyTorch makes of their numbers.
+        IN_TORCH: {"findings": [asdict(f) for f in in_torch], "note": broken(in_torch)},
+        **run.facts(),
+    }
+
+
+def _told(findings: Iterable[Finding], say: Say) -> list[Finding]:
+    """All of them, each said as it comes."""
+    told = []
+    for finding in findings:
+        say(f"{finding}{'' if finding.holds else '   <-- does not hold'}")
+        told.append(finding)
+    return told
 
 
 @dataclass(frozen=True)
@@ -100,10 +125,16 @@ class _Run:
     note: str = ""
     errors: list[StepError] = field(default_factory=list)
     """of every call of a picture's course"""
+    kept: ReferencePictures | None = None
 
     @property
     def is_quantised(self) -> bool:
         return self.export.precision in RECIPES
+
+    @property
+    def is_in_torch(self) -> bool:
+        """PyTorch computes the other precisions by the checkpoint alone, and takes no LoRAs."""
+        return self.is_quantised and not self.order.loras
 
     @property
     def painted(self) -> int:
@@ -115,8 +146,10 @@ class _Run:
         checkpoint = self.order.checkpoint
         if self.subject.budget_s < math.inf:
             step_s = step_seconds(checkpoint, whole, self.subject)
-            self.subject = self.subject.fitted(step_s)
+            work = WORK + EIGHT_BIT_WORK if self.is_in_torch else WORK
+            self.subject = self.subject.fitted(step_s, work)
         expected, reference = self.outputs(whole, row_by_row), self.reference(whole)
+        self.kept = reference
         del whole
         give_back()
         scatter: dict[str, float] = {}
@@ -130,8 +163,29 @@ class _Run:
         found = self.outputs(graphs)
         for name in self.export.graphs:
             yield self.compared(name, found[name], expected[name], scatter.get(name, 0.0))
-        yield self.compared_steps(graphs, reference.calls)
+        self.errors = self.step_errors(graphs, reference.calls)
+        yield self.compared_steps(self.errors)
         yield from self.compared_pictures(graphs, reference)
+
+    def findings_in_torch(self) -> Iterator[Finding]:
+        """Of all that PyTorch's backend computes in 8 bits on a GPU: a CPU multiplies the same
+        numbers in float32."""
+        if self.kept is None or not self.is_in_torch:
+            return
+        give_back()
+        engines = load_torch(
+            self.order.checkpoint,
+            device="cpu",
+            precision=self.export.precision,
+            cut=self.export.cut,
+            options=TorchOptions(),
+            numbers=self.export.numbers,
+        )
+        subject, served = self.subject, self.kept.served
+        steps = self.compared_steps(self.step_errors(engines, self.kept.calls))
+        found = paint(self.order.checkpoint, engines, subject, subject.compared)
+        for each in (steps, self.compared_served(found, served[: subject.compared])):
+            yield replace(each, what=f"in PyTorch: {each.what}")
 
     def reference(self, whole: Engines) -> ReferencePictures:
         checkpoint, subject = self.order.checkpoint, self.subject
@@ -147,8 +201,10 @@ class _Run:
         """What the figures are of, and the error of every step."""
         subject = self.subject
         errors = [asdict(error) for error in self.errors]
-        painted = {"pictures": subject.compared, "steps": subject.steps, "side": subject.side}
-        return {"painted": {**painted, "interval": subject.interval}, "step_errors": errors}
+        return {
+            "painted": {**subject.painted, "interval": subject.interval},
+            "step_errors": errors,
+        }
 
     def torch(self, *names: str) -> Engines:
         checkpoint = self.order.checkpoint
@@ -208,13 +264,22 @@ class _Run:
         bound = max(GRAPH_BOUNDS[precision], SCATTER_SHARE * scatter)
         return Finding(f"{name}, {precision}", difference, bound)
 
-    def compared_steps(self, graphs: Engines, calls: list[EngineCall]) -> Finding:
+    def step_errors(self, engines: Engines, calls: list[EngineCall]) -> list[StepError]:
         usual = GenerationParams().scheduler
         table = schedulers.table(usual, self.subject.steps, self.order.checkpoint.scheduler)
-        self.errors = step_errors(graphs, calls, table)
-        what = f"picture expected at {len(calls)} steps, relative L2, worst"
+        return step_errors(engines, calls, table)
+
+    def compared_steps(self, errors: list[StepError]) -> Finding:
+        what = f"picture expected at {len(errors)} steps, relative L2, worst"
+        return Finding(what, worst(e.picture for e in errors), STEP_BOUNDS[self.export.precision])
+
+    def compared_served(self, found: Tensor, served: Tensor) -> Finding:
+        size = "×".join(map(str, found.shape[:1:-1]))
         return Finding(
-            what, worst(e.picture for e in self.errors), STEP_BOUNDS[self.export.precision]
+            f"{len(found)} pictures of {size}, {self.subject.steps} steps, PSNR in dB",
+            psnr(found, served),
+            PICTURE_BOUNDS[self.export.precision],
+            is_least=True,
         )
 
     def compared_pictures(self, graphs: Engines, reference: ReferencePictures) -> Iterator[Finding]:
@@ -222,13 +287,7 @@ class _Run:
         count, interval = subject.compared, subject.interval
         found = paint(checkpoint, graphs, subject, self.painted)
         served, exact = reference.served[:count], reference.exact
-        size = "×".join(map(str, found.shape[:1:-1]))
-        yield Finding(
-            f"{count} pictures of {size}, {subject.steps} steps, PSNR in dB",
-            psnr(found[:count], served),
-            PICTURE_BOUNDS[precision],
-            is_least=True,
-        )
+        yield self.compared_served(found[:count], served)
         # Errors of the cache and of 8 bits may add up to more than their sum: each is told.
         alone = paint(checkpoint, graphs, subject, count, interval=1)
         for what, pictures in (

@@ -145,9 +145,9 @@ def check_packages(options: argparse.Namespace) -> None:
 
 
 def read_order(options: argparse.Namespace) -> ExportSpec:
+    from engines.lora import Lora
     from onnx_export.calibration import calibration_prompts
     from onnx_export.export_spec import ExportSpec
-    from onnx_export.lora import Lora
     from sdxl.checkpoint import find
 
     loras = tuple(Lora.parse(text) for text in options.lora)
@@ -237,9 +237,9 @@ def _path(text: str | None) -> Path | None:
 def check_folder(options: argparse.Namespace) -> int:
     """Measure an export anew, against the model it says it was made from."""
     from engines.folders.export_folder import ExportError
+    from engines.lora import Lora
     from onnx_export.check import check
     from onnx_export.export_spec import ExportSpec
-    from onnx_export.lora import Lora
     from sdxl.checkpoint import find
 
     export = ExportFolder.open(Path(options.check), verify=True)

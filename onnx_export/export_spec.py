@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx_export.lora import Lora
+from engines.lora import Lora
 from onnx_export.settings import CalibrationSettings, usual_settings
 from sdxl.checkpoint import Checkpoint
 from sdxl.specs import Cut, ModelSpec, network_specs

@@ -31,11 +31,11 @@ from engines.folders.export_folder import (
     further_file,
 )
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers
+from engines.fused_parts import load_parts
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
 from onnx_export.export_spec import ExportSpec
 from onnx_export.input_maxima import watched
-from onnx_export.lora import Lora, fuse
 from onnx_export.plain_maxima import numbers_of
 from onnx_export.quantisation import Quantised
 from onnx_export.recipes import RECIPES
@@ -50,8 +50,6 @@ from sdxl.specs import ModelSpec
 
 REPORT = "quantisation.json"
 UNCHECKED = "published without a check: serving it takes --unchecked"
-ADAPTED = ("text_encoder", "text_encoder_2", "unet")
-"""the parts that a LoRA may change, and those that a calibration runs"""
 
 Say = Callable[[str], None]
 
@@ -101,15 +99,6 @@ def calibrated_on(order: ExportSpec) -> dict[str, Any]:
     recipe = RECIPES[order.precision]
     facts = {"prompts": len(order.prompts), "prompts_sha256": digest, **asdict(order.settings)}
     return facts | {"steps": recipe.steps, "calibrated_steps": recipe.calibrated_steps}
-
-
-def load_parts(checkpoint: Checkpoint, loras: tuple[Lora, ...], *names: str) -> dict[str, Any]:
-    """The named parts in float32, LoRAs fused in."""
-    needed = {*names, *(ADAPTED if loras and {*names} & {*ADAPTED} else ())}
-    parts = {name: checkpoint.part(name) for name in NETWORK_FOLDERS if name in needed}
-    if needed & {*ADAPTED}:
-        fuse(loras, parts)
-    return {name: parts[name] for name in names}
 
 
 @dataclass

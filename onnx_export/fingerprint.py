@@ -22,7 +22,7 @@ SOURCES = (
     "onnx_export/calibration.py",
     "onnx_export/channel_limits.py",
     "onnx_export/prompts.py",
-    "onnx_export/lora.py",
+    "engines/lora.py",
     "onnx_export/mean_calibrator.py",
     "onnx_export/quantisation.py",
     "onnx_export/stored.py",

@@ -89,6 +89,26 @@ def test_a_lock_agrees_with_what_is_tested(backend: str) -> None:
     assert not other, f"{other} (locked, constraints.txt); needed: make lock"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_installed_by_hand_is_the_images(backend: str) -> None:
+    own = {name: each for name, each in locked(backend).items() if name.startswith("tensorrt")}
+    assert backend in own
+    missing = own.items() - constrained().items()
+    assert not missing, f"{missing} are not in constraints.txt"
+
+
+def test_commands_that_install_a_backend_take_the_constraints() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    commands = [
+        line
+        for document in documents
+        for line in document.read_text(encoding="utf-8").splitlines()
+        if re.search(r"pip install .*\[.*tensorrt", line)
+    ]
+    assert commands
+    assert all("-c constraints.txt" in line for line in commands), commands
+
+
 @pytest.mark.parametrize("backend", LOCKS)
 def test_a_lock_names_no_place_to_fetch_from(backend: str) -> None:
     text = (ROOT / "locks" / f"{backend}.txt").read_text()

@@ -147,6 +147,15 @@ def without_check(trouble: Trouble) -> str:
     return chosen(trouble, "onnxruntime", trouble.folder / "export")
 
 
+def without_check_in_torch(trouble: Trouble) -> str:
+    from engines.folders.places import export_place
+    from tests.engines.tiny_export import write_export
+
+    export = write_export(export_place("tiny", DIGEST, "int8"), digest=DIGEST)
+    replace(export, precision="int8").write()
+    return chosen(trouble, "torch", precision="int8")
+
+
 def on_torch_instead(trouble: Trouble) -> str:
     from engines import choice
     from engines.choice import EngineRequest, choose_engines
@@ -185,6 +194,7 @@ LOCAL: dict[str, Bring] = {
     "built for a L40S": with_others_plans,
     "of the weights": with_others_weights,
     "published without a check": without_check,
+    "PyTorch's own 8 bits": without_check_in_torch,
     "runs on torch": on_torch_instead,
     "the decoder overflowed": with_overflow,
 }

@@ -35,6 +35,9 @@ INPUT_SCALE, SMOOTHING = ".input_scale", ".input_smoothing"
 number for each output channel; `input_scale`: one number; `input_smoothing`: one for each input
 channel, where SmoothQuant moved part of the input's range into the weight."""
 
+IN_TORCH = "torch"
+"""in a parity: what PyTorch's own 8 bits were found to be"""
+
 
 class ExportError(RuntimeError):
     """An export that cannot be used: which folder, what was found, what is needed."""
@@ -116,6 +119,15 @@ class ExportFolder(ModelFolder):
     def is_checked(self) -> bool:
         """Whether it was held against the model; a folder that failed is not published."""
         return bool(self.parity.get("findings"))
+
+    @property
+    def unchecked_in_torch(self) -> str | None:
+        """Of PyTorch's own 8 bits, which are more layers than the graphs': why they are not known
+        to be the model; None where they were held against it."""
+        found = self.parity.get(IN_TORCH)
+        if not isinstance(found, Mapping) or not found.get("findings"):
+            return "PyTorch's own 8 bits were not held against the model"
+        return str(found.get("note") or "") or None
 
     @property
     def specs(self) -> dict[str, ModelSpec]:

@@ -42,9 +42,9 @@ class EngineCall:
         return EngineCall(self.network, inputs, outputs)
 
     def on(self, engines: Engines) -> dict[str, Tensor]:
-        """Its inputs as these engines take them."""
+        """Its inputs as these engines take them, however they lay where they were heard."""
         dtypes = {t.name: torch_dtype(t) for t in engines[self.network].spec.inputs}
-        return {n: v.to(engines.device, dtypes[n]) for n, v in self.inputs.items()}
+        return {n: v.to(engines.device, dtypes[n]).contiguous() for n, v in self.inputs.items()}
 
 
 @dataclass

@@ -34,6 +34,8 @@ LEAST_STEPS = 4
 WORK = 3.7
 """steps of the whole UNet for a step of a compared picture: two courses, painted by both sides, and
 one course call by call"""
+EIGHT_BIT_WORK = 1.2
+"""more of an 8-bit export: the course that is served by PyTorch's own 8 bits, and call by call"""
 
 QUICK_SIDE = 512
 """A model of no larger pictures is checked at its own size."""
@@ -53,9 +55,14 @@ class Subject:
     budget_s: float = math.inf
     """a slower machine paints fewer pictures, and then fewer steps: never none"""
 
-    def fitted(self, step_s: float) -> Subject:
+    @property
+    def painted(self) -> dict[str, int | None]:
+        """What findings are judged at, as a manifest says it; a side of None is the model's own."""
+        return {"pictures": self.compared, "steps": self.steps, "side": self.side}
+
+    def fitted(self, step_s: float, work: float = WORK) -> Subject:
         """To the budget, where one step of the whole UNet takes so long."""
-        steps = self.budget_s / (WORK * step_s)
+        steps = self.budget_s / (work * step_s)
         if steps >= self.compared * self.steps:
             return self
         pictures = max(1, int(steps / self.steps))

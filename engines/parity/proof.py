@@ -84,7 +84,12 @@ class PlanTrial:
             raise CheckFailed(f"built engines are not the model: {wrong}")
         costs = {name: _costs(engines, each) for name, each in reference.usual.items()}
         held = self.used_bytes() - before
-        return Proof({"findings": [asdict(f) for f in findings], "note": ""}, costs, held)
+        parity = {
+            "findings": [asdict(f) for f in findings],
+            "note": "",
+            "painted": {**self.subject.painted, "intervals": list(INTERVALS)},
+        }
+        return Proof(parity, costs, held)
 
     def reference(self) -> ReferenceCalls:
         engines, subject = self.load_reference(), self.subject

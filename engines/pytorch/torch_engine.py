@@ -4,7 +4,7 @@ in 8 bits too, from the numbers of an export.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +58,10 @@ def load_torch(
     cut: Cut = "reference",
     options: TorchOptions | None = None,
     numbers: Sequence[Path] = (),
+    load_part: Callable[[str], nn.Module] | None = None,
 ) -> Engines:
-    """`numbers` are an export's files of 8-bit weights and scales, for the 8-bit precisions."""
+    """`numbers` are an export's files of 8-bit weights and scales, for the 8-bit precisions;
+    `load_part` gives modules other than the checkpoint's own: those with LoRAs."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = chosen.type == "cuda"
     if is_cuda:
@@ -73,7 +75,7 @@ def load_torch(
     engines: dict[str, Engine] = {}
     for part in NETWORK_FOLDERS:
         with named_if_slow(f"loading {part}"):
-            module: Any = checkpoint.part(part)
+            module: Any = (load_part or checkpoint.part)(part)
             if part == "unet":
                 # Not the module's own `to`, which warns of what other models need.
                 placed = nn.Module.to(module, chosen, getattr(torch, dtype))

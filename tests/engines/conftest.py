@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from engines import choice
+from engines.choice import EngineRequest
 from engines.folders.export_folder import ExportFolder
-from tests.engines.tiny_export import write_export
+from sdxl.checkpoint import Checkpoint
+from sdxl.engine import Engines
+from tests.engines.tiny_export import DIGEST, write_export
+from tests.fakes import fake_engines
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,3 +36,29 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tiny(tmp_path: Path) -> ExportFolder:
     return write_export(tmp_path / "tiny")
+
+
+@pytest.fixture
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
+    monkeypatch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
+    return EngineRequest("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was opened, instead of PyTorch and TensorRT."""
+    from engines.pytorch import torch_engine
+    from engines.trt import tensorrt_loading
+
+    names: list[str] = []
+
+    def pretend(name: str) -> Callable[..., Engines]:
+        def load(*args: object, **kwargs: object) -> Engines:
+            names.append(name)
+            return fake_engines()
+
+        return load
+
+    monkeypatch.setattr(torch_engine, "load_torch", pretend("torch"))
+    monkeypatch.setattr(tensorrt_loading, "load_tensorrt", pretend("tensorrt"))
+    return names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,40 +19,10 @@ from engines.onnxruntime_engine import OnnxRuntimeError
 from engines.trt import build as build_module
 from engines.trt.build import build
 from engines.trt.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
-from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines
 from sdxl.params import InvalidParams
 from tests.engines.fake_builds import L40S, FakeWorker, order_of, proven
-from tests.engines.tiny_export import write_export
-from tests.fakes import fake_engines
-
-DIGEST = "d" * 64
-
-
-@pytest.fixture
-def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineRequest:
-    monkeypatch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
-    return EngineRequest("some/model", Checkpoint("tiny", tmp_path / "checkpoint"))
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was opened, instead of PyTorch and TensorRT."""
-    from engines.pytorch import torch_engine
-    from engines.trt import tensorrt_loading
-
-    names: list[str] = []
-
-    def pretend(name: str) -> Callable[..., Engines]:
-        def load(*args: object, **kwargs: object) -> Engines:
-            names.append(name)
-            return fake_engines()
-
-        return load
-
-    monkeypatch.setattr(torch_engine, "load_torch", pretend("torch"))
-    monkeypatch.setattr(tensorrt_loading, "load_tensorrt", pretend("tensorrt"))
-    return names
+from tests.engines.tiny_export import DIGEST, write_export
 
 
 def with_gpu(monkeypatch: pytest.MonkeyPatch, target: Target | None) -> None:
@@ -93,19 +62,6 @@ def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
     assert "found none here" in reasons["tensorrt"]
     assert "sdxl export --model some/model --precision fp32" in reasons["onnxruntime"]
     assert len(caplog.messages) == 3
-
-
-def test_pytorch_in_8_bits_needs_an_exports_numbers(
-    usual: EngineRequest, loaded: list[str]
-) -> None:
-    asked = EngineRequest(usual.model, usual.checkpoint, precision="fp8")
-    with pytest.raises(ExportError, match="needed: sdxl export --model some/model --precision fp8"):
-        choose_engines(asked, "torch")
-    place = export_place("tiny", DIGEST, "fp8")
-    write_export(place)
-    with pytest.raises(ExportError, match="no unet.changed.safetensors there"):
-        choose_engines(asked, "torch")
-    assert not loaded
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx", "onnxruntime"])
@@ -243,6 +199,11 @@ def test_a_folder_with_a_lora_is_taken_when_it_is_named(
     replace(EngineFolder.read(place), loras=({"scale": 1.0},)).write()
     choose_engines(of_folder(usual, place), "tensorrt-rtx")
     assert loaded == ["tensorrt"]
+    note = "not run: LoRAs are fused into them; name them with --lora as at the export"
+    unrun = {"findings": [], "note": note}
+    replace(EngineFolder.read(place), loras=({"scale": 1.0},), parity=unrun).write()
+    with pytest.raises(BackendMissing, match=f"{note}; needed: `sdxl build` of it on a L40S, or"):
+        choose_engines(of_folder(usual, place), "tensorrt-rtx")
     with pytest.raises(BackendMissing, match="none were built for this model"):
         choose_engines(usual, "tensorrt-rtx")
 

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from engines import build_command
 from engines.cuda import gpus
+from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportFolder
 from engines.folders.places import plans_root
+from engines.parity.findings import CheckFailed
+from engines.parity.proof import Proof
 from engines.trt import build as build_module
 from engines.trt.build import build
+from engines.trt.engine_store import engine_folders
 from sdxl.cli import main
 from tests.engines.damages import flip_a_byte
-from tests.engines.fake_builds import L40S, FakeWorker, order_of
+from tests.engines.fake_builds import L40S, FakeWorker, order_of, proven
 from tests.engines.tiny_export import write_export
 
 RTX = ("--backend", "tensorrt-rtx", "--gpu", "l40s")
@@ -108,6 +113,48 @@ def test_engines_with_a_lora_do_not_take_the_models_place(
     assert "out: None is not allowed; needed a folder" in capsys.readouterr().err
     assert not worker.built and not plans_root().exists()
     assert main([*command, "--out", str(tmp_path / "plans")]) == 0
+
+
+def test_unchecked_keeps_plans_that_were_not_run_and_a_later_build_runs_them(
+    tiny: ExportFolder,
+    worker: FakeWorker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: object) -> Proof:
+        raise CheckFailed("built engines are not the model: measured 0.7")
+
+    monkeypatch.setattr(build_command, "run_built", refuse)
+    command = ["build", "--onnx", str(tiny.folder), *RTX]
+    assert main(command) == 1
+    assert "not the model: measured 0.7" in capsys.readouterr().err
+    assert not list(engine_folders(plans_root()))
+    worker.built.clear()
+    assert main([*command, "--unchecked"]) == 0
+    assert "not run: built with --unchecked" in capsys.readouterr().out
+    (made,) = engine_folders(plans_root())
+    assert isinstance(made, EngineFolder) and made.unchecked == "not run: built with --unchecked"
+    monkeypatch.setattr(build_command, "run_built", lambda made, *_: proven(made))
+    assert main(command) == 0
+    (made,) = engine_folders(plans_root())
+    assert isinstance(made, EngineFolder) and made.unchecked is None
+    assert not worker.built, "nothing is built twice"
+
+
+@pytest.mark.parametrize("fused", [(), ({"scale": 1.0},)])
+def test_loras_that_are_not_the_exports_are_refused_before_a_build(
+    fused: tuple[dict[str, float], ...],
+    tmp_path: Path,
+    worker: FakeWorker,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export = replace(write_export(tmp_path / "export"), loras=fused)
+    export.write()
+    out = tmp_path / "plans"
+    command = ["build", "--onnx", str(export.folder), *RTX, "--out", str(out)]
+    assert main([*command, "--lora", "outlined"]) == 2
+    assert "lora: 'outlined' is not allowed; needed the export's own" in capsys.readouterr().err
+    assert not worker.built and not out.exists()
 
 
 def test_weights_that_changed_since_the_export_are_found_before_a_build(

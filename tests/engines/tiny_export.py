@@ -22,6 +22,8 @@ from sdxl.specs import Architecture, ModelSpec, TensorSpec, network_specs
 from tests.fakes import ARCH
 
 VOCABULARY = 50
+DIGEST = "d" * 64
+"""of the weights that it says it is of"""
 DATA = "weights.safetensors"
 ELEMENTS = {
     "float32": TensorProto.FLOAT,
@@ -39,7 +41,7 @@ Weights = dict[str, NDArray[Any]]
 
 
 def write_export(
-    folder: Path, *, arch: Architecture = ARCH, digest: str = "d" * 64, dtype: str = "float32"
+    folder: Path, *, arch: Architecture = ARCH, digest: str = DIGEST, dtype: str = "float32"
 ) -> ExportFolder:
     folder.mkdir(parents=True, exist_ok=True)
     specs = network_specs(arch, dtype)

@@ -20,7 +20,7 @@ from torch import Tensor
 from engines.folders.profiles import Profile
 from engines.folders.spec_json import spec_as_dict, spec_from_dict
 from sdxl.engine import torch_dtype
-from sdxl.specs import ModelSpec, image_axes, latent_axes
+from sdxl.specs import Architecture, ModelSpec, image_axes, latent_axes
 from tests.fakes import ARCH, FakeEngine
 
 BYTES_PER_ELEMENT = 16
@@ -138,9 +138,9 @@ class IExecutionContext:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         axes = self._spec.axes(self._shapes)
         if "latent_h" in axes:
-            axes |= image_axes(ARCH, axes["latent_h"], axes["latent_w"])
+            axes |= image_axes(self._library.arch, axes["latent_h"], axes["latent_w"])
         elif "image_h" in axes:
-            axes |= latent_axes(ARCH, axes["image_h"], axes["image_w"])
+            axes |= latent_axes(self._library.arch, axes["image_h"], axes["image_w"])
         return next(t.shape(axes) for t in self._spec.tensors if t.name == name)
 
     def update_device_memory_size_for_shapes(self) -> int:
@@ -189,9 +189,9 @@ class IExecutionContext:
     def _launch(self, addresses: dict[str, int]) -> Callable[[], None]:
         axes = self._spec.axes(self._shapes)
         if "latent_h" in axes:
-            axes |= image_axes(ARCH, axes["latent_h"], axes["latent_w"])
+            axes |= image_axes(self._library.arch, axes["latent_h"], axes["latent_w"])
         elif "image_h" in axes:
-            axes |= latent_axes(ARCH, axes["image_h"], axes["image_w"])
+            axes |= latent_axes(self._library.arch, axes["image_h"], axes["image_w"])
 
         def launch() -> None:
             tensors = {}
@@ -228,6 +228,7 @@ class Runtime:
 class TensorRTDouble:
     """The module. `is_capturable` and `refuses` set the mood of its contexts."""
 
+    arch: Architecture = ARCH
     device: FakeDevice = field(default_factory=FakeDevice)
     contexts: list[IExecutionContext] = field(default_factory=list)
     deserialized: int = 0

@@ -6,11 +6,13 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from engines.folders.export_folder import ExportFolder
+from engines.folders.export_folder import SCALE, ExportFolder, further_file
 from engines.parity.bounds import STEP_BOUNDS
 from engines.parity.calls import StepError
 from engines.parity.findings import CheckFailed, Finding, psnr
@@ -38,7 +40,10 @@ def test_the_embedded_models_exports_are_the_model(precision: str, exports: Expo
     folder, mini = exports(precision), find("mini")
     subject = subject_of(mini, compared=2, scored=32)
     order = ExportSpec(mini, precision, folder.folder)
-    findings = check(folder, order, lambda _: None, subject)["findings"]
+    parity = check(folder, order, lambda _: None, subject)
+    findings, in_torch = parity["findings"], parity["torch"]
+    assert len(in_torch["findings"]) == 2 * (precision in ("int8", "fp8")), in_torch
+    assert not in_torch["note"]
     assert len(findings) == 12 + (precision in ("int8", "fp8"))
     whats = [finding["what"] for finding in findings]
     for alone in (f"{precision} alone", "interval 2 alone", f"{precision} and interval 2"):
@@ -89,6 +94,31 @@ def test_an_8_bit_graph_may_differ_as_its_rounding_differs_from_itself(exports: 
 
 
 SEEN = (0.0, 0.06, 0.07)
+
+
+@pytest.mark.slow
+def test_pytorchs_own_8_bits_have_findings_of_their_own(exports: Exports, tmp_path: Path) -> None:
+    """No graph points into the further layers' numbers: where they are wrong, the graphs hold."""
+    mini = find("mini")
+    folder = ExportFolder.read(shutil.copytree(exports("int8").folder, tmp_path / "int8"))
+    in_torch = in_8_bits_in_torch(folder, mini)
+    assert not in_torch["note"]
+    assert [Finding(**finding).holds for finding in in_torch["findings"]] == [True, True]
+    further = folder.folder / further_file("unet")
+    numbers = load_file(further)
+    scales = {n: 4 * value for n, value in numbers.items() if n.endswith(SCALE)}
+    further.unlink()
+    save_file({**numbers, **scales}, further)
+    sign_weights(folder.folder, further.name)
+    wrong = in_8_bits_in_torch(ExportFolder.read(folder.folder), mini)
+    assert "in PyTorch: picture expected at 2 steps" in wrong["note"]
+
+
+def in_8_bits_in_torch(folder: ExportFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+    order = ExportSpec(checkpoint, folder.precision, folder.folder, folder.cut)
+    subject = replace(subject_of(checkpoint), scored=0, **FEW)  # type: ignore[arg-type]
+    found: dict[str, Any] = check(folder, order, lambda _: None, subject)["torch"]
+    return found
 
 
 def test_a_graph_that_fails_is_not_published(

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from scipy.ndimage import distance_transform_edt
 
-from onnx_export.lora import Lora, LoraError, fuse
+from engines.lora import Lora, LoraError, fuse
 from sdxl.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
 from sdxl.mini.fitting import Schedule
 from sdxl.mini.judge import blobs, faults
