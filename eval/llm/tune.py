@@ -132,18 +132,19 @@ class Services:
     folder: Path
 
     def __call__(self, options: Options) -> OptionsTrial:
-        size = max(1, options.get(GROUP[0], 1) * options.get(GROUP[1], 1))
+        replicas = max(1, self.gpus // (options.get(GROUP[0], 1) * options.get(GROUP[1], 1)))
         file = self.folder / "trial.toml"
         write_atomic(file, toml(dict(self.base) | options).encode())
         flags = ["--llm", self.model, "--llm-backend", self.backend, "--llm-options", str(file)]
         flags += [
             "--llm-replicas",
-            str(max(1, self.gpus // size)),
+            str(replicas),
             *(["--settings", self.settings] if self.settings else []),
         ]
         try:
             with local_service(flags) as url:
-                found = self.measured(url, 2 * options.get("max_batch_size", 8))
+                # A batch that runs at each replica, and one that waits: none has idle rows.
+                found = self.measured(url, 2 * options.get("max_batch_size", 8) * replicas)
         except RuntimeError as error:
             found = OptionsTrial(0.0, 0.0, str(error).splitlines()[-1])
         print(f"{json.dumps(options)}: {line_of(found)}", flush=True)

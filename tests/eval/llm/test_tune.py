@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from eval.llm.tune import Options, OptionsTrial, Trials, groups, most_within, search, toml
+from eval.llm import tune
+from eval.llm.bench import Figures
+from eval.llm.client import AnswerTimes
+from eval.llm.limits import LIMITS
+from eval.llm.tune import (
+    Options,
+    OptionsTrial,
+    Services,
+    Trials,
+    groups,
+    most_within,
+    search,
+    toml,
+)
 from sdxl.params import InvalidParams
 
 CHOICES = {"max_batch_size": [4, 8, 16, 32], "max_num_tokens": [2048, 4096]}
@@ -46,6 +60,51 @@ def test_the_best_cut_wins_and_one_that_does_not_run_does_not() -> None:
 def test_cuts_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
     found = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in groups(gpus)]
     assert len(set(found)) == count and all(t * p <= gpus for t, p in found)
+
+
+class SimulatedService:
+    """As many answers a second as its replicas write at once, and no more than clients ask for. A
+    GPU's share of a model cut over n of them is n^0.7 times as fast: cutting never pays."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("local_service", "llm_of", "Client", "streams", "poisson"):
+            patch.setattr(tune, name, getattr(self, name))
+
+    @contextmanager
+    def local_service(self, flags: list[str]) -> Iterator[str]:
+        told = dict(zip(flags[::2], flags[1::2], strict=True))
+        options = tomllib.loads(Path(told["--llm-options"]).read_text())
+        size = options["tensor_parallel_size"] * options["pipeline_parallel_size"]
+        self.rows = int(told["--llm-replicas"]) * options["max_batch_size"]
+        self.rate = size**0.7
+        yield "http://service"
+
+    def llm_of(self, *_: str) -> str:
+        return "model"
+
+    def Client(self, *_: object) -> None:
+        return None
+
+    def figures(self, rate: float, seconds: float, first_s: float) -> Figures:
+        heard = AnswerTimes(0.0, first_s, first_s + 0.1, tokens=10, status=200)
+        return Figures([heard] * round(rate * seconds), seconds)
+
+    async def streams(self, client: None, count: int, seconds: float) -> Figures:
+        return self.figures(min(count, self.rows) * self.rate, seconds, 0.1)
+
+    async def poisson(self, client: None, rate: float, seconds: float) -> Figures:
+        is_too_much = rate > self.rows * self.rate
+        return self.figures(rate, seconds, 10.0 if is_too_much else 0.1)
+
+
+def test_replicas_are_picked_where_they_beat_one_large_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    SimulatedService(monkeypatch)
+    trial = Services("model", "tensorrt-llm", {}, LIMITS["server"], 8, 20.0, 64, "", tmp_path)
+    best = search(trial, list(groups(8)), {"max_batch_size": [4]})
+    assert best == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
+    assert trial(best).rate == pytest.approx(8 * 4), "eight replicas of four rows"
 
 
 @pytest.mark.parametrize("most", [0.1, 3.0, 7.9, 10.0])
