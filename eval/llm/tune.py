@@ -16,9 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
 from eval.llm.client import Client, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
+from eval.llm.loaded import wait_until_loaded
 from eval.service.local_service import local_service
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.files import prepare_folder, write_atomic, write_json
@@ -41,6 +45,10 @@ class OptionsTrial:
     rate: float
     error: str = ""
     """why they did not run"""
+
+
+class TrialFailed(RuntimeError):
+    """A service that runs and answers nothing."""
 
 
 Try = Callable[[Options], OptionsTrial]
@@ -91,7 +99,8 @@ def search(tried: Try, cuts: Sequence[Options], choices: Mapping[str, Sequence[i
 
 
 class Trials:
-    """Those that were made, in a file; `make` makes the others."""
+    """Those that were made, in a file; `make` makes the others. What failed in an earlier run is
+    tried anew: what it failed of may be mended."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], make: Try) -> None:
         self.path, self.settings, self.make = path, dict(settings), make
@@ -101,7 +110,8 @@ class Trials:
             if kept["settings"] != self.settings:
                 needed = f"needed a folder whose trials have the same settings: {kept['settings']}"
                 raise InvalidParams("out", str(path.parent), needed)
-            self.known = {key: OptionsTrial(**value) for key, value in kept["trials"].items()}
+            trials = {key: OptionsTrial(**value) for key, value in kept["trials"].items()}
+            self.known = {key: found for key, found in trials.items() if not found.error}
 
     def __call__(self, options: Options) -> OptionsTrial:
         key = json.dumps(options, sort_keys=True)
@@ -141,12 +151,15 @@ class Services:
             str(replicas),
             *(["--settings", self.settings] if self.settings else []),
         ]
+        log = self.folder / log_name(options)
         try:
-            with local_service(flags) as url:
+            with local_service(flags, log) as url:
+                wait_until_loaded(url, replicas, log)
                 # A batch that runs at each replica, and one that waits: none has idle rows.
                 found = self.measured(url, 2 * options.get("max_batch_size", 8) * replicas)
-        except RuntimeError as error:
-            found = OptionsTrial(0.0, 0.0, str(error).splitlines()[-1])
+        except (RuntimeError, httpx.HTTPError) as error:
+            said = (str(error) or repr(error)).splitlines()[-1]
+            found = OptionsTrial(0.0, 0.0, f"{said} ({log})")
         print(f"{json.dumps(options)}: {line_of(found)}", flush=True)
         return found
 
@@ -159,12 +172,20 @@ class Services:
 
         full = asked(lambda client: streams(client, clients, self.seconds))
         answered = len(full.answers) - full.failed
+        if not answered:
+            statuses = ", ".join(sorted({str(heard.status) for heard in full.answers}))
+            raise TrialFailed(f"none of {full.failed} asks was answered: status {statuses}")
 
         def try_rate(rate: float) -> tuple[bool, float]:
             found = asked(lambda client: poisson(client, rate, self.seconds))
             return found.holds(self.limits), found.tokens_per_s
 
-        return most_within(try_rate, answered / full.took_s) if answered else OptionsTrial(0.0, 0.0)
+        return most_within(try_rate, answered / full.took_s)
+
+
+def log_name(options: Options) -> str:
+    named = "-".join(f"{name}_{value}" for name, value in sorted(options.items()))
+    return f"{named}.log"
 
 
 def line_of(found: OptionsTrial) -> str:
@@ -202,8 +223,7 @@ def main(argv: Sequence[str]) -> int:
         options.settings,
         folder,
     )
-    settings = {k: v for k, v in vars(options).items() if k not in ("out", "batch", "tokens")}
-    trials = Trials(folder / TRIALS, settings | {"base": base}, bench)
+    trials = Trials(folder / TRIALS, identity(options, base), bench)
     choices = {"max_batch_size": options.batch}
     cuts: list[Options] = [{}]
     if options.backend == "tensorrt-llm":
@@ -211,12 +231,29 @@ def main(argv: Sequence[str]) -> int:
         choices["max_num_tokens"] = options.tokens
     best = search(trials, cuts, choices)
     found = trials(best)
+    if found.error:
+        print(f"No options ran. {json.dumps(best)}: {found.error}")
+        return 1
     if not found.rate:
         print(f"No options kept {limits.text} at the 99th percentile.")
         return 1
     write_atomic(folder / FOUND, toml(base | best).encode())
     print(f"best: {json.dumps(best)}: {line_of(found)}; sdxl serve --llm-options {folder / FOUND}")
     return 0
+
+
+def identity(options: Any, base: Options) -> dict[str, Any]:
+    """What trials must agree in to be held against each other; files count by their contents."""
+    searched, files = ("out", "batch", "tokens"), ("options", "settings")
+    plain = {k: v for k, v in vars(options).items() if k not in (*searched, *files)}
+    return plain | {"base": base, "settings_sha256": digest_of("settings", options.settings)}
+
+
+def digest_of(field: str, file: str) -> str:
+    try:
+        return sha256_of(Path(file)) if file else ""
+    except OSError as error:
+        raise InvalidParams(field, file, f"needed a file that can be read ({error})") from error
 
 
 def build_parser() -> Parser:
