@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from eval.llm.client import PROMPTS, AnswerTimes, Client, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
 from eval.measuring.timing import quantile
 from eval.service import api_key
+from eval.service.gpu_energy import meter_of
 from eval.service.local_service import local_service
-from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
@@ -127,23 +125,16 @@ def service(url: str) -> AbstractContextManager[str]:
     return nullcontext(url.rstrip("/")) if url else local_service()
 
 
-def joules_of(url: str, key: str) -> float | None:
-    """What the service's GPUs have used so far; None without GPUs."""
-    headers = api_key.headers(key)
-    page = httpx.get(f"{url}/metrics", headers=headers, timeout=30).text
-    values = values_of(page, "sdxl_gpu_energy_joules_total")
-    return sum(values) if values else None
-
-
 def measure(url: str, options: Any) -> dict[str, dict[str, Any]]:
     client_of = lambda: Client(url, llm_of(url, options.key), options.key, options.max_tokens)  # noqa: E731
     limits = limits_named(options.limits)
     if options.loadgen:
         return {f"LoadGen, {limits.benchmark} {options.loadgen}": judged(client_of(), options)}
-    before = joules_of(url, options.key)
+    read = meter_of(url, options.key)
+    before = read() if read else 0.0
     load = asyncio.run(poisson(client_of(), options.rate, options.seconds))
-    if before is not None:
-        load.joules = (joules_of(url, options.key) or before) - before
+    if read:
+        load.joules = read() - before
     together = asyncio.run(streams(client_of(), options.streams, options.seconds))
     found = {
         f"Poisson, {options.rate:g}/s": load.table(limits, options.price_per_hour),
