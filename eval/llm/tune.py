@@ -20,9 +20,10 @@ import httpx
 
 from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
-from eval.llm.client import Client, llm_of
+from eval.llm.client import Client, at_once, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
 from eval.llm.loaded import wait_until_loaded
+from eval.llm.prompts import OWN, LlmPrompt, add_prompts_flag, read_prompts
 from eval.service.local_service import local_service
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.files import prepare_folder, write_atomic, write_json
@@ -34,6 +35,7 @@ GAIN = 1.02
 RATES = 5
 """trials of an arrival rate, each halving what is left"""
 GROUP = ("tensor_parallel_size", "pipeline_parallel_size")
+BATCHES = [4, 8, 16, 32, 64, 128, 256]
 TRIALS, FOUND = "trials.json", "llm_options.toml"
 
 
@@ -140,6 +142,7 @@ class Services:
     settings: str
     """TOML of `sdxl serve`"""
     folder: Path
+    prompts: Sequence[LlmPrompt] = OWN
 
     def __call__(self, options: Options) -> OptionsTrial:
         replicas = max(1, self.gpus // (options.get(GROUP[0], 1) * options.get(GROUP[1], 1)))
@@ -156,7 +159,8 @@ class Services:
             with local_service(flags, log) as url:
                 wait_until_loaded(url, replicas, log)
                 # A batch that runs at each replica, and one that waits: none has idle rows.
-                found = self.measured(url, 2 * options.get("max_batch_size", 8) * replicas)
+                clients = 2 * options.get("max_batch_size", 8) * replicas
+                found = self.measured(url, min(clients, at_once(url, "")))
         except (RuntimeError, httpx.HTTPError) as error:
             said = (str(error) or repr(error)).splitlines()[-1]
             found = OptionsTrial(0.0, 0.0, f"{said} ({log})")
@@ -167,7 +171,9 @@ class Services:
         model = llm_of(url, "")
 
         def asked(load: Callable[[Client], Any]) -> Figures:
-            found: Figures = asyncio.run(load(Client(url, model, "", self.max_tokens)))
+            found: Figures = asyncio.run(
+                load(Client(url, model, "", self.max_tokens, self.prompts))
+            )
             return found
 
         full = asked(lambda client: streams(client, clients, self.seconds))
@@ -222,6 +228,7 @@ def main(argv: Sequence[str]) -> int:
         options.max_tokens,
         options.settings,
         folder,
+        read_prompts(options.prompts),
     )
     trials = Trials(folder / TRIALS, identity(options, base), bench)
     choices = {"max_batch_size": options.batch}
@@ -244,9 +251,10 @@ def main(argv: Sequence[str]) -> int:
 
 def identity(options: Any, base: Options) -> dict[str, Any]:
     """What trials must agree in to be held against each other; files count by their contents."""
-    searched, files = ("out", "batch", "tokens"), ("options", "settings")
+    searched, files = ("out", "batch", "tokens"), ("options", "settings", "prompts")
     plain = {k: v for k, v in vars(options).items() if k not in (*searched, *files)}
-    return plain | {"base": base, "settings_sha256": digest_of("settings", options.settings)}
+    digests = {f"{name}_sha256": digest_of(name, vars(options)[name]) for name in files[1:]}
+    return plain | {"base": base, **digests}
 
 
 def digest_of(field: str, file: str) -> str:
@@ -264,12 +272,13 @@ def build_parser() -> Parser:
     add("--options", default="", metavar="FILE", help="TOML of options that stay as they are")
     add("--limits", default="server", help=f"{', '.join(LIMITS)} (%(default)s)")
     add("--gpus", type=whole, default=1, help="that the model may take in all (%(default)s)")
-    add("--batch", type=whole, nargs="+", default=[4, 8, 16, 32, 64], help="max_batch_size, rising")
+    add("--batch", type=whole, nargs="+", default=BATCHES, help="max_batch_size, rising")
     add(
         "--tokens", type=whole, nargs="+", default=[2048, 4096, 8192], help="max_num_tokens, rising"
     )
     add("--seconds", type=number, default=20.0, help="of load at each rate (%(default)s)")
     add("--max-tokens", type=whole, default=64, help="an answer (%(default)s)")
+    add_prompts_flag(parser)
     add("--settings", default="", metavar="FILE", help="TOML of settings for `sdxl serve`")
     add("--out", default="out/tune-llm", metavar="DIR", help="default %(default)s")
     return parser

@@ -90,8 +90,8 @@ class SimulatedService:
     GPU's share of a model cut over n of them is n^0.7 times as fast: cutting never pays."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        names = ("local_service", "wait_until_loaded", "llm_of", "Client", "streams", "poisson")
-        for name in names:
+        asked = ("llm_of", "at_once", "Client", "streams", "poisson")
+        for name in ("local_service", "wait_until_loaded", *asked):
             patch.setattr(tune, name, getattr(self, name))
 
     @contextmanager
@@ -108,6 +108,9 @@ class SimulatedService:
 
     def llm_of(self, *_: str) -> str:
         return "model"
+
+    def at_once(self, *_: str) -> int:
+        return self.rows + 8 * 64
 
     def Client(self, *_: object) -> None:
         return None
