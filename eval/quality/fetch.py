@@ -134,7 +134,7 @@ def fetch(file: RemoteFile, folder: Path) -> str:
     prepare_folder(path.parent)
     file.check(content := b"".join(download(file.url)))
     write_atomic(path, content)
-    note = "" if file.is_held else "; nothing to hold it to was known"
+    note = "" if file.is_held else "; held to no digest, as none is known"
     print(f"{path}: {len(content)} bytes, sha256 {(found := sha256_of(content))}{note}")
     return found
 

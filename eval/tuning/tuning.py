@@ -92,6 +92,8 @@ class Tuning:
 
     def _open(self) -> None:
         """Go on with what is there, where it is of the same tuning."""
+        if self.stores_presets:
+            check_place(self.checkpoint, self.folder)
         facts = {
             "model_digest": self.checkpoint.digest,
             "backend": self.spec.backend,
@@ -100,8 +102,6 @@ class Tuning:
             "task": self.task.as_dict(),
         }
         keep_facts(self.folder, SETTINGS, facts, "tuning")
-        if self.stores_presets:
-            check_place(self.checkpoint, self.folder)
 
     def _course(self, course: Course) -> TunedCourse:
         return TunedCourse(

@@ -89,7 +89,7 @@ def test_digests_that_nobody_published_are_recorded_and_held_to(
     assert not (tmp_path / "out").exists()
     recorded = fetch(tmp_path, listed, "--record") / RECORD
     told = next(line for line in capsys.readouterr().out.splitlines() if "captions.tsv" in line)
-    assert told.endswith(f"sha256 {DIGESTS['captions.tsv']}; nothing to hold it to was known")
+    assert told.endswith(f"sha256 {DIGESTS['captions.tsv']}; held to no digest, as none is known")
     assert [file.sha256 for file in read_sources(recorded)] == list(DIGESTS.values())
     (tmp_path / "out" / "in" / "captions.tsv").unlink()
     (tmp_path / "site" / "captions.tsv").write_bytes(b"id\tcaption\n1\ta dog\n")
