@@ -100,8 +100,8 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
         ) from error
     if model is not None and model != digest():
         raise BrokenPresets(
-            f"{path}: tuned for the model {str(model)[:12]}, needed {digest()[:12]}; run sdxl tune "
-            "--store-presets on this one, or remove it"
+            f"{path}: measured on the model {str(model)[:12]}, needed {digest()[:12]}; run sdxl "
+            "eval --sweep or sdxl tune with --store-presets on this one, or remove it"
         )
     return found
 

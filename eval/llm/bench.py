@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from eval.llm.client import PROMPTS, AnswerTimes, Client, llm_of
+from eval.llm.client import AnswerTimes, Client, at_once, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
+from eval.llm.prompts import LlmPrompt, add_prompts_flag, read_prompts
 from eval.measuring.timing import quantile
 from eval.service import api_key
+from eval.service.gpu_energy import meter_of
 from eval.service.local_service import local_service
-from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
@@ -82,7 +81,7 @@ async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     drawn, began_s = random.Random(0), time.perf_counter()
 
     async def ask(number: int, due_s: float) -> AnswerTimes:
-        return await client.ask(drawn.choice(PROMPTS), number, due_s)
+        return await client.ask(drawn.choice(client.prompts), number, due_s)
 
     answers = await open_loop(ask, rate, seconds)
     return Figures(answers, time.perf_counter() - began_s)
@@ -93,13 +92,15 @@ async def streams(client: Client, count: int, seconds: float) -> Figures:
     began_s = time.perf_counter()
 
     async def ask(number: int, _: float) -> AnswerTimes:
-        return await client.ask(PROMPTS[number % len(PROMPTS)], number)
+        return await client.ask(client.prompts[number % len(client.prompts)], number)
 
     answers = await closed_loop(ask, count, seconds)
     return Figures(answers, time.perf_counter() - began_s)
 
 
-def plain_generate(folder: str, max_tokens: int, seconds: float) -> float:
+def plain_generate(
+    folder: str, prompts: Sequence[LlmPrompt], max_tokens: int, seconds: float
+) -> float:
     """Tokens a second of transformers' own `generate`, request by request, in this process."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -110,12 +111,14 @@ def plain_generate(folder: str, max_tokens: int, seconds: float) -> float:
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < seconds:
         number += 1
-        chat = [{"role": "user", "content": PROMPTS[number % len(PROMPTS)]}]
+        prompt = prompts[number % len(prompts)]
+        chat = [{"role": "user", "content": prompt.text}]
         asked = tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         torch.manual_seed(number)
-        made = model.generate(**asked, max_new_tokens=max_tokens, do_sample=True)
+        most = prompt.max_tokens or max_tokens
+        made = model.generate(**asked, max_new_tokens=most, do_sample=True)
         tokens += made.shape[1] - asked["input_ids"].shape[1]
         if not number:
             # The first call pays for what happens once.
@@ -127,35 +130,32 @@ def service(url: str) -> AbstractContextManager[str]:
     return nullcontext(url.rstrip("/")) if url else local_service()
 
 
-def joules_of(url: str, key: str) -> float | None:
-    """What the service's GPUs have used so far; None without GPUs."""
-    headers = api_key.headers(key)
-    page = httpx.get(f"{url}/metrics", headers=headers, timeout=30).text
-    values = values_of(page, "sdxl_gpu_energy_joules_total")
-    return sum(values) if values else None
-
-
 def measure(url: str, options: Any) -> dict[str, dict[str, Any]]:
-    client_of = lambda: Client(url, llm_of(url, options.key), options.key, options.max_tokens)  # noqa: E731
+    prompts, model = read_prompts(options.prompts), llm_of(url, options.key)
+
+    def client_of() -> Client:
+        return Client(url, model, options.key, options.max_tokens, prompts)
+
     limits = limits_named(options.limits)
     if options.loadgen:
-        return {f"LoadGen, {limits.benchmark} {options.loadgen}": judged(client_of(), options)}
-    before = joules_of(url, options.key)
+        return {f"LoadGen, {limits.benchmark} {options.loadgen}": judged(url, client_of(), options)}
+    read = meter_of(url, options.key)
+    before = read() if read else 0.0
     load = asyncio.run(poisson(client_of(), options.rate, options.seconds))
-    if before is not None:
-        load.joules = (joules_of(url, options.key) or before) - before
+    if read:
+        load.joules = read() - before
     together = asyncio.run(streams(client_of(), options.streams, options.seconds))
     found = {
         f"Poisson, {options.rate:g}/s": load.table(limits, options.price_per_hour),
         f"{options.streams} streams": together.table(limits, options.price_per_hour),
     }
     if options.peer:
-        rate = plain_generate(options.peer, options.max_tokens, options.seconds)
+        rate = plain_generate(options.peer, prompts, options.max_tokens, options.seconds)
         found["plain generate"] = {"tokens_per_s": rate}
     return found
 
 
-def judged(client: Client, options: Any) -> dict[str, Any]:
+def judged(url: str, client: Client, options: Any) -> dict[str, Any]:
     """LoadGen's word, and its logs in a folder."""
     from eval.llm.under_loadgen import Streams
     from eval.mlperf.loadgen import ScenarioRun
@@ -166,12 +166,12 @@ def judged(client: Client, options: Any) -> dict[str, Any]:
     run = ScenarioRun(
         options.loadgen,
         folder,
-        len(PROMPTS),
+        len(client.prompts),
         target_qps=options.rate,
         is_short=options.is_short,
         benchmark=limits_named(options.limits).benchmark,
     )
-    system = Streams(client)
+    system = Streams(client, at_once(url, options.key))
     try:
         summary = run.start(system)
     finally:
@@ -202,6 +202,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=number, default=30.0, help="of load (%(default)s)")
     parser.add_argument("--streams", type=whole, default=8, help="at once (%(default)s)")
     parser.add_argument("--max-tokens", type=whole, default=64, help="an answer (%(default)s)")
+    add_prompts_flag(parser)
     parser.add_argument("--peer", default="", metavar="MODEL", help="also run plain generate on it")
     parser.add_argument("--price-per-hour", type=number, help="dollars, for tokens a dollar")
     parser.add_argument("--limits", default="server", help=f"{', '.join(LIMITS)} (%(default)s)")
@@ -218,6 +219,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     check_positive(options, "rate", "seconds", "streams", "max_tokens")
     limits_named(options.limits)
+    read_prompts(options.prompts)
     if options.loadgen not in (None, *SCENARIOS):
         raise InvalidParams("loadgen", options.loadgen, f"needed one of {', '.join(SCENARIOS)}")
     with service(options.url) as url:

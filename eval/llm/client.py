@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from eval.llm.prompts import OWN, LlmPrompt
 from eval.service import api_key
+from eval.service.scraping import values_of
 from sdxl.params import InvalidParams
 
-PROMPTS = (
-    "circle",
-    "two stars",
-    "a red ring on white",
-    "small yellow star above a green square",
-    "something blue",
-    "three crosses",
-    "a triangle at the top",
-    "a purple square left of an orange circle",
-)
+AT_ONCE = 128
+"""asks under way at a service that does not say how many it takes"""
+DEADLINE_S = 600.0
+"""of an answer; a service has a shorter one for asks that name none, and a longest of its own"""
 
 
 @dataclass
@@ -47,15 +43,24 @@ class AnswerTimes:
 class Client:
     """Streams answers from one service."""
 
-    def __init__(self, url: str, model: str, key: str, max_tokens: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        key: str,
+        max_tokens: int,
+        prompts: Sequence[LlmPrompt] = OWN,
+    ) -> None:
         headers = api_key.headers(key)
         limits = httpx.Limits(max_connections=None)
-        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits)
-        self.model, self.max_tokens = model, max_tokens
+        self.http = httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=DEADLINE_S, limits=limits
+        )
+        self.model, self.max_tokens, self.prompts = model, max_tokens, prompts
 
     async def ask(
         self,
-        prompt: str,
+        prompt: LlmPrompt,
         seed: int,
         due_s: float | None = None,
         on_first: Callable[[], None] = lambda: None,
@@ -63,8 +68,9 @@ class Client:
         """`due_s`: when it should have been asked, if its times count from there."""
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": self.max_tokens,
+            "messages": [{"role": "user", "content": prompt.text}],
+            "max_tokens": prompt.max_tokens or self.max_tokens,
+            "deadline_s": DEADLINE_S,
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -108,3 +114,9 @@ def llm_of(url: str, key: str) -> str:
     if not found:
         raise InvalidParams("url", url, "needed a service with a language model")
     return str(found[0])
+
+
+def at_once(url: str, key: str) -> int:
+    """Asks that all replicas take; more are refused."""
+    page = httpx.get(f"{url}/metrics", headers=api_key.headers(key), timeout=30).text
+    return int(sum(values_of(page, "sdxl_llm_at_once"))) or AT_ONCE

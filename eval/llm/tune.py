@@ -16,9 +16,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
-from eval.llm.client import Client, llm_of
+from eval.llm.client import Client, at_once, llm_of
 from eval.llm.limits import LIMITS, TokenLimits, limits_named
+from eval.llm.loaded import wait_until_loaded
+from eval.llm.prompts import OWN, LlmPrompt, add_prompts_flag, read_prompts
 from eval.service.local_service import local_service
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.files import prepare_folder, write_atomic, write_json
@@ -30,6 +35,7 @@ GAIN = 1.02
 RATES = 5
 """trials of an arrival rate, each halving what is left"""
 GROUP = ("tensor_parallel_size", "pipeline_parallel_size")
+BATCHES = [4, 8, 16, 32, 64, 128, 256]
 TRIALS, FOUND = "trials.json", "llm_options.toml"
 
 
@@ -41,6 +47,10 @@ class OptionsTrial:
     rate: float
     error: str = ""
     """why they did not run"""
+
+
+class TrialFailed(RuntimeError):
+    """A service that runs and answers nothing."""
 
 
 Try = Callable[[Options], OptionsTrial]
@@ -91,7 +101,8 @@ def search(tried: Try, cuts: Sequence[Options], choices: Mapping[str, Sequence[i
 
 
 class Trials:
-    """Those that were made, in a file; `make` makes the others."""
+    """Those that were made, in a file; `make` makes the others. What failed in an earlier run is
+    tried anew: what it failed of may be mended."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], make: Try) -> None:
         self.path, self.settings, self.make = path, dict(settings), make
@@ -101,7 +112,8 @@ class Trials:
             if kept["settings"] != self.settings:
                 needed = f"needed a folder whose trials have the same settings: {kept['settings']}"
                 raise InvalidParams("out", str(path.parent), needed)
-            self.known = {key: OptionsTrial(**value) for key, value in kept["trials"].items()}
+            trials = {key: OptionsTrial(**value) for key, value in kept["trials"].items()}
+            self.known = {key: found for key, found in trials.items() if not found.error}
 
     def __call__(self, options: Options) -> OptionsTrial:
         key = json.dumps(options, sort_keys=True)
@@ -130,22 +142,28 @@ class Services:
     settings: str
     """TOML of `sdxl serve`"""
     folder: Path
+    prompts: Sequence[LlmPrompt] = OWN
 
     def __call__(self, options: Options) -> OptionsTrial:
-        size = max(1, options.get(GROUP[0], 1) * options.get(GROUP[1], 1))
+        replicas = max(1, self.gpus // (options.get(GROUP[0], 1) * options.get(GROUP[1], 1)))
         file = self.folder / "trial.toml"
         write_atomic(file, toml(dict(self.base) | options).encode())
         flags = ["--llm", self.model, "--llm-backend", self.backend, "--llm-options", str(file)]
         flags += [
             "--llm-replicas",
-            str(max(1, self.gpus // size)),
+            str(replicas),
             *(["--settings", self.settings] if self.settings else []),
         ]
+        log = self.folder / log_name(options)
         try:
-            with local_service(flags) as url:
-                found = self.measured(url, 2 * options.get("max_batch_size", 8))
-        except RuntimeError as error:
-            found = OptionsTrial(0.0, 0.0, str(error).splitlines()[-1])
+            with local_service(flags, log) as url:
+                wait_until_loaded(url, replicas, log)
+                # A batch that runs at each replica, and one that waits: none has idle rows.
+                clients = 2 * options.get("max_batch_size", 8) * replicas
+                found = self.measured(url, min(clients, at_once(url, "")))
+        except (RuntimeError, httpx.HTTPError) as error:
+            said = (str(error) or repr(error)).splitlines()[-1]
+            found = OptionsTrial(0.0, 0.0, f"{said} ({log})")
         print(f"{json.dumps(options)}: {line_of(found)}", flush=True)
         return found
 
@@ -153,17 +171,27 @@ class Services:
         model = llm_of(url, "")
 
         def asked(load: Callable[[Client], Any]) -> Figures:
-            found: Figures = asyncio.run(load(Client(url, model, "", self.max_tokens)))
+            found: Figures = asyncio.run(
+                load(Client(url, model, "", self.max_tokens, self.prompts))
+            )
             return found
 
         full = asked(lambda client: streams(client, clients, self.seconds))
         answered = len(full.answers) - full.failed
+        if not answered:
+            statuses = ", ".join(sorted({str(heard.status) for heard in full.answers}))
+            raise TrialFailed(f"none of {full.failed} asks was answered: status {statuses}")
 
         def try_rate(rate: float) -> tuple[bool, float]:
             found = asked(lambda client: poisson(client, rate, self.seconds))
             return found.holds(self.limits), found.tokens_per_s
 
-        return most_within(try_rate, answered / full.took_s) if answered else OptionsTrial(0.0, 0.0)
+        return most_within(try_rate, answered / full.took_s)
+
+
+def log_name(options: Options) -> str:
+    named = "-".join(f"{name}_{value}" for name, value in sorted(options.items()))
+    return f"{named}.log"
 
 
 def line_of(found: OptionsTrial) -> str:
@@ -200,9 +228,9 @@ def main(argv: Sequence[str]) -> int:
         options.max_tokens,
         options.settings,
         folder,
+        read_prompts(options.prompts),
     )
-    settings = {k: v for k, v in vars(options).items() if k not in ("out", "batch", "tokens")}
-    trials = Trials(folder / TRIALS, settings | {"base": base}, bench)
+    trials = Trials(folder / TRIALS, identity(options, base), bench)
     choices = {"max_batch_size": options.batch}
     cuts: list[Options] = [{}]
     if options.backend == "tensorrt-llm":
@@ -210,12 +238,30 @@ def main(argv: Sequence[str]) -> int:
         choices["max_num_tokens"] = options.tokens
     best = search(trials, cuts, choices)
     found = trials(best)
+    if found.error:
+        print(f"No options ran. {json.dumps(best)}: {found.error}")
+        return 1
     if not found.rate:
         print(f"No options kept {limits.text} at the 99th percentile.")
         return 1
     write_atomic(folder / FOUND, toml(base | best).encode())
     print(f"best: {json.dumps(best)}: {line_of(found)}; sdxl serve --llm-options {folder / FOUND}")
     return 0
+
+
+def identity(options: Any, base: Options) -> dict[str, Any]:
+    """What trials must agree in to be held against each other; files count by their contents."""
+    searched, files = ("out", "batch", "tokens"), ("options", "settings", "prompts")
+    plain = {k: v for k, v in vars(options).items() if k not in (*searched, *files)}
+    digests = {f"{name}_sha256": digest_of(name, vars(options)[name]) for name in files[1:]}
+    return plain | {"base": base, **digests}
+
+
+def digest_of(field: str, file: str) -> str:
+    try:
+        return sha256_of(Path(file)) if file else ""
+    except OSError as error:
+        raise InvalidParams(field, file, f"needed a file that can be read ({error})") from error
 
 
 def build_parser() -> Parser:
@@ -226,12 +272,13 @@ def build_parser() -> Parser:
     add("--options", default="", metavar="FILE", help="TOML of options that stay as they are")
     add("--limits", default="server", help=f"{', '.join(LIMITS)} (%(default)s)")
     add("--gpus", type=whole, default=1, help="that the model may take in all (%(default)s)")
-    add("--batch", type=whole, nargs="+", default=[4, 8, 16, 32, 64], help="max_batch_size, rising")
+    add("--batch", type=whole, nargs="+", default=BATCHES, help="max_batch_size, rising")
     add(
         "--tokens", type=whole, nargs="+", default=[2048, 4096, 8192], help="max_num_tokens, rising"
     )
     add("--seconds", type=number, default=20.0, help="of load at each rate (%(default)s)")
     add("--max-tokens", type=whole, default=64, help="an answer (%(default)s)")
+    add_prompts_flag(parser)
     add("--settings", default="", metavar="FILE", help="TOML of settings for `sdxl serve`")
     add("--out", default="out/tune-llm", metavar="DIR", help="default %(default)s")
     return parser

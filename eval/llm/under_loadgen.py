@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 
 import mlperf_loadgen as lg
 
-from eval.llm.client import PROMPTS, AnswerTimes, Client
+from eval.llm.client import AnswerTimes, Client
+from eval.llm.prompts import LlmPrompt
 
 REFUSED = 429
-AT_ONCE = 128
-"""Offline issues 24576 samples at once; a service lets 64 wait beside those that it batches."""
 AGAIN_S, PATIENCE_S = 1.0, 600.0
 """between two tries of what was refused for lack of room, and for all of them"""
 
@@ -25,9 +24,10 @@ class Streams:
     """Every sample is a streamed answer, asked as soon as it is issued and there is room; its
     latency runs on while it waits."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, at_once: int) -> None:
+        """Offline issues 24576 samples at once: a service takes so many."""
         self.client, self.failed = client, 0
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(at_once)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="streams", daemon=True)
         self._thread.start()
@@ -49,7 +49,7 @@ class Streams:
         text = array.array("B", bytes(8))
         address, size = text.buffer_info()
         first = [lg.QuerySampleResponse(response, address, size)]
-        prompt = PROMPTS[index % len(PROMPTS)]
+        prompt = self.client.prompts[index]
         async with self._room:
             heard = await self._heard(
                 prompt, response % 2**31, lambda: lg.FirstTokenComplete(first)
@@ -61,7 +61,9 @@ class Streams:
         tokens = max(heard.tokens, 1)
         lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, size, tokens)])
 
-    async def _heard(self, prompt: str, seed: int, on_first: Callable[[], None]) -> AnswerTimes:
+    async def _heard(
+        self, prompt: LlmPrompt, seed: int, on_first: Callable[[], None]
+    ) -> AnswerTimes:
         until_s = time.perf_counter() + PATIENCE_S
         while True:
             heard = await self.client.ask(prompt, seed, on_first=on_first)

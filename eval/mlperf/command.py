@@ -10,29 +10,48 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eval.service import api_key
+from eval.mlperf.probing import Expected, probe
 from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
-    from eval.mlperf.loadgen import ScenarioRun, Summary
-    from sdxl.pipeline import Pipeline
+    from eval.mlperf.energy import EnergyUse, Meter
+    from eval.mlperf.loadgen import ScenarioRun, Summary, System
 
 SCENARIOS = ("Offline", "Server", "SingleStream")
 AUDITS = ("TEST01", "TEST04")
 SHORT_CAPTIONS = 64
-PROBES = 4
-"""pictures made before, to tell LoadGen what to expect"""
-SERVER_SHARE = {"Server": 0.6}
-"""of the probed rate, where no --target-qps is given"""
+SHARES = {"Offline": 1.2, "Server": 0.6}
+"""of the probed rate, where no --target-qps is given. LoadGen counts Offline's samples by it, and a
+run that makes them in less than ten minutes is INVALID."""
+
+
+@dataclass(frozen=True)
+class SystemUnderTest:
+    """With what it is, what to expect of it, and what counts its joules."""
+
+    system: System
+    facts: dict[str, Any]
+    expected: Expected
+    meter: Meter | None
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What LoadGen says of a run, and what the GPUs used meanwhile."""
+
+    summary: Summary
+    energy: EnergyUse | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.summary.as_dict() | (self.energy.of(self.summary) if self.energy else {})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
     if options.audit:
         return audit(options, requests, root)
     name = "accuracy" if options.is_accuracy else "performance"
-    summary = measure(options, requests, root / options.scenario / name)
-    print(json.dumps(summary.as_dict()) if options.is_json else text(summary, root))
-    return 1 if summary.is_valid is False else 0
+    found = measure(options, requests, root / options.scenario / name)
+    print(json.dumps(found.as_dict()) if options.is_json else text(found, root))
+    return 1 if found.summary.is_valid is False else 0
 
 
 def build_parser() -> Parser:
@@ -63,7 +82,8 @@ def build_parser() -> Parser:
         "--target-qps",
         type=number,
         metavar="X",
-        help="Server's arrivals a second; probed unless given",
+        help="arrivals a second of Server; the rate expected of Offline, which counts its samples "
+        "(default: probed)",
     )
     add("--accuracy", action="store_true", dest="is_accuracy", help="write what `sdxl eval` reads")
     add("--audit", metavar="TEST", help=f"a compliance test: {', '.join(AUDITS)}")
@@ -139,56 +159,60 @@ def measure(
     requests: list[GenerationParams],
     folder: Path,
     references: Sequence[Path] = (),
-) -> Summary:
+) -> MeasuredRun:
     """`references`: runs that this one is to be compared with."""
     from eval.measuring.system_description import describe_system
     from eval.mlperf.compliance import check_same
+    from eval.mlperf.energy import metered
     from eval.mlperf.loadgen import ScenarioRun, complete
     from sdxl.files import prepare_folder, write_json
 
     prepare_folder(folder)
     keep = partial(write_json, sort_keys=True)
-    with system_of(options, requests, complete) as (system, facts, latency_s, rate):
+    with system_of(options, requests, complete) as tested:
+        rate = tested.expected.rate * SHARES.get(options.scenario, 1)
         run = ScenarioRun(
             options.scenario,
             folder,
             len(requests),
-            target_qps=options.target_qps or rate * SERVER_SHARE.get(options.scenario, 1),
-            expected_latency_s=latency_s,
+            target_qps=options.target_qps or rate,
+            expected_latency_s=tested.expected.latency_s,
             is_accuracy=options.is_accuracy,
             is_short=options.is_short,
             audit=options.audit,
         )
-        keep(folder / "system.json", describe_system() | facts)
+        keep(folder / "system.json", describe_system() | tested.facts)
         keep(folder / "settings.json", settings_of(run, requests))
         for reference in references:
             check_same(folder, reference)
-        summary = run.start(system)
-    keep(folder / "result.json", summary.as_dict())
-    return summary
+        found = MeasuredRun(*metered(tested.meter, lambda: run.start(tested.system)))
+    keep(folder / "result.json", found.as_dict())
+    return found
 
 
 @contextmanager
 def system_of(
     options: argparse.Namespace, requests: list[GenerationParams], complete: Any
-) -> Iterator[tuple[Any, dict[str, Any], float, float]]:
-    """The system, what it is, and the seconds of a picture and pictures a second to expect."""
-    from eval.mlperf.systems import InProcess, OverHttp
+) -> Iterator[SystemUnderTest]:
+    from eval.mlperf.systems import InProcess, OverHttp, in_process_at_once
 
     if options.url or options.over == "http":
+        from eval.service.gpu_energy import meter_of
+
         with service_of(options) as url:
-            latency_s = probe_service(url, requests[0])
             over = OverHttp(url, requests, complete)
             facts = {"over": "http", "model": over.model.get("id")}
             facts |= {"engines": over.model.get("engines")}
             if not options.url:
                 facts |= {"replicas": options.replicas, "deterministic": options.deterministic}
             try:
-                yield over, facts, latency_s, options.replicas / latency_s
+                expected = probe(over.make, requests, over.connections)
+                yield SystemUnderTest(over, facts, expected, meter_of(url))
             finally:
                 over.close()
         return
     import engines
+    from eval.measuring.energy import meter
 
     pipeline = engines.load(
         options.model,
@@ -196,12 +220,12 @@ def system_of(
         precision=options.precision,
         is_deterministic=options.deterministic,
     )
-    latency_s, rate = probe(pipeline, requests)
+    expected = probe(pipeline.generate, requests, in_process_at_once(pipeline, requests[0]))
     here = InProcess(pipeline, requests, complete)
     facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}
     facts |= {"engines": dict(pipeline.engines.description)}
     try:
-        yield here, facts, latency_s, rate
+        yield SystemUnderTest(here, facts, expected, meter())
     finally:
         here.close()
 
@@ -223,30 +247,6 @@ def service_of(options: argparse.Namespace) -> Iterator[str]:
         yield url
 
 
-def probe(pipeline: Pipeline, requests: list[GenerationParams]) -> tuple[float, float]:
-    """Seconds of a picture alone, and pictures a second at full load; also warms up."""
-    pipeline.generate(requests[:1])
-    began = time.perf_counter()
-    pipeline.generate(requests[:1])
-    alone_s = time.perf_counter() - began
-    began = time.perf_counter()
-    pipeline.generate(requests[:PROBES])
-    together_s = time.perf_counter() - began
-    return alone_s, min(PROBES, len(requests)) / together_s
-
-
-def probe_service(url: str, request: GenerationParams) -> float:
-    import httpx
-
-    from eval.quality.sources import ask
-
-    with httpx.Client(base_url=url, timeout=600, headers=api_key.headers()) as http:
-        ask(http, request)
-        began = time.perf_counter()
-        ask(http, request)
-        return time.perf_counter() - began
-
-
 def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str, Any]:
     from eval.quality.captions import digest
 
@@ -264,7 +264,9 @@ def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str,
     }
 
 
-def text(summary: Summary, root: Path) -> str:
+def text(found: MeasuredRun, root: Path) -> str:
+    summary, energy = found.summary, found.energy
     verdict = {True: "VALID", False: "INVALID", None: "not judged: an accuracy run"}
     score = "" if summary.score is None else f", {summary.score:.3f} {summary.unit}"
-    return f"{summary.scenario}: {verdict[summary.is_valid]}{score}; logs in {root}"
+    used = energy.text(summary) if energy else ""
+    return f"{summary.scenario}: {verdict[summary.is_valid]}{score}{used}; logs in {root}"

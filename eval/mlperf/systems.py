@@ -9,11 +9,13 @@ import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from eval.quality.sources import ask, at_once, image_model
 from eval.service import api_key
-from sdxl.images import to_pixels
+from sdxl.handover import in_threads
+from sdxl.images import Pixels, to_pixels
 from sdxl.inflight import Event, Failed, InFlight
 from sdxl.params import GenerationParams
 
@@ -121,6 +123,11 @@ class InProcess(Arrivals):
             return b""
 
 
+def in_process_at_once(pipeline: Pipeline, request: GenerationParams) -> int:
+    """Twice the largest bucket: one that runs, and one whose prompts are encoded meanwhile."""
+    return max(1, 2 * pipeline.engines.buckets[-1] // pipeline.plan(request).room[0])
+
+
 class OverHttp(Arrivals):
     """A service, asked as its clients ask. What it refuses for lack of room is asked again, and
     its latency runs on."""
@@ -152,6 +159,10 @@ class OverHttp(Arrivals):
         self.http.close()
         if self.error is not None:
             raise self.error
+
+    def make(self, requests: Sequence[GenerationParams]) -> list[Pixels]:
+        """As many at once as while LoadGen asks."""
+        return list(in_threads(partial(ask, self.http), requests, self.connections))
 
     def _serve(self) -> None:
         while (sample := self._arrived.get()) is not None:

@@ -22,7 +22,7 @@ SPEED = attrgetter("speed")
 
 def choose_presets(tried: Sequence[Tried]) -> Presets:
     """`tried[0]` is the exact model."""
-    good = [each for each in tried if is_plain(each) and change(each, tried[0]).is_within]
+    good = [each for each in tried if is_plain(each.setting) and change(each, tried[0]).is_within]
     counts = sorted({each.setting.steps for each in good})
     if not counts:
         raise InvalidParams("grid", None, "needed settings of the usual precision and scheduler")
@@ -38,8 +38,7 @@ def choose_presets(tried: Sequence[Tried]) -> Presets:
     return {**found, **EXACT}
 
 
-def is_plain(tried: Tried) -> bool:
+def is_plain(setting: QualitySetting) -> bool:
     """It differs from the exact model in steps and interval alone. Tuned plans are presets by
     `sdxl tune`, which holds them against more."""
-    setting = tried.setting
     return setting == replace(PLAIN, steps=setting.steps, cache_interval=setting.cache_interval)

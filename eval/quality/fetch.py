@@ -1,4 +1,4 @@
-"""`sdxl eval fetch`: the files that MLPerf's task is judged by, each held to its sha256.
+"""`sdxl eval fetch`: the files that MLPerf's task is judged by, each held to its digest.
 
 Where they are and what they must hash to is data, in sources.toml or a file of the user's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,22 @@ from sdxl.params import InvalidParams
 
 OWN = Path(__file__).with_name("sources.toml")
 RECORD = "sources.toml"
-DIGITS = 64
 TIMEOUT_S = 60.0
 CHUNK = 1 << 20
+
+
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def git_blob_of(content: bytes) -> str:
+    """What `git hash-object` says: a repository names a file by it without holding the file."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+DIGESTS = {"sha256": sha256_of, "git_blob": git_blob_of}
+DIGITS = {"sha256": 64, "git_blob": 40}
+FEWEST_DIGITS = 8
 
 
 class FetchFailed(RuntimeError):
@@ -29,31 +42,38 @@ class FetchFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file: its path below the folder, its address, and how its sha256 begins. Of some only the
-    first digits are published; none of those whose digest nobody published."""
+    """One file: its path below the folder, its address, and how its digests begin. One that was
+    never published is empty."""
 
     path: str
     url: str
     sha256: str = ""
+    git_blob: str = ""
 
-    def check(self, found: str) -> None:
-        if not self.sha256 or not found.startswith(self.sha256):
-            raise FetchFailed(f"{self.url}: has sha256 {found}, needed {self.sha256 or 'one'}")
+    @property
+    def is_held(self) -> bool:
+        return any(getattr(self, name) for name in DIGESTS)
+
+    def check(self, content: bytes) -> None:
+        for name, digest_of in DIGESTS.items():
+            found, needed = digest_of(content), getattr(self, name)
+            if not found.startswith(needed):
+                raise FetchFailed(f"{self.url}: has {name} {found}, needed {needed}")
 
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     sources, folder = Path(options.sources or OWN), Path(options.out)
     files = read_sources(sources)
-    unknown = [file.path for file in files if not file.sha256]
+    unknown = [file.path for file in files if not file.is_held]
     if unknown and not options.is_recording:
         needed = (
-            f"has no sha256 of {', '.join(unknown)}: nobody published them; needed them in a copy "
-            "of it (--sources FILE), or --record, which takes what comes and holds to it after"
+            f"has no digest of {', '.join(unknown)}; needed one in a copy of it (--sources FILE), "
+            "or --record, which takes what comes and holds to it after"
         )
         raise InvalidParams("sources", str(sources), needed)
     prepare_folder(folder)
-    found = [RemoteFile(f.path, f.url, fetch(f, folder)) for f in files]
+    found = [replace(file, sha256=fetch(file, folder)) for file in files]
     write_atomic(folder / RECORD, as_toml(found).encode())
     print(f"{len(found)} files in {folder}; their sha256 in {folder / RECORD}")
     return 0
@@ -63,18 +83,18 @@ def build_parser() -> Parser:
     parser = Parser(prog="sdxl eval fetch", description="Fetch what MLPerf's task is judged by.")
     add = parser.add_argument
     add("--out", default="mlperf", metavar="DIR", help="where to put them (default %(default)s)")
-    add("--sources", metavar="FILE", help="TOML: their addresses and sha256 (default: our own)")
+    add("--sources", metavar="FILE", help="TOML: their addresses and digests (default: our own)")
     add(
         "--record",
         action="store_true",
         dest="is_recording",
-        help="take files of unknown sha256 as they come, and write it down",
+        help="take files without a digest as they come, and write their sha256 down",
     )
     return parser
 
 
 def read_sources(path: Path) -> list[RemoteFile]:
-    needed = "needed TOML with [[file]] tables of path, url and sha256"
+    needed = "needed TOML with [[file]] tables of path, url and sha256 or git_blob"
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["file"]
         files = [RemoteFile(**table) for table in tables]
@@ -93,24 +113,29 @@ def check_source(sources: Path, file: RemoteFile) -> None:
         raise InvalidParams("path", file.path, f"needed a place below the folder ({sources})")
     if not file.url.startswith(("https://", "http://127.0.0.1:")):
         raise InvalidParams("url", file.url, f"needed https:// ({sources})")
-    digits = file.sha256
-    if len(digits) > DIGITS or set(digits) - set("0123456789abcdef") or 0 < len(digits) < 8:
-        raise InvalidParams("sha256", digits, f"needed 8 to {DIGITS} hexadecimal digits")
+    for name in DIGESTS:
+        check_digits(name, getattr(file, name))
+
+
+def check_digits(name: str, digits: str) -> None:
+    most = DIGITS[name]
+    is_hexadecimal = not set(digits) - set("0123456789abcdef")
+    if digits and not (is_hexadecimal and FEWEST_DIGITS <= len(digits) <= most):
+        needed = f"needed {FEWEST_DIGITS} to {most} hexadecimal digits"
+        raise InvalidParams(name, digits, needed)
 
 
 def fetch(file: RemoteFile, folder: Path) -> str:
     """Its sha256. One that is there and right is not fetched again."""
     path = folder / file.path
-    if path.exists() and file.sha256:
-        file.check(found := hashlib.sha256(path.read_bytes()).hexdigest())
-        return found
+    if path.exists() and file.is_held:
+        file.check(content := path.read_bytes())
+        return sha256_of(content)
     prepare_folder(path.parent)
-    content = b"".join(download(file.url))
-    found = hashlib.sha256(content).hexdigest()
-    if file.sha256:
-        file.check(found)
+    file.check(content := b"".join(download(file.url)))
     write_atomic(path, content)
-    print(f"{path}: {len(content)} bytes, sha256 {found}")
+    note = "" if file.is_held else "; held to no digest, as none is known"
+    print(f"{path}: {len(content)} bytes, sha256 {(found := sha256_of(content))}{note}")
     return found
 
 
@@ -128,6 +153,7 @@ def download(url: str) -> Iterator[bytes]:
 
 def as_toml(files: Sequence[RemoteFile]) -> str:
     def table(values: dict[str, Any]) -> str:
-        return "\n".join(["[[file]]", *(f'{name} = "{value}"' for name, value in values.items())])
+        lines = (f'{name} = "{value}"' for name, value in values.items() if value)
+        return "\n".join(["[[file]]", *lines])
 
     return "\n\n".join(table(vars(file)) for file in files) + "\n"

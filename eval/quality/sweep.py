@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,16 +21,18 @@ from typing import Any
 import torch
 
 from engines import ASKED_PRECISIONS
+from engines.choice import UNAVAILABLE
 from engines.folders.export_folder import PRECISIONS
 from engines.pytorch.torch_engine import EIGHT_BIT
 from eval.measuring.timing import cpu_s, wall_s
-from eval.quality.chosen_presets import choose_presets
+from eval.quality.chosen_presets import choose_presets, is_plain
 from eval.quality.evaluation import Evaluation
 from eval.quality.inputs import read_task
 from eval.quality.pareto import QualitySetting, Tried, table
 from eval.quality.plot import plot_pareto
 from eval.quality.report import watched
 from eval.quality.sources import Folder, Painted
+from eval.quality.stored_presets import check_place, store_presets
 from eval.quality.task import QualityTask
 from sdxl import presets
 from sdxl.checkpoint import Checkpoint
@@ -58,7 +60,11 @@ def run_sweep(options: argparse.Namespace) -> int:
     task = replace(task, load=cache(task.load))
     root = Path(options.out or Path("out") / "sweep")
     prepare_folder(root)
+    if options.stores_presets:
+        check_place(checkpoint, root)
     load = cache(partial(load_engines, checkpoint, options, root))
+    settings = loadable(settings, load)
+    last_plain = [setting for setting in settings if is_plain(setting)][-1]
     tried: list[Tried] = []
     for setting in settings:
         print(f"{len(tried) + 1} of {len(settings)}: {setting}", flush=True)
@@ -66,8 +72,10 @@ def run_sweep(options: argparse.Namespace) -> int:
         tried.append(evaluate(setting, task, pipeline, root, options.bootstrap))
         # Every time: a sweep that is cut short shows what it has.
         keep(tried, task, root)
+        if setting == last_plain:
+            # No other setting can be one: what fails after it costs no presets.
+            keep_presets(tried, task, checkpoint, root, options.stores_presets)
     print(table(tried))
-    keep_presets(tried, task, root, checkpoint.folder if options.stores_presets else None)
     return 0
 
 
@@ -102,6 +110,23 @@ def check_setting(setting: QualitySetting) -> None:
     if is_cuda and setting.precision in EIGHT_BIT and setting.cut != EXACT.cut:
         needed = f"needed {EXACT.cut}, the only one on a GPU in {setting.precision}"
         raise InvalidParams("cut", setting.cut, needed)
+
+
+def loadable(
+    settings: Sequence[QualitySetting], load: Callable[[str, Cut], Engines]
+) -> list[QualitySetting]:
+    """Without those in 8 bits that this machine has no engines of, which is found out before
+    anything is painted. A CPU's exports are made here, when their turn comes."""
+    asked = dict.fromkeys(setting.precision for setting in settings)
+    missing = set()
+    for precision in asked if torch.cuda.is_available() else ():
+        try:
+            if precision in EIGHT_BIT:
+                load(precision, EXACT.cut)
+        except UNAVAILABLE as error:
+            missing.add(precision)
+            print(f"{precision} is left out: {error}", flush=True)
+    return [setting for setting in settings if setting.precision not in missing]
 
 
 def frozen(value: Any) -> Any:
@@ -176,13 +201,17 @@ def keep(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     plot_pareto(tried, root / STEM)
 
 
-def keep_presets(tried: Sequence[Tried], task: QualityTask, root: Path, model: Path | None) -> None:
-    """Among the findings, and where asked beside the model, which has them from there on."""
+def keep_presets(
+    tried: Sequence[Tried],
+    task: QualityTask,
+    checkpoint: Checkpoint,
+    root: Path,
+    is_beside_model: bool,
+) -> None:
     chosen = choose_presets(tried)
     measured = {"task": task.name, "pictures": len(task.captions)}
-    for folder in (root, *([model] if model else [])):
-        write_atomic(folder / presets.FILE, presets.as_file(chosen, measured))
-        print(f"{folder / presets.FILE}: {', '.join(presets.told(chosen))}")
+    for file in store_presets(chosen, measured, checkpoint, root, is_beside_model=is_beside_model):
+        print(f"{file}: {', '.join(presets.told(chosen))}")
 
 
 def page(tried: Sequence[Tried], task: QualityTask) -> str:

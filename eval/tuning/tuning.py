@@ -15,6 +15,7 @@ from pathlib import Path
 import engines
 from eval.measuring.kept_facts import keep_facts
 from eval.quality.frechet import QuickFrechet
+from eval.quality.stored_presets import check_place, store_presets
 from eval.quality.task import QualityTask
 from eval.tuning.checks import CheckedPlan, PlanCheck
 from eval.tuning.course import CachePlan, Course, even, exact
@@ -25,9 +26,8 @@ from eval.tuning.result import TuningResult
 from eval.tuning.step_costs import StepCosts, measure_costs
 from eval.tuning.tuned_course import INTERVALS, IsLate, Tell, TunedCourse
 from eval.tuning.verdict import TOLERANCE
-from sdxl import presets
 from sdxl.checkpoint import Checkpoint
-from sdxl.files import write_atomic, write_json
+from sdxl.files import write_json
 from sdxl.mini.scenes import Scene
 from sdxl.pipeline import Pipeline
 
@@ -92,6 +92,8 @@ class Tuning:
 
     def _open(self) -> None:
         """Go on with what is there, where it is of the same tuning."""
+        if self.stores_presets:
+            check_place(self.checkpoint, self.folder)
         facts = {
             "model_digest": self.checkpoint.digest,
             "backend": self.spec.backend,
@@ -152,13 +154,11 @@ class Tuning:
         return result
 
     def _store(self, result: TuningResult) -> None:
-        """Among the findings, and where asked beside the model, which has them from there on."""
         if (chosen := result.presets) is None:
             return
         measured = {"task": result.task, "pictures": result.pictures, "by": "sdxl tune"}
-        data = presets.as_file(chosen, measured, self.checkpoint.digest)
-        for folder in (self.folder, *([self.checkpoint.folder] if self.stores_presets else [])):
-            write_atomic(folder / presets.FILE, data)
+        place, is_beside = self.checkpoint, self.stores_presets
+        store_presets(chosen, measured, place, self.folder, is_beside_model=is_beside)
 
     # -- what is made once ------------------------------------------------------------------
 

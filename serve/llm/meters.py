@@ -36,9 +36,13 @@ class LlmMeters:
         )
         self.running = Gauge("sdxl_llm_running", "asks being answered", registry=registry)
         self.waiting = Gauge("sdxl_llm_waiting", "asks that wait", registry=registry)
+        self.at_once = Gauge(
+            "sdxl_llm_at_once", "asks that it takes at once; more are refused", registry=registry
+        )
         self.kv = Gauge("sdxl_llm_kv_cache_share", "of the KV cache, in use", registry=registry)
 
-    def collect(self, occupancy: Occupancy) -> list[Any]:
+    def collect(self, occupancy: Occupancy, at_once: int) -> list[Any]:
+        self.at_once.set(at_once)
         self.running.set(occupancy.running)
         self.waiting.set(occupancy.waiting)
         self.kv.set(occupancy.kv_share)

@@ -68,7 +68,8 @@ class Speaker:
             meter.ended(outcome, end)
 
     async def metrics(self) -> Sequence[Any]:
-        return self.meters.collect(await self.engine.occupancy())
+        at_once = self.engine.rows + self.queue
+        return self.meters.collect(await self.engine.occupancy(), at_once)
 
     # -- what its owner asks ----------------------------------------------------------------
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from eval.llm.bench import Figures, poisson, streams
-from eval.llm.client import AnswerTimes, Client
+from eval.llm.client import AT_ONCE, DEADLINE_S, AnswerTimes, Client, at_once
 from eval.llm.limits import LIMITS
+from eval.llm.prompts import OWN, LlmPrompt, read_prompts
+from sdxl.params import InvalidParams
+from serve.llm.speaker import Speaker
+from tests.serve.llm.texts import FakeLlm, prompts
 
 SERVER, INTERACTIVE = LIMITS["server"], LIMITS["interactive"]
 
@@ -28,8 +35,8 @@ def answer(_: httpx.Request) -> httpx.Response:
     return httpx.Response(200, text="".join((*events, usage, "data: [DONE]\n\n")))
 
 
-def client_of(respond: object = answer) -> Client:
-    client = Client("http://service", "mini", "", 64)
+def client_of(respond: object = answer, prompts: Sequence[LlmPrompt] = OWN) -> Client:
+    client = Client("http://service", "mini", "", 64, prompts)
     transport = httpx.MockTransport(respond)  # type: ignore[arg-type]
     client.http = httpx.AsyncClient(base_url="http://service", transport=transport)
     return client
@@ -37,7 +44,7 @@ def client_of(respond: object = answer) -> Client:
 
 def test_an_answer_is_timed_from_its_first_text_to_its_last() -> None:
     firsts = list[None]()
-    heard = asyncio.run(client_of().ask("ring", 1, on_first=lambda: firsts.append(None)))
+    heard = asyncio.run(client_of().ask(LlmPrompt("ring"), 1, on_first=lambda: firsts.append(None)))
     assert (heard.status, heard.tokens, len(firsts)) == (200, 4, 1)
     assert heard.began_s <= heard.first_s <= heard.last_s
 
@@ -92,3 +99,46 @@ def test_a_table_says_what_tokens_cost() -> None:
     table = Figures([heard], 2.0, joules=8.0).table(SERVER, price=3.6)
     assert table["tokens_per_s"] == 2.0 and table["tokens_per_dollar"] == 2000.0
     assert table["tokens_per_joule"] == 0.5 and table["is_within_limits"]
+
+
+# -- what is asked --------------------------------------------------------------------------
+
+
+def test_prompts_of_a_file_are_asked_with_their_own_lengths_and_a_long_deadline(
+    tmp_path: Path,
+) -> None:
+    file, bodies = tmp_path / "prompts.jsonl", list[dict[str, Any]]()
+    file.write_text('{"text": "long", "max_tokens": 900}\n\n{"text": "short"}\n')
+
+    def note(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return answer(request)
+
+    client = client_of(note, read_prompts(str(file)))
+    asyncio.run(streams(client, 1, 0.1))
+    asked = [(body["messages"][0]["content"], body["max_tokens"]) for body in bodies[:3]]
+    assert asked == [("long", 900), ("short", 64), ("long", 900)]
+    assert {body["deadline_s"] for body in bodies} == {DEADLINE_S}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "circle", '{"max_tokens": 3}', '{"text": ""}', '{"text": "a", "max_tokens": 0}', "[1]"],
+)
+def test_a_file_of_no_prompts_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    with pytest.raises(InvalidParams, match="prompts: .*prompts.jsonl.*needed"):
+        read_prompts(str(file))
+
+
+@pytest.mark.parametrize(("replicas", "most"), [(2, 2 * (8 + 64)), (0, AT_ONCE)])
+def test_as_many_are_asked_at_once_as_all_replicas_take(
+    replicas: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = asyncio.run(Speaker("llm", prompts(), FakeLlm()).metrics())
+    (gauge,) = [each for each in metrics if each.name == "sdxl_llm_at_once"]
+    lines = [f'{gauge.name}{{replica="{i}"}} {gauge.samples[0].value}' for i in range(replicas)]
+    page = httpx.Response(200, text="\n".join(lines))
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: page)
+    assert at_once("http://service", "") == most

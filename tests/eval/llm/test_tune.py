@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from eval.llm.tune import Options, OptionsTrial, Trials, groups, most_within, search, toml
+from eval.llm import tune
+from eval.llm.bench import Figures
+from eval.llm.client import AnswerTimes
+from eval.llm.limits import LIMITS
+from eval.llm.tune import (
+    Options,
+    OptionsTrial,
+    Services,
+    Trials,
+    groups,
+    most_within,
+    search,
+    toml,
+)
 from sdxl.params import InvalidParams
+from tests.http_servers import Quiet, serving
 
 CHOICES = {"max_batch_size": [4, 8, 16, 32], "max_num_tokens": [2048, 4096]}
 
@@ -48,6 +63,80 @@ def test_cuts_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
     assert len(set(found)) == count and all(t * p <= gpus for t, p in found)
 
 
+NOT_LOADED = """\
+(ServeReplica:default:LlmReplica pid=3460) 2026-11-25 03:45:02,000 ERROR serve.llm.replica: \
+the language model does not load
+(ServeReplica:default:LlmReplica pid=3460) Traceback (most recent call last):
+(ServeReplica:default:LlmReplica pid=3460)   File "serve/llm/replica.py", line 55, in _load
+(ServeReplica:default:LlmReplica pid=3460)     speaker = loading.load(self.settings)
+(ServeReplica:default:LlmReplica pid=3460) torch.OutOfMemoryError: CUDA out of memory.
+sdxl serve: sdxl-mini is loaded
+"""
+"""as `sdxl serve` writes it"""
+
+
+class WithoutLlm(Quiet):
+    """A service that does without its language model."""
+
+    def do_GET(self) -> None:
+        body = b'{"status": "ready", "llm": "unavailable"}' if self.path == "/readyz" else b""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class SimulatedService:
+    """As many answers a second as its replicas write at once, and no more than clients ask for. A
+    GPU's share of a model cut over n of them is n^0.7 times as fast: cutting never pays."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        asked = ("llm_of", "at_once", "Client", "streams", "poisson")
+        for name in ("local_service", "wait_until_loaded", *asked):
+            patch.setattr(tune, name, getattr(self, name))
+
+    @contextmanager
+    def local_service(self, flags: list[str], log: Path) -> Iterator[str]:
+        told = dict(zip(flags[::2], flags[1::2], strict=True))
+        options = tomllib.loads(Path(told["--llm-options"]).read_text())
+        size = options["tensor_parallel_size"] * options["pipeline_parallel_size"]
+        self.rows = int(told["--llm-replicas"]) * options["max_batch_size"]
+        self.rate = size**0.7
+        yield "http://service"
+
+    def wait_until_loaded(self, *_: object) -> None:
+        pass
+
+    def llm_of(self, *_: str) -> str:
+        return "model"
+
+    def at_once(self, *_: str) -> int:
+        return self.rows + 8 * 64
+
+    def Client(self, *_: object) -> None:
+        return None
+
+    def figures(self, rate: float, seconds: float, first_s: float) -> Figures:
+        heard = AnswerTimes(0.0, first_s, first_s + 0.1, tokens=10, status=200)
+        return Figures([heard] * round(rate * seconds), seconds)
+
+    async def streams(self, client: None, count: int, seconds: float) -> Figures:
+        return self.figures(min(count, self.rows) * self.rate, seconds, 0.1)
+
+    async def poisson(self, client: None, rate: float, seconds: float) -> Figures:
+        is_too_much = rate > self.rows * self.rate
+        return self.figures(rate, seconds, 10.0 if is_too_much else 0.1)
+
+
+def test_replicas_are_picked_where_they_beat_one_large_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    SimulatedService(monkeypatch)
+    trial = Services("model", "tensorrt-llm", {}, LIMITS["server"], 8, 20.0, 64, "", tmp_path)
+    best = search(trial, list(groups(8)), {"max_batch_size": [4]})
+    assert best == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
+    assert trial(best).rate == pytest.approx(8 * 4), "eight replicas of four rows"
+
+
 @pytest.mark.parametrize("most", [0.1, 3.0, 7.9, 10.0])
 def test_the_rate_is_near_the_most_that_keeps_the_limits(most: float) -> None:
     found = most_within(lambda rate: (rate <= most, 50 * rate), top=10.0)
@@ -63,6 +152,74 @@ def test_trials_are_kept_and_none_is_made_twice(tmp_path: Path) -> None:
     assert len(machine.tried) == 1
     with pytest.raises(InvalidParams, match="out: .*needed a folder whose trials have the same"):
         Trials(path, {"model": "other"}, machine)
+
+
+class Mended(Machine):
+    """Fails at first."""
+
+    def __call__(self, options: Options) -> OptionsTrial:
+        self.tried.append(options)
+        return OptionsTrial(0.0, 0.0, "out of memory") if len(self.tried) == 1 else TRIAL
+
+
+TRIAL = OptionsTrial(4.0, 1.0)
+
+
+def test_what_failed_is_tried_anew_by_the_next_run_alone(tmp_path: Path) -> None:
+    path, machine = tmp_path / "trials.json", Mended(lambda _: 0.0)
+    trials = Trials(path, {}, machine)
+    assert trials({"max_batch_size": 4}) == trials({"max_batch_size": 4})
+    assert len(machine.tried) == 1 and "out of memory" in path.read_text()
+    assert Trials(path, {}, machine)({"max_batch_size": 4}) == TRIAL
+
+
+def trial_of(folder: Path) -> Services:
+    return Services("model", "transformers", {}, LIMITS["server"], 1, 1.0, 64, "", folder)
+
+
+def test_options_whose_model_does_not_load_say_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def without_llm(_: list[str], log: Path) -> Iterator[str]:
+        log.write_text(NOT_LOADED)
+        with serving(WithoutLlm) as url:
+            yield url
+
+    monkeypatch.setattr(tune, "local_service", without_llm)
+    found = trial_of(tmp_path)({"max_batch_size": 4})
+    reason = "0 of 1 replicas load: torch.OutOfMemoryError: CUDA out of memory."
+    log = tmp_path / "max_batch_size_4.log"
+    assert found == OptionsTrial(0.0, 0.0, f"{reason} ({log})") and log.exists()
+
+
+def test_a_service_that_answers_nothing_is_an_error_and_not_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    service = SimulatedService(monkeypatch)
+    refused = Figures([AnswerTimes(0.0, status=503)] * 9, 1.0)
+
+    async def refuse(*_: object) -> Figures:
+        return refused
+
+    monkeypatch.setattr(tune, "streams", refuse)
+    options = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
+    error = trial_of(tmp_path)(options).error
+    assert error.startswith("none of 9 asks was answered: status 503"), error
+    assert service.rows == 4
+
+
+def test_trials_under_other_settings_of_the_service_are_other_trials(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("queue = 1")
+    options = tune.build_parser().parse_args(["--settings", str(file)])
+    first = tune.identity(options, {})
+    assert tune.identity(options, {}) == first
+    file.write_text("queue = 2")
+    assert tune.identity(options, {}) != first
+    options.settings = str(tmp_path / "gone.toml")
+    with pytest.raises(InvalidParams, match="settings: .*gone.toml.*needed a file"):
+        tune.identity(options, {})
 
 
 def test_what_is_written_is_read_as_it_was() -> None:

@@ -14,6 +14,7 @@ import pytest
 from eval.llm import bench, under_loadgen
 from eval.llm.client import AnswerTimes
 from eval.llm.limits import LIMITS
+from eval.llm.prompts import OWN
 from eval.llm.under_loadgen import Streams
 from eval.mlperf.loadgen import ScenarioRun
 
@@ -22,6 +23,8 @@ TOKENS = 5
 
 class Answering:
     """In place of a client: an answer of five tokens, so many seconds between two."""
+
+    prompts = OWN
 
     def __init__(self, first_s: float, token_s: float, status: int = 200) -> None:
         self.first_s, self.token_s, self.status = first_s, token_s, status
@@ -58,7 +61,7 @@ class Crowded(Answering):
 
 
 def judged(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
-    system = Streams(client)
+    system = Streams(client, 128)
     told = {"target_qps": 300.0, "benchmark": LIMITS[limits].benchmark}
     run = ScenarioRun("Server", folder, 8, is_short=True, **told)  # type: ignore[arg-type]
     try:
@@ -88,9 +91,9 @@ def test_all_samples_at_once_are_asked_as_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(under_loadgen, "AGAIN_S", 0.001)
-    monkeypatch.setattr(under_loadgen, "AT_ONCE", 30)
     client: Any = Crowded(0.001, 0.0005)
-    system = Streams(client)
+    client.prompts = [OWN[0]] * 200
+    system = Streams(client, 30)
     run = ScenarioRun("Offline", tmp_path, 200, is_short=True, benchmark=LIMITS["server"].benchmark)
     try:
         summary = run.start(system)

@@ -1,8 +1,9 @@
-"""Files of the benchmark are held to their sha256; a server on loopback is all addresses."""
+"""Files of the benchmark are held to their digests; a server on loopback is all addresses."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
@@ -10,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from eval.quality.fetch import OWN, RECORD, FetchFailed, main, read_sources
+from eval.quality.fetch import (
+    DIGITS,
+    OWN,
+    RECORD,
+    FetchFailed,
+    git_blob_of,
+    main,
+    read_sources,
+)
 from sdxl.params import InvalidParams
 from tests.http_servers import Quiet, serving
 
@@ -71,14 +80,16 @@ def test_a_file_that_was_changed_here_is_refused(url: str, tmp_path: Path) -> No
         fetch(tmp_path, listed)
 
 
-def test_digests_that_nobody_published_are_recorded_and_held_to(url: str, tmp_path: Path) -> None:
+def test_digests_that_nobody_published_are_recorded_and_held_to(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     listed = sources(tmp_path, url, captions="", clip=DIGESTS["clip.bin"])
-    with pytest.raises(
-        InvalidParams, match="has no sha256 of in/captions.tsv: .*needed .*--record"
-    ):
+    with pytest.raises(InvalidParams, match="has no digest of in/captions.tsv; needed .*--record"):
         fetch(tmp_path, listed)
     assert not (tmp_path / "out").exists()
     recorded = fetch(tmp_path, listed, "--record") / RECORD
+    told = next(line for line in capsys.readouterr().out.splitlines() if "captions.tsv" in line)
+    assert told.endswith(f"sha256 {DIGESTS['captions.tsv']}; held to no digest, as none is known")
     assert [file.sha256 for file in read_sources(recorded)] == list(DIGESTS.values())
     (tmp_path / "out" / "in" / "captions.tsv").unlink()
     (tmp_path / "site" / "captions.tsv").write_bytes(b"id\tcaption\n1\ta dog\n")
@@ -109,8 +120,24 @@ def test_sources_that_are_wrong_are_named(table: str, message: str, tmp_path: Pa
         read_sources(path)
 
 
-def test_our_own_sources_have_no_digest_that_nobody_published() -> None:
-    files = {file.path: file for file in read_sources(OWN)}
-    known = [path for path, file in files.items() if file.sha256]
-    assert known == ["pt_inception-2015-12-05-6726825d.pth"]
-    assert f"-{files[known[0]].sha256}.pth" in known[0], "the digest is in the name"
+def test_a_git_blob_id_is_gits_own() -> None:
+    """`printf 'what is up, doc?' | git hash-object --stdin`, as in the book Pro Git."""
+    assert git_blob_of(b"what is up, doc?") == "bd9dbf5aae1a3862dd1526723246b20206e5fc37"
+
+
+def test_a_file_is_held_to_its_git_blob_id_too(url: str, tmp_path: Path) -> None:
+    table = f'[[file]]\npath = "clip.bin"\nurl = "{url}/clip.bin"\n'
+    right, wrong = tmp_path / "right.toml", tmp_path / "wrong.toml"
+    right.write_text(f'{table}git_blob = "{git_blob_of(CONTENT["clip.bin"])}"\n')
+    wrong.write_text(f'{table}git_blob = "{git_blob_of(b"other")}"\n')
+    with pytest.raises(FetchFailed, match="has git_blob .*, needed"):
+        fetch(tmp_path, str(wrong))
+    (recorded,) = read_sources(fetch(tmp_path, str(right)) / RECORD)
+    assert recorded.sha256 == DIGESTS["clip.bin"], "the record says the sha256 besides"
+
+
+def test_our_own_sources_cannot_change_under_their_address() -> None:
+    """Each is held to a whole digest, and its address names a commit or a release."""
+    for file in read_sources(OWN):
+        assert len(file.sha256) == DIGITS["sha256"] or len(file.git_blob) == DIGITS["git_blob"]
+        assert re.search("/[0-9a-f]{40}/|/releases/download/", file.url), file.url

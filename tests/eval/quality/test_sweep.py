@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from engines.folders.export_folder import ExportError
 from eval.measuring.bootstrap import Interval
 from eval.measuring.timing import Spread
+from eval.quality import sweep
 from eval.quality.chosen_presets import choose_presets
 from eval.quality.evaluation import Figure
 from eval.quality.pareto import QualitySetting, Tried, change, front, table
 from eval.quality.plot import plot_pareto
 from eval.quality.sweep import EXACT, settings_of
+from eval.quality.task import embedded_task
 from eval.tuning.course import CachePlan, Course
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams, InvalidParams
@@ -100,6 +104,79 @@ def test_what_only_some_machines_measure_is_taken_there(
     path = tmp_path / "grid.json"
     path.write_text(json.dumps([grid]))
     assert len(settings_of(str(path))) == 2
+
+
+class Sweep:
+    """`run_sweep` on a GPU that isn't there: its engines load but for `missing`, and nothing is
+    painted; `failing` fails when its turn comes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, out: Path, missing: str, failing: str) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.missing, self.failing, self.out = missing, failing, out
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        task = embedded_task({}, 8)
+        patch.setattr(sweep, "read_task", lambda _: (task, find("mini")))
+        patch.setattr(sweep, "Pipeline", lambda checkpoint, engines: engines)
+        for name in ("load_engines", "evaluate", "keep"):
+            patch.setattr(sweep, name, getattr(self, name))
+
+    def run(self, **options: object) -> list[str]:
+        """Precisions in the order in which they were painted."""
+        usual = {"grid": None, "tuned": None, "bootstrap": 1, "stores_presets": False}
+        sweep.run_sweep(Namespace(**usual | {"out": str(self.out)} | options))
+        return [precision for what, precision in self.events if what == "painted"]
+
+    def load_engines(self, checkpoint: object, options: object, root: Path, *asked: str) -> str:
+        self.events.append(("loaded", asked[0]))
+        if asked[0] == self.missing:
+            raise ExportError(f"no {asked[0]} export")
+        return asked[0]
+
+    def evaluate(self, setting: QualitySetting, *_: object) -> Tried:
+        self.events.append(("painted", setting.precision))
+        if setting.precision == self.failing:
+            raise RuntimeError("out of memory")
+        return tried(setting, 1.0, 10.0, 30.0)
+
+    def keep(self, *_: object) -> None:
+        pass
+
+
+def test_a_precision_without_engines_is_left_out_before_anything_is_painted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Sweep(monkeypatch, tmp_path, missing="fp8", failing="")
+    painted = run.run()
+    assert set(painted) == {"fp32", "fp16", "int8"} and len(painted) == len(settings_of(None)) - 2
+    refused = run.events.index(("loaded", "fp8"))
+    assert all(what == "loaded" for what, _ in run.events[:refused])
+    assert "fp8 is left out: no fp8 export" in capsys.readouterr().out
+
+
+def test_presets_are_stored_before_settings_that_cannot_change_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Sweep(monkeypatch, tmp_path, missing="", failing="int8")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run.run()
+    kept = json.loads((tmp_path / "presets.json").read_text())
+    assert set(kept["presets"]) == {"low", "medium", "high"}
+    assert kept["model_digest"] == find("mini").digest, "for no other weights in a copied folder"
+
+
+def test_a_model_folder_that_cannot_be_written_is_refused_before_anything_is_painted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Sweep(monkeypatch, tmp_path / "out", missing="", failing="")
+    (tmp_path / "file").touch()
+    model = replace(find("mini"), folder=tmp_path / "file" / "model")
+    task = embedded_task({}, 8)
+    monkeypatch.setattr(sweep, "read_task", lambda _: (task, model))
+    with pytest.raises(
+        InvalidParams, match=r"store_presets: .*file/model.*copy .*out/presets\.json"
+    ):
+        run.run(stores_presets=True)
+    assert not run.events
 
 
 def test_tuned_plans_are_settings_as_sdxl_tune_wrote_them(tmp_path: Path) -> None:

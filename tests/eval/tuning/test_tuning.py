@@ -70,6 +70,17 @@ def test_time_that_is_up_before_a_check_is_said(quick_tuning: Callable[..., Tuni
     assert quick_tuning(is_late=True).run() is None
 
 
+def test_a_model_folder_that_cannot_be_written_is_refused_at_once(
+    quick_tuning: Callable[..., Tuning], tmp_path: Path
+) -> None:
+    asked = quick_tuning(is_late=True)
+    (tmp_path / "file").touch()
+    asked.checkpoint = replace(asked.checkpoint, folder=tmp_path / "file" / "model")
+    asked.stores_presets = True
+    with pytest.raises(InvalidParams, match="store_presets: .*file/model.*copy .*presets.json"):
+        asked.run()
+
+
 def test_a_folder_of_another_tuning_is_refused(
     quick_tuning: Callable[..., Tuning], tmp_path: Path
 ) -> None:
