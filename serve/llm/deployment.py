@@ -12,6 +12,7 @@ import ray
 from ray import serve as ray_serve
 
 from sdxl.params import InvalidParams
+from serve.fleet.autoscaling import by_busy, how_many
 from serve.fleet.router import ROUTING
 from serve.llm import options as options_
 from serve.llm.replica import LlmReplica
@@ -24,15 +25,15 @@ MOST_RUNNING = 2048
 
 
 def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
-    """How many of the cluster's GPUs the language model takes, and its deployment, bound; None
+    """How many of the cluster's GPUs the language model may take, and its deployment, bound; None
     where there is none."""
     if settings.llm == "none":
         return 0, None
     settings = replace(settings, llm_backend=backend_of(settings, gpus))
     each = gpus_each(settings)
-    taken = each * settings.llm_replicas
-    check_room(each, taken, gpus)
-    return taken, deployment(settings, each).bind(settings)
+    most = settings.llm_max_replicas or settings.llm_replicas
+    check_room(settings, each, each * most, gpus)
+    return each * most, deployment(settings, each).bind(settings)
 
 
 def backend_of(settings: ServeSettings, gpus: int) -> str:
@@ -47,18 +48,19 @@ def gpus_each(settings: ServeSettings) -> int:
     return options_.gpus_of(options) if settings.llm_backend == "tensorrt-llm" else 0
 
 
-def check_room(each: int, taken: int, gpus: int) -> None:
+def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> None:
     """Ray would wait for ever for GPUs that are not there."""
     if each and each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
         raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
     if taken and taken >= gpus:
         needed = f"needed fewer than the cluster's {gpus} GPUs: images need one"
-        raise InvalidParams("llm_replicas", f"{taken} GPUs", needed)
+        name = "llm_max_replicas" if settings.llm_max_replicas else "llm_replicas"
+        raise InvalidParams(name, f"{taken} GPUs", needed)
 
 
 def deployment(settings: ServeSettings, gpus: int) -> Any:
     return ray_serve.deployment(name="LlmReplica")(LlmReplica).options(
-        num_replicas=settings.llm_replicas,
+        **how_many(settings.llm_replicas, settings.llm_max_replicas, by_busy),
         max_ongoing_requests=settings.queue + MOST_RUNNING,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -34,6 +34,8 @@ class LlmEngine(Protocol):
     """tokens of prompt and answer together"""
     longest_prompt: int
     """tokens that it can read before it writes"""
+    rows: int
+    """answers that it writes at once"""
     has_json: bool
     """whether it can be made to write JSON of a schema"""
 

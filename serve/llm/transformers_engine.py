@@ -75,6 +75,7 @@ class TransformersEngine:
 
     def __init__(self, model: Any, tokenizer: Any, context: int, rows: int = MAX_ROWS) -> None:
         self.context = self.longest_prompt = context
+        self.rows = rows
         self._calls = Calls("a step of the language model", time.monotonic, STALL_S)
         self.decoding = Decoding(model, rows, context, ends_of(model))
         self._tokenizer = tokenizer.backend_tokenizer

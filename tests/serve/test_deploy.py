@@ -18,7 +18,8 @@ from ray.scripts.scripts import start
 from ray.serve.schema import ServeDeploySchema
 
 from engines.folders.export_folder import PRECISIONS
-from serve import app, cli
+from serve import cli
+from serve.fleet.autoscaling import SCALING
 from serve.front.key_auth import OPEN_PATHS
 from serve.settings import ServeSettings, is_loopback
 from tests.serve.rayservice_schema import RAY_SERVICE
@@ -151,7 +152,7 @@ def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() 
     grace_s = pod_templates()["gpu"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > ServeSettings().shutdown_s
     idle_s = cluster["autoscalerOptions"]["idleTimeoutSeconds"]
-    assert idle_s > app.SCALING["downscale_delay_s"]
+    assert idle_s > SCALING["downscale_delay_s"]
 
 
 def test_there_are_pods_for_as_many_replicas_as_may_be() -> None:

@@ -64,18 +64,29 @@ def test_a_group_has_the_gpus_of_one_node(nodes_of_four: None, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("text", "replicas", "named"),
+    ("text", "replicas", "most", "named"),
     [
-        ("tensor_parallel_size = 8", 1, "a node with so many"),
-        ("tensor_parallel_size = 4", 2, "images need one"),
-        ("tensor_paralel_size = 4", 1, "tensor_paralel_size"),
+        ("tensor_parallel_size = 8", 1, 0, "a node with so many"),
+        ("tensor_parallel_size = 4", 2, 0, "llm_replicas.*images need one"),
+        ("tensor_parallel_size = 4", 1, 2, "llm_max_replicas.*images need one"),
+        ("tensor_paralel_size = 4", 1, 0, "tensor_paralel_size"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(
-    nodes_of_four: None, tmp_path: Path, text: str, replicas: int, named: str
+    nodes_of_four: None, tmp_path: Path, text: str, replicas: int, most: int, named: str
 ) -> None:
+    counts = {"llm_replicas": replicas, "llm_max_replicas": most}
     with pytest.raises(InvalidParams, match=named):
-        deployment.place(settings(tmp_path, text, llm_replicas=replicas), 8)
+        deployment.place(settings(tmp_path, text, **counts), 8)
+
+
+def test_images_get_what_the_language_model_never_takes(
+    nodes_of_four: None, tmp_path: Path
+) -> None:
+    growing = settings(tmp_path, "tensor_parallel_size = 2\n", llm_max_replicas=3)
+    taken, bound = deployment.place(growing, 8)
+    scaling = bound._bound_deployment._deployment_config.autoscaling_config
+    assert taken == 6 and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
 
 
 def test_the_embedded_model_and_none_take_no_gpu() -> None:
