@@ -50,12 +50,15 @@ def gpus_each(settings: ServeSettings) -> int:
 
 def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> None:
     """Ray would wait for ever for GPUs that are not there."""
-    if each and each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
+    if not each:
+        return
+    if each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
         raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
-    if taken and taken >= gpus:
-        needed = f"needed fewer than the cluster's {gpus} GPUs: images need one"
+    is_shared = settings.device != "cpu"
+    if taken > (most := gpus - is_shared):
+        needed = f"needed at most {most} of the cluster's {gpus} GPUs"
         name = "llm_max_replicas" if settings.llm_max_replicas else "llm_replicas"
-        raise InvalidParams(name, f"{taken} GPUs", needed)
+        raise InvalidParams(name, f"{taken} GPUs", needed + ": images need one" * is_shared)
 
 
 def deployment(settings: ServeSettings, gpus: int) -> Any:

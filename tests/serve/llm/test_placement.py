@@ -89,6 +89,16 @@ def test_images_get_what_the_language_model_never_takes(
     assert taken == 6 and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
 
 
+def test_where_images_run_on_the_cpu_the_language_model_may_have_every_gpu(
+    nodes_of_four: None, tmp_path: Path
+) -> None:
+    text = "tensor_parallel_size = 4\n"
+    taken, _ = deployment.place(settings(tmp_path, text, llm_replicas=2, device="cpu"), 8)
+    assert taken == 8
+    with pytest.raises(InvalidParams, match="at most 8 of the cluster's 8 GPUs"):
+        deployment.place(settings(tmp_path, text, llm_replicas=3, device="cpu"), 8)
+
+
 def test_the_embedded_model_and_none_take_no_gpu() -> None:
     assert deployment.place(ServeSettings(), 8)[0] == 0
     assert deployment.place(ServeSettings(llm="none"), 8) == (0, None)
