@@ -20,7 +20,7 @@ from serve.fleet.router import ROUTING
 from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
-from serve.llm.deployment import place
+from serve.llm.deployment import elsewhere, place
 from serve.models import ImageModel, deployment_names, image_models
 from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
@@ -97,7 +97,7 @@ def replicas_of(
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_constructor_retry_count=LOAD_ATTEMPTS,
-        ray_actor_options=actor_options(is_gpu, sharing),
+        ray_actor_options={**actor_options(is_gpu, sharing), **elsewhere(settings)},
         request_router_config=ROUTING,
     )
 

@@ -64,6 +64,9 @@ class ServeSettings:
     llm_backend: str = setting("auto", "auto, transformers or tensorrt-llm")
     llm_replicas: int = setting(1, "copies of the language model", 1)
     llm_max_replicas: int = setting(0, "upper bound for their autoscaling; 0 turns it off", 0)
+    llm_apart: bool = setting(
+        False, "on nodes of Ray's label sdxl=llm, which images then leave to it"
+    )
     llm_options: str = setting("", "TOML file of the backend's options, by TensorRT-LLM's names")
     llm_python: str = setting("", "TensorRT-LLM's interpreter, such as /opt/trtllm/bin/python")
     llm_start_s: float = setting(900.0, "how long TensorRT-LLM may take to start", 1)

@@ -20,6 +20,8 @@ from serve.settings import ServeSettings
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
 """While it loads, libraries may keep a process from answering for a while."""
+NODE, LLM = "sdxl", "llm"
+"""Ray's label of nodes that are the language model's alone, and its value there."""
 MOST_RUNNING = 2048
 """Answers that one replica may ever have in flight; TensorRT-LLM's own default."""
 
@@ -32,8 +34,22 @@ def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
     settings = replace(settings, llm_backend=backend_of(settings, gpus))
     each = gpus_each(settings)
     most = settings.llm_max_replicas or settings.llm_replicas
+    bound = deployment(settings, each).bind(settings)
+    if settings.llm_apart:
+        return gpus_apart(), bound
     check_room(settings, each, each * most, gpus)
-    return each * most, deployment(settings, each).bind(settings)
+    return each * most, bound
+
+
+def gpus_apart() -> int:
+    """Of the nodes that are there by now."""
+    apart = [n for n in ray.nodes() if n["Alive"] and n["Labels"].get(NODE) == LLM]
+    return int(sum(node["Resources"].get("GPU", 0) for node in apart))
+
+
+def elsewhere(settings: ServeSettings) -> dict[str, Any]:
+    """An image replica's options that keep it off the language model's nodes."""
+    return {"label_selector": {NODE: f"!{LLM}"}} if settings.llm_apart else {}
 
 
 def backend_of(settings: ServeSettings, gpus: int) -> str:
@@ -50,7 +66,8 @@ def gpus_each(settings: ServeSettings) -> int:
 
 def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> None:
     """Ray would wait for ever for GPUs that are not there."""
-    if not each:
+    if not each or (settings.device == "gpu" and not gpus):
+        # A cluster that grows may have none yet.
         return
     if each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
         raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
@@ -70,18 +87,20 @@ def deployment(settings: ServeSettings, gpus: int) -> Any:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=ROUTING,
-        **(on_gpus(gpus, settings.llm_python) if gpus else on_cpu()),
+        **(on_gpus(gpus, settings) if gpus else on_cpu(settings)),
     )
 
 
-def on_cpu() -> dict[str, Any]:
+def on_cpu(settings: ServeSettings) -> dict[str, Any]:
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": threads}}}
+    where = {"label_selector": {NODE: LLM}} if settings.llm_apart else {}
+    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": threads}, **where}}
 
 
-def on_gpus(gpus: int, python: str) -> dict[str, Any]:
+def on_gpus(gpus: int, settings: ServeSettings) -> dict[str, Any]:
     """The whole group in one bundle of one node: the replica's process sees all of its GPUs, and
     TensorRT-LLM starts a rank on each."""
+    python = settings.llm_python
     environment: dict[str, Any] = {"py_executable": python} if python else {}
     if gpus == 1:
         environment["env_vars"] = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
@@ -90,4 +109,5 @@ def on_gpus(gpus: int, python: str) -> dict[str, Any]:
         "ray_actor_options": {**needs, "runtime_env": environment},
         "placement_group_bundles": [{"CPU": 1, "GPU": gpus}],
         "placement_group_strategy": "STRICT_PACK",
+        **({"placement_group_bundle_label_selector": [{NODE: LLM}]} if settings.llm_apart else {}),
     }
