@@ -52,8 +52,8 @@ def settings(tmp_path: Path, text: str, **rest: Any) -> ServeSettings:
 
 @pytest.fixture
 def nodes_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    resources = ({"GPU": 4.0}, {"GPU": 4.0}, {})
-    labels = ({"sdxl": "llm"}, {}, {})
+    resources: tuple[dict[str, float], ...] = ({"GPU": 4.0}, {"GPU": 4.0}, {})
+    labels: tuple[dict[str, str], ...] = ({"sdxl": "llm"}, {}, {})
     nodes = [
         {"Alive": True, "Resources": each, "Labels": label}
         for each, label in zip(resources, labels, strict=True)
