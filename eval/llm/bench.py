@@ -128,10 +128,11 @@ def service(url: str) -> AbstractContextManager[str]:
 
 
 def joules_of(url: str, key: str) -> float | None:
-    """What the service's GPUs have used so far; None without GPUs."""
+    """What the language model's own GPUs have used so far; None where it has none."""
     headers = api_key.headers(key)
     page = httpx.get(f"{url}/metrics", headers=headers, timeout=30).text
-    values = values_of(page, "sdxl_gpu_energy_joules_total")
+    lines = [line for line in page.splitlines() if 'work="llm"' in line]
+    values = values_of("\n".join(lines), "sdxl_gpu_energy_joules_total")
     return sum(values) if values else None
 
 

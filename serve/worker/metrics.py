@@ -68,7 +68,7 @@ class WorkerMetrics:
             ("backend", "precision", "slower"),
             registry=registry,
         )
-        GpuMeter(self.registry)
+        GpuMeter(self.registry, work="images")
 
     def runs(self, engines: Mapping[str, Any], is_slower: bool) -> None:
         names = (str(engines.get(name, "")) for name in ("backend", "precision"))

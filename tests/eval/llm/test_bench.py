@@ -9,11 +9,18 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from eval.llm.bench import Figures, poisson, streams
+from eval.llm.bench import Figures, joules_of, poisson, streams
 from eval.llm.client import AnswerTimes, Client
 from eval.llm.limits import LIMITS
 
 SERVER, INTERACTIVE = LIMITS["server"], LIMITS["interactive"]
+
+
+PAGE = """sdxl_gpu_energy_joules_total{gpu="0",model="sdxl",replica="a",work="images"} 9000.0
+sdxl_gpu_energy_joules_total{gpu="6",replica="b",work="llm"} 30.0
+sdxl_gpu_energy_joules_total{gpu="7",replica="b",work="llm"} 10.0
+sdxl_gpu_memory_bytes{gpu="7",replica="b",work="llm"} 5.0
+"""
 
 
 def event(**fields: object) -> str:
@@ -92,3 +99,11 @@ def test_a_table_says_what_tokens_cost() -> None:
     table = Figures([heard], 2.0, joules=8.0).table(SERVER, price=3.6)
     assert table["tokens_per_s"] == 2.0 and table["tokens_per_dollar"] == 2000.0
     assert table["tokens_per_joule"] == 0.5 and table["is_within_limits"]
+
+
+@pytest.mark.parametrize(("page", "joules"), [(PAGE, 40.0), (PAGE.split("\n")[0], None)])
+def test_only_the_language_models_own_gpus_count(
+    page: str, joules: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httpx, "get", lambda url, **_: httpx.Response(200, text=page))
+    assert joules_of("http://service", "") == joules
