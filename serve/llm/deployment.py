@@ -66,8 +66,8 @@ def gpus_each(settings: ServeSettings) -> int:
 
 def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> None:
     """Ray would wait for ever for GPUs that are not there."""
+    # A cluster that grows may have none yet.
     if not each or (settings.device == "gpu" and not gpus):
-        # A cluster that grows may have none yet.
         return
     if each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
         raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
