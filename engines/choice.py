@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from engines.cuda.gpus import local_target
 from engines.folders.digests import model_digest
@@ -69,22 +70,23 @@ def choose_engines(asked: EngineRequest, backend: str) -> Engines:
             passed_over[name] = str(error)
             log.info("%s is passed over: %s", name, error)
             continue
-        _warn_of_fallback(asked, name, passed_over)
-        return replace(engines, description={**engines.description, "passed_over": passed_over})
-    said = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-    raise BackendMissing(f"no backend here serves {asked.model} as asked: {said}")
+        said = {"backend": name, **engines.description, "passed_over": passed_over}
+        if not asked.is_for_cpu and (reasons := why_slower(said)):
+            log.warning("%s runs on %s, not on TensorRT: %s", asked.model, name, reasons)
+        return replace(engines, description=said)
+    raise BackendMissing(f"no backend here serves {asked.model} as asked: {_listed(passed_over)}")
 
 
-def _warn_of_fallback(asked: EngineRequest, taken: str, passed_over: Mapping[str, str]) -> None:
-    """On a GPU that its own engines could use, whatever runs instead is said aloud."""
-    if (
-        passed_over
-        and taken not in FLAVOURS
-        and not asked.is_for_cpu
-        and local_target() is not None
-    ):
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in passed_over.items())
-        log.warning("%s runs on %s, not on TensorRT: %s", asked.model, taken, reasons)
+def why_slower(description: Mapping[str, Any]) -> str:
+    """Why other engines took TensorRT's place, on a GPU that it could use; empty where it runs,
+    where it was not to run, and without such a GPU."""
+    passed_over = description.get("passed_over") or {}
+    is_slower = passed_over and description.get("backend") not in FLAVOURS
+    return _listed(passed_over) if is_slower and local_target() is not None else ""
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
 
 def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:

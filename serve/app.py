@@ -14,13 +14,13 @@ from typing import Any
 import ray
 from ray import serve as ray_serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from serve.fleet.autoscaling import ByQueueTime, how_many
 from serve.fleet.router import ROUTING
 from serve.front.api import AddRoutes
 from serve.front.ingress import ImageIngress
 from serve.front.results import folder_of, mark
-from serve.llm.deployment import place
+from serve.llm.deployment import elsewhere, place
 from serve.models import ImageModel, deployment_names, image_models
 from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
@@ -32,12 +32,6 @@ MAX_ORDERS = 10_000
 MAX_HTTP_REQUESTS = 10_000
 """Per HTTP front. Admission is the replicas' work, and theirs alone is honest."""
 LOAD_ATTEMPTS = 2
-SCALING: dict[str, Any] = {
-    "look_back_period_s": 20.0,
-    "upscale_delay_s": 10.0,
-    # A replica takes a while to load: one that was needed lately stays.
-    "downscale_delay_s": 300.0,
-}
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
@@ -94,15 +88,16 @@ def replicas_of(
     settings: ServeSettings, name: str, fewest: int, is_gpu: bool, sharing: int
 ) -> ray_serve.Deployment:
     """`sharing` are all replicas that may be on one machine's cores."""
+    most = settings.max_replicas
     return ray_serve.deployment(name=name)(ImageReplica).options(
-        **how_many(settings, fewest),
+        **how_many(fewest, most, ByQueueTime, target_s=settings.target_queue_s),
         max_ongoing_requests=MAX_ORDERS,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         max_constructor_retry_count=LOAD_ATTEMPTS,
-        ray_actor_options=actor_options(is_gpu, sharing),
+        ray_actor_options={**actor_options(is_gpu, sharing), **elsewhere(settings)},
         request_router_config=ROUTING,
     )
 
@@ -130,19 +125,6 @@ def batches(
         ray_actor_options={"num_cpus": 0},
     )
     return add_batch_routes, runner.bind(settings, replicas)
-
-
-def how_many(settings: ServeSettings, fewest: int) -> dict[str, Any]:
-    if not settings.max_replicas:
-        return {"num_replicas": fewest}
-    policy = AutoscalingPolicy(
-        policy_function="serve.fleet.autoscaling:ByQueueTime",
-        policy_kwargs={"target_s": settings.target_queue_s},
-    )
-    scaling = AutoscalingConfig(
-        min_replicas=fewest, max_replicas=settings.max_replicas, policy=policy, **SCALING
-    )
-    return {"autoscaling_config": scaling}
 
 
 def actor_options(is_gpu: bool, replicas: int) -> dict[str, Any]:

@@ -92,6 +92,8 @@ class ModelCard:
     sizes: Sizes
     created: int = 0
     engines: dict[str, Any] = field(default_factory=dict)
+    why_slower: str = ""
+    """why other engines run in TensorRT's place; empty where none do"""
     can_edit: bool = False
     """make a picture from another one"""
     at_once: int = 0

@@ -63,6 +63,10 @@ class ServeSettings:
     llm: str = setting("mini", "language model: a folder or a hub id; none starts none")
     llm_backend: str = setting("auto", "auto, transformers or tensorrt-llm")
     llm_replicas: int = setting(1, "copies of the language model", 1)
+    llm_max_replicas: int = setting(0, "upper bound for their autoscaling; 0 turns it off", 0)
+    llm_apart: bool = setting(
+        False, "on nodes of Ray's label sdxl=llm, which images then leave to it"
+    )
     llm_options: str = setting("", "TOML file of the backend's options, by TensorRT-LLM's names")
     llm_python: str = setting("", "TensorRT-LLM's interpreter, such as /opt/trtllm/bin/python")
     llm_start_s: float = setting(900.0, "how long TensorRT-LLM may take to start", 1)
@@ -130,6 +134,9 @@ class ServeSettings:
             raise InvalidParams("max_replicas", self.max_replicas, "needed at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
             raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
+        if self.llm_max_replicas and self.llm_max_replicas < self.llm_replicas:
+            needed = "needed at least `llm_replicas`"
+            raise InvalidParams("llm_max_replicas", self.llm_max_replicas, needed)
         _ = self.marks, self.alias_table, self.of_models
         if self.log_format not in FORMATS:
             raise InvalidParams(

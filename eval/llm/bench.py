@@ -139,7 +139,7 @@ def measure(url: str, options: Any) -> dict[str, dict[str, Any]]:
     limits = limits_named(options.limits)
     if options.loadgen:
         return {f"LoadGen, {limits.benchmark} {options.loadgen}": judged(url, client_of(), options)}
-    read = meter_of(url, options.key)
+    read = meter_of(url, "llm", options.key)
     before = read() if read else 0.0
     load = asyncio.run(poisson(client_of(), options.rate, options.seconds))
     if read:

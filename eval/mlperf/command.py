@@ -207,7 +207,7 @@ def system_of(
                 facts |= {"replicas": options.replicas, "deterministic": options.deterministic}
             try:
                 expected = probe(over.make, requests, over.connections)
-                yield SystemUnderTest(over, facts, expected, meter_of(url))
+                yield SystemUnderTest(over, facts, expected, meter_of(url, "images"))
             finally:
                 over.close()
         return

@@ -1,10 +1,11 @@
-"""What the GPUs of a service have used since their driver started, in joules, as its own page of
+"""What GPUs of a service have used since their driver started, in joules, as its own page of
 metrics says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import httpx
 
@@ -14,11 +15,12 @@ from eval.service.scraping import values_of
 JOULES = "sdxl_gpu_energy_joules_total"
 
 
-def meter_of(url: str, key: str = "") -> Callable[[], float] | None:
-    """Reads all of its GPUs; None where it has none that count."""
+def meter_of(url: str, work: Literal["images", "llm"], key: str = "") -> Callable[[], float] | None:
+    """Reads those that do this work; None where none counts."""
 
     def read() -> list[float]:
         page = httpx.get(f"{url}/metrics", headers=api_key.headers(key), timeout=30).text
-        return values_of(page, JOULES)
+        lines = [line for line in page.splitlines() if f'work="{work}"' in line]
+        return values_of("\n".join(lines), JOULES)
 
     return (lambda: sum(read())) if read() else None

@@ -23,7 +23,8 @@ from serve.models import own_names
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
 THROUGH_WINDOW = 32
-"""Pictures asked of a service at a time: enough for several devices, less than one's queue."""
+"""Pictures asked of a service at a time, unless it says that more are best: enough for several
+devices, less than one's queue."""
 BUSY = (429, 502, 503, 504)
 CLOSED = (401, 403, 404, 405)
 """The service, its key or its model is another one: no row's fault."""
@@ -133,14 +134,12 @@ def load_local(
 class HttpRenderer:
     """A running service, asked at low priority. That it is busy or restarts is waited out."""
 
-    def __init__(
-        self, url: str, key: str | None, model: str = "", window: int = THROUGH_WINDOW
-    ) -> None:
+    def __init__(self, url: str, key: str | None, model: str = "") -> None:
         import httpx
 
-        self.url, self.window, self._key = url.rstrip("/"), window, key
+        self.url, self.window, self._key = url.rstrip("/"), THROUGH_WINDOW, key
         headers = headers_of(key)
-        limits = httpx.Limits(max_connections=window + 1)
+        limits = httpx.Limits(max_connections=None)
         door = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)
         self._http = httpx.AsyncClient(
             headers=headers, transport=door, timeout=httpx.Timeout(30, read=ANSWER_S)
@@ -150,9 +149,9 @@ class HttpRenderer:
         self._asked = 0
 
     async def card(self) -> ModelCard:
-        model, presets = await asyncio.to_thread(service_model, self.url, self._key, self._model)
-        self._model = model
-        return ModelCard(model, Sizes(0, 0, 0), engines={"service": model}, presets=presets)
+        card = await asyncio.to_thread(service_card, self.url, self._key, self._model)
+        self._model, self.window = card.id, window_of(card)
+        return card
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         import httpx
@@ -197,9 +196,12 @@ def headers_of(key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def service_model(url: str, key: str | None, asked: str) -> tuple[str, Presets]:
-    """The id of one of its image models, of the first unless one is asked for, and what `quality`
-    means there."""
+def window_of(card: ModelCard) -> int:
+    return max(THROUGH_WINDOW, card.at_once)
+
+
+def service_card(url: str, key: str | None, asked: str) -> ModelCard:
+    """What a job need know of one of its image models, of the first unless one is asked for."""
     import httpx
 
     try:
@@ -213,13 +215,16 @@ def service_model(url: str, key: str | None, asked: str) -> tuple[str, Presets]:
     if not named:
         ids = ", ".join(each["id"] for each in models)
         raise InvalidParams("model", asked, f"needed one that {url} has: {ids}")
-    model = named[0]
+    id_, images = str(named[0]["id"]), named[0].get("images") or {}
     try:
-        presets: Presets = presets_of(model["images"]["presets"])
+        presets: Presets = presets_of(images["presets"])
     except (KeyError, TypeError, ValueError):
         # Of an older version, or of another make.
         presets = UNMEASURED
-    return str(model["id"]), presets
+    at_once = int(images.get("at_once") or 0)
+    return ModelCard(
+        id_, Sizes(0, 0, 0), engines={"service": id_}, at_once=at_once, presets=presets
+    )
 
 
 def body_of(order: ImageOrder, model: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from serve.batch.lock import LEAVE_S, locked
 from serve.batch.packing import Packer
 from serve.batch.places import open_store
 from serve.batch.progress import BatchProgress
-from serve.batch.renderers import HttpRenderer, load_local, service_model
+from serve.batch.renderers import HttpRenderer, load_local, service_card
 from serve.batch.shard_worker import BatchTask
 from serve.batch.store import Store, token
 from serve.batch.workers import Load, StartWorker, ray_workers, thread_workers, threads_for
@@ -86,8 +86,9 @@ def describe(order: BatchSpec) -> BatchJob:
     """Everything about the job that can be known without a worker."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
-        model, presets = service_model(order.through, order.key, order.model)
-        facts: dict[str, Any] = {"model": model, "model_sha256": "", "sizes": None}
+        card = service_card(order.through, order.key, order.model)
+        presets = card.presets
+        facts: dict[str, Any] = {"model": card.id, "model_sha256": "", "sizes": None}
     else:
         from engines.folders.digests import model_digest
         from sdxl.checkpoint import find

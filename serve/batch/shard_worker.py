@@ -96,6 +96,8 @@ class ShardWorker:
 
     async def card(self) -> ModelCard:
         card = await self.renderer.card()
+        # Nothing is under way yet, and a service has said how much is best.
+        self._window = asyncio.Semaphore(self.renderer.window)
         self._engine = engine_label(engine_of(card))
         return card
 

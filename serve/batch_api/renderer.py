@@ -15,7 +15,7 @@ from typing import Any
 
 from sdxl.flight import Priority
 from sdxl.work import standard_images
-from serve.batch.renderers import BUSY, MAX_PAUSE_S, THROUGH_WINDOW
+from serve.batch.renderers import BUSY, MAX_PAUSE_S, THROUGH_WINDOW, window_of
 from serve.errors import Problem
 from serve.front.keys import ApiKey, RateLimiter
 from serve.orders import ImageBackend, ImageOrder, ModelCard, Update
@@ -47,9 +47,12 @@ class BackendRenderer:
     async def card(self) -> ModelCard:
         while True:
             try:
-                return await self._backend.card()
+                card = await self._backend.card()
             except Problem:
                 await asyncio.sleep(CARD_PAUSE_S)
+            else:
+                self.window = window_of(card)
+                return card
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         order = replace(order, priority=Priority.BATCH, **self._marks)

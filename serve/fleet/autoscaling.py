@@ -1,26 +1,57 @@
-"""How many replicas there should be: as many as are busy, and as many more as would work off what
-waits within a given time. Ray Serve asks; its own delays and bounds then hold.
+"""How many replicas there should be: as many as are busy, and as many more as what waits needs. Ray
+Serve asks; its own delays and bounds then hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 BUSY, QUEUE_S = "busy", "queue_s"
-"""What every replica tells: the share of its rows that run, and how long a newcomer would wait."""
+"""What replicas tell: the share of their rows that run, and how long a newcomer would wait. Where
+that is not known, who waits counts as busy."""
+SCALING: dict[str, Any] = {
+    "look_back_period_s": 20.0,
+    "upscale_delay_s": 10.0,
+    # A replica takes a while to load: one that was needed lately stays.
+    "downscale_delay_s": 300.0,
+}
+
+
+def how_many(
+    fewest: int, most: int, policy: Callable[..., Any], **arguments: float
+) -> dict[str, Any]:
+    """A deployment's options. Without an upper bound there are always the fewest."""
+    if not most:
+        return {"num_replicas": fewest}
+    # Here and not above: a replica tells its load without Ray's models of options.
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    named = AutoscalingPolicy(
+        policy_function=f"{__name__}:{policy.__name__}", policy_kwargs=arguments
+    )
+    scaling = AutoscalingConfig(min_replicas=fewest, max_replicas=most, policy=named, **SCALING)
+    return {"autoscaling_config": scaling}
 
 
 class ByQueueTime:
+    """What waits is worked off within `target_s`."""
+
     def __init__(self, target_s: float) -> None:
         self.target_s = target_s
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        told = context.aggregated_metrics or {}
-        busy, queue_s = (list(told.get(name, {}).values()) for name in (BUSY, QUEUE_S))
-        if not busy:
-            # Nobody has spoken yet.
-            return context.target_num_replicas, {}
-        return sum(busy) + sum(queue_s) / self.target_s, {}
+        return by_busy(context)[0] + sum(told(context, QUEUE_S)) / self.target_s, {}
+
+
+def by_busy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """Until anyone has spoken, as many as there are."""
+    busy = told(context, BUSY)
+    return (sum(busy) if busy else context.target_num_replicas), {}
+
+
+def told(context: AutoscalingContext, name: str) -> list[float]:
+    return list((context.aggregated_metrics or {}).get(name, {}).values())

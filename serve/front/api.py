@@ -226,7 +226,7 @@ def add_state_routes(
         told = await models.ready()
         llm = {"llm": await readiness.state()} if readiness else {}
         states = {model.id: state_of(card) for model, card in told}
-        return {"status": "ready", **first_of(told), "models": states, **llm}
+        return {"status": "ready", **first_of(told), "models": states, **slower_of(told), **llm}
 
     @app.get(
         "/metrics",
@@ -254,6 +254,13 @@ def first_of(told: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[st
     model, card = next((m, card) for m, card in told if isinstance(card, ModelCard))
     running = RunningEngines.of(card)
     return {"model": model.id, "backend": running.backend, "precision": running.precision}
+
+
+def slower_of(told: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, Any]:
+    """Models that run on slower engines than their GPU could, and why."""
+    cards = [(model.id, card) for model, card in told if isinstance(card, ModelCard)]
+    reasons = {id_: card.why_slower for id_, card in cards if card.why_slower}
+    return {"slower": reasons} if reasons else {}
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:

@@ -12,6 +12,7 @@ import ray
 from ray import serve as ray_serve
 
 from sdxl.params import InvalidParams
+from serve.fleet.autoscaling import by_busy, how_many
 from serve.fleet.router import ROUTING
 from serve.llm import options as options_
 from serve.llm.replica import LlmReplica
@@ -19,20 +20,36 @@ from serve.settings import ServeSettings
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 10.0
 """While it loads, libraries may keep a process from answering for a while."""
+NODE, LLM = "sdxl", "llm"
+"""Ray's label of nodes that are the language model's alone, and its value there."""
 MOST_RUNNING = 2048
 """Answers that one replica may ever have in flight; TensorRT-LLM's own default."""
 
 
 def place(settings: ServeSettings, gpus: int) -> tuple[int, Any]:
-    """How many of the cluster's GPUs the language model takes, and its deployment, bound; None
+    """How many of the cluster's GPUs the language model may take, and its deployment, bound; None
     where there is none."""
     if settings.llm == "none":
         return 0, None
     settings = replace(settings, llm_backend=backend_of(settings, gpus))
     each = gpus_each(settings)
-    taken = each * settings.llm_replicas
-    check_room(each, taken, gpus)
-    return taken, deployment(settings, each).bind(settings)
+    most = settings.llm_max_replicas or settings.llm_replicas
+    bound = deployment(settings, each).bind(settings)
+    if settings.llm_apart:
+        return gpus_apart(), bound
+    check_room(settings, each, each * most, gpus)
+    return each * most, bound
+
+
+def gpus_apart() -> int:
+    """Of the nodes that are there by now."""
+    apart = [n for n in ray.nodes() if n["Alive"] and n["Labels"].get(NODE) == LLM]
+    return int(sum(node["Resources"].get("GPU", 0) for node in apart))
+
+
+def elsewhere(settings: ServeSettings) -> dict[str, Any]:
+    """An image replica's options that keep it off the language model's nodes."""
+    return {"label_selector": {NODE: f"!{LLM}"}} if settings.llm_apart else {}
 
 
 def backend_of(settings: ServeSettings, gpus: int) -> str:
@@ -47,36 +64,43 @@ def gpus_each(settings: ServeSettings) -> int:
     return options_.gpus_of(options) if settings.llm_backend == "tensorrt-llm" else 0
 
 
-def check_room(each: int, taken: int, gpus: int) -> None:
+def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> None:
     """Ray would wait for ever for GPUs that are not there."""
-    if each and each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
+    # A cluster that grows may have none yet.
+    if not each or (settings.device == "gpu" and not gpus):
+        return
+    if each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
         raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
-    if taken and taken >= gpus:
-        needed = f"needed fewer than the cluster's {gpus} GPUs: images need one"
-        raise InvalidParams("llm_replicas", f"{taken} GPUs", needed)
+    is_shared = settings.device != "cpu"
+    if taken > (most := gpus - is_shared):
+        needed = f"needed at most {most} of the cluster's {gpus} GPUs"
+        name = "llm_max_replicas" if settings.llm_max_replicas else "llm_replicas"
+        raise InvalidParams(name, f"{taken} GPUs", needed + ": images need one" * is_shared)
 
 
 def deployment(settings: ServeSettings, gpus: int) -> Any:
     return ray_serve.deployment(name="LlmReplica")(LlmReplica).options(
-        num_replicas=settings.llm_replicas,
+        **how_many(settings.llm_replicas, settings.llm_max_replicas, by_busy),
         max_ongoing_requests=settings.queue + MOST_RUNNING,
         graceful_shutdown_timeout_s=settings.shutdown_s,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=ROUTING,
-        **(on_gpus(gpus, settings.llm_python) if gpus else on_cpu()),
+        **(on_gpus(gpus, settings) if gpus else on_cpu(settings)),
     )
 
 
-def on_cpu() -> dict[str, Any]:
+def on_cpu(settings: ServeSettings) -> dict[str, Any]:
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": threads}}}
+    where = {"label_selector": {NODE: LLM}} if settings.llm_apart else {}
+    return {"ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": threads}, **where}}
 
 
-def on_gpus(gpus: int, python: str) -> dict[str, Any]:
+def on_gpus(gpus: int, settings: ServeSettings) -> dict[str, Any]:
     """The whole group in one bundle of one node: the replica's process sees all of its GPUs, and
     TensorRT-LLM starts a rank on each."""
+    python = settings.llm_python
     environment: dict[str, Any] = {"py_executable": python} if python else {}
     if gpus == 1:
         environment["env_vars"] = {"TLLM_WORKER_USE_SINGLE_PROCESS": "1"}
@@ -85,4 +109,5 @@ def on_gpus(gpus: int, python: str) -> dict[str, Any]:
         "ray_actor_options": {**needs, "runtime_env": environment},
         "placement_group_bundles": [{"CPU": 1, "GPU": gpus}],
         "placement_group_strategy": "STRICT_PACK",
+        **({"placement_group_bundle_label_selector": [{NODE: LLM}]} if settings.llm_apart else {}),
     }

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from serve.llm.asks import Ended
 from serve.llm.engine import Occupancy
+from serve.worker.gpu_meter import GpuMeter
 
 FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -39,6 +40,7 @@ class LlmMeters:
         self.at_once = Gauge(
             "sdxl_llm_at_once", "asks that it takes at once; more are refused", registry=registry
         )
+        GpuMeter(registry, work="llm")
         self.kv = Gauge("sdxl_llm_kv_cache_share", "of the KV cache, in use", registry=registry)
 
     def collect(self, occupancy: Occupancy, at_once: int) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from serve import errors, logs
 from serve.errors import Problem
+from serve.fleet import autoscaling
 from serve.fleet.beats import with_checks
 from serve.fleet.identity import labelled, replica_name
 from serve.llm.asks import Ask, LlmCard, Update
@@ -103,6 +104,14 @@ class LlmReplica:
             left_s = float(occupancy.running + occupancy.waiting)
         alone_s = 0.0 if self.speaker is not None else LOADING_S
         return {"at_s": time.time(), "ready_in_s": left_s, "alone_s": alone_s, "each_s": 1.0}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray asks, and gives it to the policy of autoscaling.py."""
+        if self.speaker is None:
+            return {autoscaling.BUSY: 0.0}
+        engine = self.speaker.engine
+        occupancy = await engine.occupancy()
+        return {autoscaling.BUSY: (occupancy.running + occupancy.waiting) / engine.rows}
 
     async def check_health(self) -> None:
         """Ray asks, and replaces the replica when this raises."""

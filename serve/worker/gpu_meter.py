@@ -14,9 +14,11 @@ from prometheus_client.registry import Collector
 
 
 class GpuMeter(Collector):
-    """Of the devices this process may use. Without pynvml, or a driver, it reports nothing."""
+    """Of the devices this process may use, and for which work. Without pynvml, or a driver, it
+    reports nothing."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, work: str) -> None:
+        self.work = work
         self._devices = dict(_devices())
         registry.register(self)
 
@@ -25,13 +27,14 @@ class GpuMeter(Collector):
             return
         import pynvml
 
-        memory = GaugeMetricFamily("sdxl_gpu_memory_bytes", "used", labels=["gpu"])
-        energy = CounterMetricFamily("sdxl_gpu_energy_joules", "since the driver", labels=["gpu"])
+        labels = ["gpu", "work"]
+        memory = GaugeMetricFamily("sdxl_gpu_memory_bytes", "used", labels=labels)
+        energy = CounterMetricFamily("sdxl_gpu_energy_joules", "since the driver", labels=labels)
         for name, device in self._devices.items():
             with suppress(pynvml.NVMLError):
-                memory.add_metric([name], pynvml.nvmlDeviceGetMemoryInfo(device).used)
+                memory.add_metric([name, self.work], pynvml.nvmlDeviceGetMemoryInfo(device).used)
                 joules = pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1000
-                energy.add_metric([name], joules)
+                energy.add_metric([name, self.work], joules)
         yield from (memory, energy)
 
 

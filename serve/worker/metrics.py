@@ -62,7 +62,17 @@ class WorkerMetrics:
             registry=registry,
         )
         self._failed_captures = 0
-        GpuMeter(self.registry)
+        self.engines = Gauge(
+            "sdxl_engines_info",
+            "what computes; `slower` is 1 where it took TensorRT's place on a GPU",
+            ("backend", "precision", "slower"),
+            registry=registry,
+        )
+        GpuMeter(self.registry, work="images")
+
+    def runs(self, engines: Mapping[str, Any], is_slower: bool) -> None:
+        names = (str(engines.get(name, "")) for name in ("backend", "precision"))
+        self.engines.labels(*names, str(int(is_slower))).set(1)
 
     def observe(self, group: Group, seconds: float) -> None:
         labels = group.network, str(group.bucket)

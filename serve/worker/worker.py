@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from engines.choice import why_slower
 from sdxl import images
 from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
@@ -99,7 +100,9 @@ class Worker:
         self.pipeline, self.queue = pipeline, queue
         self.max_prompt_tokens = min(whole_chunks(max_prompt_tokens), pipeline.most_tokens)
         self.stall_s, self.tracer, self.provenance = stall_s, tracer, provenance
+        self.why_slower = why_slower(pipeline.engines.description)
         self.meters = WorkerMetrics()
+        self.meters.runs(pipeline.engines.description, is_slower=bool(self.why_slower))
         self._jobs: set[ImageJob] = set()
         self._is_closed = False
         self._threads: _Threads | None = None
@@ -142,6 +145,7 @@ class Worker:
             pipeline.model_id,
             pipeline.sizes,
             engines=engines,
+            why_slower=self.why_slower,
             can_edit=pipeline.can_edit,
             # Twice what one call takes: while those are denoised, others are encoded and decoded.
             at_once=2 * pipeline.engines.buckets[-1] // pipeline.plan(GenerationParams()).room[0],

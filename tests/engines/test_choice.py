@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines import BACKENDS, choice
-from engines.choice import EngineRequest, choose_engines
+from engines.choice import EngineRequest, choose_engines, why_slower
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportError
 from engines.folders.places import export_place, plans_place
@@ -225,12 +225,15 @@ def test_on_a_gpu_what_takes_tensorrts_place_is_said_aloud(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        choose_engines(usual, "auto")
-        assert not caplog.messages, "without a GPU nothing is amiss"
+        without = choose_engines(usual, "auto")
+        assert not (caplog.messages or why_slower(without.description)), "without a GPU all is well"
         with_gpu(monkeypatch, L40S)
-        choose_engines(usual, "auto")
+        slower = choose_engines(usual, "auto")
     (said,) = caplog.messages
     assert said.startswith("some/model runs on torch, not on TensorRT: tensorrt: ")
+    assert said.endswith(why_slower(slower.description))
+    asked_for = choose_engines(usual, "torch")
+    assert not why_slower(asked_for.description), "who asks for PyTorch gets what was asked for"
 
 
 def test_plans_that_fit_come_first(

@@ -1,6 +1,8 @@
 """Run as a program: the application on a made-up cluster; prints what each replica sees as JSON.
 
-python -m tests.serve.cluster_probe NODES GPUS_A_NODE PORT
+python -m tests.serve.cluster_probe PORT NODES CONFIG
+
+NODES is a list of what `ray start` is told of each, as JSON; CONFIG a file for `serve deploy`.
 """
 
 from __future__ import annotations
@@ -8,49 +10,61 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 import ray
+import yaml
 from ray import serve as ray_serve
 from ray.cluster_utils import Cluster
 
-from serve.app import application
-from serve.settings import ServeSettings
+from serve.app import build
+from serve.llm.deployment import NODE
+from tests.serve.llm.placement_probe import devices, wait_until_ready
+
+KEY = "k"
 
 
-def main(nodes: int, gpus: int, port: int) -> None:
+def main(port: int, nodes: list[dict[str, Any]], config: dict[str, Any]) -> None:
     cluster = Cluster()
-    for _ in range(nodes):
-        cluster.add_node(num_gpus=gpus, num_cpus=gpus + 1)
+    for node in nodes:
+        cluster.add_node(**{"num_cpus": node.get("num_gpus", 0) + 1, **node})
     ray.init(address=cluster.address, logging_level="ERROR")  # type: ignore[arg-type]
-    ray_serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    http = {"host": "127.0.0.1", "port": port}
+    ray_serve.start(proxy_location=config["proxy_location"], http_options=http)
+    arguments = config["applications"][0]["args"]
     try:
-        ray_serve.run(application(ServeSettings(port=port)))
-        handle = ray_serve.get_deployment_handle("ImageReplica", "default")
-        cards = handle.broadcast("card").results(timeout_s=60)
-        print(
-            json.dumps(
-                {
-                    "devices": [card.engines["devices"] for card in cards],
-                    "nodes": [card.engines["node"] for card in cards],
-                    "pictures": pictures(port),
-                }
-            )
-        )
+        ray_serve.run(build({**arguments, "port": port}))
+        wait_until_ready(f"http://127.0.0.1:{port}")
+        has_llm = arguments["llm"] != "none"
+        told = {
+            "images": devices("ImageReplica"),
+            "llm": devices("LlmReplica") if has_llm else [],
+            "nodes": {node["NodeID"]: node["Labels"].get(NODE) for node in ray.nodes()},
+            "image_nodes": nodes_of("ImageReplica"),
+            "pictures": pictures(port),
+        }
+        print(json.dumps(told))
     finally:
         ray_serve.shutdown()
         ray.shutdown()
         cluster.shutdown()
 
 
+def nodes_of(name: str) -> list[str]:
+    cards = ray_serve.get_deployment_handle(name, "default").broadcast("card")
+    return [card.engines["node"] for card in cards.results(timeout_s=60)]
+
+
 def pictures(port: int) -> int:
     """How many of ten come when they are asked for at once."""
     body = json.dumps({"prompt": "a ring", "n": 10, "steps": 2, "deadline_s": 100}).encode()
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/images/generations", body, {"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/images/generations", body, headers)
     with urllib.request.urlopen(asked, timeout=120) as answer:
         return len(json.load(answer)["data"])
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    _, port_, nodes_, config_ = sys.argv
+    main(int(port_), json.loads(nodes_), yaml.safe_load(Path(config_).read_text()))

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -210,17 +211,34 @@ def test_models_docs_metrics_and_health(worker: Worker) -> None:
             assert models["object"] == "list" and models["data"][0]["id"] == "sdxl-mini"
             assert (await http.get("/v1/models/sdxl-mini")).json()["object"] == "model"
             ready, engines = (await http.get("/readyz")).json(), models["data"][0]["engines"]
-            assert ready["status"] == "ready"
-            running = worker.pipeline.engines.description
+            assert ready["status"] == "ready" and "slower" not in ready
+            described = worker.pipeline.engines.description
             for found in (ready, engines):
-                assert found["backend"] == running.get("backend", "")
-                assert found["precision"] == running.get("precision", "")
+                assert found["backend"] == described.get("backend", "")
+                assert found["precision"] == described.get("precision", "")
             assert models["data"][0]["images"]["at_once"] == worker.pipeline.engines.buckets[-1]
             assert "swagger" in (await http.get("/docs")).text
             await http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
             page = (await http.get("/metrics")).text
             assert 'sdxl_http_requests_total{route="/v1/images/generations",status="200"} 1' in page
             assert 'sdxl_images_total{model="sdxl-mini",outcome="done"}' in page
+            assert re.search(r'^sdxl_engines_info{.*slower="0"} 1.0', page, re.M)
+
+    asyncio.run(scenario())
+
+
+def test_engines_slower_than_the_gpu_s_own_are_in_readiness_and_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reason = "tensorrt: no engines to run"
+    monkeypatch.setattr("serve.worker.worker.why_slower", lambda description: reason)
+
+    async def scenario() -> None:
+        with running() as slower:
+            async with client(slower) as http:
+                assert (await http.get("/readyz")).json()["slower"] == {"sdxl-mini": reason}
+                page = (await http.get("/metrics")).text
+        assert re.search(r'^sdxl_engines_info{.*slower="1"} 1.0', page, re.M)
 
     asyncio.run(scenario())
 

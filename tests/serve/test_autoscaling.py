@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from ray.serve.config import AutoscalingPolicy
 
-from serve.fleet.autoscaling import ByQueueTime
+from serve.fleet.autoscaling import ByQueueTime, by_busy, how_many
 from serve.worker.worker import Worker
 from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, widen
 
 
 def wanted(busy: list[float], queue_s: list[float], target: int = 3) -> float:
-    told = {
-        "busy": {str(i): value for i, value in enumerate(busy)},
-        "queue_s": {str(i): value for i, value in enumerate(queue_s)},
-    }
-    context = SimpleNamespace(aggregated_metrics=told, target_num_replicas=target)
-    return ByQueueTime(target_s=2.0)(context)[0]  # type: ignore[arg-type]
+    return wanted_by(ByQueueTime(target_s=2.0), target, busy=busy, queue_s=queue_s)
+
+
+def wanted_by(policy: Any, target: int, **told: list[float]) -> float:
+    by_replica = {name: {str(i): v for i, v in enumerate(each)} for name, each in told.items()}
+    context = SimpleNamespace(aggregated_metrics=by_replica, target_num_replicas=target)
+    return float(policy(context)[0])
 
 
 @pytest.mark.parametrize(
@@ -42,11 +44,23 @@ def test_before_anyone_has_spoken_nothing_changes() -> None:
     assert wanted([], [], target=5) == 5
 
 
-def test_ray_takes_it_by_its_name() -> None:
-    policy = AutoscalingPolicy(
-        policy_function="serve.fleet.autoscaling:ByQueueTime", policy_kwargs={"target_s": 2.0}
-    )
-    assert policy.get_policy()(**policy.policy_kwargs).target_s == 2.0
+def test_where_no_wait_is_told_replicas_are_as_many_as_are_busy() -> None:
+    assert wanted_by(by_busy, 3, busy=[1.0, 2.5]) == 3.5
+    assert wanted_by(by_busy, 3) == 3
+
+
+@pytest.mark.parametrize(("policy", "arguments"), [(ByQueueTime, {"target_s": 2.0}), (by_busy, {})])
+def test_ray_takes_a_policy_by_its_name(
+    policy: Callable[..., Any], arguments: dict[str, float]
+) -> None:
+    scaling = how_many(1, 3, policy, **arguments)["autoscaling_config"]
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+    assert scaling.policy.get_policy().__name__ == policy.__name__
+    assert scaling.policy.policy_kwargs == arguments
+
+
+def test_without_an_upper_bound_there_are_always_the_fewest() -> None:
+    assert how_many(2, 0, by_busy) == {"num_replicas": 2}
 
 
 def test_a_worker_tells_how_busy_it_is_and_how_long_its_queue() -> None:

@@ -1,30 +1,72 @@
-"""Many devices and many machines, made up on one: every replica has a device of its own."""
+"""Many devices and many machines, made up on one: every replica has a device of its own, in every
+deployment that ships."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from serve.front.keys import sha256
+from serve.llm.deployment import LLM, NODE
+from tests.serve.cluster_probe import KEY
+from tests.serve.llm.placement_probe import DOUBLE, MODEL
 from tests.serve.probe_runs import told_by
-from tests.serve.services import free_port
+from tests.serve.services import ROOT, free_port
+from tests.serve.test_deploy import serve_configs
+from tests.serve.test_overlays import ray_service
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
+HOST: list[dict[str, Any]] = [{"num_gpus": 8}]
+HEAD, POD = {"num_gpus": 0}, {"num_gpus": 1}
+LLM_POD = {"num_gpus": 1, "labels": {NODE: LLM}}
+SHIPPED: list[tuple[str, list[dict[str, Any]], int, int]] = [
+    ("one_host.yaml", HOST, 8, 0),
+    ("one_host_llm.yaml", HOST, 7, 1),
+    ("several_nodes.yaml", [POD, POD, POD], 3, 0),
+    ("kuberay.yaml", [HEAD, POD], 1, 0),
+    ("llm_pods", [HEAD, LLM_POD, POD], 1, 1),
+]
+"""A file or an overlay, the nodes it is for, and how many replicas of each model there will be."""
 
-def probe(nodes: int, gpus: int) -> dict[str, Any]:
-    return told_by("tests.serve.cluster_probe", str(nodes), str(gpus), str(free_port()))
+
+def shipped(name: str, folder: Path) -> Path:
+    """With models and engines that are here, and paths of this machine."""
+    is_file = name.endswith(".yaml")
+    text = "" if is_file else ray_service(name)["spec"]["serveConfigV2"]
+    config = serve_configs()[name] if is_file else yaml.safe_load(text)
+    args = config["applications"][0]["args"]
+    (folder / "keys.txt").write_text(f"{sha256(KEY)} me\n")
+    args |= {"model": "mini", "backend": "onnxruntime", "precision": ""}
+    args |= {"keys": str(folder / "keys.txt"), "results_dir": str(folder / "results")}
+    if args["llm"] != "none":
+        args |= {"llm": str(MODEL), "llm_python": sys.executable}
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
 
 
-def test_eight_replicas_see_a_gpu_each() -> None:
-    told = probe(nodes=1, gpus=8)
-    assert sorted(told["devices"]) == [str(i) for i in range(8)] and told["pictures"] == 10
-
-
-def test_three_nodes_serve_as_one() -> None:
-    told = probe(nodes=3, gpus=1)
-    assert len(set(told["nodes"])) == 3 and told["pictures"] == 10
+@pytest.mark.parametrize(("name", "nodes", "images", "llms"), SHIPPED)
+def test_what_ships_gives_every_replica_a_gpu_of_its_own(
+    tmp_path: Path, name: str, nodes: list[dict[str, Any]], images: int, llms: int
+) -> None:
+    told = told_by(
+        "tests.serve.cluster_probe",
+        *(str(free_port()), json.dumps(nodes), str(shipped(name, tmp_path))),
+        begins='{"images"',
+        PYTHONPATH=f"{ROOT}:{DOUBLE}",
+    )
+    assert (len(told["images"]), len(told["llm"])) == (images, llms) and told["pictures"] == 10
+    if nodes == HOST:
+        assert sorted(told["images"] + told["llm"]) == [str(i) for i in range(8)]
+    else:
+        assert len(set(told["image_nodes"])) == images
+        assert not any(told["nodes"][node] for node in told["image_nodes"]), "not the LLM's"
 
 
 def test_an_upgrade_loses_no_request_and_a_queue_brings_replicas(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from ray.scripts.scripts import start
 from ray.serve.schema import ServeDeploySchema
 
 from engines.folders.export_folder import PRECISIONS
-from serve import app, cli
+from serve import cli
+from serve.fleet.autoscaling import SCALING
 from serve.front.key_auth import OPEN_PATHS
-from serve.settings import ServeSettings, is_loopback
+from serve.settings import ServeSettings, is_loopback, read
 from tests.serve.rayservice_schema import RAY_SERVICE
 from tests.serve.services import ROOT
 from tests.tools import tool
@@ -76,6 +77,20 @@ def test_a_service_on_gpus_names_its_backend_and_precision(name: str) -> None:
     settings = ServeSettings(**serve_configs()[name]["applications"][0]["args"])
     if settings.device == "gpu":
         assert settings.backend == "tensorrt" and settings.precision in PRECISIONS
+
+
+def test_so_does_compose_which_takes_every_gpu() -> None:
+    service = compose()["services"]["sdxl"]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    settings = read(environment=defaults_of(service["environment"]))
+    assert device["count"] == "all"
+    assert settings.backend == "tensorrt" and settings.precision in PRECISIONS
+    assert settings.model.startswith("/models/"), "no engines are built for the embedded model"
+
+
+def defaults_of(environment: dict[str, str]) -> dict[str, str]:
+    """What compose takes where a variable of the shell is not set."""
+    return {name: re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", text) for name, text in environment.items()}
 
 
 def test_one_host_has_a_gpu_for_the_language_model() -> None:
@@ -151,7 +166,7 @@ def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() 
     grace_s = pod_templates()["gpu"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > ServeSettings().shutdown_s
     idle_s = cluster["autoscalerOptions"]["idleTimeoutSeconds"]
-    assert idle_s > app.SCALING["downscale_delay_s"]
+    assert idle_s > SCALING["downscale_delay_s"]
 
 
 def test_there_are_pods_for_as_many_replicas_as_may_be() -> None:

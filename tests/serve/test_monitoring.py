@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from serve.worker import gpu_meter
+from tests.serve.gpus import OneGpu
 from tests.serve.monitoring import ALERTS, DASHBOARD, DEPLOY, panels, questions, unanswered
 from tests.serve.servers import GENERATE, listening
 from tests.tools import tool
@@ -83,20 +83,6 @@ def test_grafana_is_told_where_the_dashboard_and_its_data_are() -> None:
     assert any(mount.split(":")[1] == place for mount in mounts), mounts
 
 
-class OneGpu:
-    """As much of the management library as is asked of it."""
-
-    NVMLError = RuntimeError
-
-    @staticmethod
-    def nvmlDeviceGetMemoryInfo(device: object) -> SimpleNamespace:
-        return SimpleNamespace(used=7 << 30)
-
-    @staticmethod
-    def nvmlDeviceGetTotalEnergyConsumption(device: object) -> int:
-        return 1500
-
-
 def test_every_metric_is_there_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`replica` and `ingress` are Ray's; tests of the whole service look for those."""
     monkeypatch.setattr(gpu_meter, "_devices", lambda: [("0", object())])
@@ -104,6 +90,7 @@ def test_every_metric_is_there_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPa
     with listening() as (url, _):
         httpx.post(f"{url}{GENERATE}", json={"prompt": "a ring", "steps": 2}).raise_for_status()
         page = httpx.get(f"{url}/metrics").text
-    assert "sdxl_gpu_energy_joules_total{" in page and 'gpu="0",model="sdxl-mini"} 1.5' in page
+    labels = 'gpu="0",model="sdxl-mini",work="images"'
+    assert f"sdxl_gpu_energy_joules_total{{{labels}}} 1.5" in page
     missing = [told for told in unanswered(page) if not told.endswith("has no replica")]
     assert not missing, "\n".join(missing)

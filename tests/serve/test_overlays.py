@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import yaml
 
 from sdxl.params import InvalidParams
+from serve.llm.deployment import LLM, NODE
 from serve.settings import ServeSettings, read
 from tests.serve.rayservice_schema import RAY_SERVICE
 from tests.serve.services import ROOT
@@ -22,6 +25,8 @@ from tests.serve.test_deploy import KUBERNETES, kuberay, serve_configs
 
 OVERLAYS = {"eight_h100": "one_host.yaml", "one_host_llm": "one_host_llm.yaml", "cpu": ""}
 """And the plain Serve config with the same settings."""
+LLM_PODS = "llm_pods"
+EVERY = (*OVERLAYS, LLM_PODS)
 GPU = "nvidia.com/gpu"
 
 
@@ -41,7 +46,7 @@ def overlay(name: str) -> list[dict[str, Any]]:
 
 def ray_service(name: str) -> dict[str, Any]:
     (found,) = (document for document in overlay(name) if document["kind"] == "RayService")
-    return found
+    return deepcopy(found)
 
 
 def by_name(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -52,7 +57,7 @@ def test_the_base_is_the_plain_manifest() -> None:
     assert by_name(built(ROOT / "serve" / "deploy")) == by_name(kuberay())
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", EVERY)
 def test_kubernetes_and_kuberay_take_what_comes_out(name: str) -> None:
     cluster = ray_service(name)["spec"]["rayClusterConfig"]
     jsonschema.Draft202012Validator(RAY_SERVICE).validate(ray_service(name))
@@ -83,6 +88,33 @@ def test_its_settings_are_those_of_the_plain_config_and_fit_its_pods(name: str, 
     assert (container["image"] == "sdxl:llm") == bool(llm)
 
 
+def test_a_language_model_has_pods_like_those_for_pictures_but_for_its_image_and_label() -> None:
+    """And as many as it may have replicas, with a GPU each."""
+    spec = ray_service(LLM_PODS)["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    settings, plain = (
+        ServeSettings(**args)
+        for args in (
+            application["args"],
+            serve_configs()["kuberay.yaml"]["applications"][0]["args"],
+        )
+    )
+    of_llm = {name: getattr(settings, name) for name in vars(settings) if name.startswith("llm")}
+    assert settings == replace(plain, **of_llm) and settings.llm_apart
+    images, llm = spec["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = llm["template"]["spec"]["containers"]
+    assert images["template"]["spec"]["containers"][0].pop("image") == "sdxl"
+    assert container.pop("image") == "sdxl:llm"
+    for group in (images, llm):
+        assert group["template"]["spec"]["containers"][0].pop("resources")["limits"][GPU] == "1"
+    assert images["template"] == llm["template"]
+    assert llm["labels"] == {NODE: LLM} and "labels" not in images
+    assert (llm["minReplicas"], llm["maxReplicas"]) == (
+        settings.llm_replicas,
+        settings.llm_max_replicas,
+    )
+
+
 def pod_specs(facts: Any) -> list[dict[str, Any]]:
     """Whatever has containers, at any depth."""
     inner = list(facts.values()) if isinstance(facts, dict) else facts
@@ -92,8 +124,9 @@ def pod_specs(facts: Any) -> list[dict[str, Any]]:
 
 def assert_no_service_is_told(documents: list[dict[str, Any]]) -> None:
     specs = pod_specs(documents)
-    assert len(specs) == 3, "the head, the workers, Redis"
-    assert [spec.get("enableServiceLinks") for spec in specs] == [False] * 3
+    groups = next(d for d in documents if d["kind"] == "RayService")["spec"]["rayClusterConfig"]
+    assert len(specs) == 2 + len(groups["workerGroupSpecs"]), "the head, the workers, Redis"
+    assert not any(spec.get("enableServiceLinks", True) for spec in specs)
 
 
 def test_no_pod_is_told_of_services_which_settings_would_refuse() -> None:
@@ -102,7 +135,7 @@ def test_no_pod_is_told_of_services_which_settings_would_refuse() -> None:
     assert_no_service_is_told(kuberay())
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", EVERY)
 def test_nor_is_one_of_an_overlay(name: str) -> None:
     assert_no_service_is_told(overlay(name))
 
@@ -112,7 +145,7 @@ def test_the_trial_needs_neither_models_nor_a_gpu() -> None:
     assert "sdxl-models" not in text and GPU not in text
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_rest_is_as_in_the_plain_manifest(name: str) -> None:
     plain, patched = by_name(kuberay()), by_name(overlay(name))
     gone = {("PersistentVolumeClaim", "sdxl-models")} if name == "cpu" else set()

@@ -61,6 +61,7 @@ def test_booleans_read_in_every_place(tmp_path: Path) -> None:
         ("", {}, ("--device", "tpu"), "device"),
         ("", {}, ("--replicas", "3", "--max-replicas", "2"), "max_replicas"),
         ("", {}, ("--max-replicas", "2", "--target-queue-s", "0"), "target_queue_s"),
+        ("", {}, ("--llm-replicas", "3", "--llm-max-replicas", "2"), "llm_max_replicas"),
     ],
 )
 def test_what_is_wrong_is_named(

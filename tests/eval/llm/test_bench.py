@@ -132,7 +132,7 @@ def test_a_file_of_no_prompts_is_refused(content: str, tmp_path: Path) -> None:
         read_prompts(str(file))
 
 
-@pytest.mark.parametrize(("replicas", "most"), [(2, 2 * (8 + 64)), (0, AT_ONCE)])
+@pytest.mark.parametrize(("replicas", "most"), [(2, 2 * (10 + 64)), (0, AT_ONCE)])
 def test_as_many_are_asked_at_once_as_all_replicas_take(
     replicas: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

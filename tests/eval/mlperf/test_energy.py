@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -74,14 +75,25 @@ def test_without_a_meter_that_counts_nothing_is_told(
     assert command.text(found, tmp_path).endswith(f" images/s; logs in {tmp_path}")
 
 
+PAGE = """sdxl_gpu_energy_joules_total{gpu="0",model="sdxl",work="images"} 1.5
+sdxl_gpu_energy_joules_total{gpu="1",model="sdxl",work="images"} 2
+sdxl_gpu_energy_joules_total{gpu="2",work="llm"} 30
+sdxl_gpu_memory_bytes{gpu="2",work="llm"} 5
+"""
+
+
 @pytest.mark.parametrize(
-    ("page", "joules"),
+    ("page", "work", "joules"),
     [
-        ('sdxl_gpu_energy_joules_total{gpu="0"} 1.5\nsdxl_gpu_energy_joules_total{gpu="1"} 2', 3.5),
-        ("sdxl_images_total 3", None),
+        (PAGE, "images", 3.5),
+        (PAGE, "llm", 30.0),
+        (PAGE.splitlines()[0], "llm", None),
+        ("sdxl_images_total 3", "images", None),
     ],
 )
-def test_a_services_gpus_are_added(page: str, joules: float | None) -> None:
+def test_a_services_gpus_that_do_this_work_are_added(
+    page: str, work: Literal["images", "llm"], joules: float | None
+) -> None:
     class Metrics(Quiet):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -89,5 +101,5 @@ def test_a_services_gpus_are_added(page: str, joules: float | None) -> None:
             self.wfile.write(page.encode())
 
     with serving(Metrics) as url:
-        read = meter_of(url)
+        read = meter_of(url, work)
         assert (read() if read else None) == joules

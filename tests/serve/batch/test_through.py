@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,15 +13,18 @@ import pytest
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.flight import Priority
 from sdxl.images import read_parameters
-from sdxl.params import InvalidParams
+from sdxl.params import InvalidParams, Sizes
 from sdxl.pipeline import Pipeline
 from serve.batch import command, renderers
 from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.renderers import HttpRenderer, RendererLost
+from serve.batch.places import open_store
+from serve.batch.renderers import HttpRenderer, Renderer, RendererLost
 from serve.batch.running import run
+from serve.batch.shard_worker import BatchTask, ShardWorker
+from serve.batch_api.renderer import BackendRenderer
 from serve.errors import Problem
 from serve.front.api import create_app
-from serve.orders import Done
+from serve.orders import Done, ModelCard
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
@@ -92,6 +96,36 @@ def test_another_key_address_or_model_is_no_rows_fault(status: int) -> None:
     with pytest.raises(RendererLost, match=f"http://there said {status}: not here"):
         asyncio.run(ask())
     assert json.loads(asked[0])["model"] == "sdxl-mini"
+
+
+@pytest.mark.parametrize(
+    ("told", "window"), [({"at_once": 128}, 128), ({"at_once": 8}, 32), ({}, 32)]
+)
+def test_as_many_are_asked_for_as_the_service_says_are_best(
+    told: dict[str, int], window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"data": [{"id": "sdxl", "images": told}]}
+    monkeypatch.setattr(httpx, "get", lambda url, **_: httpx.Response(200, json=models))
+    assert places(HttpRenderer("http://there", None), tmp_path) == window
+
+
+@pytest.mark.parametrize(("at_once", "window"), [(128, 128), (0, 32)])
+def test_so_are_the_service_s_own_replicas(at_once: int, window: int, tmp_path: Path) -> None:
+    class Backend:
+        async def card(self) -> ModelCard:
+            return ModelCard("sdxl", Sizes(0, 0, 0), at_once=at_once)
+
+    backend: Any = Backend()
+    assert places(BackendRenderer(backend, "me", "batch"), tmp_path) == window
+
+
+def places(renderer: Renderer, folder: Path) -> int:
+    """Orders that a job keeps with whoever draws."""
+    task = BatchTask(open_store(str(folder / "out"), "run"), "run", "png")
+    worker = ShardWorker(renderer, task, "one")
+    asyncio.run(worker.card())
+    assert worker._window._value == renderer.window
+    return renderer.window
 
 
 def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:

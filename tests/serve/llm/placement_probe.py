@@ -68,7 +68,7 @@ def wait_until_ready(url: str) -> None:
     while True:
         try:
             answer = httpx.get(f"{url}/readyz", timeout=30)
-            if answer.status_code == 200 and answer.json()["llm"] == "ready":
+            if answer.status_code == 200 and answer.json().get("llm", "ready") == "ready":
                 return
         except httpx.HTTPError:
             pass

@@ -14,6 +14,7 @@ from ray.exceptions import ActorDiedError
 
 from serve import errors
 from serve.errors import Problem
+from serve.fleet.autoscaling import BUSY
 from serve.fleet.replicas import ATTEMPTS
 from serve.fleet.router import ready_in_s
 from serve.llm.asks import Delta, Ended, LlmCard, Taken, Update
@@ -27,6 +28,27 @@ from tests.serve.test_replicas import Handle
 DIED = ActorDiedError()
 CARD = LlmCard("m", 512)
 WHOLE: list[Any] = [Taken(3), Delta("a red"), Delta(" circle"), Ended("stop", 3, 3)]
+
+
+class Engine:
+    """A full one, for which some wait."""
+
+    rows = 2000
+
+    async def occupancy(self) -> Occupancy:
+        return Occupancy(2000, 50, 1.0)
+
+    def check_health(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def replica_with(speaker: Any) -> LlmReplica:
+    replica = LlmReplica.__new__(LlmReplica)
+    replica.speaker = speaker
+    return replica
 
 
 def updates_of(*scripts: Sequence[Any]) -> list[Update]:
@@ -94,23 +116,19 @@ def test_a_replica_s_problem_is_raised_and_the_card_is_asked_for_again() -> None
 
 def test_who_has_not_loaded_is_asked_last() -> None:
     async def outlook(speaker: Any) -> float:
-        replica = LlmReplica.__new__(LlmReplica)
-        replica.speaker = speaker
-        stats = await replica.record_routing_stats()
+        stats = await replica_with(speaker).record_routing_stats()
         return ready_in_s(stats, deque([stats["at_s"] + 1] * 100), stats["at_s"])
-
-    class Engine:
-        async def occupancy(self) -> Occupancy:
-            return Occupancy(2000, 50, 1.0)
-
-        def check_health(self) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
 
     busy = asyncio.run(outlook(SimpleNamespace(engine=Engine())))
     assert busy == 2150 < asyncio.run(outlook(None))
+
+
+def test_who_waits_asks_for_more_replicas_and_who_loads_for_none() -> None:
+    def busy(speaker: Any) -> float:
+        return asyncio.run(replica_with(speaker).record_autoscaling_stats())[BUSY]
+
+    assert busy(SimpleNamespace(engine=Engine())) == 2050 / 2000
+    assert busy(None) == 0
 
 
 def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:

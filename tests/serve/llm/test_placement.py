@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import ray
 
 from sdxl.params import InvalidParams
+from serve.app import replicas_of
 from serve.llm import deployment
 from serve.settings import ServeSettings
 from tests.serve.llm.placement_probe import DOUBLE
@@ -50,32 +52,81 @@ def settings(tmp_path: Path, text: str, **rest: Any) -> ServeSettings:
 
 @pytest.fixture
 def nodes_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [{"Resources": {"GPU": 4.0}}, {"Resources": {"GPU": 4.0}}, {"Resources": {}}]
+    resources: tuple[dict[str, float], ...] = ({"GPU": 4.0}, {"GPU": 4.0}, {})
+    labels: tuple[dict[str, str], ...] = ({"sdxl": "llm"}, {}, {})
+    nodes = [
+        {"Alive": True, "Resources": each, "Labels": label}
+        for each, label in zip(resources, labels, strict=True)
+    ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
 
 
 def test_a_group_has_the_gpus_of_one_node(nodes_of_four: None, tmp_path: Path) -> None:
     asked = settings(tmp_path, "tensor_parallel_size = 2\npipeline_parallel_size = 2\n")
     taken, _ = deployment.place(asked, 8)
-    options = deployment.on_gpus(4, "/opt/trtllm/bin/python")
+    options = deployment.on_gpus(4, replace(asked, llm_python="/opt/trtllm/bin/python"))
     assert taken == 4 and options["placement_group_strategy"] == "STRICT_PACK"
     assert options["placement_group_bundles"] == [{"CPU": 1, "GPU": 4}]
     assert options["ray_actor_options"]["runtime_env"]["py_executable"] == "/opt/trtllm/bin/python"
 
 
 @pytest.mark.parametrize(
-    ("text", "replicas", "named"),
+    ("text", "replicas", "most", "named"),
     [
-        ("tensor_parallel_size = 8", 1, "a node with so many"),
-        ("tensor_parallel_size = 4", 2, "images need one"),
-        ("tensor_paralel_size = 4", 1, "tensor_paralel_size"),
+        ("tensor_parallel_size = 8", 1, 0, "a node with so many"),
+        ("tensor_parallel_size = 4", 2, 0, "llm_replicas.*images need one"),
+        ("tensor_parallel_size = 4", 1, 2, "llm_max_replicas.*images need one"),
+        ("tensor_paralel_size = 4", 1, 0, "tensor_paralel_size"),
     ],
 )
 def test_what_cannot_be_placed_is_refused(
-    nodes_of_four: None, tmp_path: Path, text: str, replicas: int, named: str
+    nodes_of_four: None, tmp_path: Path, text: str, replicas: int, most: int, named: str
 ) -> None:
+    counts = {"llm_replicas": replicas, "llm_max_replicas": most}
     with pytest.raises(InvalidParams, match=named):
-        deployment.place(settings(tmp_path, text, llm_replicas=replicas), 8)
+        deployment.place(settings(tmp_path, text, **counts), 8)
+
+
+def test_images_get_what_the_language_model_never_takes(
+    nodes_of_four: None, tmp_path: Path
+) -> None:
+    growing = settings(tmp_path, "tensor_parallel_size = 2\n", llm_max_replicas=3)
+    taken, bound = deployment.place(growing, 8)
+    scaling = bound._bound_deployment._deployment_config.autoscaling_config
+    assert taken == 6 and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
+
+
+def test_where_images_run_on_the_cpu_the_language_model_may_have_every_gpu(
+    nodes_of_four: None, tmp_path: Path
+) -> None:
+    text = "tensor_parallel_size = 4\n"
+    taken, _ = deployment.place(settings(tmp_path, text, llm_replicas=2, device="cpu"), 8)
+    assert taken == 8
+    with pytest.raises(InvalidParams, match="at most 8 of the cluster's 8 GPUs"):
+        deployment.place(settings(tmp_path, text, llm_replicas=3, device="cpu"), 8)
+
+
+def test_apart_it_takes_the_nodes_that_are_labelled_and_images_the_others(
+    nodes_of_four: None, tmp_path: Path
+) -> None:
+    asked = settings(tmp_path, "tensor_parallel_size = 4\n", llm_replicas=2, llm_apart=True)
+    taken, _ = deployment.place(asked, 8)
+    assert taken == 4, "a second node may come later"
+    options = deployment.on_gpus(4, asked)
+    assert options["placement_group_bundle_label_selector"] == [{"sdxl": "llm"}]
+    images = replicas_of(asked, "ImageReplica", 4, True, 4).ray_actor_options
+    assert images is not None and images["label_selector"] == {"sdxl": "!llm"}
+
+
+def test_a_cluster_that_grows_may_have_no_gpu_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    head = {"Alive": True, "Resources": {"CPU": 2.0}, "Labels": {}}
+    monkeypatch.setattr(ray, "nodes", lambda: [head])
+    given = {"llm_backend": "tensorrt-llm", "llm_replicas": 2}
+    assert deployment.place(settings(tmp_path, "", device="gpu", **given), 0)[0] == 2
+    with pytest.raises(InvalidParams, match="a node with so many"):
+        deployment.place(settings(tmp_path, "", **given), 0)
 
 
 def test_the_embedded_model_and_none_take_no_gpu() -> None:

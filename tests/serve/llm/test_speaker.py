@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,6 +16,8 @@ from serve.llm.asks import Ask, Delta, Ended, Message, Sampling, Taken
 from serve.llm.decoding import Made
 from serve.llm.speaker import Speaker
 from serve.llm.transformers_engine import Listener
+from serve.worker import gpu_meter
+from tests.serve.gpus import OneGpu
 from tests.serve.llm.texts import CIRCLE, WORDS, FakeLlm, end_of, fake_speaker, text_of, updates_of
 
 
@@ -104,6 +107,13 @@ def test_metrics_tell_times_tokens_and_the_cache() -> None:
     assert sample(speaker, "sdxl_llm_answers_total", outcome="stop") == 1
     assert sample(speaker, "sdxl_llm_answers_total", outcome="invalid_value") == 1
     assert sample(speaker, "sdxl_llm_kv_cache_share") == 0
+
+
+def test_its_gpus_are_told_apart_from_those_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_meter, "_devices", lambda: [("7", object())])
+    monkeypatch.setitem(sys.modules, "pynvml", OneGpu)
+    joules = sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="7", work="llm")
+    assert joules == 1.5
 
 
 def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:

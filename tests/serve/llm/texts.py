@@ -36,8 +36,7 @@ class FakeLlm:
     def __init__(self, words: Sequence[str] = WORDS, token_s: float = 0.0) -> None:
         self.words, self.token_s = tuple(words), token_s
         self.context = self.longest_prompt = 512
-        self.rows = 8
-        self.has_json, self.waiting = False, 0
+        self.has_json, self.rows, self.waiting = False, 10, 0
         self.open = self.cancelled = 0
         self.asked: list[Sampling] = []
         self.fault: Exception | None = None
