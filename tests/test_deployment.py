@@ -96,6 +96,7 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
     from safetensors.torch import load_file, save_file
 
     from sdxl.checkpoint import MINI
+    from sdxl.files import grant_usual
     from sdxl.presets import FILE
 
     shutil.copytree(MINI, folder)
@@ -103,6 +104,7 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     changed = {name: tensor * factor for name, tensor in load_file(weights).items()}
     save_file(changed, weights)
+    grant_usual(weights)
 
 
 def write_benchmark_files(folder: Path) -> None:
