@@ -1,4 +1,4 @@
-"""Flags that say which model is loaded and what computes it, of the commands that make pictures."""
+"""Flags that say which model is loaded and what computes it, of the commands that load one."""
 
 from __future__ import annotations
 
@@ -15,5 +15,10 @@ def add_engine_flags(flags: argparse._ActionsContainer, remark: str) -> None:
     add("--vae", metavar="FILE", help=VAE)
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help=PRECISION)
+    add_folder_flags(flags)
+
+
+def add_folder_flags(flags: argparse._ActionsContainer) -> None:
+    add = flags.add_argument
     add("--engines", default="", metavar="DIR", help=FOLDER)
     add("--unchecked", action="store_true", dest="takes_unchecked", help=UNCHECKED)

@@ -18,7 +18,7 @@ FETCH = "fetch"
 """`sdxl eval fetch`, which evaluates nothing"""
 WATERMARK = "watermark"
 SOURCES = ("images", "url", "accuracy_log")
-LOADED = ("backend", "precision")
+LOADED = ("backend", "precision", "engines", "takes_unchecked")
 """of engines here"""
 SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
 """of a picture; each setting of a sweep has its own"""
@@ -65,12 +65,14 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     from engines import BACKENDS, PRECISION
+    from engines.flags import add_folder_flags
 
     parser = Parser(prog="sdxl eval", description="Measure the quality of a model's pictures.")
     add = parser.add_argument
     add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add("--precision", help=PRECISION)
+    add_folder_flags(parser)
     add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")
     add("--out", metavar="DIR", help="findings; a run goes on with those there (default out/eval)")
     add("--bootstrap", type=whole, default=ROUNDS, metavar="N", help="resamples (%(default)s)")
@@ -114,7 +116,7 @@ def check(options: argparse.Namespace) -> None:
     if len(given) > 1:
         raise InvalidParams("source", " and ".join(given), "needed one source of pictures")
     if options.is_sweep:
-        names = (*SOURCES, "precision", "against", "save", "is_json", *SWEPT)
+        names = (*SOURCES, "precision", "engines", "against", "save", "is_json", *SWEPT)
         refuse(options, names, "needed a command without it: --sweep has settings of its own")
     elif given:
         refuse(options, LOADED, f"needed a command without it: {given[0]} loads no engines")
@@ -134,4 +136,5 @@ def refuse(options: argparse.Namespace, names: Sequence[str], needed: str) -> No
     for name in names:
         value = getattr(options, name, argparse.SUPPRESS)
         if value != parser.get_default(name):
-            raise InvalidParams(name.removeprefix("is_"), value, needed)
+            field = name.removeprefix("is_").removeprefix("takes_")
+            raise InvalidParams(field, value, needed)

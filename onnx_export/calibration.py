@@ -6,7 +6,7 @@ It knows nothing of quantisation.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from sdxl.specs import Cut
 
 ENCODERS = ("text_encoder", "text_encoder_2")
 SEED = 0
+
+OnProgress = Callable[[int, int], None]
+"""how many prompts are done, and of how many"""
 
 
 def encoders_of(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -69,6 +72,7 @@ def first_steps(
     settings: CalibrationSettings,
     clock: StepClock,
     cut: Cut = "reference",
+    on_progress: OnProgress = lambda done, count: None,
 ) -> None:
     """Run the first steps of every prompt's image by the plan that will be served: what only Deep
     has sees its steps alone, what Shallow has too also sees kept features."""
@@ -88,6 +92,7 @@ def first_steps(
         )
         for i, text in enumerate(prompts)
     ]
+    done = 0
     for batch in _batches(pipeline, asked, recipe.batch):
         loop = pipeline.in_flight()
         for request in batch:
@@ -96,6 +101,8 @@ def first_steps(
             for event in loop.tick():
                 if isinstance(event, Failed):
                     raise event.cause
+        done += len(batch)
+        on_progress(done, len(asked))
 
 
 def _batches(

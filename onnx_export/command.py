@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
         unchecked
         if options.unchecked
         else lambda made, order, say: check(made, order, say, subject),
+        # Hours may be between two lines, and a file or a pipe would keep them back.
+        partial(print, flush=True),
     )
     print(f"{folder.folder}: {folder.precision} of {folder.model}, {folder.cut} cut")
     return 0

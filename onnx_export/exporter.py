@@ -1,8 +1,8 @@
 """A checkpoint → an export folder: seven ONNX graphs, and the weights they point into.
 
 Parts that did not change since the last export are taken over from it; what is new is made beside
-the old folder and takes its place when all of it is there and has passed the check. It does not
-know command lines.
+the old folder and takes its place when all of it is there and has passed the check. What has not
+passed stays beside it: a calibration may take hours. It does not know command lines.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from engines.folders.publishing import link_or_copy, locked, publish, refuse_str
 from engines.fused_parts import load_parts
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
+from onnx_export.calibration_progress import progress_line
 from onnx_export.export_spec import ExportSpec
 from onnx_export.input_maxima import watched
 from onnx_export.plain_maxima import numbers_of
@@ -50,6 +51,7 @@ from sdxl.specs import ModelSpec
 
 REPORT = "quantisation.json"
 UNCHECKED = "published without a check: serving it takes --unchecked"
+KEPT = "kept; the same export goes on at the check, or is published at once with --unchecked"
 
 Say = Callable[[str], None]
 
@@ -63,27 +65,51 @@ def unchecked(export: ExportFolder, order: ExportSpec, say: Say) -> Mapping[str,
 
 
 def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
-    """`check` measures the new folder before it is published, and raises where it is not good."""
+    """`check` measures the new folder before it is published, and raises where it is not good.
+    Then the next export of the same begins with the check."""
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
     if old is None:
         refuse_strangers(order.out, FILE, "an export")
-    elif old.versions.get("parts") == keys and _is_same(old, order):
+    elif _is_made(old, order, keys):
         say(f"{order.out}: nothing has changed")
         return old if old.is_checked else _checked(old, order, check, say)
     with locked(order.out, waits=False):
         making = order.out.with_name(f".{order.out.name}.making")
-        shutil.rmtree(making, ignore_errors=True)
         try:
-            making.mkdir(parents=True)
-            folder = _Builder(order, making, say).build(old, keys)
-            folder = _checked(folder, order, check, say)
+            folder = _built(making, order, old, keys, say)
+            folder = _checked_or_kept(folder, order, check, say)
             publish(making, order.out)
         except OSError as error:
             raise error if isinstance(error, OutputError) else OutputError(making, error) from error
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
     return replace(folder, folder=order.out)
+
+
+def _built(
+    making: Path, order: ExportSpec, old: ExportFolder | None, keys: Mapping[str, str], say: Say
+) -> ExportFolder:
+    """Made now, or by an earlier export that was not published."""
+    made = None if order.is_forced else _open(making)
+    if made is not None and _is_made(made, order, keys):
+        say(f"{making}: was kept, only the check is left")
+        return made
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        making.mkdir(parents=True)
+        return _Builder(order, making, say).build(old, keys)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+
+
+def _checked_or_kept(
+    folder: ExportFolder, order: ExportSpec, check: Check, say: Say
+) -> ExportFolder:
+    try:
+        return _checked(folder, order, check, say)
+    except Exception:
+        say(f"{folder.folder}: {KEPT}")
+        raise
 
 
 def _checked(folder: ExportFolder, order: ExportSpec, check: Check, say: Say) -> ExportFolder:
@@ -218,6 +244,9 @@ class _Builder:
                     order.settings,
                     clock,
                     order.cut,
+                    lambda done, count: self.say(
+                        progress_line(done, count, time.perf_counter() - start)
+                    ),
                 ),
                 dtype,
             )
@@ -266,9 +295,7 @@ def _open(folder: Path) -> ExportFolder | None:
         return None
 
 
-def _is_same(old: ExportFolder, order: ExportSpec) -> bool:
-    return (old.model_digest, old.precision, old.cut) == (
-        order.checkpoint.digest,
-        order.precision,
-        order.cut,
-    )
+def _is_made(export: ExportFolder, order: ExportSpec, keys: Mapping[str, str]) -> bool:
+    """Whether it is what the order would make."""
+    facts = export.versions.get("parts"), export.model_digest, export.precision, export.cut
+    return facts == (keys, order.checkpoint.digest, order.precision, order.cut)

@@ -1,10 +1,11 @@
 """`make full-size`: what the real size costs here, in seconds, memory and disk, and how near 8 bits
 come to float32, as a table.
 
-Writes a random-weight Stable Diffusion XL and, in each precision, exports it, holds the export
-against the model in PyTorch (a deep and a shallow step of one picture) and builds plans for an L40S
-with TensorRT-RTX, which needs no GPU for that. Each step is a process of its own, whose peak memory
-the kernel reports. A step that is done is not taken again.
+Writes a random-weight Stable Diffusion XL and, in each precision, exports and checks it (a deep and
+a shallow step of one picture, against the model in PyTorch) and builds plans with TensorRT-RTX,
+which needs no GPU for that: all for an L40S, as they are served there, and the largest for other
+architectures. Each step is a process of its own, whose peak memory the kernel reports. A step that
+is done is not taken again.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engines.folders.export_folder import ExportError, ExportFolder
+from engines.folders.export_folder import ExportFolder
+from engines.folders.targets import TARGETS
 from engines.parity.bounds import EIGHT_BIT_NETWORKS, STEP_BOUNDS
 from engines.parity.calls import StepError, worst
+from engines.trt.flavours import TENSORRT_RTX
 from onnx_export.recipes import RECIPES
 
 MIB, GIB = 2**20, 2**30
-GPU, BACKEND = "l40s", "tensorrt-rtx"
+GPU = "l40s"
+SERVED = TARGETS[GPU].max_batch
+LARGEST, OTHERS = "unet_deep", ("SM120",)
 PRECISIONS = ("fp16", *RECIPES)
 SIDE = 512
 CALIBRATION = ("--calibration-count", "4", "--calibration-size", "256")
@@ -40,13 +45,11 @@ class StepFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class FullSizeStep:
-    """A process, what it writes into, and how to see that it did."""
+    """A process, and the folder that is there when it is done."""
 
     name: str
     arguments: Sequence[str]
     folder: Path
-    is_done: Callable[[Path], bool] = Path.exists
-    writes: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,24 @@ class StepCost:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="onnx_export.full_size", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/full-size"))
-    parser.add_argument("--max-batch", type=int, default=1, help="of the plans")
+    parser.add_argument(
+        "--max-batch",
+        type=int,
+        default=SERVED,
+        metavar="N",
+        help=f"images in one call (default: as an {TARGETS[GPU].name} is served, %(default)s)",
+    )
+    parser.add_argument(
+        "--others",
+        nargs="*",
+        default=OTHERS,
+        choices=TENSORRT_RTX.architectures,
+        help=f"architectures that {LARGEST} alone is built for (default {' '.join(OTHERS)})",
+    )
     parser.add_argument("--precision", nargs="+", default=PRECISIONS, choices=PRECISIONS)
     options = parser.parse_args()
     try:
-        taken = steps(options.out, options.max_batch, options.precision)
+        taken = steps(options.out, options.max_batch, options.precision, options.others)
         print(table([measure(step) for step in taken]))
         for precision in options.precision:
             print(noise_errors(options.out / f"onnx-{precision}"))
@@ -74,45 +90,41 @@ def main() -> None:
         raise SystemExit(f"full-size: {error}") from None
 
 
-def steps(out: Path, max_batch: int, precisions: Sequence[str]) -> list[FullSizeStep]:
+def steps(
+    out: Path, max_batch: int, precisions: Sequence[str], others: Sequence[str]
+) -> list[FullSizeStep]:
     model = out / "model"
     drawn = ("-m", "onnx_export.random_weights", str(model))
     found = [FullSizeStep("random weights", drawn, model)]
     for precision in precisions:
-        onnx, plans = out / f"onnx-{precision}", out / f"plans-{GPU}-{precision}"
-        export = ("-m", "sdxl.cli", "export", "--model", str(model))
-        made = ("--precision", precision, *(CALIBRATION if precision in RECIPES else ()))
-        build = ("-m", "sdxl.cli", "build", "--onnx", str(onnx), "--gpu", GPU, "--backend", BACKEND)
-        found += [
-            # The check is a step of its own: what was calibrated for minutes outlives its failure.
-            FullSizeStep(
-                f"{precision} export", (*export, *made, "--out", str(onnx), "--unchecked"), onnx
-            ),
-            FullSizeStep(
-                f"{precision} check",
-                (*export, "--check", str(onnx), *PICTURE),
-                onnx,
-                is_held,
-                False,
-            ),
-            FullSizeStep(
-                f"{precision} build",
-                (*build, "--max-batch", str(max_batch), "--out", str(plans)),
-                plans,
-            ),
-        ]
+        onnx = out / f"onnx-{precision}"
+        found.append(export_step(model, onnx, precision))
+        found += build_steps(onnx, out, max_batch, precision, others)
     return found
 
 
-def is_held(onnx: Path) -> bool:
-    try:
-        return ExportFolder.read(onnx).is_checked
-    except ExportError:
-        return False
+def export_step(model: Path, onnx: Path, precision: str) -> FullSizeStep:
+    calibration = CALIBRATION if precision in RECIPES else ()
+    export = ("-m", "sdxl.cli", "export", "--model", str(model), "--precision", precision)
+    flags = (*export, *calibration, *PICTURE, "--out", str(onnx))
+    return FullSizeStep(f"{precision} export", flags, onnx)
+
+
+def build_steps(
+    onnx: Path, out: Path, max_batch: int, precision: str, others: Sequence[str]
+) -> Iterator[FullSizeStep]:
+    made = ("--onnx", str(onnx), "--max-batch", str(max_batch), "--out")
+    plans = out / f"plans-{GPU}-{max_batch}-{precision}"
+    build = ("-m", "sdxl.cli", "build", "--gpu", GPU, "--backend", TENSORRT_RTX.name)
+    yield FullSizeStep(f"{precision} build", (*build, *made, str(plans)), plans)
+    for sm in others:
+        plan = out / f"plan-{sm.lower()}-{max_batch}-{precision}"
+        alone = ("-m", "engines.trt.one_plan", "--network", LARGEST, "--sm", sm)
+        yield FullSizeStep(f"{precision} {sm}", (*alone, *made, str(plan)), plan)
 
 
 def measure(step: FullSizeStep) -> StepCost:
-    if step.is_done(step.folder):
+    if step.folder.exists():
         print(f"{step.name}: {step.folder} is there")
         return StepCost(step.name, 0.0, 0, sizes(step))
     print(f"{step.name}: {step.folder}", flush=True)
@@ -128,8 +140,6 @@ def measure(step: FullSizeStep) -> StepCost:
 
 def sizes(step: FullSizeStep) -> dict[str, int]:
     """A link to the checkpoint's file counts where it was first."""
-    if not step.writes:
-        return {}
     return {
         str(path.relative_to(step.folder)): path.stat().st_size
         for path in sorted(step.folder.rglob("*"))

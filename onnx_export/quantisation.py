@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -94,10 +95,15 @@ def _calibrate(
     assert len(alphas) <= 1, f"one smoothing for all layers, not {alphas}"
     method = {"method": "smoothquant", "alpha": alphas.pop()} if alphas else {"method": "max"}
     library = _load_library()
+    clock, heard = StepClock(), sys.stdout
+
+    def run_aloud(_: nn.Module) -> None:
+        with contextlib.redirect_stdout(heard):
+            run(clock)
+
     with _quiet():
-        clock = StepClock()
         config = {"quant_cfg": _entries(recipe, rules, clock), "algorithm": method}
-        library.quantize(unet, config, lambda _: run(clock))
+        library.quantize(unet, config, run_aloud)
 
 
 def _load_library() -> Any:

@@ -64,6 +64,26 @@ def test_the_gpus_that_it_lists_are_those_that_engines_are_built_for() -> None:
     assert f"one for each {GIB_PER_IMAGE} GiB | fp16" in DOCUMENT.read_text()
 
 
+def test_what_8_bits_cost_at_full_size_is_what_the_logs_newest_table_says() -> None:
+    log, page = (ROOT / "docs" / "log.md").read_text(), DOCUMENT.read_text()
+    export, build = (
+        next(line for line in page.splitlines() if line.startswith(f"| [{step}]"))
+        for step in ("export", "build")
+    )
+    (times, peaks, plans) = (
+        re.search(rf"^\| {row} \| ([^|]+) \| ([^|]+) \|", log, re.M)
+        for row in ("export, check, build, s", "their peaks, GiB", "all plans, GiB")
+    )
+    assert times and peaks and plans
+    for i, number in enumerate(("int8", "fp8"), 1):
+        made_s, checked_s, built_s = times[i].split(", ")
+        assert f"{number} {made_s} s" in export and f"{number} {checked_s} s" in export
+        assert f"{number} {built_s} s" in build and f"{number} {plans[i]} GiB" in build
+        export_peak, check_peak, build_peak = peaks[i].split(", ")
+        assert f"{max(export_peak, check_peak, key=float)} GiB with it" in export
+        assert f"{number} {build_peak} GiB" in build
+
+
 def test_files_and_headings_that_it_links_to_are_there() -> None:
     check_links(DOCUMENT)
 
@@ -76,6 +96,7 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
     from safetensors.torch import load_file, save_file
 
     from sdxl.checkpoint import MINI
+    from sdxl.files import grant_usual
     from sdxl.presets import FILE
 
     shutil.copytree(MINI, folder)
@@ -83,6 +104,7 @@ def write_foreign_model(folder: Path, factor: float = 1.001) -> None:
     weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
     changed = {name: tensor * factor for name, tensor in load_file(weights).items()}
     save_file(changed, weights)
+    grant_usual(weights)
 
 
 def write_benchmark_files(folder: Path) -> None:

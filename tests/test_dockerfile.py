@@ -20,6 +20,7 @@ from tests.isolation import run_alone
 from tests.serve.servers import listening
 from tests.serve.services import free_port
 from tests.serve.workers import fake_pipeline
+from tests.test_deployment import write_foreign_model
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -209,3 +210,39 @@ def test_it_serves_on_a_read_only_root_as_a_user_without_rights(tmp_path: Path) 
     done = run_alone(READ_ONLY, tmp_path, 400, is_read_only=True, user=10001)
     assert done.returncode == 0 and "ended well" in done.stdout, done.stdout + done.stderr[-3000:]
     assert "/v1/results/" in done.stdout
+
+
+EXPORTS = """
+! touch /anywhere 2> /dev/null
+mkdir /tmp/models
+cp -r /mnt/foreign /tmp/models/sdxl
+test "$(stat -c %d /tmp/models/sdxl)" != "$(stat -c %d /mnt)"
+export SDXL_HOME=/mnt/home
+"""
+"""The models and what is made of them are volumes of their own: two file systems."""
+QUICKLY = "--calibration-count 2 --check-prompts 1 --check-steps 2"
+FOR_AN_L40S = "--backend tensorrt-rtx --gpu l40s"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_it_exports_and_builds_where_nothing_but_its_volumes_can_be_written(tmp_path: Path) -> None:
+    """The commands of the deployment page; the build is one that needs no GPU."""
+    pytest.importorskip("tensorrt_rtx")
+    tmp_path.chmod(0o777)
+    write_foreign_model(tmp_path / "foreign")
+    export, build = in_the_image()
+    script = EXPORTS + f"{export} {QUICKLY}\n{build} {FOR_AN_L40S}\n"
+    done = run_alone(script, tmp_path, 2300, is_read_only=True, user=10001)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "int8 for L40S, tensorrt-rtx" in done.stdout, done.stdout
+    (weights,) = (tmp_path / "home" / "onnx").glob("*/unet.safetensors")
+    source = tmp_path / "foreign" / "unet" / "diffusion_pytorch_model.safetensors"
+    assert weights.stat().st_nlink == 1 and weights.read_bytes() == source.read_bytes()
+
+
+def in_the_image() -> list[str]:
+    """What docs/deploy.md runs in it, after the volumes' names."""
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    found = re.findall(r"^docker run .*? (sdxl (?:export|build) .*)$", text, re.M)
+    return [line.replace("/models", "/tmp/models") for line in found]

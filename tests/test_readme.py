@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from engines import build_command
+from engines.trt.flavours import FLAVOURS, TENSORRT_RTX, check_buildable
 from tests.documents import ROOT, blocks, calls_of_sdxl, check_flags, check_links, commands
 from tests.isolation import run_alone
 from tests.test_deployment import write_foreign_model
 
 DOCUMENT = ROOT / "README.md"
 PORT = 8765
-LEFT_OUT = ("sdxl build", "sdxl eval --sweep", "sdxl tune", "sdxl bench peers")
-"""What needs a GPU (docs/deploy.md builds for one without), or measures for longer than this."""
+LEFT_OUT = ("sdxl eval --sweep", "sdxl tune", "sdxl bench peers")
+"""What measures for longer than this."""
 HUB = f"""
 from pathlib import Path
 from tests.sdxl.hub_double import hub
@@ -30,8 +32,25 @@ def typed() -> list[str]:
     return [line for line in commands(DOCUMENT) if line.startswith("sdxl ")]
 
 
+def is_run(line: str) -> bool:
+    """A build without `--gpu` is for the one that is here, and needs it."""
+    if line.startswith("sdxl build"):
+        return "--gpu" in line and TENSORRT_RTX.is_installed
+    return not line.startswith(LEFT_OUT)
+
+
 def test_every_flag_is_one_that_its_command_has() -> None:
     assert {"export", "build", "eval", "batch"} <= check_flags(calls_of_sdxl(typed()))
+
+
+def test_a_build_for_a_gpu_that_is_not_here_names_it() -> None:
+    builds = [flags for command, *flags in calls_of_sdxl(typed()) if command == "build"]
+    orders = [build_command.build_parser().parse_args(flags) for flags in builds]
+    assert {order.backend for order in orders} == set(FLAVOURS)
+    for order in orders:
+        if not FLAVOURS[order.backend].needs_gpu_to_build:
+            target = build_command.chosen_target(order.gpu, None)
+            check_buildable(FLAVOURS[order.backend], target, None)
 
 
 def test_files_and_headings_that_it_links_to_are_there() -> None:
@@ -50,7 +69,7 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     (tmp_path / "prompts.txt").write_text("a red circle\na green star\n")
     rows = [{"id": str(i), "prompt": "a red circle", "steps": 4} for i in range(8)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [line for line in typed() if not line.startswith(LEFT_OUT)]
+    lines = list(filter(is_run, typed()))
     (library,) = (text for text in blocks(DOCUMENT, "python") if "from engines" in text)
     (tmp_path / "library.py").write_text(library + "assert pixels.shape == (128, 128, 3)\n")
     script = [
@@ -66,3 +85,5 @@ def test_every_command_works_in_an_empty_folder_with_a_foreign_checkpoint(tmp_pa
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     assert re.search(r"8 rows: 8 pictures, 0 dead letters, no problems", done.stdout)
     assert (tmp_path / "again.png").read_bytes()
+    built = "int8 for L40S, tensorrt-rtx" in done.stdout
+    assert built == TENSORRT_RTX.is_installed, done.stdout[-3000:]

@@ -61,6 +61,12 @@ def named_target(name: str) -> Target:
     return TARGETS[name.lower()]
 
 
+def listed_target(sm: str, max_batch: int) -> Target:
+    """A GPU of which nothing is known but its architecture: what a plan for it needs."""
+    capability = int(sm[2:-1]), int(sm[-1])
+    return Target(sm, capability, GIB_PER_IMAGE * max_batch, max_batch, "fp16")
+
+
 def target_of(device_name: str, capability: Capability, memory_bytes: int) -> Target:
     """The table's row for a device as CUDA names it ("NVIDIA H100 80GB HBM3"), or one made up
     from what is known of it, as for a slice of one (MIG): that has a part of the memory."""

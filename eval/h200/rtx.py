@@ -15,7 +15,7 @@ from engines.cuda.gpus import local_target
 from engines.folders.export_folder import ExportFolder
 from engines.folders.profiles import profiles
 from engines.folders.shipped import open_mini
-from engines.folders.targets import Target
+from engines.folders.targets import Target, listed_target
 from engines.trt.build import BuildSpec
 from engines.trt.flavours import TENSORRT_RTX
 from engines.trt.plan_process import run_worker
@@ -27,7 +27,7 @@ from sdxl.engine import Engine, allocate, call, torch_dtype
 from sdxl.pipeline import Pipeline
 
 Found = Iterator[tuple[str, Any]]
-ARCHITECTURES = ((8, 0), (8, 9))
+ARCHITECTURES = ("SM80", "SM89")
 
 
 def small(bench: Bench) -> Found:
@@ -58,7 +58,7 @@ def _probed(bench: Bench, export: ExportFolder, name: str, pipeline: Pipeline) -
 
 def _targets(bench: Bench) -> list[Target]:
     """This GPU by its own name, which tensorrt-rtx calls CURRENT, and those it lists."""
-    listed = [Target(f"SM{a}{b}", (a, b), 48, 1, "fp16") for a, b in ARCHITECTURES]
+    listed = [listed_target(sm, 1) for sm in ARCHITECTURES]
     here = local_target()
     if bench.is_dry:
         return listed[-1:]

@@ -31,6 +31,14 @@ SHORT_CAPTIONS = 64
 SHARES = {"Offline": 1.2, "Server": 0.6}
 """of the probed rate, where no --target-qps is given. LoadGen counts Offline's samples by it, and a
 run that makes them in less than ten minutes is INVALID."""
+LOADED: dict[str, Any] = {
+    "backend": "auto",
+    "precision": None,
+    "engines": "",
+    "takes_unchecked": False,
+    "deterministic": False,
+}
+"""of engines that are loaded for it, and what they are unless given"""
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
+    from engines.flags import add_folder_flags
+
     parser = Parser(prog="sdxl bench mlperf", description="Run MLPerf's LoadGen.")
     add = parser.add_argument
     add("--scenario", default="Offline", help=f"{', '.join(SCENARIOS)} (default %(default)s)")
     add("--model", default="mini")
     add("--backend", default="auto")
     add("--precision", help="the backend's own choice unless given")
+    add_folder_flags(parser)
     add("--over", default="process", help="process or http (default %(default)s)")
     add("--url", help="a service that runs; its replicas share the load")
     add("--replicas", type=whole, default=1, metavar="N", help="of a service started here")
@@ -104,10 +115,10 @@ def check(options: argparse.Namespace) -> None:
         raise InvalidParams("audit", options.audit, f"needed one of {', '.join(AUDITS)}")
     if options.target_qps is not None and options.target_qps <= 0:
         raise InvalidParams("target_qps", options.target_qps, "needed a number above 0")
-    for field, usual in (("backend", "auto"), ("precision", None), ("deterministic", False)):
+    for field, usual in LOADED.items():
         if options.url and getattr(options, field) != usual:
             needed = "needed a command without it: --url names a service that has its own"
-            raise InvalidParams(field, getattr(options, field), needed)
+            raise InvalidParams(field.removeprefix("takes_"), getattr(options, field), needed)
     if options.captions is None and options.model != "mini":
         raise InvalidParams("captions", None, f"{options.model} needed the benchmark's captions")
 
@@ -219,6 +230,8 @@ def system_of(
         options.backend,
         precision=options.precision,
         is_deterministic=options.deterministic,
+        folder=options.engines,
+        takes_unchecked=options.takes_unchecked,
     )
     expected = probe(pipeline.generate, requests, in_process_at_once(pipeline, requests[0]))
     here = InProcess(pipeline, requests, complete)
@@ -241,6 +254,10 @@ def service_of(options: argparse.Namespace) -> Iterator[str]:
     flags += ["--replicas", str(options.replicas), "--queue", "128", "--llm", "none"]
     if options.precision:
         flags += ["--precision", options.precision]
+    if options.engines:
+        flags += ["--engines", options.engines]
+    if options.takes_unchecked:
+        flags += ["--unchecked"]
     if options.deterministic:
         flags += ["--deterministic"]
     with local_service(flags) as url:

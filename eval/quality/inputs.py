@@ -43,7 +43,13 @@ def read_source(options: argparse.Namespace, task: QualityTask, checkpoint: Chec
         return AccuracyLog(Path(options.accuracy_log), task)
     if options.url:
         return Service(options.url, task.requests)
-    pipeline = engines.load(options.model, options.backend, precision=options.precision)
+    pipeline = engines.load(
+        options.model,
+        options.backend,
+        precision=options.precision,
+        folder=options.engines,
+        takes_unchecked=options.takes_unchecked,
+    )
     return Painted(pipeline, task.requests)
 
 

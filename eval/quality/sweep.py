@@ -182,7 +182,12 @@ def load_engines(
 
         if precision not in EIGHT_BIT:
             return load_torch(checkpoint, precision=precision, cut=cut)
-        return load(options.model, options.backend, precision=precision).engines
+        return load(
+            options.model,
+            options.backend,
+            precision=precision,
+            takes_unchecked=options.takes_unchecked,
+        ).engines
     from engines.folders.shipped import open_mini
     from engines.onnxruntime_engine import load_onnxruntime
     from eval.quality.exported import exported

@@ -59,6 +59,8 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
         tuple(options.guided_until),
         dict(zip(MEASURED, options.budgets, strict=True)),
         options.prompts,
+        options.engines,
+        options.takes_unchecked,
     )
     until_s = time.perf_counter() + (options.seconds or math.inf)
     task, checkpoint = read_task(options)
@@ -82,6 +84,7 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
 
 def build_parser() -> Parser:
     from engines import BACKENDS
+    from engines.flags import add_folder_flags
 
     parser = Parser(
         prog="sdxl tune",
@@ -91,6 +94,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    add_folder_flags(parser)
     add("--out", default="out/tune", metavar="DIR", help="findings (default %(default)s)")
     add("--prompts", type=whole, default=8, metavar="N", help="to tune on (default %(default)s)")
     add(
@@ -162,5 +166,7 @@ def check(options: argparse.Namespace) -> None:
     is_rising = all(a < b for a, b in itertools.pairwise(budgets))
     if not (is_rising and budgets[0] > 0 and budgets[-1] <= 1):
         raise InvalidParams("budget", tuple(budgets), "needed rising shares above 0, to 1")
+    if options.engines and len(options.precisions) > 1:
+        raise InvalidParams("engines", options.engines, "needed one --precision, the folder's")
     if options.seconds is not None and options.seconds <= 0:
         raise InvalidParams("seconds", options.seconds, "needed more than 0")

@@ -50,6 +50,9 @@ class TuningSpec:
     """shares of the exact model's cost, by quality"""
     prompts: int
     """captions to tune on, the task's first; plans are checked on the others"""
+    folder: str = ""
+    takes_unchecked: bool = False
+    """of engines, both"""
 
     def courses(self) -> list[Course]:
         every = product(self.precisions, self.steps, self.guided_until, self.schedulers)
@@ -101,6 +104,8 @@ class Tuning:
             "exact": asdict(self.spec.courses()[0]),
             "task": self.task.as_dict(),
         }
+        if self.spec.folder:
+            facts["engines"] = self.spec.folder
         keep_facts(self.folder, SETTINGS, facts, "tuning")
 
     def _course(self, course: Course) -> TunedCourse:
@@ -182,7 +187,13 @@ class Tuning:
         if precision not in self.pipelines:
             self.tell(f"{precision}: engines are loaded")
             spec = self.spec
-            self.pipelines[precision] = engines.load(spec.model, spec.backend, precision=precision)
+            self.pipelines[precision] = engines.load(
+                spec.model,
+                spec.backend,
+                precision=precision,
+                folder=spec.folder,
+                takes_unchecked=spec.takes_unchecked,
+            )
         return self.pipelines[precision]
 
     def _costs(self, precision: str) -> StepCosts:

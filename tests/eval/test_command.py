@@ -127,6 +127,7 @@ def test_two_sources() -> None:
         *(["--precision", "int8"], ["--url", "u"], ["--accuracy-log", "f"], ["--against", "exact"]),
         *(["--save", "d"], ["--json"], ["--steps", "4"], ["--scheduler", "dpmpp_2m"]),
         *(["--cache-interval", "2"], ["--deep-steps", "0,2"], ["--images", "d"]),
+        ["--engines", "d"],
     ],
 )
 def test_a_sweep_refuses_what_it_would_ignore(flags: list[str]) -> None:
@@ -135,11 +136,15 @@ def test_a_sweep_refuses_what_it_would_ignore(flags: list[str]) -> None:
 
 
 @pytest.mark.parametrize("source", ["--images", "--url", "--accuracy-log"])
-@pytest.mark.parametrize("flags", [["--precision", "int8"], ["--backend", "torch"]])
+@pytest.mark.parametrize(
+    "flags",
+    [["--precision", "int8"], ["--backend", "torch"], ["--engines", "d"], ["--unchecked"]],
+)
 def test_pictures_from_elsewhere_refuse_what_engines_here_would_be(
     source: str, flags: list[str]
 ) -> None:
-    assert f"{source} loads no engines" in refused(source, "there", *flags)
+    said = refused(source, "there", *flags)
+    assert said.startswith(flags[0][2:]) and f"{source} loads no engines" in said, said
 
 
 def test_a_folder_is_scored_from_the_front_door(

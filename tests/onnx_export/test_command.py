@@ -57,6 +57,16 @@ def test_an_export_says_where_it_is(
     assert lines[-1] == f"{out}: fp32 of tiny, reference cut"
 
 
+def test_a_calibration_is_heard_while_it_runs(
+    tiny: Checkpoint, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model Optimizer, which runs it, is not."""
+    flags = ["--precision", "int8", "--calibration-count", "2", "--unchecked"]
+    assert main(["--model", str(tiny.folder), "--out", str(out), *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "calibrated 2 of 2 prompts" in lines
+
+
 def test_its_usual_place_is_where_engines_look(
     tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
 from sdxl.engine import call, torch_dtype
 from sdxl.files import OutputError
 from sdxl.specs import Cut, image_axes
+from tests.onnx_export.conftest import PROMPTS
 from tests.onnx_export.exports import Said, export_tiny
 
 VOCABULARY = 646
@@ -169,13 +171,63 @@ def test_the_same_model_gives_the_same_bytes(
     assert again.as_dict() == tiny_export.as_dict()
 
 
-def test_a_failed_check_publishes_nothing(tiny: Checkpoint, tmp_path: Path) -> None:
-    def fail(*_: object) -> dict[str, Any]:
-        raise RuntimeError("not the model")
+def refusing(*_: object) -> dict[str, Any]:
+    raise RuntimeError("not the model")
 
+
+def refused_export(order: ExportSpec) -> Said:
+    said: Said = []
     with pytest.raises(RuntimeError, match="not the model"):
-        export(ExportSpec(tiny, "fp32", tmp_path / "export"), fail, lambda _: None)
-    assert files(tmp_path) == [".export.lock"]
+        export(order, refusing, said.append)
+    return said
+
+
+def test_a_failed_check_publishes_nothing_and_keeps_what_was_made(
+    tiny: Checkpoint, out: Path
+) -> None:
+    said = refused_export(ExportSpec(tiny, "fp32", out))
+    assert sorted(path.name for path in out.parent.iterdir()) == [".export.lock", ".export.making"]
+    assert "--unchecked" in said[-1] and str(out.with_name(".export.making")) in said[-1]
+
+
+def test_after_a_failed_check_the_same_export_goes_on_there(tiny: Checkpoint, out: Path) -> None:
+    order = ExportSpec(tiny, "fp32", out)
+    assert sum("nodes" in line for line in refused_export(order)) == 7
+    again = refused_export(order)
+    assert "only the check is left" in again[0] and not any("nodes" in line for line in again)
+    published = export(order, lambda *_: {"findings": [{"holds": True}]}, lambda _: None)
+    assert ExportFolder.open(out, verify=True).as_dict() == published.as_dict()
+    assert published.is_checked
+    assert not out.with_name(".export.making").exists()
+
+
+def test_what_a_check_refused_is_published_unchecked_at_once(tiny: Checkpoint, out: Path) -> None:
+    refused_export(ExportSpec(tiny, "int8", out, prompts=PROMPTS))
+    said: Said = []
+    assert not export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS).is_checked
+    assert not any("calibrated" in line for line in said)
+    assert ExportFolder.open(out, verify=True).calibration["prompts"] == len(PROMPTS)
+
+
+@pytest.mark.parametrize("change", ["other prompts", "forced", "damaged"])
+def test_what_was_kept_is_not_taken_for_another_export(
+    change: str, tiny: Checkpoint, out: Path
+) -> None:
+    refused_export(ExportSpec(tiny, "int8", out, prompts=PROMPTS[:1]))
+    if change == "damaged":
+        (out.with_name(".export.making") / "unet_deep.onnx").write_bytes(b"")
+    said: Said = []
+    prompts = PROMPTS[1:2] if change == "other prompts" else PROMPTS[:1]
+    export_tiny(tiny, out, "int8", said=said, prompts=prompts, is_forced=change == "forced")
+    assert any("calibrated 1 of 1 prompts" in line for line in said)
+
+
+def test_a_calibration_says_how_far_it_is(tiny: Checkpoint, out: Path) -> None:
+    said: Said = []
+    export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS)
+    told = [line for line in said if " of 3 prompts" in line]
+    assert re.fullmatch(r"calibrated 2 of 3 prompts, about \d+ s left", told[0])
+    assert told[1:] == ["calibrated 3 of 3 prompts"]
 
 
 def test_a_failed_export_leaves_the_old_one(

@@ -10,12 +10,17 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from engines import build_command
+from engines.folders.targets import named_target
+from engines.trt import one_plan
+from engines.trt.flavours import check_buildable, flavour_named
+from onnx_export import command as export_command
 from onnx_export.full_size import (
     NOISE_BOUNDS,
+    SERVED,
     FullSizeStep,
     StepCost,
     StepFailed,
-    is_held,
     measure,
     noise_errors,
     steps,
@@ -59,15 +64,40 @@ def test_a_checkpoint_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_every_step_works_on_what_the_one_before_made(tmp_path: Path) -> None:
-    drawn, *others = steps(tmp_path, 1, ["fp16", "int8"])
-    for export, check, build in zip(*[iter(others)] * 3, strict=True):
-        assert str(drawn.folder) in export.arguments and str(drawn.folder) in check.arguments
-        assert str(export.folder) in check.arguments and str(export.folder) in build.arguments
-        assert str(build.folder) in build.arguments
-    folders = [step.folder for step in others if step.writes]
-    assert len(set(folders)) == 4, "each precision has its own"
+    drawn, *others = steps(tmp_path, 1, ["fp16", "int8"], ["SM86"])
+    for export, build, alone in zip(*[iter(others)] * 3, strict=True):
+        assert str(drawn.folder) in export.arguments
+        assert str(export.folder) in build.arguments and str(export.folder) in alone.arguments
+        assert all(str(step.folder) in step.arguments for step in (export, build, alone))
+    assert len({step.folder for step in others}) == 6, "each precision has its own"
     (fp16, *_), (int8, *_) = others[:3], others[3:]
     assert "--calibration-count" not in fp16.arguments and "--calibration-count" in int8.arguments
+
+
+def test_its_plans_are_those_that_are_served_and_the_largest_for_others(tmp_path: Path) -> None:
+    _, export, build, alone = steps(tmp_path, SERVED, ["int8"], ["SM120"])
+    (command, *flags), (also, *others) = calls([export, build])
+    assert (command, also) == ("export", "build")
+    assert not export_command.build_parser().parse_args(flags).unchecked, "it is checked"
+    order = build_command.build_parser().parse_args(others)
+    target = named_target(order.gpu)
+    assert order.max_batch == target.max_batch > 1
+    check_buildable(flavour_named(order.backend), target, None)
+    assert alone.arguments[:2] == ("-m", "engines.trt.one_plan")
+    one = one_plan.build_parser().parse_args(alone.arguments[2:])
+    assert (one.network, one.sm, one.max_batch) == ("unet_deep", "SM120", target.max_batch)
+
+
+def test_plans_of_another_batch_are_not_taken_for_these(tmp_path: Path) -> None:
+    one, four = (steps(tmp_path, batch, ["int8"], ["SM120"]) for batch in (1, 4))
+    shared = {step.folder for step in one} & {step.folder for step in four}
+    assert shared == {tmp_path / "model", tmp_path / "onnx-int8"}
+
+
+def calls(steps: list[FullSizeStep]) -> list[list[str]]:
+    """The arguments of `sdxl`."""
+    assert all(step.arguments[:2] == ("-m", "sdxl.cli") for step in steps)
+    return [[*step.arguments[2:]] for step in steps]
 
 
 CODE = (
@@ -83,8 +113,6 @@ def test_a_step_is_timed_and_weighed(tmp_path: Path) -> None:
     assert cost.files == {"x.plan": 1000}
     again = FullSizeStep("step", ["-c", "raise SystemExit(1)"], folder)
     assert measure(again).seconds == 0, "its folder is there"
-    check = FullSizeStep("check", ["-c", ""], folder, is_held, writes=False)
-    assert measure(check).seconds > 0, "no check is in the folder"
 
 
 def test_a_failed_step_ends_it(tmp_path: Path) -> None:
@@ -97,10 +125,8 @@ def test_an_export_is_held_by_the_noise_that_it_finds(
     tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx = tmp_path / "onnx"
-    flags = ["export", "--model", str(tiny.folder), "--out", str(onnx)]
-    assert cli.main([*flags, "--unchecked"]) == 0 and not is_held(onnx)
     picture = ["--check-prompts", "1", "--check-steps", "2"]
-    assert cli.main([*flags[:3], "--check", str(onnx), *picture]) == 0 and is_held(onnx)
+    assert cli.main(["export", "--model", str(tiny.folder), "--out", str(onnx), *picture]) == 0
     assert re.search(r"unet_deep 0\.000\d, unet_shallow 0\.000\d; bound 0.001", noise_errors(onnx))
     monkeypatch.setitem(NOISE_BOUNDS, "fp32", 0.0)
     with pytest.raises(StepFailed, match="bound 0.0"):

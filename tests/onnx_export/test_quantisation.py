@@ -25,10 +25,11 @@ from engines.folders.export_folder import (
     ExportFolder,
     changed_file,
 )
+from engines.lora import ADAPTED
 from engines.parity.findings import relative_norm
 from engines.pytorch.eight_bit import quantise as put_in_8_bits
 from onnx_export.calibration import StepClock, calibration_prompts, first_steps
-from onnx_export.exporter import ADAPTED, REPORT
+from onnx_export.exporter import REPORT
 from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.quantisation import Quantised, quantise, summary
 from onnx_export.random_weights import SDXL_1_0
