@@ -25,8 +25,9 @@ from engines.parity.findings import (
     Finding,
     broken,
     largest_difference,
-    psnr,
     relative_norm,
+    typical_psnr,
+    worst_psnr,
 )
 from engines.parity.pictures import (
     EIGHT_BIT_WORK,
@@ -277,7 +278,7 @@ class _Run:
         size = "×".join(map(str, found.shape[:1:-1]))
         return Finding(
             f"{len(found)} pictures of {size}, {self.subject.steps} steps, PSNR in dB",
-            psnr(found, served),
+            typical_psnr(found, served),
             PICTURE_BOUNDS[self.export.precision],
             is_least=True,
         )
@@ -288,6 +289,7 @@ class _Run:
         found = paint(checkpoint, graphs, subject, self.painted)
         served, exact = reference.served[:count], reference.exact
         yield self.compared_served(found[:count], served)
+        yield Finding(f"the worst of {count}, PSNR in dB", worst_psnr(found[:count], served))
         # Errors of the cache and of 8 bits may add up to more than their sum: each is told.
         alone = paint(checkpoint, graphs, subject, count, interval=1)
         for what, pictures in (
@@ -295,7 +297,7 @@ class _Run:
             (f"interval {interval} alone", served),
             (f"{precision} and interval {interval}", found[:count]),
         ):
-            yield Finding(f"{what}, PSNR to the exact model", psnr(pictures, exact))
+            yield Finding(f"{what}, PSNR to the exact model", typical_psnr(pictures, exact))
         if self.is_quantised and (scored := subject.scored):
             prompts = subject.prompts[:scored]
             scores = [clip_score(images[:scored], prompts) for images in (found, reference.served)]

@@ -10,8 +10,8 @@ STEP_BOUNDS = {"fp32": 0.001, "fp16": 0.02, "int8": 0.2, "fp8": 0.2}
 """of the finished picture as every step expects it, from the reference's own input in float32, as
 relative L2 of latents"""
 PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0, "int8": 20.0, "fp8": 20.0}
-"""PSNR in dB, least, beside the same course in float32. Errors grow along the steps, and the bound
-is one for any course: the finding names the pictures and steps that it was judged at."""
+"""PSNR in dB of the median picture, least, beside the same course in float32. Errors grow along the
+steps, and the bound is one for any course: the finding names what it was judged at."""
 PLAN_BOUNDS = {**STEP_BOUNDS, "fp32": 0.01}
 """of what a plan's call gives: a GPU multiplies float32 in TF32"""
 PLAN_PICTURE_BOUNDS = {**PICTURE_BOUNDS, "fp32": 40.0}
