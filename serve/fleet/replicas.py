@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from serve import errors
 from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.beats import SILENCE_S, Silent, while_alive
-from serve.orders import Done, ImageOrder, ModelCard, PromptFacts, Queued, Update
+from serve.orders import Done, ImageOrder, ModelCard, Preview, PromptFacts, Queued, Update
 
 log = logging.getLogger(__name__)
 
@@ -120,15 +120,27 @@ class Replicas:
             timed = replace(order, deadline_s=left_s)
             return attempt(self._stream.generate, timed, Done, self._liveness)
 
-        is_queued = False
+        # Another attempt is queued again, and comes by steps that were shown.
+        heard: set[Hashable] = set()
         async with aclosing(persevere(begin, order.deadline_s)) as updates:
             async for _, update in updates:
-                if not (is_queued and isinstance(update, Queued)):
+                what = heard_once(update)
+                if what is None or what not in heard:
                     yield update
-                is_queued = True
+                heard.add(what)
 
     async def metrics(self) -> Sequence[Any]:
         return await gather(self._handle, "metrics")
+
+
+def heard_once(update: Update) -> Hashable:
+    """What an update tells that none after it may tell again; None of one that may."""
+    match update:
+        case Queued():
+            return Queued
+        case Preview():
+            return Preview, update.step
+    return None
 
 
 async def ask_any(method: Any, *asked: object) -> Any:

@@ -64,6 +64,8 @@ def config(folder: Path, port: int, name: str, **arguments: Any) -> Path:
     found["http_options"]["port"] = port
     given = {
         "model": "mini",
+        "backend": "onnxruntime",
+        "precision": "",
         "device": "cpu",
         "llm": "none",
         "replicas": 2,

@@ -20,7 +20,7 @@ from serve.errors import Problem
 from serve.fleet import beats, liveness, replicas
 from serve.fleet.replicas import ATTEMPTS, Replicas
 from serve.llm.asks import Ended
-from serve.orders import Done, ImageOrder, ImageProgress, ModelCard, Queued
+from serve.orders import Done, ImageOrder, ImageProgress, ModelCard, Preview, Queued
 
 ORDER = ImageOrder(GenerationParams("a", seed=7), deadline_s=60)
 CARD = ModelCard("m", Sizes(128, 64, 512))
@@ -93,6 +93,14 @@ def test_what_a_lost_replica_was_making_is_made_elsewhere_with_the_same_seed(
     assert [type(u) for u in updates] == [Queued, ImageProgress, ImageProgress, Done]
     assert {order.params for order in handle.asked} == {ORDER.params}
     assert handle.asked[1].deadline_s <= handle.asked[0].deadline_s <= 60
+
+
+def test_a_step_that_was_shown_is_not_shown_again_by_whoever_takes_over() -> None:
+    early, late, last = Preview(b"x", 5), Preview(b"y", 10), Preview(b"z", 15)
+    handle = Handle([Queued(0), late, early, DIED], [Queued(0), early, late, last, done(ORDER)])
+    updates = asyncio.run(updates_of(handle))
+    assert [type(u) for u in updates] == [Queued, Preview, Preview, Preview, Done]
+    assert updates[1:4] == [late, early, last]
 
 
 def test_the_card_says_what_all_replicas_take_at_once() -> None:
