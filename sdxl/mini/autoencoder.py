@@ -18,6 +18,8 @@ from sdxl.mini.scenes import SIDE, draw, sample_scene
 CROP = 64
 NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as
 LEAST_INK = 50.0
+LEAST_CONTRAST = 0.3
+STEEP = 10.0
 EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over wide squares
 
 
@@ -53,6 +55,19 @@ def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
     """How far pixels are apart, in parts of each picture's ink: small things count as large."""
     ink = ink_of(images).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
     return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
+
+
+def misread(decoded: Tensor, images: Tensor) -> Tensor:
+    """About how many pixels lie on the wrong side of an edge, in parts of each picture's ink: what
+    the judge counts, with a slope. A pixel does where it is off by half of what ink and background
+    differ by."""
+    contrast = ink_of(images).norm(dim=1)
+    ink = (contrast > LEAST_CONTRAST).float()
+    area = ink.sum((1, 2)).clamp(min=LEAST_INK)
+    usual = (contrast * ink).sum((1, 2)) / area
+    off = (decoded.float() - images).norm(dim=1) / usual.clamp(min=0.5)[:, None, None]
+    rests = torch.sigmoid(torch.tensor(-STEEP / 2, device=off.device))
+    return ((torch.sigmoid(STEEP * (off - 0.5)) - rests).sum((1, 2)) / area).mean()
 
 
 def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
 from sdxl.mini import own_courses, topology
-from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, train_vae
+from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, misread, train_vae
 from sdxl.mini.check import WEIGHTS, held_out_scenes
 from sdxl.mini.fitting import Schedule, load_latest, save_adopted
 from sdxl.mini.judge import Straightened
@@ -48,6 +48,22 @@ def _shift(latents: Tensor, others: Tensor) -> float:
 def test_no_norm_of_a_new_vae_has_fewer_than_four_channels_a_group() -> None:
     norms = [m for m in topology.new_vae().modules() if isinstance(m, nn.GroupNorm)]
     assert min(norm.num_channels // norm.num_groups for norm in norms) >= 4
+
+
+@pytest.mark.parametrize("by", [1, 2, 4])
+def test_what_the_decoder_learns_by_is_about_what_the_judge_counts(by: int) -> None:
+    """Things on plain ground, moved to the right; and a faint tint is on no wrong side."""
+    singles = [scene for scene in held_out_scenes(30) if scene.kind == "single"]
+    drawn = as_tensor(np.stack([draw(scene, i) for i, scene in enumerate(singles)]))
+    assert float(misread(drawn, drawn)) == pytest.approx(0.0, abs=1e-6)
+    shares = []
+    for picture in drawn:
+        contrast = (picture - picture[:, :1, :1]).norm(dim=0)
+        thing = contrast > contrast.max() / 2
+        shares.append(float((thing ^ thing.roll(by, -1)).sum() / thing.sum()))
+    found = float(misread(drawn.roll(by, -1), drawn))
+    assert found == pytest.approx(float(np.mean(shares)), rel=0.2)
+    assert float(misread(drawn + 0.02, drawn)) < found / 2
 
 
 def test_training_goes_on_from_an_exported_vae_near_its_latents(
