@@ -82,7 +82,7 @@ def test_a_folder_is_checked_again(
     export_tiny(tiny, out)
     assert main(["--model", str(tiny.folder), "--check", str(out), "--check-steps", "2"]) == 0
     assert "unet_deep, fp32" in capsys.readouterr().out
-    assert len(ExportFolder.open(out).parity["findings"]) == 12
+    assert len(ExportFolder.open(out).parity["findings"]) == 13
 
 
 def truncate(path: Path) -> None:

@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster
 from tests.serve.services import ROOT
 
 CONFIG = ROOT / "serve" / "deploy" / "several_nodes.yaml"
-CLIENTS = 4
+CLIENTS, WAITING = 4, 16
 TIMEOUT_S = 800.0
 PROMPT = "a red circle on a blue background"
 
@@ -32,11 +32,11 @@ PROMPT = "a red circle on a blue background"
 class Load:
     """Clients that ask again and again, each over a new connection."""
 
-    def __init__(self, url: str, steps: int = 8) -> None:
+    def __init__(self, url: str, steps: int = 8, clients: int = CLIENTS) -> None:
         self.url, self.steps = url, steps
         self.statuses: Counter[str] = Counter()
         self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -132,10 +132,10 @@ def again(folder: Path, url: str, port: int, dashboard: str) -> bool:
 
 
 def grow(folder: Path, url: str, port: int, dashboard: str) -> int:
-    """How many replicas there are once images wait for the two."""
+    """How many replicas there are once images wait for the two: more than both take at once."""
     arguments = {"max_replicas": 3, "target_queue_s": 0.2, "queue": 63}
     deploy(config(folder, port, "growing", **arguments), dashboard)
-    with Load(url, steps=60):
+    with Load(url, steps=60, clients=WAITING):
         wait_until(lambda: len(processes(url)[0]) > 2, "it grows")
         return len(processes(url)[0])
 
