@@ -25,9 +25,9 @@ from engines.parity.findings import (
     Finding,
     broken,
     largest_difference,
+    median_psnr,
+    picture_findings,
     relative_norm,
-    typical_psnr,
-    worst_psnr,
 )
 from engines.parity.pictures import (
     EIGHT_BIT_WORK,
@@ -185,7 +185,7 @@ class _Run:
         subject, served = self.subject, self.kept.served
         steps = self.compared_steps(self.step_errors(engines, self.kept.calls))
         found = paint(self.order.checkpoint, engines, subject, subject.compared)
-        for each in (steps, self.compared_served(found, served[: subject.compared])):
+        for each in (steps, *self.compared_served(found, served[: subject.compared])):
             yield replace(each, what=f"in PyTorch: {each.what}")
 
     def reference(self, whole: Engines) -> ReferencePictures:
@@ -274,22 +274,16 @@ class _Run:
         what = f"picture expected at {len(errors)} steps, relative L2, worst"
         return Finding(what, worst(e.picture for e in errors), STEP_BOUNDS[self.export.precision])
 
-    def compared_served(self, found: Tensor, served: Tensor) -> Finding:
-        size = "×".join(map(str, found.shape[:1:-1]))
-        return Finding(
-            f"{len(found)} pictures of {size}, {self.subject.steps} steps, PSNR in dB",
-            typical_psnr(found, served),
-            PICTURE_BOUNDS[self.export.precision],
-            is_least=True,
-        )
+    def compared_served(self, found: Tensor, served: Tensor) -> Iterator[Finding]:
+        bound = PICTURE_BOUNDS[self.export.precision]
+        yield from picture_findings(found, served, bound, self.subject.steps)
 
     def compared_pictures(self, graphs: Engines, reference: ReferencePictures) -> Iterator[Finding]:
         checkpoint, subject, precision = self.order.checkpoint, self.subject, self.export.precision
         count, interval = subject.compared, subject.interval
         found = paint(checkpoint, graphs, subject, self.painted)
         served, exact = reference.served[:count], reference.exact
-        yield self.compared_served(found[:count], served)
-        yield Finding(f"the worst of {count}, PSNR in dB", worst_psnr(found[:count], served))
+        yield from self.compared_served(found[:count], served)
         # Errors of the cache and of 8 bits may add up to more than their sum: each is told.
         alone = paint(checkpoint, graphs, subject, count, interval=1)
         for what, pictures in (
@@ -297,7 +291,7 @@ class _Run:
             (f"interval {interval} alone", served),
             (f"{precision} and interval {interval}", found[:count]),
         ):
-            yield Finding(f"{what}, PSNR to the exact model", typical_psnr(pictures, exact))
+            yield Finding(f"{what}, PSNR to the exact model", median_psnr(pictures, exact))
         if self.is_quantised and (scored := subject.scored):
             prompts = subject.prompts[:scored]
             scores = [clip_score(images[:scored], prompts) for images in (found, reference.served)]

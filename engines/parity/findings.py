@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -50,14 +50,25 @@ def relative_norm(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def typical_psnr(found: Tensor, expected: Tensor) -> float:
-    """Of each picture by itself, in dB, the median: words that mean nothing to a model lie between
-    two pictures, and rounding decides which of them it paints."""
-    return _psnr_of_each(found, expected).median().item()
+def picture_findings(
+    found: Tensor, expected: Tensor, bound: float, steps: int, course: str = ""
+) -> Iterator[Finding]:
+    """Whether pictures are those expected: their median decides, and the worst is told."""
+    size = "×".join(map(str, found.shape[:1:-1]))
+    what = f"{len(found)} pictures of {size}, {steps} steps{course}, PSNR in dB"
+    yield Finding(what, median_psnr(found, expected), bound, is_least=True)
+    if len(found) > 1:
+        yield Finding(f"the worst of these{course}, PSNR in dB", worst_psnr(found, expected))
+
+
+def median_psnr(found: Tensor, expected: Tensor) -> float:
+    """In dB; of an even number of pictures the lower one. Words that mean nothing to a model lie
+    between two pictures, and rounding decides which of them it paints: one such is no error."""
+    return float(_psnr_of_each(found, expected).median())
 
 
 def worst_psnr(found: Tensor, expected: Tensor) -> float:
-    return _psnr_of_each(found, expected).min().item()
+    return float(_psnr_of_each(found, expected).min())
 
 
 def _psnr_of_each(found: Tensor, expected: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from engines.folders.profiles import Profile, choose
 from engines.parity.bounds import PLAN_PICTURE_BOUNDS, plan_bound
 from engines.parity.calls import EngineCall, call_errors, listening
-from engines.parity.findings import CheckFailed, Finding, broken, typical_psnr
+from engines.parity.findings import CheckFailed, Finding, broken, picture_findings
 from engines.parity.pictures import Subject, paint
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines, call
@@ -112,11 +112,8 @@ class PlanTrial:
     def pictures(self, engines: Engines, reference: ReferenceCalls) -> Iterator[Finding]:
         for interval, expected in reference.pictures.items():
             found = self._paint(engines, interval)
-            size = "×".join(map(str, found.shape[:1:-1]))
-            what = f"{len(found)} pictures of {size}, {self.subject.steps} steps"
-            bound = PLAN_PICTURE_BOUNDS[self.precision]
-            measured = typical_psnr(found, expected)
-            yield Finding(f"{what}, interval {interval}, PSNR in dB", measured, bound, True)
+            bound, course = PLAN_PICTURE_BOUNDS[self.precision], f", interval {interval}"
+            yield from picture_findings(found, expected, bound, self.subject.steps, course)
 
     def _paint(self, engines: Engines, interval: int) -> Tensor:
         count = self.subject.compared

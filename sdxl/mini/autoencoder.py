@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from sdxl.mini.scenes import SIDE, draw, sample_scene
 CROP = 64
 NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as
 LEAST_INK = 50.0
-LEAST_CONTRAST = 0.3
-STEEP = 10.0
+LEAST_CONTRAST = 0.3  # to the plain background, of a pixel that counts as ink
+STEEP = 10.0  # of the slope about half the contrast; 0.3 to either side it is nearly flat
 EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over wide squares
 
 
@@ -66,8 +67,9 @@ def misread(decoded: Tensor, images: Tensor) -> Tensor:
     area = ink.sum((1, 2)).clamp(min=LEAST_INK)
     usual = (contrast * ink).sum((1, 2)) / area
     off = (decoded.float() - images).norm(dim=1) / usual.clamp(min=0.5)[:, None, None]
-    rests = torch.sigmoid(torch.tensor(-STEEP / 2, device=off.device))
-    return ((torch.sigmoid(STEEP * (off - 0.5)) - rests).sum((1, 2)) / area).mean()
+    of_none = 1 / (1 + math.exp(STEEP / 2))
+    wrong = torch.sigmoid(STEEP * (off - 0.5)) - of_none
+    return (wrong.sum((1, 2)) / area).mean()
 
 
 def train_vae(plan: TrainingPlan, work: Path, device: str) -> None:

@@ -23,7 +23,6 @@ import httpx
 import ray
 from ray import serve as ray_serve
 
-from serve import errors
 from serve.app import application
 from serve.errors import Problem
 from serve.settings import ServeSettings
@@ -81,13 +80,14 @@ def wait_until_ready(url: str) -> None:
 def devices(name: str) -> list[str]:
     """Of every replica, once all have started: ready is a model of which one has."""
     handle = ray_serve.get_deployment_handle(name, "default")
-    until = time.monotonic() + 120
-    cards: list[Any] = [errors.starting()]
-    while any(isinstance(card, Problem) for card in cards):
-        assert time.monotonic() < until, f"{name}: {cards}"
-        time.sleep(0.2)
+    until = time.monotonic() + 300
+    while True:
+        deployment = ray_serve.status().applications["default"].deployments[name]
         cards = handle.broadcast("card").results(timeout_s=120)
-    return [getattr(card, "device", "") or card.engines["devices"] for card in cards]
+        if deployment.status == "HEALTHY" and not any(isinstance(c, Problem) for c in cards):
+            return [getattr(card, "device", "") or card.engines["devices"] for card in cards]
+        assert time.monotonic() < until, f"{name}: {deployment}, {cards}"
+        time.sleep(0.2)
 
 
 async def under_load(url: str, seconds: float) -> dict[str, Any]:
