@@ -4,6 +4,7 @@ with pictures that the served model made, where it is the embedded one."""
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -215,7 +216,11 @@ def test_noise_has_no_seams(browser: Browser) -> None:
           place.style = "position: fixed; inset: 0; width: 512px; height: 512px; z-index: 9";
           document.body.append(place);
         }""")
-        noise = pixels(web.page.locator("#noise").screenshot())
+        until = time.monotonic() + 30
+        # Painted once it has been loaded.
+        while np.ptp(noise := pixels(web.page.locator("#noise").screenshot())) == 0:
+            assert time.monotonic() < until, "no noise was painted"
+            time.sleep(0.1)
     for axis in (0, 1):
         steps = np.abs(np.diff(noise, axis=axis)).mean(axis=(1 - axis, 2))
         assert len(steps) == 511
