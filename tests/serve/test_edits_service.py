@@ -26,9 +26,9 @@ from tests.serve.test_edits import EDIT, PROMPT, hole, pixels, png
 MIB = 1 << 20
 ROUNDS, GROUPS = 4, 4
 MOST_KEPT_MIB, SOON_S = 100, 10.0
-"""of all processes together: what allocators hold back of a gigabyte that came. They take more while
-they learn how much there is at once; what is never given back grows with every group of rounds.
-That no reference keeps any of it, a test of the front alone shows."""
+"""of all processes together: what allocators hold back of a gigabyte that came. They take more
+while they learn how much there is at once; what is never given back grows with every group of
+rounds. That no reference keeps any of it, a test of the front alone shows."""
 PAGES = 100
 Files = list[tuple[str, tuple[str, Any]]]
 
