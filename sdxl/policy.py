@@ -35,7 +35,7 @@ class Limits:
     rows: int
     """rows in flight: the knee of the measured tick cost"""
     crowded_rows: int = 0
-    """rows in flight while as many wait besides, if that is more: the least cost per row"""
+    """rows in flight once as many are asked for, if that is more: the least cost per row"""
     paused_cache_rows: int = 16
     """rows whose caches may wait in memory while paused"""
     queue: int = 1000
@@ -57,9 +57,9 @@ class Limits:
         """In flight at any time."""
         return max(self.rows, self.crowded_rows)
 
-    def beside(self, waiting: int) -> Limits:
-        """While so many rows wait."""
-        return self._crowded if self.rows < self.crowded_rows <= waiting else self
+    def while_wanted(self, rows: int) -> Limits:
+        """While so many rows run or wait."""
+        return self._crowded if self.rows < self.crowded_rows <= rows else self
 
     @cached_property
     def _crowded(self) -> Limits:
@@ -109,7 +109,7 @@ def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan
     active = _active_class(alive)
     kept, halted = _who_goes_on(alive, active, limits)
     wanting = [f for f in alive if not f.is_held and f.priority == active]
-    limits = limits.beside(sum(f.rows for f in wanting if f.state is not State.RUNNING))
+    limits = limits.while_wanted(sum(f.rows for f in wanting))
     shares = Shares.of(wanting, limits)
     paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
     change = _who_joins(wanting, kept, paused, shares, limits)

@@ -83,11 +83,14 @@ def test_a_newcomer_waits_for_the_next_deep_step_and_keeps_its_place() -> None:
     assert plan_tick([runner, *queued], limits, 0.0).admitted == (1, 2)
 
 
-@pytest.mark.parametrize(("waiting", "running"), [(3, 2), (4, 4)])
-def test_while_a_full_call_waits_calls_are_full(waiting: int, running: int) -> None:
+@pytest.mark.parametrize("running", [0, 1, 2])
+@pytest.mark.parametrize(("asked", "in_flight"), [(3, 2), (4, 4)])
+def test_once_what_is_asked_for_fills_a_call_it_is_full(
+    running: int, asked: int, in_flight: int
+) -> None:
     limits = replace(LIMITS, rows=4, crowded_rows=8)
-    queued = [flight(i) for i in range(waiting)]
-    assert len(plan_tick(queued, limits, 0.0).admitted) == running
+    flights = [flight(i, state=RUNNING if i < running else State.QUEUED) for i in range(asked)]
+    assert running + len(plan_tick(flights, limits, 0.0).admitted) == in_flight
 
 
 def test_batch_pauses_for_interactive_and_resumes_before_new_batch_work() -> None:
