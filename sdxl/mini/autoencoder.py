@@ -21,6 +21,7 @@ NEAR = 2.0  # weight of what parts the latents from those of the VAE that this o
 LEAST_INK = 50.0
 LEAST_CONTRAST = 0.3  # to the plain background, of a pixel that counts as ink
 STEEP = 10.0  # of the slope about half the contrast; 0.3 to either side it is nearly flat
+MISREAD = 2.5  # weight of the share of ink that the judge would take for background, or the reverse
 EDGES, COARSE = 0.5, 0.5  # weights of the error's slopes and of its means over wide squares
 
 
@@ -56,6 +57,10 @@ def miss_of_ink(decoded: Tensor, images: Tensor) -> Tensor:
     """How far pixels are apart, in parts of each picture's ink: small things count as large."""
     ink = ink_of(images).abs().sum((1, 2, 3)).clamp(min=LEAST_INK)
     return ((decoded.float() - images).abs().sum((1, 2, 3)) / ink).mean()
+
+
+def miss_of_shapes(decoded: Tensor, images: Tensor) -> Tensor:
+    return miss_of_ink(decoded, images) + MISREAD * misread(decoded, images)
 
 
 def misread(decoded: Tensor, images: Tensor) -> Tensor:

@@ -8,15 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini.autoencoder import as_tensor, load_vae, misread, miss, miss_of_ink
+from sdxl.mini.autoencoder import as_tensor, load_vae, miss, miss_of_shapes
 from sdxl.mini.fitting import fit, in_half
 from sdxl.mini.latents import encode_pictures, sample_pictures
 from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.repainted import repaint_pictures
 from sdxl.mini.scenes import Scene, draw
 
-INK = 1.0  # weight of the error in parts of each picture's ink
-MISREAD = 2.5  # weight of the share of ink that the judge would take for background, or the reverse
 BLUR = 0.1  # at most so much noise, beside latents that deviate by 2.3
 
 
@@ -40,8 +38,7 @@ def train_decoder(plan: TrainingPlan, work: Path, device: str) -> None:
         blur = BLUR * torch.rand(len(latents), 1, 1, 1, device=device)
         with in_half(device):
             decoded = vae.decode(latents + blur * torch.randn_like(latents)).sample
-        shapes = INK * miss_of_ink(decoded, images) + MISREAD * misread(decoded, images)
-        return miss(decoded, images) + shapes
+        return miss(decoded, images) + miss_of_shapes(decoded, images)
 
     fit(vae, loss_of, plan.decoder, work / "decoder.pt")
 

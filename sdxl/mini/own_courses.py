@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_ink
+from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shapes
 from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted
 from sdxl.mini.judge import straighten
 from sdxl.mini.latents import encode_pictures, sample_pictures
@@ -121,7 +121,7 @@ def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: 
         ) / 2
         seen = vae.decode(found[:looked] / lesson.scale).sample
         pictures = as_tensor(courses.picture[rows[:looked]].numpy()).to(device)
-        return SHARE * in_latents + SEEN * miss_of_ink(seen, pictures)
+        return SHARE * in_latents + SEEN * miss_of_shapes(seen, pictures)
 
     def loss_of(rng: np.random.Generator, step: int) -> Tensor:
         with in_half(device):
