@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +110,17 @@ def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
     _load_average([p for p in module.parameters() if p.requires_grad], state["average"])
     module.eval()
     return True
+
+
+def load_mean(module: nn.Module, checkpoints: Sequence[Path]) -> None:
+    """Give `module` the mean of several fits' averaged weights, of those that there are."""
+    weights = [p for p in module.parameters() if p.requires_grad]
+    found = []
+    for checkpoint in checkpoints:
+        if load_fitted(module, checkpoint):
+            found.append([weight.detach().clone() for weight in weights])
+    if found:
+        _load_average(weights, [torch.stack(each).mean(0) for each in zip(*found, strict=True)])
 
 
 def _save(

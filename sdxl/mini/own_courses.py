@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shapes
-from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted
+from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted, load_mean
 from sdxl.mini.judge import straighten
 from sdxl.mini.latents import encode_pictures, sample_pictures
 from sdxl.mini.painting import INTERVAL, Painting, paint, to_images
@@ -29,6 +29,7 @@ from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import Scene
 from sdxl.mini.unet_training import Lesson, UNetWithText, any_guidance
 
+ROUNDS = 3  # whose weights are averaged
 FIRST = 4  # steps before it only lay out what is to be painted
 LATE = 10  # from this step on what is predicted is also looked at
 SHARE, SEEN = 0.3, 0.15  # of the latents' loss and of the picture's, beside that of `shapes`
@@ -63,13 +64,15 @@ def checkpoints(plan: TrainingPlan, work: Path) -> list[Path]:
 
 
 def load_newest(plan: TrainingPlan, work: Path) -> UNetWithText:
-    """As the latest stage left it, by the average of its weights; new where none has begun."""
+    """As the latest stage left it, by the average of its weights; new where none has begun. Rounds
+    on its own courses count together, the latest three: each bends other things, and all of them
+    less than one."""
     painter = UNetWithText()
     for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
         load_fitted(painter, work / f"{name}.pt")
     _hold_text(painter)
-    for path in checkpoints(plan, work):
-        load_fitted(painter, path)
+    rounds = [path for path in checkpoints(plan, work) if path.exists()]
+    load_mean(painter, rounds[-ROUNDS:])
     return painter.eval()
 
 

@@ -17,6 +17,7 @@ _OWN_COURSES = (
     Schedule(steps=2200, peak_rate=4e-4, seed=32, average=0.998),
     Schedule(steps=4200, peak_rate=5e-4, seed=51, average=0.998),
     Schedule(steps=3600, peak_rate=5e-4, seed=71, average=0.998),
+    Schedule(steps=2600, peak_rate=4e-4, seed=91, average=0.998),
 )
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)

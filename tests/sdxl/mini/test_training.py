@@ -130,15 +130,17 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     assert picture.shape == (128, 128, 3) and np.isfinite(picture).all()
 
 
-def test_the_newest_unet_is_that_of_the_last_round_on_its_own_courses(tmp_path: Path) -> None:
+def test_the_newest_unet_is_the_mean_of_the_last_rounds_on_its_own_courses(tmp_path: Path) -> None:
     plan = TrainingPlan()
     painter = UNetWithText()
     save_adopted(painter, 1, tmp_path / "shapes.pt")
     for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
         part.requires_grad_(False)
-    with torch.no_grad():
-        painter.unet.conv_in.weight.fill_(3)
-    save_adopted(painter, 1, own_courses.checkpoints(plan, tmp_path)[-1])
+    rounds = own_courses.checkpoints(plan, tmp_path)
+    for path, value in zip(rounds[:4], (100, 1, 2, 6), strict=True):
+        with torch.no_grad():
+            painter.unet.conv_in.weight.fill_(value)
+        save_adopted(painter, 1, path)
     newest = own_courses.load_newest(plan, tmp_path)
     assert (newest.unet.conv_in.weight == 3).all()
     own = painter.text_encoder.state_dict()
