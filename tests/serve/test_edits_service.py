@@ -153,8 +153,8 @@ def test_what_cannot_be_edited_keeps_no_memory_and_disturbs_nobody(
     assert came and {status for status, _ in came} == {200}
     assert len({file for _, file in came}) == 1, "a picture beside refusals is another one"
     # Ray's controller has its own, where a busy machine lets its questions time out.
-    told = [line for line in running.text.splitlines() if "Traceback" in line]
-    assert all("ServeController" in line for line in told), running.text
+    traces = [line for line in running.text.splitlines() if "Traceback" in line]
+    assert all("ServeController" in line for line in traces), running.text
 
 
 def check_edits(http: httpx.Client) -> None:
