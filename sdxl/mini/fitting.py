@@ -113,12 +113,12 @@ def load_fitted(module: nn.Module, checkpoint: Path) -> bool:
 
 
 def load_mean(module: nn.Module, checkpoints: Sequence[Path]) -> None:
-    """Give `module` the mean of several fits' averaged weights, of those that there are."""
+    """Give `module` the mean of several fits' averaged weights."""
     weights = [p for p in module.parameters() if p.requires_grad]
     found = []
     for checkpoint in checkpoints:
-        if load_fitted(module, checkpoint):
-            found.append([weight.detach().clone() for weight in weights])
+        load_fitted(module, checkpoint)
+        found.append([weight.detach().clone() for weight in weights])
     if found:
         _load_average(weights, [torch.stack(each).mean(0) for each in zip(*found, strict=True)])
 
