@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools import tool
+from tests.tools import ROOT, tool
 
 NAMESPACES = ("--pid", "--net", "--mount", "--fork", "--mount-proc", "--kill-child")
 HERE = Path("/mnt")
@@ -34,7 +34,7 @@ def run_alone(
     steps = [
         f"{tool('ip', 'iproute2')} link set lo up",
         f"mount --bind {folder} {HERE}",
-        "mount -t tmpfs -o mode=1777 tmpfs /tmp",
+        *empty_tmp(),
         "mount -t tmpfs -o mode=1777 tmpfs /dev/shm",
         *(readable_python() if user else []),
         *(["mount -o remount,bind,ro /"] if is_read_only else []),
@@ -48,6 +48,14 @@ def run_alone(
         timeout=timeout_s,
         env=environment(),
     )
+
+
+def empty_tmp() -> list[str]:
+    """Emptied of all but this project, where that lies in it."""
+    emptied = "mount -t tmpfs -o mode=1777 tmpfs /tmp"
+    if not ROOT.is_relative_to("/tmp"):
+        return [emptied]
+    return [f"mount --bind {ROOT} /srv", emptied, f"mkdir -p {ROOT}", f"mount --bind /srv {ROOT}"]
 
 
 def readable_python() -> list[str]:
