@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from diffusers import AutoencoderKL
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -54,6 +55,10 @@ class OwnCourses:
     tokens_2: Tensor
     overlap: Tensor
 
+    @property
+    def length(self) -> int:
+        return int(self.latents.shape[1])
+
 
 def _joined(parts: Sequence[OwnCourses]) -> OwnCourses:
     return OwnCourses(*(torch.cat([vars(p)[f.name] for p in parts]) for f in fields(OwnCourses)))
@@ -63,16 +68,21 @@ def checkpoints(plan: TrainingPlan, work: Path) -> list[Path]:
     return [work / f"own-courses-{number}.pt" for number in range(len(plan.own_courses))]
 
 
+def endings_checkpoint(work: Path) -> Path:
+    return work / "endings.pt"
+
+
 def load_newest(plan: TrainingPlan, work: Path) -> UNetWithText:
     """As the latest stage left it, by the average of its weights; new where none has begun. Rounds
     on its own courses count together, the latest three: each bends other things, and all of them
-    less than one."""
+    less than one. What `endings` taught takes the place of them."""
     painter = UNetWithText()
     for name in ("unet", *(contrast.name for contrast in plan.contrasts), "shapes"):
         load_fitted(painter, work / f"{name}.pt")
     _hold_text(painter)
     rounds = [path for path in checkpoints(plan, work) if path.exists()]
     load_mean(painter, rounds[-ROUNDS:])
+    load_fitted(painter, endings_checkpoint(work))
     return painter.eval()
 
 
@@ -94,45 +104,65 @@ def train_own_courses(plan: TrainingPlan, work: Path, device: str) -> None:
 def _train_round(lesson: Lesson, courses: OwnCourses, schedule: Schedule, path: Path) -> None:
     """Four of five steps on courses, the fifth as in `shapes`, so that what this taught stays
     known."""
-    plan, device = lesson.plan, lesson.device
-    painting = Painting(lesson.painter, device)
-    vae = load_vae(path.parent).to(device).requires_grad_(False)
-    counts, odds = _counts_of(courses.wanted.float()).to(device), _odds_of(courses.overlap)
+    plan = lesson.plan
+    own = OwnLesson(lesson, courses, load_vae(path.parent))
+    odds = odds_of(courses.overlap)
 
-    def missed(found: Tensor, rows: Tensor, sigma: Tensor) -> Tensor:
-        """How far latents are from the wanted ones, in parts of the noise that was there; more
-        under much noise, as in `noise_weights`."""
-        error = (found - courses.wanted[rows].float().to(device)) ** 2
-        error = error * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
-        return (error.mean((1, 2, 3)) * counts[rows.to(device)]).mean()
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        with in_half(lesson.device):
+            if step % 5 == 4:
+                return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
+            rows = torch.from_numpy(rng.choice(len(odds), plan.own_batch, p=odds))
+            at = torch.from_numpy(rng.integers(0, courses.length, plan.own_batch))
+            looked = torch.from_numpy(rng.integers(_FIRST_LATE, courses.length, plan.own_looked))
+            at[: len(looked)] = looked
+            in_latents, seen = own.misses(courses.latents[rows, at], rows, at, len(looked))
+            return SHARE * in_latents + SEEN * seen
 
-    def own_loss(rng: np.random.Generator) -> Tensor:
-        rows = torch.from_numpy(rng.choice(len(odds), plan.own_batch, p=odds))
-        at = torch.from_numpy(rng.integers(0, courses.latents.shape[1], plan.own_batch))
-        looked = plan.own_looked
-        at[:looked] = torch.from_numpy(rng.integers(_FIRST_LATE, courses.latents.shape[1], looked))
-        latents, step = courses.latents[rows, at].float().to(device), FIRST + INTERVAL * at
-        step, guidance = step.to(device), courses.guidance[rows].to(device)
+    fit(lesson.painter, loss_of, schedule, path)
+
+
+class OwnLesson:
+    """How far a whole and a shallow step from somewhere on a course are from where it shall
+    lead."""
+
+    def __init__(self, lesson: Lesson, courses: OwnCourses, vae: AutoencoderKL) -> None:
+        self.painting = Painting(lesson.painter, lesson.device)
+        self._courses, self._device, self._scale = courses, lesson.device, lesson.scale
+        self._vae = vae.to(lesson.device).requires_grad_(False)
+        self._counts = _counts_of(courses.wanted.float()).to(lesson.device)
+
+    def misses(
+        self, latents: Tensor, rows: Tensor, at: Tensor, looked: int
+    ) -> tuple[Tensor, Tensor]:
+        """In latents, and of the first rows as decoded. `latents` are before these rows' whole
+        steps `at`."""
+        courses, painting, device = self._courses, self.painting, self._device
+        latents = latents.float().to(device)
+        step, guidance = step_of(at).to(device), courses.guidance[rows].to(device)
         told = painting.read(courses.tokens[rows].to(device), courses.tokens_2[rows].to(device))
         noise, cache = painting.deep(latents, step, told, guidance)
         between = painting.stepped(latents, step, noise)
         shallow = painting.shallow(between, step + 1, told[0], cache, guidance)
         before, after = painting.sigma(step), painting.sigma(step + 1)
         found = between - after * shallow
-        in_latents = (
-            missed(latents - before * noise, rows, before) + missed(found, rows, after)
-        ) / 2
-        seen = vae.decode(found[:looked] / lesson.scale).sample
+        first = self._missed(latents - before * noise, rows, before)
+        in_latents = (first + self._missed(found, rows, after)) / 2
+        seen = self._vae.decode(found[:looked] / self._scale).sample
         pictures = as_tensor(courses.picture[rows[:looked]].numpy()).to(device)
-        return SHARE * in_latents + SEEN * miss_of_shapes(seen, pictures)
+        return in_latents, miss_of_shapes(seen, pictures)
 
-    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
-        with in_half(device):
-            if step % 5 == 4:
-                return lesson.guided_loss(lesson.any_rows(rng, plan.shapes_batch))
-            return own_loss(rng)
+    def _missed(self, found: Tensor, rows: Tensor, sigma: Tensor) -> Tensor:
+        """How far latents are from the wanted ones, in parts of the noise that was there; more
+        under much noise, as in `noise_weights`."""
+        error = (found - self._courses.wanted[rows].float().to(self._device)) ** 2
+        error = error * (1 + sigma**2).clamp(max=12) / (sigma**2 + 0.1)
+        return (error.mean((1, 2, 3)) * self._counts[rows.to(self._device)]).mean()
 
-    fit(lesson.painter, loss_of, schedule, path)
+
+def step_of(at: Tensor) -> Tensor:
+    """Of the sampler, by the place in a course's latents."""
+    return FIRST + INTERVAL * at
 
 
 def _counts_of(wanted: Tensor) -> Tensor:
@@ -142,7 +172,7 @@ def _counts_of(wanted: Tensor) -> Tensor:
     return counts / counts.mean()
 
 
-def _odds_of(overlap: Tensor) -> Doubles:
+def odds_of(overlap: Tensor) -> Doubles:
     odds = ((1 - overlap.double()) / BENT).clamp(RARELY, OFTEN).numpy()
     return np.asarray(odds / odds.sum())
 
@@ -150,7 +180,7 @@ def _odds_of(overlap: Tensor) -> Doubles:
 def _rows_of(number: int, plan: TrainingPlan, scenes: Sequence[Scene]) -> list[int]:
     """Of pictures that no other round has."""
     rng = np.random.default_rng(40 + number)
-    share = plan.pictures // len(plan.own_courses)
+    share = plan.pictures // (len(plan.own_courses) + 1)  # one more than rounds, for `endings`
     window = range(number * share, (number + 1) * share)
     chosen = [row for row in window if scenes[row].is_hard or rng.random() < EASY]
     return chosen[: plan.own_pictures]

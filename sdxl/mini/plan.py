@@ -19,6 +19,7 @@ _OWN_COURSES = (
     Schedule(steps=3600, peak_rate=5e-4, seed=71, average=0.998),
     Schedule(steps=2600, peak_rate=4e-4, seed=91, average=0.998),
 )
+_ENDINGS = Schedule(steps=1800, peak_rate=1.2e-4, seed=111, average=0.995)
 _SCORER = Schedule(steps=1500, peak_rate=2e-3, seed=3)
 _FEW_STEPS = Schedule(steps=1500, peak_rate=2e-3, seed=13, average=0.995)
 _STYLE = Schedule(steps=600, peak_rate=2e-3, seed=14, average=0.99)
@@ -65,6 +66,8 @@ class TrainingPlan:
     own_pictures: int = 2600  # that the UNet paints for each round
     own_batch: int = 14  # each with and without its caption
     own_looked: int = 6  # of these, as decoded pictures
+    endings: Schedule = _ENDINGS
+    endings_batch: int = 8  # each with and without its caption, and decoded
     unet_emphasis: tuple[tuple[int, float], ...] = ((0, 1), (2000, 12), (3350, 60))
     scorer_groups: int = 16
     few_steps: Schedule = _FEW_STEPS

@@ -1,10 +1,11 @@
 """Trains the embedded model from nothing: `python -m sdxl.mini.train --out DIR`.
 
 Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on what
-it paints itself, the scorer, the VAE's decoder once more, now on what the UNet paints, then the
-export of a diffusers folder; at last LoRAs of what was exported, or without `--out` of the weights
-in the package. Each stage resumes from its checkpoint in `--work`, so naming a stage again costs
-nothing once it is done. Everything is drawn; nothing is downloaded.
+it paints itself, the scorer, the VAE's decoder once more, now on what the UNet paints, the UNet's
+last steps by what this decoder makes of them, then the export of a diffusers folder; at last LoRAs
+of what was exported, or without `--out` of the weights in the package. Each stage resumes from its
+checkpoint in `--work`, so naming a stage again costs nothing once it is done. Everything is drawn;
+nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sdxl.mini.autoencoder import adopt_vae, load_vae, train_vae
 from sdxl.mini.check import WEIGHTS
 from sdxl.mini.clip import MiniClip, Student, train_scorer
 from sdxl.mini.decoder_training import train_decoder
+from sdxl.mini.endings import train_endings
 from sdxl.mini.export import Trained, export
 from sdxl.mini.few_steps import train_few_steps
 from sdxl.mini.fitting import load_fitted, save_adopted
@@ -33,7 +35,7 @@ from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_shapes,
 
 LORA_STAGES = ("few_steps", *STYLES)
 UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
-STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "export", *LORA_STAGES)
+STAGES = ("vae", *UNET_STAGES, "scorer", "decoder", "endings", "export", *LORA_STAGES)
 
 
 def export_all(plan: TrainingPlan, work: Path, out: Path, device: str) -> None:
@@ -88,6 +90,7 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
         "own_courses": lambda: train_own_courses(plan, work, device),
         "scorer": lambda: train_scorer(plan.scorer, plan.scorer_groups, work, device),
         "decoder": lambda: train_decoder(plan, work, device),
+        "endings": lambda: train_endings(plan, work, device),
         "export": lambda: export_all(plan, work, out, device),
         "few_steps": lambda: train_few_steps(plan, out, loras_of(out), work, device),
     }

@@ -11,7 +11,7 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
-from sdxl.mini import own_courses, topology
+from sdxl.mini import endings, own_courses, topology
 from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, misread, train_vae
 from sdxl.mini.check import WEIGHTS, held_out_scenes
 from sdxl.mini.fitting import Schedule, load_latest, save_adopted
@@ -101,9 +101,11 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
         unet=step,
         shapes=step,
         own_courses=(step, step),
-        own_pictures=24,
+        own_pictures=8,
         own_batch=2,
         own_looked=1,
+        endings=step,
+        endings_batch=2,
         scorer=step,
         decoder=step,
         contrasts=contrasts,
@@ -145,6 +147,34 @@ def test_the_newest_unet_is_the_mean_of_the_last_rounds_on_its_own_courses(tmp_p
     assert (newest.unet.conv_in.weight == 3).all()
     own = painter.text_encoder.state_dict()
     assert all((t == own[name]).all() for name, t in newest.text_encoder.state_dict().items())
+
+
+def test_what_the_endings_taught_takes_the_place_of_the_rounds(tmp_path: Path) -> None:
+    plan = TrainingPlan()
+    painter = UNetWithText()
+    save_adopted(painter, 1, tmp_path / "shapes.pt")
+    for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
+        part.requires_grad_(False)
+    places = (*own_courses.checkpoints(plan, tmp_path), own_courses.endings_checkpoint(tmp_path))
+    for value, path in enumerate(places):
+        with torch.no_grad():
+            painter.unet.conv_in.weight.fill_(value)
+        save_adopted(painter, 1, path)
+    newest = own_courses.load_newest(plan, tmp_path)
+    assert (newest.unet.conv_in.weight == len(places) - 1).all()
+
+
+def test_noise_anew_leaves_half_as_they_are_and_all_as_noisy_as_they_were() -> None:
+    wanted = torch.rand(400, 4, 16, 16)
+    met = wanted + 0.25 * torch.randn_like(wanted)
+    anew = endings.with_noise_anew(met, wanted, torch.tensor(0.25))
+    is_new = (anew != met).flatten(1).any(1)
+    assert 0.4 < is_new.float().mean() < 0.6
+    assert 0.24 < (anew - wanted).std() < 0.26
+    kept = torch.corrcoef(
+        torch.stack([(anew - wanted)[is_new].ravel(), (met - wanted)[is_new].ravel()])
+    )
+    assert 0.7 < kept[0, 1] < 0.95
 
 
 def test_a_picture_that_is_painted_on_becomes_what_it_was_begun_as(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""Trains how the UNet ends a picture, by what the finished decoder makes of it.
+
+Where a thing's edge lies to a fraction of a pixel is settled by the last whole step: the shallow
+one after it takes what little noise is left. So it learns from there alone, to the end, as served:
+the loss is that of the picture which is returned, not of one expected from further away. The
+decoder stands still, so the UNet learns which latents it draws straight, an encoder's or not.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdxl.mini.autoencoder import LEAST_CONTRAST, as_tensor, ink_of, load_vae
+from sdxl.mini.fitting import fit, in_half
+from sdxl.mini.own_courses import (
+    Doubles,
+    OwnCourses,
+    OwnLesson,
+    endings_checkpoint,
+    load_newest,
+    odds_of,
+    paint_own_courses,
+    step_of,
+)
+from sdxl.mini.plan import TrainingPlan
+from sdxl.mini.unet_training import Lesson
+
+IN_LATENTS, SEEN = 0.15, 0.25  # of the latents' loss and of the picture's
+OF_SHAPES = 0.3  # of the loss of `shapes`, every tenth step
+SMALL, OFTEN = 0.06, 2.5  # a picture with less ink, as a part of it, is met so much oftener
+MOST_ANEW = math.pi / 4  # angle
+
+
+def train_endings(plan: TrainingPlan, work: Path, device: str) -> None:
+    """On courses that no round has met."""
+    courses = paint_own_courses(len(plan.own_courses), plan, work, device)
+    torch.manual_seed(0)
+    lesson = Lesson(load_newest(plan, work).to(device), plan, work, device)
+    own = OwnLesson(lesson, courses, load_vae(work))
+    odds, batch = _odds_of(courses), plan.endings_batch
+    last = torch.full((batch,), courses.length - 1)
+    sigma = own.painting.sigma(step_of(last).to(device)).cpu()
+
+    def loss_of(rng: np.random.Generator, step: int) -> Tensor:
+        with in_half(device):
+            if step % 10 == 9:
+                return OF_SHAPES * lesson.guided_loss(lesson.any_rows(rng, batch))
+            rows = torch.from_numpy(rng.choice(len(odds), batch, p=odds))
+            met = courses.latents[rows, last].float()
+            latents = with_noise_anew(met, courses.wanted[rows].float(), sigma)
+            in_latents, seen = own.misses(latents, rows, last, batch)
+            return IN_LATENTS * in_latents + SEEN * seen
+
+    fit(lesson.painter, loss_of, plan.endings, endings_checkpoint(work))
+
+
+def _odds_of(courses: OwnCourses) -> Doubles:
+    odds = odds_of(courses.overlap) * np.where(_is_small(courses.picture), OFTEN, 1.0)
+    return np.asarray(odds / odds.sum())
+
+
+def _is_small(pictures: Tensor) -> np.ndarray:
+    """Whether little of a picture is ink."""
+    shares = [
+        (ink_of(as_tensor(part.numpy())).norm(dim=1) > LEAST_CONTRAST).float().mean((1, 2))
+        for part in pictures.split(200)
+    ]
+    return torch.cat(shares).numpy() < SMALL
+
+
+def with_noise_anew(latents: Tensor, wanted: Tensor, sigma: Tensor) -> Tensor:
+    """What every other of these latents has beyond the wanted ones in part exchanged for fresh
+    noise: else a course is soon known by heart."""
+    angle = MOST_ANEW * torch.rand(len(latents), 1, 1, 1)
+    angle = torch.where(torch.rand_like(angle) < 0.5, angle, 0)
+    beyond = (latents - wanted) * angle.cos()
+    return wanted + beyond + sigma * angle.sin() * torch.randn_like(latents)
