@@ -132,36 +132,32 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     assert picture.shape == (128, 128, 3) and np.isfinite(picture).all()
 
 
-def test_the_newest_unet_is_the_mean_of_the_last_rounds_on_its_own_courses(tmp_path: Path) -> None:
-    plan = TrainingPlan()
+def _painter_that_learns_alone(work: Path) -> UNetWithText:
+    """With text encoders that stand still, as from `shapes` on."""
     painter = UNetWithText()
-    save_adopted(painter, 1, tmp_path / "shapes.pt")
+    save_adopted(painter, 1, work / "shapes.pt")
     for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
         part.requires_grad_(False)
+    return painter
+
+
+@torch.no_grad()
+def _save_filled(painter: UNetWithText, value: float, path: Path) -> None:
+    painter.unet.conv_in.weight.fill_(value)
+    save_adopted(painter, 1, path)
+
+
+def test_the_newest_unet_is_the_mean_of_the_last_rounds_until_the_endings(tmp_path: Path) -> None:
+    plan, painter = TrainingPlan(), _painter_that_learns_alone(tmp_path)
     rounds = own_courses.checkpoints(plan, tmp_path)
     for path, value in zip(rounds[:4], (100, 1, 2, 6), strict=True):
-        with torch.no_grad():
-            painter.unet.conv_in.weight.fill_(value)
-        save_adopted(painter, 1, path)
+        _save_filled(painter, value, path)
     newest = own_courses.load_newest(plan, tmp_path)
     assert (newest.unet.conv_in.weight == 3).all()
     own = painter.text_encoder.state_dict()
     assert all((t == own[name]).all() for name, t in newest.text_encoder.state_dict().items())
-
-
-def test_what_the_endings_taught_takes_the_place_of_the_rounds(tmp_path: Path) -> None:
-    plan = TrainingPlan()
-    painter = UNetWithText()
-    save_adopted(painter, 1, tmp_path / "shapes.pt")
-    for part in (painter.text_encoder, painter.text_encoder_2, painter.sketch):
-        part.requires_grad_(False)
-    places = (*own_courses.checkpoints(plan, tmp_path), own_courses.endings_checkpoint(tmp_path))
-    for value, path in enumerate(places):
-        with torch.no_grad():
-            painter.unet.conv_in.weight.fill_(value)
-        save_adopted(painter, 1, path)
-    newest = own_courses.load_newest(plan, tmp_path)
-    assert (newest.unet.conv_in.weight == len(places) - 1).all()
+    _save_filled(painter, 7, own_courses.endings_checkpoint(tmp_path))
+    assert (own_courses.load_newest(plan, tmp_path).unet.conv_in.weight == 7).all()
 
 
 def test_noise_anew_leaves_half_as_they_are_and_all_as_noisy_as_they_were() -> None:
