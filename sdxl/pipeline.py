@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from sdxl import schedulers
@@ -23,9 +22,10 @@ from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
 from sdxl.deepcache import StepPlan, deep_count, plan_of
 from sdxl.editing import SourceLatents
-from sdxl.engine import Engines, call, to_host, torch_dtype
+from sdxl.engine import Engines, to_host
+from sdxl.image_decoder import ImageDecoder, checked
 from sdxl.image_encoder import ImageEncoder
-from sdxl.images import BrokenImage, Pixels, forming, load_preview_map, rounded, to_pixels
+from sdxl.images import BrokenImage, Pixels, forming, load_preview_map
 from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
 from sdxl.policy import Limits
@@ -36,7 +36,6 @@ from sdxl.upscaling import enlarged_latents, enlarged_picture
 
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
-BROKEN = "the decoded image holds NaN or infinity"
 Forming = Callable[[], Pixels | None]
 """shows a picture that is not finished; None before its first step"""
 
@@ -76,6 +75,15 @@ class _Course:
     result: Result
     conditioning: Conditioning
     later: list[GenerationParams]
+    began_s: float
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Results whose latents are being decoded; failed ones have no images."""
+
+    results: list[Result]
+    images: Callable[[], Tensor] | None
     began_s: float
 
 
@@ -200,9 +208,7 @@ class Pipeline:
                     result.latents = event.latents
                 if result.error is not None or result.latents is not None:
                     ended.append(result)
-            for together in self._decoded_together(ended):
-                self._finish(together)
-                yield from together
+            yield from self._pictures(ended)
 
     def encode(
         self, params: list[GenerationParams], prompts: list[list[TokenRow]] | None = None
@@ -262,23 +268,17 @@ class Pipeline:
             source=self.image_encoder.completed(source, height, width),
         )
 
+    @cached_property
+    def image_decoder(self) -> ImageDecoder:
+        return ImageDecoder(self.engines)
+
     def decode(self, latents: Tensor) -> Tensor:
         """[channels, h, w] → [3, height, width] in -1..1."""
-        return checked(self._decode([latents])[0])
+        return self.image_decoder.image(latents)
 
     def pixels(self, latents: Tensor) -> Pixels:
-        """[channels, h, w] → 8 bits, [height, width, 3]. A GPU rounds them itself: a quarter of
-        the bytes leaves it."""
-        if self.engines.device.type == "cpu":
-            return to_pixels(self.decode(latents))
-        with self.engines.on_stream():
-            found, is_whole = rounded(self._image([latents])[0])
-            host, is_host_whole = to_host(found, self.engines), to_host(is_whole, self.engines)
-            self.engines.fence()()
-        if not is_host_whole:
-            raise BrokenImage(BROKEN)
-        pixels: Pixels = host.numpy()
-        return pixels
+        """[channels, h, w] → 8 bits, [height, width, 3]."""
+        return self.image_decoder.pixels(latents)
 
     @cached_property
     def preview_map(self) -> Tensor:
@@ -296,18 +296,6 @@ class Pipeline:
                 size = result.params.result_size
                 return forming(host, self.preview_map, size, result.source)
         return None
-
-    def _decode(self, latents: Sequence[Tensor]) -> Tensor:
-        with self.engines.on_stream():
-            host = to_host(self._image(latents).float(), self.engines)
-            self.engines.fence()()
-        return host
-
-    def _image(self, latents: Sequence[Tensor]) -> Tensor:
-        engine = self.engines["vae_decoder"]
-        dtype = torch_dtype(engine.spec.inputs[0])
-        batch = torch.stack(list(latents)).to(self.engines.device, dtype)
-        return call(engine, self.engines.arch, {"latents": batch})["image"]
 
     def _resolved(
         self, asked: GenerationParams | Edit
@@ -370,28 +358,42 @@ class Pipeline:
             size = self.engines.decode_batch
             yield from (results[i : i + size] for i in range(0, len(results), size))
 
-    def _finish(self, results: Sequence[Result]) -> None:
+    def _pictures(self, ended: Sequence[Result]) -> Iterator[Result]:
+        """Where a device works by itself, the next ones are decoded while these are checked."""
+        launched: deque[_Decoding] = deque()
+        for together in self._decoded_together(ended):
+            launched.append(self._launch_decoding(together))
+            if len(launched) > self.engines.calls_ahead:
+                yield from self._finish(launched.popleft())
+        while launched:
+            yield from self._finish(launched.popleft())
+
+    def _launch_decoding(self, results: list[Result]) -> _Decoding:
+        began_s = self.clock()
         latents = [result.latents for result in results if result.latents is not None]
-        if not latents:
-            return
-        start = self.clock()
+        images: Callable[[], Tensor] | None = None
         try:
-            images = self._decode(latents)
+            images = self.image_decoder.launch(latents) if latents else None
         except Exception as cause:
             for result in results:
                 result.error = cause
-            return
-        took_s = (self.clock() - start) / len(results)
+        return _Decoding(results, images, began_s)
+
+    def _finish(self, decoding: _Decoding) -> list[Result]:
+        results = decoding.results
+        if decoding.images is None:
+            return results
+        try:
+            images = decoding.images()
+        except Exception as cause:
+            for result in results:
+                result.error = cause
+            return results
+        took_s = (self.clock() - decoding.began_s) / len(results)
         for result, image in zip(results, images, strict=True):
             result.timings["decode_s"] = took_s
             try:
                 result.image = checked(image)
             except BrokenImage as cause:
                 result.error = cause
-
-
-def checked(image: Tensor) -> Tensor:
-    # NumPy's: PyTorch's would wake its threads, and they spin on while others have work.
-    if not np.isfinite(image.numpy()).all():
-        raise BrokenImage(BROKEN)
-    return image
+        return results

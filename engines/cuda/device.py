@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ class CudaDevice:
         self._capturing = torch.cuda.Stream(device)
         # Graphs replay one after the other and leave nothing in it: they share their memory.
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: WeakSet[Any] = WeakSet()
+        """of the pool, that are still there: into one whose last graph is gone PyTorch captures
+        nothing more"""
         self.failed_captures = 0
 
     def for_engines(self) -> dict[str, Any]:
@@ -71,6 +75,8 @@ class CudaDevice:
         result is called, which repeats it on the then current stream, with the same addresses.
         Raises CaptureFailed; later captures are not concerned."""
         graph = torch.cuda.CUDAGraph()
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.stream(self._capturing):
             try:
                 # thread_local: the other threads may go on allocating meanwhile.
@@ -81,6 +87,7 @@ class CudaDevice:
                 self._abandon(graph)
                 self._tell(error)
                 raise CaptureFailed(str(error)) from error
+        self._graphs.add(graph)
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -96,6 +103,7 @@ class CudaDevice:
             torch._C._cuda_endAllocateToPool(index, self._pool)
             torch._C._cuda_releasePool(index, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs = WeakSet()
 
     def _tell(self, error: Exception) -> None:
         self.failed_captures += 1

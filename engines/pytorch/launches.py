@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 """what a launch says to the compiler, beside the kernel's own constants"""
 
 

@@ -25,6 +25,9 @@ SPREAD = tl.constexpr(8.0)
 M, N = (32, 32) if IS_INTERPRETED else (128, 128)
 """queries of a program, and keys at a time"""
 WARPS, STAGES = 8, 3
+REGISTERS = 128
+"""of a thread, so that a multiprocessor holds two programs. The compiler would take 148 where the
+result is FP8: it then holds one, and takes 1.38 times as long (docs/log.md)."""
 
 
 @triton.jit
@@ -113,5 +116,6 @@ def attention(
         N=N,
         num_warps=WARPS,
         num_stages=STAGES,
+        maxnreg=REGISTERS,
     )
     return out

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from engines.pytorch.launches import launch
 
-SPLITS = 32
-"""programs that share a row's pixels while its channels are summed, at the most"""
-PIXELS, CHANNELS = 32, 64
+PROGRAMS, SPLITS = 2048, 256
+"""that are to share the summing, and the most that a row's pixels are shared out to"""
+FOLDED = 32
+"""of their sums at a time"""
+PIXELS, CHANNELS, WARPS = 64, 64, 4
 
 
 @triton.jit
@@ -38,8 +40,9 @@ def _sum_channels(
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     splits = tl.num_programs(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    total = tl.zeros([CHANNELS], tl.float32)
-    squares = tl.zeros([CHANNELS], tl.float32)
+    # Of each place in the tile by itself: to add them up takes the program's warps together.
+    total = tl.zeros([PIXELS, CHANNELS], tl.float32)
+    squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for start in range(split * PIXELS, pixels, splits * PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         line = (row * pixels + pixel)[:, None]
@@ -52,11 +55,11 @@ def _sum_channels(
             value = tl.where(is_first, value, other)
             tl.store(joined + line * channels + channel[None, :], value, mask=mask)
         value = value.to(tl.float32)
-        total += tl.sum(value, 0)
-        squares += tl.sum(value * value, 0)
+        total += value
+        squares += value * value
     out = sums + (row * splits + split) * 2 * channels + channel
-    tl.store(out, total, mask=channel < channels)
-    tl.store(out + channels, squares, mask=channel < channels)
+    tl.store(out, tl.sum(total, 0), mask=channel < channels)
+    tl.store(out + channels, tl.sum(squares, 0), mask=channel < channels)
 
 
 @triton.jit
@@ -71,6 +74,7 @@ def _fold_norm(
     channels,
     per_group,
     eps,
+    splits,
     SPLITS: tl.constexpr,
     SIZE: tl.constexpr,
     HAS_SHIFT: tl.constexpr,
@@ -79,10 +83,14 @@ def _fold_norm(
     index = tl.arange(0, SIZE)
     channel = group * per_group + index
     mask = index < per_group
-    split = tl.arange(0, SPLITS)[:, None]
-    place = sums + (row * SPLITS + split) * 2 * channels + channel[None, :]
-    total = tl.sum(tl.load(place, mask=mask[None, :], other=0.0), 0)
-    squares = tl.sum(tl.load(place + channels, mask=mask[None, :], other=0.0), 0)
+    several = tl.zeros([SPLITS, SIZE], tl.float32)
+    several_squares = tl.zeros([SPLITS, SIZE], tl.float32)
+    for first in range(0, splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)[:, None]
+        place = sums + (row * splits + split) * 2 * channels + channel[None, :]
+        several += tl.load(place, mask=mask[None, :], other=0.0)
+        several_squares += tl.load(place + channels, mask=mask[None, :], other=0.0)
+    total, squares = tl.sum(several, 0), tl.sum(several_squares, 0)
     added = tl.zeros([SIZE], tl.float32)
     if HAS_SHIFT:
         added = tl.load(shift + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
@@ -99,6 +107,13 @@ def _fold_norm(
     tl.store(offset + row * channels + channel, moved, mask=mask)
 
 
+def splits_of(others: int, pixels: int) -> int:
+    """A power of two: among so many a row's pixels are shared out, where there are as many programs
+    anyway."""
+    wanted = min(SPLITS, triton.cdiv(PROGRAMS, others), triton.cdiv(pixels, PIXELS))
+    return int(triton.next_power_of_2(wanted))
+
+
 def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A map's channels, with those of the map beside it behind them, and what their group norm
     needs to know of each: both [rows, channels, h, w], channels last."""
@@ -107,7 +122,7 @@ def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
     dims = rows, channels, height, width
     layout: Any = {"memory_format": torch.channels_last, "device": x.device}
     joined = x if beside is None else torch.empty(dims, dtype=x.dtype, **layout)
-    splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(pixels, PIXELS)))
+    splits = splits_of(rows * triton.cdiv(channels, CHANNELS), pixels)
     sums = x.new_empty((rows, splits, 2, channels), dtype=torch.float32)
     launch(
         _sum_channels,
@@ -122,6 +137,7 @@ def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
         HAS_BESIDE=beside is not None,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
+        num_warps=WARPS,
     )
     return joined, sums
 
@@ -152,7 +168,8 @@ def folded(
         channels,
         channels // groups,
         eps,
-        SPLITS=splits,
+        splits,
+        SPLITS=min(splits, FOLDED),
         SIZE=triton.next_power_of_2(channels // groups),
         HAS_SHIFT=shift is not None,
     )

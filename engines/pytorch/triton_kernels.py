@@ -17,9 +17,19 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
-from engines.pytorch.triton_group_norm import CHANNELS, PIXELS, folded, summed
-from engines.pytorch.triton_rounding import LARGEST, store_rounded
+from engines.pytorch.triton_group_norm import folded, summed
+from engines.pytorch.triton_rounding import (
+    LARGEST,
+    store_rounded,
+    store_rounded_lines,
+    store_steps,
+)
 from engines.pytorch.triton_tma_product import empty_bordered
+
+PIXELS, CHANNELS, WARPS = 32, 128, 4
+"""of a tile of a map, and the warps that work on it"""
+NORM_WARPS = 1
+"""of a token's layer norm: several would wait for each other, twice"""
 
 
 @triton.jit
@@ -72,7 +82,8 @@ def _affine(
         value = value * tl.load(steps + channel, mask=here, other=0.0)[None, :]
         if IS_BORDERED:
             value = tl.where(inside[:, None], value, 0.0)
-        store_rounded(out + place, flags + row, value, mask, largest)
+        line = flags + row + tl.zeros_like(pixel)
+        store_rounded_lines(out + place, line, value, mask, largest)
     else:
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
@@ -104,6 +115,30 @@ def _gated(
 
 
 @triton.jit
+def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
+    value = tl.load(x + place, mask=mask, other=0.0)
+    if HAS_ADDED:
+        # Rounded as it is stored: the norm is of what the next layer is added to.
+        value = value.to(tl.float32) + tl.load(added + place, mask=mask, other=0.0).to(tl.float32)
+        value = value.to(total.dtype.element_ty)
+        tl.store(total + place, value, mask=mask)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _store_normed(
+    value, scale, weight, bias, steps, out, channel, mask, largest, HAS_STEPS: tl.constexpr
+):
+    value = value * scale * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
+    if HAS_STEPS:
+        value = value * tl.load(steps + channel, mask=mask, other=0.0)
+        store_steps(out + channel, value, mask, largest)
+    else:
+        tl.store(out + channel, value.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _add_norm(
     x,
     added,
@@ -120,27 +155,26 @@ def _add_norm(
     HAS_ADDED: tl.constexpr,
     HAS_STEPS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    MORE: tl.constexpr,
 ):
+    """Of a token's channels the first `CHANNELS`, and as many more: powers of two, both."""
     token = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, CHANNELS)
-    mask = channel < channels
-    place = token * channels + channel
-    value = tl.load(x + place, mask=mask, other=0.0)
-    if HAS_ADDED:
-        # Rounded as it is stored: the norm is of what the next layer is added to.
-        value = value.to(tl.float32) + tl.load(added + place, mask=mask, other=0.0).to(tl.float32)
-        value = value.to(total.dtype.element_ty)
-        tl.store(total + place, value, mask=mask)
-    value = value.to(tl.float32)
-    value = tl.where(mask, value - tl.sum(value, 0) / channels, 0.0)
-    value = value * tl.rsqrt(tl.sum(value * value, 0) / channels + eps)
-    value = value * tl.load(weight + channel, mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(bias + channel, mask=mask, other=0.0).to(tl.float32)
-    if HAS_STEPS:
-        value = value * tl.load(steps + channel, mask=mask, other=0.0)
-        store_rounded(out + place, flags + token // tokens, value, mask, largest)
-    else:
-        tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
+    channel, more = tl.arange(0, CHANNELS), CHANNELS + tl.arange(0, MORE)
+    here, there = channel < channels, more < channels
+    start = token * channels
+    value = _added(x, added, total, start + channel, here, HAS_ADDED)
+    other = _added(x, added, total, start + more, there, HAS_ADDED)
+    mean = (tl.sum(value, 0) + tl.sum(other, 0)) / channels
+    value = tl.where(here, value - mean, 0.0)
+    other = tl.where(there, other - mean, 0.0)
+    variance = (tl.sum(value * value, 0) + tl.sum(other * other, 0)) / channels
+    scale = tl.rsqrt(variance + eps)
+    out += start
+    _store_normed(value, scale, weight, bias, steps, out, channel, here, largest, HAS_STEPS)
+    _store_normed(other, scale, weight, bias, steps, out, more, there, largest, HAS_STEPS)
+    if out.dtype.element_ty == tl.int8:
+        # Whatever is not a number is in the sum of all squares.
+        tl.store(flags + token // tokens, variance, mask=variance != variance)
 
 
 def norm_act(
@@ -211,6 +245,7 @@ def affine(
         IS_BORDERED=is_bordered,
         PIXELS=PIXELS,
         CHANNELS=CHANNELS,
+        num_warps=WARPS,
     )
     return out
 
@@ -228,6 +263,7 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """Tokens [rows, tokens, channels] plus what is added to them, and the layer norm of that."""
     channels = x.shape[-1]
+    first = 1 << (channels.bit_length() - 1)
     total = x if added is None else torch.empty_like(x)
     out = torch.empty_like(x, dtype=number or x.dtype)
     launch(
@@ -247,7 +283,9 @@ def add_norm(
         LARGEST.get(out.dtype, 0.0),
         HAS_ADDED=added is not None,
         HAS_STEPS=steps is not None,
-        CHANNELS=triton.next_power_of_2(channels),
+        CHANNELS=first,
+        MORE=triton.next_power_of_2(max(channels - first, 1)),
+        num_warps=NORM_WARPS,
     )
     return total, out
 

@@ -21,6 +21,18 @@ def limited(value, largest):
 
 
 @triton.jit
+def store_steps(out, value, mask, largest):
+    """The nearest numbers of the 8 bits; of an int8 tensor somebody else has looked for NaN."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    value = limited(value, largest)
+    if dtype == tl.int8:
+        # The nearest whole number is in the lowest bits of the sum.
+        tl.store(out, (value + HALF_STEP).to(tl.int32, bitcast=True).to(tl.int8), mask=mask)
+    else:
+        tl.store(out, value.to(dtype), mask=mask)
+
+
+@triton.jit
 def store_rounded(out, flag, value, mask, largest):
     """`flag`, of the row, becomes NaN where there is one: int8 has no value for it."""
     dtype: tl.constexpr = out.dtype.element_ty
@@ -38,12 +50,7 @@ def store_rounded(out, flag, value, mask, largest):
 def store_rounded_lines(out, flags, value, mask, largest):
     """Of a tile, a flag for each of its lines, in fewer operations a value: where a line's sum is
     not a number, something in it is none. A value that is masked off is to be a number."""
-    dtype: tl.constexpr = out.dtype.element_ty
-    value = limited(value, largest)
-    if dtype == tl.int8:
-        total = tl.sum(value, 1)
+    if out.dtype.element_ty == tl.int8:
+        total = tl.sum(limited(value, largest), 1)
         tl.store(flags, total, mask=(total != total) & (tl.max(mask.to(tl.int32), 1) > 0))
-        # The nearest whole number is in the lowest bits of the sum.
-        tl.store(out, (value + HALF_STEP).to(tl.int32, bitcast=True).to(tl.int8), mask=mask)
-    else:
-        tl.store(out, value.to(dtype), mask=mask)
+    store_steps(out, value, mask, largest)

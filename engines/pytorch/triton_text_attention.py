@@ -19,11 +19,11 @@ from engines.pytorch.launches import launch
 from engines.pytorch.triton_rounding import LARGEST, store_rounded_lines
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
-M, N = (32, 32) if IS_INTERPRETED else (128, 64)
+M, N = (32, 32) if IS_INTERPRETED else (64, 64)
 """queries of a program, and keys at a time"""
 LEAST_KEYS = 16
 """that the tensor cores take at a time"""
-WARPS, STAGES = 8, 2
+WARPS, STAGES = 4, 2
 
 
 @triton.jit

@@ -79,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
     from eval.h200.bench import Bench
 
     prepare_folder(options.out)
-    bench = Bench(options.out, time.perf_counter() + options.time_budget, options.is_dry)
+    until_s = time.perf_counter() + options.time_budget
+    bench = Bench(options.out, until_s, options.is_dry, options.precisions)
     report = run(bench, options)
     failed = [name for name in options.sections if "error" in report["sections"][name]]
     print(f"{place_of(options)}: {len(options.sections)} sections, failed: {failed or 'none'}")
@@ -94,6 +95,7 @@ def build_parser() -> Parser:
     add("--report", type=Path, metavar="FILE", help="apart from the model (default: DIR/h200.json)")
     add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
     add("--sections", nargs="+", default=usual, help=f"of {', '.join(SECTIONS)}")
+    add("--precisions", nargs="+", default=[], help="of fp16, fp8, int8 (default: all)")
     add("--dry-run", action="store_true", dest="is_dry", help="the embedded model, tiny sizes")
     return parser
 

@@ -1,7 +1,8 @@
-"""docs/h200.md from what `sdxl bench h200` wrote: `python -m eval.h200.page [h200.json]`.
+"""docs/h200.md from what `sdxl bench h200` wrote: `python -m eval.h200.page [REPORT...]`, of which
+a later one's figures take the place of an earlier one's.
 
 Without a report, or with a dry run's, it says that nothing was measured and how to measure. It
-computes no figure but ratios of those in the report.
+computes no figure but ratios of those in the reports.
 """
 
 from __future__ import annotations
@@ -13,27 +14,41 @@ from pathlib import Path
 from typing import Any
 
 from eval.measuring.markdown import table_lines
-from eval.speed.paper_time import table
-from eval.speed.variants import INTERVALS, name_of
+from eval.speed.paper_time import GAPS, table
+from eval.speed.variants import COMPILED, COMPILED_CACHED, EAGER, INTERVALS
 
-EXPECTED = Path(__file__).parents[2] / "docs" / "h200_expected.json"
+DOCS = Path(__file__).parents[2] / "docs"
+EXPECTED = DOCS / "h200_expected.json"
+REPORTS = DOCS / "h200"
 RATES = {"full": 2.43, "DeepCache": 4.2}
 """images/s that are to be reached"""
-GOALS = (
-    ("ours, full, images/s at 1024² with guidance", f"≥ {RATES['full']}"),
-    ("ours, DeepCache (10 + 10), images/s", f"≥ {RATES['DeepCache']}"),
-    ("DeepCache over full", "≥ 1.74×"),
-    ("ours full over diffusers eager", "≥ 1.8×"),
-    ("ours full over diffusers + torch.compile", "≥ 1.2×"),
-    ("ours DeepCache over diffusers + torch.compile + DeepCache", "≥ 1.3×"),
-    ("fp16 pictures of the embedded model against fp32's", "≥ 40 dB"),
-    ("broken pictures among 100 random requests", "0"),
-)
+FULL = "ours, full, images/s at 1024² with guidance"
+CACHED_RATE = "ours, DeepCache (10 + 10), images/s"
+GAIN = "DeepCache over full"
+OVER_EAGER = "ours full over diffusers eager"
+OVER_COMPILED = "ours full over diffusers + torch.compile"
+OVER_BOTH = "ours DeepCache over diffusers + torch.compile + DeepCache"
+PICTURES = "fp16 pictures of the embedded model against fp32's"
+BROKEN = "broken pictures among 100 random requests"
+GOALS = {
+    FULL: f"≥ {RATES['full']}",
+    CACHED_RATE: f"≥ {RATES['DeepCache']}",
+    GAIN: "≥ 1.74×",
+    OVER_EAGER: "≥ 1.8×",
+    OVER_COMPILED: "≥ 1.2×",
+    OVER_BOTH: "≥ 1.3×",
+    PICTURES: "≥ 40 dB",
+    BROKEN: "0",
+}
+LAST = (GAPS, "sum")
+NOT_YET = "not yet"
+PROFILED = "interval 1"
+"""where a tick is a call of the whole UNet"""
 HOW = """\
 ```console
 $ sdxl bench h200 --out out/h200                            # ten minutes; figures as they come
 $ sdxl bench h200 --out out/h200-more --sections rtx_full   # TensorRT-RTX at full size, apart
-$ python -m eval.h200.page out/h200/h200.json > docs/h200.md
+$ python -m eval.h200.page docs/h200/*.json > docs/h200.md  # reports in the order of their names
 ```
 
 The weights are random, of Stable Diffusion XL's full size, drawn on the GPU: speed does not depend
@@ -51,35 +66,46 @@ and with reuse: 353 and 189 ms in fp16 at 790 TFLOP/s, 149 and 84 ms with the st
 """
 
 
-def page(report: Mapping[str, Any] | None) -> str:
-    is_measured = report is not None and not report["is_dry"]
+def page(reports: Sequence[Mapping[str, Any]]) -> str:
+    measured = [report for report in reports if not report["is_dry"]]
+    sections = merged(measured)
     lines = ["# On an H200", ""]
-    lines += _measured(report) if is_measured and report is not None else _nothing()
-    lines += [*_expected(), ""]
+    lines += _measured(measured, sections) if measured else _nothing()
+    lines += [*_expected(sections), ""]
     lines += ["## How to measure", "", HOW, "## What it is held against", "", RECORDS]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        for name, found in report["sections"].items():
+            sections.setdefault(name, {}).update(found)
+    return sections
 
 
 def _nothing() -> Iterator[str]:
     yield "**Nothing here has been measured yet.** No H200 has run this code: the backend, its"
     yield "kernels and the benchmark were tested on a CPU alone. Every line below waits for a run."
     yield ""
-    yield from table_lines(
-        ["to show", "needed", "measured"], [[*goal, "not yet"] for goal in GOALS]
-    )
+    yield from _goals({})
     yield ""
 
 
-def _expected() -> Iterator[str]:
+def _goals(found: Mapping[str, str]) -> Iterator[str]:
+    rows = [[goal, needed, found.get(goal, NOT_YET)] for goal, needed in GOALS.items()]
+    yield from table_lines(["to show", "needed", "measured"], rows)
+
+
+def _expected(sections: Mapping[str, Any]) -> Iterator[str]:
     yield from ("## On paper", "")
-    yield "Not measured: what the code starts for a picture of 1024×1024, by rates that others"
-    yield "measured. To renew it:"
+    yield "What the code starts for a picture of 1024×1024, by rates of others. To renew it:"
     yield "`sdxl bench floor --gpu h200 --rows 2 8 16 32 --json > docs/h200_expected.json`."
     yield ""
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
     yield from (against_goal(kind, expected["images_per_second"]) for kind in RATES)
     yield ""
-    yield from table(expected)
+    yield from table(expected, rates_by_rows(sections))
 
 
 def against_goal(kind: str, rates: Mapping[str, Mapping[str, float]]) -> str:
@@ -92,51 +118,148 @@ def against_goal(kind: str, rates: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
-def _measured(report: Mapping[str, Any]) -> Iterator[str]:
-    system, sections = report["system"], report["sections"]
-    yield f"{', '.join(system['accelerators'])}; torch {system['packages']['torch']}; command:"
-    yield f"`sdxl bench h200`, budget {report['budget_s']:.0f} s."
-    yield from ("", *table_lines(["to show", "needed"], GOALS))
+def _measured(
+    reports: Sequence[Mapping[str, Any]], sections: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    for number, report in enumerate(reports, 1):
+        system = report["system"]
+        where = f"{', '.join(system['accelerators'])}, torch {system['packages']['torch']}"
+        command, note = report.get("command", "sdxl bench h200"), report.get("note", "all of it")
+        yield f"{number}. {where}, `{command}`: {note}"
     yield ""
-    for name, found in sections.items():
-        yield from (f"## {name}", "")
-        if "figures" in found:
-            yield from (*_compared(found["figures"]), "")
-        yield from _listed(found)
-        yield ""
+    yield from _goals(reached(sections))
+    yield from ("", *_speeds(sections), "", *_groups(reports), "", *_errors(sections), "")
+    yield from (f"- {line}" for report in reports for line in report.get("remarks", ()))
+    yield from ("", "What was passed over, or failed:", "")
+    yield from _passed_over(sections)
+    yield ""
 
 
-def _compared(figures: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    columns = {what: _by_variant(values) for what, values in figures.items()}
-    names = list(figures["seconds"])
+def ours(sections: Mapping[str, Any], interval: int, what: str = "images/s") -> dict[str, Any]:
+    """By precision."""
+    figures = sections.get("peers", {}).get("figures", {}).get(what, {})
+    ending = f", interval {interval}"
+    return {
+        name.removeprefix("ours, torch ").removesuffix(ending): value
+        for name, value in figures.items()
+        if name.startswith("ours, torch ") and name.endswith(ending)
+    }
+
+
+def rates_by_rows(sections: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    rows = str(2 * sections.get("peers", {}).get("batch", 0))
+    kinds = dict(zip(INTERVALS, RATES, strict=True))
+    return {
+        f"{precision}, {kind}": {rows: value["median"]}
+        for interval, kind in kinds.items()
+        for precision, value in ours(sections, interval).items()
+    }
+
+
+def reached(sections: Mapping[str, Any]) -> dict[str, str]:
+    """What the goals ask for, as far as it was measured; the quickest precision's."""
+    found: dict[str, str] = {}
+    rates = {interval: ours(sections, interval) for interval in INTERVALS}
+    full, cached = (best(each) for each in rates.values())
+    if not full or not cached:
+        return found
+    found[FULL] = f"{_spread(rates[1][full])} in {full}"
+    found[CACHED_RATE] = f"{_spread(rates[2][cached])} in {cached}"
+    gains = {p: rates[2][p]["median"] / rate["median"] for p, rate in rates[1].items()}
+    found[GAIN] = ", ".join(f"{gain:.2f}× in {p}" for p, gain in gains.items())
+    peers = {
+        name: value["median"]
+        for section in ("peers", "peers_compiled")
+        for name, value in sections.get(section, {}).get("figures", {}).get("images/s", {}).items()
+    }
+    for goal, peer, rate in (
+        (OVER_EAGER, EAGER, rates[1][full]),
+        (OVER_COMPILED, COMPILED, rates[1][full]),
+        (OVER_BOTH, COMPILED_CACHED, rates[2][cached]),
+    ):
+        if peer in peers:
+            found[goal] = f"{rate['median'] / peers[peer]:.2f}×"
+    pictures = sections.get("pictures", {}).get("fp16")
+    if pictures:
+        found[PICTURES] = f"at least {pictures['least']:.1f} dB"
+    requests = {n: v for n, v in sections.get("requests", {}).items() if isinstance(v, Mapping)}
+    if requests:
+        found[BROKEN] = ", ".join(f"{v['broken']} in {n}" for n, v in requests.items())
+    return found
+
+
+def best(rates: Mapping[str, Mapping[str, float]]) -> str:
+    return max(rates, key=lambda name: rates[name]["median"], default="")
+
+
+def _speeds(sections: Mapping[str, Any]) -> Iterator[str]:
+    columns = ("images/s", "seconds", "joules an image")
+    both = [sections.get(name, {}).get("figures", {}) for name in ("peers", "peers_compiled")]
+    found = {
+        column: {k: v for each in both for k, v in each.get(column, {}).items()}
+        for column in columns
+    }
     yield from table_lines(
-        ["variant", *columns],
-        [[name, *(_spread(values.get(name)) for values in columns.values())] for name in names],
+        [f"{sections.get('peers', {}).get('batch', '')} pictures together", *columns],
+        [[n, *(_spread(found[c].get(n)) for c in columns)] for n in found["images/s"]],
     )
-
-
-def _by_variant(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What compares the intervals of a backend and precision belongs to the larger interval."""
-    larger = INTERVALS[-1]
-    return {name_of(n, larger) if ":" in n else n: value for n, value in values.items()}
 
 
 def _spread(value: Mapping[str, float] | None) -> str:
     if value is None:
         return ""
-    return f"{value['median']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
+    digits = 0 if value["median"] >= 100 else 2
+    low, median, high = (f"{value[key]:.{digits}f}" for key in ("low", "median", "high"))
+    return f"{median} ({low} to {high})"
 
 
-def _listed(found: Mapping[str, Any]) -> Iterator[str]:
-    """Whatever else a section found, a line each; errors in full, but not their tracebacks."""
-    for key, value in found.items():
-        if key not in ("figures", "traceback"):
-            yield f"- {key}: `{json.dumps(value, ensure_ascii=False)}`"
+def _groups(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The paper's and what was measured, of the whole UNet; by the number of the report."""
+    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
+    columns: dict[str, Mapping[str, float]] = {}
+    for number, report in enumerate(reports, 1):
+        for name, value in report["sections"].get("profile", {}).items():
+            precision, _, rest = name.partition(", ")
+            if rest == PROFILED and "ms_by_group" in value:
+                columns[f"{precision} on paper"] = expected["groups"][f"{precision} unet_deep"]
+                columns[f"{precision} ({number})"] = value["ms_by_group"]
+    columns = dict(sorted(columns.items(), key=lambda column: column[0].split()[0]))
+    names = list(dict.fromkeys(group for each in columns.values() for group in each))
+    names = [*sorted(n for n in names if n not in LAST), *(n for n in LAST if n in names)]
+    yield from table_lines(
+        [f"ms of a call of the whole UNet, {expected['rows']} rows", *columns],
+        [[n, *(f"{each.get(n, 0.0):.1f}" for each in columns.values())] for n in names],
+    )
+
+
+def _errors(sections: Mapping[str, Any]) -> Iterator[str]:
+    rows = []
+    for name, found in sections.get("agreement", {}).items():
+        if isinstance(found, Mapping):
+            model, precision = name.rsplit(", ", 1)
+            steps = found["by_step"]
+            pictures = sections.get("pictures", {}).get(precision)
+            decibels = (
+                [f"{pictures['least']:.1f} to {max(pictures['psnr_db']):.1f}"] if pictures else [""]
+            )
+            share = f"{min(steps):.4f} to {max(steps):.4f}"
+            rows.append(
+                [f"{model}, {precision}", share, f"{found['final_latents']:.4f}", *decibels]
+            )
+    head = ["against float32", "each step's noise, relative L2", "final latents", "pictures, dB"]
+    yield from table_lines(head, rows)
+
+
+def _passed_over(sections: Mapping[str, Any]) -> Iterator[str]:
+    for name, found in sections.items():
+        for key, value in found.items():
+            if key.startswith(("passed over", "failed", "error")):
+                yield f"- {name}, {key}: `{value}`"
 
 
 def main(argv: Sequence[str]) -> int:
-    report = json.loads(Path(argv[0]).read_text(encoding="utf-8")) if argv else None
-    sys.stdout.write(page(report))
+    reports = [json.loads(Path(each).read_text(encoding="utf-8")) for each in argv]
+    sys.stdout.write(page(reports))
     return 0
 
 

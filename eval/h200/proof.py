@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from engines.parity.calls import call_errors
-from eval.h200.bench import Bench
+from eval.h200.bench import BATCH, Bench
+from eval.h200.kernels import milliseconds
 from eval.speed.agreement import psnr_db, recorded, relative_l2
 from eval.speed.variants import PROMPTS
 from sdxl.params import GenerationParams
@@ -100,19 +102,23 @@ def _random_request(chance: random.Random, number: int, is_dry: bool) -> Generat
 def profile(bench: Bench) -> Found:
     for precision in bench.precisions[: 1 if bench.is_dry else None]:
         for interval in (1, 2):
-            found = _profiled(bench, bench.pipeline(precision), interval)
+            trace = bench.out / f"trace-{precision}-{interval}.json.gz"
+            found = _profiled(bench, bench.pipeline(precision), interval, trace)
+            if interval == 1 and not bench.is_dry:
+                found["ms_by_group"] = milliseconds(trace, precision, "unet_deep", 2 * BATCH)
             yield f"{precision}, interval {interval}", found
 
 
-def _profiled(bench: Bench, pipeline: Pipeline, interval: int) -> dict[str, Any]:
+def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> dict[str, Any]:
     """Steady ticks: the same images go on together, their graphs are there, and what waits for
-    the device is an error."""
+    the device is an error. The trace has every kernel."""
     steps = 3 * PROFILED + 8
     params = pipeline.resolve(replace(bench.usual, steps=steps, cache_interval=interval))
     engines = replace(pipeline.engines, calls_ahead=steps)  # no tick waits for another
     loop = replace(pipeline, engines=engines).in_flight()
     (conditioning,) = pipeline.encode([params])
-    loop.submit(pipeline.request(params, conditioning))
+    for seed in range(1 if bench.is_dry else BATCH):
+        loop.submit(pipeline.request(replace(params, seed=seed), conditioning))
     for _ in range(8):
         loop.tick()
     activities = [ProfilerActivity.CPU]
@@ -135,6 +141,7 @@ def _profiled(bench: Bench, pipeline: Pipeline, interval: int) -> dict[str, Any]
         if bench.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
     loop.drain()
+    profiler.export_chrome_trace(str(trace))
     return {"host_s_a_tick": host_s, **_read(profiler)}
 
 

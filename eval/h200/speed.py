@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.cuda.recordings import Ticks
 from engines.pytorch.eight_bit import EightBit, has_scaled_mm
 from engines.pytorch.kernel_switch import has_kernels, kernels, products
-from eval.h200.bench import Bench
+from eval.h200.bench import BATCH, Bench
 from eval.measuring.arithmetic import Shapes, configs_of, work_of
 from eval.measuring.ceilings import fastest, measure_ceilings
+from eval.measuring.timing import Run
 from eval.speed import batching as arrivals
 from eval.speed.floor import calls_of, reached
 from eval.speed.peers import figures, prompts_for
@@ -33,10 +36,10 @@ from eval.speed.variants import (
     name_of,
     paint_with,
 )
+from sdxl.pipeline import Pipeline
 
 Found = Iterator[tuple[str, Any]]
 ROUNDS = 3
-BATCH = 8
 OPTIONS = (
     "no-graphs",
     "no-rearranged,no-graphs",
@@ -77,28 +80,50 @@ def peers_16(bench: Bench) -> Found:
 
 
 def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequence[str]) -> Found:
-    """The first run of each is kept too: a kill before the rounds end loses only the spread."""
+    """Ours first. What fails costs its own figures alone, and the first run of each is kept too: a
+    kill before the rounds end loses only the spread."""
     batch = 1 if bench.is_dry else batch
     ours = [f"torch:{precision}" for precision in precisions]
-    paints = {}
+    runs: dict[str, Run] = {}
+    loaded: dict[str, Pipeline] = {}
+    yield "batch", batch
+    for each, precision in zip(ours, precisions, strict=True):
+        try:
+            pipeline = bench.pipeline(precision)
+            bench.warm(pipeline, batch)
+        except Exception as error:
+            yield f"passed over, {each}", _told(error)
+            continue
+        loaded[precision] = pipeline
+        for interval in INTERVALS:
+            paint = paint_with(pipeline, bench.setting, interval)
+            runs[name_of(each, interval)] = partial(paint, prompts_for(batch))
+    bench.release()
     for name in names:
         try:
-            paints[name] = bench.peer(name)
-        except ImportError as error:
-            # A peer that is not installed costs its own figures alone.
-            yield f"passed over, {name}", str(error)
-    for each, precision in zip(ours, precisions, strict=True):
-        pipeline = bench.pipeline(precision)
-        for interval in INTERVALS:
-            paints[name_of(each, interval)] = paint_with(pipeline, bench.setting, interval)
-    runs = {name: partial(paint, prompts_for(batch)) for name, paint in paints.items()}
-    yield "batch", batch
-    for turn in ("first", "second"):
-        for name, run in runs.items():
-            yield f"{turn} run, {name}", _seconds(run)
+            runs[name] = partial(bench.peer(name), prompts_for(batch))
+        except Exception as error:
+            yield f"passed over, {name}", _told(error)
+    for name, run in list(runs.items()):
+        try:
+            yield f"first run, {name}", _seconds(run)
+        except Exception as error:
+            yield f"failed, {name}", _told(error)
+            del runs[name]
+    yield "recordings", {name: _recordings(pipeline) for name, pipeline in loaded.items()}
     options = argparse.Namespace(rounds=ROUNDS, price_per_hour=None, ours=ours)
     part_s = time.perf_counter() + bench.left_s / 4
     yield "figures", figures(runs, batch, options, part_s, warmup=0)
+
+
+def _recordings(pipeline: Pipeline) -> int:
+    """How many ticks were recorded: those of a service are recorded once."""
+    ticks = pipeline.engines.run_recorded
+    return len(ticks.recordings) if isinstance(ticks, Ticks) else 0
+
+
+def _told(error: Exception) -> str:
+    return "".join(traceback.format_exception(error))[-2000:]
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -117,7 +142,8 @@ def stages(bench: Bench) -> Found:
     yield "ceilings", asdict(ceilings)
     for precision in bench.precisions:
         pipeline = bench.pipeline(precision)
-        for rows in (2,) if bench.is_dry else (2, 2 * BATCH):
+        for rows in (2,) if bench.is_dry else (2 * BATCH, 2):
+            bench.warm(pipeline, rows // 2)
             shapes = Shapes(setting.side or pipeline.sizes.default, rows)
             work = work_of(configs, shapes, precision)
             with torch.inference_mode():

@@ -226,8 +226,10 @@ def milliseconds(works: Iterable[KernelWork], gpu: PaperGpu) -> dict[str, float]
     return {**each, "sum": 1000 * total_s(found)}
 
 
-def table(found: Mapping[str, Any]) -> Iterator[str]:
-    """As Markdown, with a column for what will be measured."""
+def table(
+    found: Mapping[str, Any], measured: Mapping[str, Mapping[str, float]] | None = None
+) -> Iterator[str]:
+    """As Markdown, with a column for images/s that were `measured`, by the same names and rows."""
     columns = list(found["groups"])
     names = dict.fromkeys(
         group for each in found["groups"].values() for group in each if group != "sum"
@@ -242,5 +244,11 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
     heads = [head for count in counts for head in (f"{count} rows", "measured")]
     yield from ("", f"| images/s | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}")
     for name, each in rates.items():
-        yield f"| {name} | {' | '.join(f'{each[count]:.2f} |' for count in counts)} |"
+        known = (measured or {}).get(name, {})
+        cells = (cell for n in counts for cell in (f"{each[n]:.2f}", _known(known.get(n))))
+        yield f"| {name} | {' | '.join(cells)} |"
     yield from ("", *(f"- {line}" for line in found["assumed"]))
+
+
+def _known(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.2f}"

@@ -195,9 +195,16 @@ def group_of(name: str) -> str:
 
 def work_of(network: nn.Module, call: Callable[[], object]) -> Iterator[KernelWork]:
     """`call` runs the network once."""
+    yield from (work for _, work in named_work_of(network, call))
+
+
+def named_work_of(
+    network: nn.Module, call: Callable[[], object]
+) -> Iterator[tuple[str, KernelWork]]:
+    """With the names of kernels of ours; each kind in the order in which it runs."""
     named = (*network.named_parameters(), *network.named_buffers())
     weights = {id(t): (t, f".{name}") for name, t in named if name.endswith("weight")}
     with torch.inference_mode(), noted() as launches, Recorder(weights) as recorder:
         call()
-    yield from recorder.found
-    yield from (work_of_launch(each, weights) for each in launches)
+    yield from (("", each) for each in recorder.found)
+    yield from ((each.name, work_of_launch(each, weights)) for each in launches)

@@ -1,5 +1,5 @@
-"""A stand-in for torch.cuda that keeps its rules: one current stream and device a thread, and a
-memory pool that a failed capture leaves open.
+"""A stand-in for torch.cuda that keeps its rules: one current stream and device a thread, a memory
+pool that a failed capture leaves open, and one that takes no capture once its last graph is gone.
 
 It computes nothing. What it cannot show: memory, time, and whether CUDA itself keeps these rules.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class FakeCuda:
     fails: list[str] = field(default_factory=list)
     recording_pools: set[int] = field(default_factory=set)
     released: list[int] = field(default_factory=list)
+    graphs: dict[int, int] = field(default_factory=dict)
+    """still there, by the pool that they were captured into"""
     capturing: FakeGraph | None = None
     captures: int = 0
     _defaults: dict[int, FakeStream] = field(default_factory=dict)
@@ -116,11 +119,14 @@ class FakeCuda:
             raise RuntimeError(f"not currently recording to mempool_id {pool}")
         self.recording_pools.remove(pool)
 
+    def graph_went(self, pool: int) -> None:
+        self.graphs[pool] -= 1
+
     def releasePool(self, device: int, pool: int) -> None:
         self.released.append(pool)
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeGraph:
     """As PyTorch's: the pool is opened before the stream begins to capture, and closed after it
     has ended; whatever throws in between leaves it open."""
@@ -133,6 +139,9 @@ class FakeGraph:
     def capture_begin(self, pool: int, capture_error_mode: str) -> None:
         if pool in self.cuda.recording_pools:
             raise RuntimeError(f"already recording to mempool_id {pool}")
+        if self.cuda.graphs.get(pool) == 0:
+            # Seen on an H200 with PyTorch 2.11.
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
         self.pool = pool
         self.cuda.recording_pools.add(pool)
         fails = self.cuda.fails
@@ -159,6 +168,8 @@ class FakeGraph:
             )
         self.cuda.recording_pools.remove(self.pool)
         self.cuda.captures += 1
+        self.cuda.graphs[self.pool] = self.cuda.graphs.get(self.pool, 0) + 1
+        weakref.finalize(self, self.cuda.graph_went, self.pool)
 
     def replay(self) -> None:
         for work in self.launches:

@@ -9,11 +9,13 @@ from engines.pytorch.eight_bit import LARGEST, EightBit
 E4M3 = torch.float8_e4m3fn
 
 
-def eight_bit_layer(inside: int, out: int, number: torch.dtype = E4M3) -> EightBit:
-    """As calibrated on values of which few reach 4."""
+def eight_bit_layer(
+    inside: int, out: int, number: torch.dtype = E4M3, most: float = 5.0
+) -> EightBit:
+    """As calibrated on values that reach `most`."""
     largest = LARGEST[number]
     weight = torch.randn(out, inside) / inside**0.5
     scale = weight.abs().amax(1) / largest
     stored = (weight / scale[:, None]).round() if number == torch.int8 else weight / scale[:, None]
-    steps = torch.full((inside,), largest / 5.0)
+    steps = torch.full((inside,), largest / most)
     return EightBit(stored.to(number), scale / steps[0], steps, torch.zeros(out))

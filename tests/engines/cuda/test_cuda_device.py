@@ -71,6 +71,18 @@ def test_what_was_captured_before_stays_and_a_second_failure_is_not_said_again(
     assert sum(r.levelno == logging.WARNING for r in caplog.records) == 1
 
 
+def test_when_all_that_was_captured_is_gone_captures_begin_anew(cuda: FakeCuda) -> None:
+    """As a decoder's, whose few recordings make room for other sizes."""
+    device, ran = CudaDevice(SECOND), list[str]()
+    for name in ("first", "second"):
+        ticks = Ticks(device)
+        for _ in range(3):
+            ticks(name, work_of(cuda, ran, name))
+        del ticks
+    assert ran == ["first"] * 3 + ["second"] * 3
+    assert cuda.captures == 2 and not device.failed_captures
+
+
 def test_an_error_of_the_work_itself_is_not_taken_for_a_failed_capture(cuda: FakeCuda) -> None:
     """It is tried uncaptured, and fails there by its own name."""
 

@@ -1,0 +1,109 @@
+"""Measured time by the paper's groups: each kernel of a profiled tick beside the work that
+paper_work.py notes of it.
+
+Our own kernels start in the order in which they are noted, and so do a library's products, its
+convolutions and its attentions, each kind by itself; whatever else runs is a pass over memory. It
+reads a trace of PyTorch's profiler, and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from engines.pytorch import eight_bit
+from eval.speed.paper_tick import inputs_of, unets
+from eval.speed.paper_time import GAPS, USUAL_ROWS
+from eval.speed.paper_work import MEMORY, KernelWork, named_work_of
+
+MICRO = 1e-6
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""categories of what a GPU does, in a trace"""
+LIBRARY = {
+    "attention": r"sdpa|flash|fmha",
+    "convolution": r"fprop|convolve|conv2d",
+    "product": r"nvjet|gemm|cutlass",
+}
+"""kernels by their names; the first that fits"""
+
+
+class TraceMismatch(ValueError):
+    """Other kernels ran than were noted."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    name: str
+    start_us: float
+    took_us: float
+
+
+def read(trace: Path) -> list[Ran]:
+    """What ran, in order."""
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    found = [Ran(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") in DEVICE]
+    return sorted(found, key=lambda ran: ran.start_us)
+
+
+def milliseconds(
+    trace: Path, precision: str, network: str, rows: int = USUAL_ROWS, side: int = 1024
+) -> dict[str, float]:
+    """Of a tick of that one network, by group, with what lies between kernels."""
+    ran = read(trace)
+    # As on a GPU that has it, which the meta device is not asked.
+    with patch.object(eight_bit, "has_scaled_mm", lambda *_: precision == "fp8"):
+        module, inputs = unets(precision)[network], inputs_of(network, rows, side)
+        noted = list(named_work_of(module, lambda: module(*inputs)))
+    ours = [(name, work) for name, work in noted if work.is_ours]
+    names = {name for name, _ in ours}
+    found: dict[str, float] = defaultdict(float)
+    ticks = divided(len(ours), [each for each in ran if each.name in names])
+    for each, (name, work) in zip(
+        (each for each in ran if each.name in names), ours * ticks, strict=True
+    ):
+        if each.name != name:
+            raise TraceMismatch(f"{each.name} ran where {name} was noted")
+        found[work.group] += each.took_us
+    others = [each for each in ran if each.name not in names]
+    for group, took_us in of_libraries(others, [work for _, work in noted], ticks):
+        found[group] += took_us
+    total_us = ran[-1].start_us + ran[-1].took_us - ran[0].start_us
+    found[GAPS] = total_us - sum(found.values())
+    found["sum"] = total_us
+    return {group: us / 1000 / ticks for group, us in found.items()}
+
+
+def of_libraries(
+    others: Sequence[Ran], works: Sequence[KernelWork], ticks: int
+) -> Iterator[tuple[str, float]]:
+    by_unit: dict[str, list[Ran]] = defaultdict(list)
+    for each in others:
+        by_unit[unit_of(each.name)].append(each)
+    for unit, kernels in by_unit.items():
+        expected = [work.group for work in works if work.unit == unit and not work.is_ours]
+        expected = [MEMORY] if unit == "memory" else expected
+        if len(set(expected)) == 1:
+            # A library may take several kernels for one convolution.
+            yield from ((expected[0], each.took_us) for each in kernels)
+        elif divided(len(expected), kernels) == ticks:
+            groups = expected * ticks
+            yield from ((g, e.took_us) for g, e in zip(groups, kernels, strict=True))
+
+
+def unit_of(name: str) -> str:
+    return next((unit for unit, names in LIBRARY.items() if re.search(names, name)), "memory")
+
+
+def divided(count: int, kernels: Sequence[Ran]) -> int:
+    """How many ticks they are of."""
+    ticks, left = divmod(len(kernels), count)
+    if left or not ticks:
+        raise TraceMismatch(f"{len(kernels)} kernels where {count} a tick were noted")
+    return ticks

@@ -1,0 +1,66 @@
+"""From latents to pictures: the VAE's decoder at work, and what comes of it on the host.
+
+It knows no schedulers and no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sdxl.engine import Engines, call, to_host, torch_dtype
+from sdxl.images import BrokenImage, Pixels, rounded, to_pixels
+
+BROKEN = "the decoded image holds NaN or infinity"
+
+
+@dataclass(frozen=True)
+class ImageDecoder:
+    engines: Engines
+
+    def image(self, latents: Tensor) -> Tensor:
+        """[channels, h, w] → [3, height, width] in -1..1."""
+        return checked(self.launch([latents])()[0])
+
+    def pixels(self, latents: Tensor) -> Pixels:
+        """[channels, h, w] → 8 bits, [height, width, 3]. A GPU rounds them itself: a quarter of
+        the bytes leaves it."""
+        if self.engines.device.type == "cpu":
+            return to_pixels(self.image(latents))
+        with self.engines.on_stream():
+            found, is_whole = rounded(self._decoded([latents])[0])
+            host, is_host_whole = to_host(found, self.engines), to_host(is_whole, self.engines)
+            self.engines.fence()()
+        if not is_host_whole:
+            raise BrokenImage(BROKEN)
+        pixels: Pixels = host.numpy()
+        return pixels
+
+    def launch(self, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
+        """Unchecked images of one size, on their way: calling the result waits for them."""
+        with self.engines.on_stream():
+            host = to_host(self._decoded(latents).float(), self.engines)
+            wait = self.engines.fence()
+
+        def images() -> Tensor:
+            wait()
+            return host
+
+        return images
+
+    def _decoded(self, latents: Sequence[Tensor]) -> Tensor:
+        engine = self.engines["vae_decoder"]
+        dtype = torch_dtype(engine.spec.inputs[0])
+        batch = torch.stack(list(latents)).to(self.engines.device, dtype)
+        return call(engine, self.engines.arch, {"latents": batch})["image"]
+
+
+def checked(image: Tensor) -> Tensor:
+    # NumPy's: PyTorch's would wake its threads, and they spin on while others have work.
+    if not np.isfinite(image.numpy()).all():
+        raise BrokenImage(BROKEN)
+    return image
