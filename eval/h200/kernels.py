@@ -15,9 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
-from engines.pytorch import eight_bit
 from eval.speed.paper_tick import inputs_of, unets
 from eval.speed.paper_time import GAPS, USUAL_ROWS
 from eval.speed.paper_work import MEMORY, KernelWork, named_work_of
@@ -57,10 +55,8 @@ def milliseconds(
 ) -> dict[str, float]:
     """Of a tick of that one network, by group, with what lies between kernels."""
     ran = read(trace)
-    # As on a GPU that has it, which the meta device is not asked.
-    with patch.object(eight_bit, "has_scaled_mm", lambda *_: precision == "fp8"):
-        module, inputs = unets(precision)[network], inputs_of(network, rows, side)
-        noted = list(named_work_of(module, lambda: module(*inputs)))
+    module, inputs = unets(precision)[network], inputs_of(network, rows, side)
+    noted = list(named_work_of(module, lambda: module(*inputs)))
     ours = [(name, work) for name, work in noted if work.is_ours]
     names = {name for name, _ in ours}
     found: dict[str, float] = defaultdict(float)
