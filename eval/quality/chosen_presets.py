@@ -1,40 +1,34 @@
 """Which of a sweep's settings become the model's presets low, medium and high.
 
-Each has a step count of its own, the three least at which anything is within MLPerf's gates. At
-each it is the fastest cache interval within the gates that is no faster than the preset below it:
-what is within the gates counts as equally good, and a better name must not mean less work. It
-measures nothing.
+Of those within MLPerf's gates that no other beats in both speed and quality: low is the fastest,
+high the nearest to the exact model, and medium the one between, of two the faster. More steps are
+no better name unless they bring something. It measures nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 
-from eval.quality.pareto import QualitySetting, Tried, change
+from eval.quality.pareto import QualitySetting, Tried, change, front
 from sdxl.params import InvalidParams
 from sdxl.presets import EXACT, MEASURED, Preset, Presets
 
 PLAIN = QualitySetting()
-SPEED = attrgetter("speed")
 
 
 def choose_presets(tried: Sequence[Tried]) -> Presets:
     """`tried[0]` is the exact model."""
-    good = [each for each in tried if is_plain(each.setting) and change(each, tried[0]).is_within]
-    counts = sorted({each.setting.steps for each in good})
-    if not counts:
+    exact = tried[0]
+    good = [each for each in tried if is_plain(each.setting) and change(each, exact).is_within]
+    if not good:
         raise InvalidParams("grid", None, "needed settings of the usual precision and scheduler")
-    found: dict[str, Preset] = {}
-    fastest = float("inf")
-    # With fewer step counts than names, the last stands for the better ones too.
-    for name, steps in zip(MEASURED, [*counts, *counts[-1:] * len(MEASURED)], strict=False):
-        at = [each for each in good if each.setting.steps == steps]
-        slower = [each for each in at if each.speed <= fastest]
-        best = max(slower, key=SPEED) if slower else min(at, key=SPEED)
-        fastest = best.speed
-        found[name] = Preset(steps, best.setting.cache_interval)
+    best = [each.setting for each in front([exact, *good]) if is_plain(each.setting)]
+    three = best[0], best[(len(best) - 1) // 2], best[-1]
+    found = {
+        name: Preset(setting.steps, setting.cache_interval)
+        for name, setting in zip(MEASURED, three, strict=True)
+    }
     return {**found, **EXACT}
 
 

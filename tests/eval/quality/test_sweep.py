@@ -263,15 +263,18 @@ def chosen(*sweep: Tried) -> list[Preset]:
     return [found[name] for name in ("low", "medium", "high")]
 
 
-def test_steps_at_which_nothing_is_within_the_gates_are_no_preset() -> None:
-    found = chosen(plain(10, 1, 9, 12), plain(30, 2, 2, 10), plain(50, 1, 0.5, 10))
-    assert found == [Preset(20, 1), Preset(30, 2), Preset(50, 1)]
-    assert chosen() == [Preset(20, 1)] * 3, "the last there is stands for all"
+def test_what_is_outside_the_gates_is_no_preset() -> None:
+    found = chosen(plain(10, 1, 9, 12), plain(30, 2, 2, 9.9, 30.01), plain(50, 1, 0.5, 9.85, 30.03))
+    assert found == [Preset(30, 2), Preset(30, 2), Preset(50, 1)]
+    assert chosen() == [Preset(20, 1)] * 3, "the only one there is stands for all"
 
 
-def test_a_better_name_never_does_less_work() -> None:
-    twenty = plain(20, 3, 9.5, 10), plain(20, 2, 7, 10.15)
-    found = chosen(plain(10, 1, 9, 10.1), *twenty, plain(30, 3, 6, 10.02))
-    assert found == [Preset(10, 1), Preset(20, 2), Preset(30, 3)]
-    faster = plain(30, 3, 9.8, 10), plain(30, 2, 9.6, 10)
-    assert chosen(plain(10, 1, 9, 10), *faster)[2] == Preset(30, 2), "the slowest, if all are fast"
+def test_a_better_name_is_slower_and_nearer() -> None:
+    twenty = plain(20, 3, 9.5, 10.15), plain(20, 2, 7, 10.1)
+    found = chosen(*twenty, plain(30, 3, 6, 10.12))
+    assert found == [Preset(20, 3), Preset(20, 2), Preset(20, 1)]
+
+
+def test_more_steps_that_bring_nothing_are_no_better_name() -> None:
+    more = plain(30, 2, 1.5, 10.1), plain(50, 1, 0.4, 10.05)
+    assert chosen(plain(20, 2, 2, 10.1), *more) == [Preset(20, 2), Preset(20, 2), Preset(20, 1)]
