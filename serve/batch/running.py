@@ -47,7 +47,8 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
     with ExitStack() as stack:
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, interrupt))
         check_lock = stack.enter_context(locked(order.out))
-        job, stored = describe(order), load_job(store)
+        stored = load_job(store)
+        job = describe(order, None if stored is None else stored.presets)
         if stored is not None:
             job.check_same(stored)
             job = replace(job, **{name: getattr(stored, name) for name in KEPT})
@@ -82,8 +83,9 @@ def tell_how_to_go_on(progress: BatchProgress, order: BatchSpec) -> ToldInterrup
     return ToldInterrupt()
 
 
-def describe(order: BatchSpec) -> BatchJob:
-    """Everything about the job that can be known without a worker."""
+def describe(order: BatchSpec, begun_with: Presets | None = None) -> BatchJob:
+    """Everything about the job that can be known without a worker. Qualities mean what they did
+    when it began, if it did."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
         card = service_card(order.through, order.key, order.model)
@@ -105,7 +107,7 @@ def describe(order: BatchSpec) -> BatchJob:
         inputs=tuple(str(path.absolute()) for path in paths),
         input_sha256=reading.input_digest(paths),
         rows=reading.count(paths) * order.n,
-        parameters=with_quality(order, presets),
+        parameters=with_quality(order, begun_with or presets),
         presets=dict(presets),
         usual_interval=None,
         n=order.n,

@@ -70,7 +70,7 @@ def test_every_field_reaches_the_picture(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quality", "expected"), [("low", (10, 1)), ("standard", (20, 2)), ("high", (30, 3))]
+    ("quality", "expected"), [("low", (20, 2)), ("standard", (20, 2)), ("high", (20, 1))]
 )
 def test_quality_stands_for_steps_and_interval(
     worker: Worker, quality: str, expected: tuple[int, int]

@@ -15,6 +15,7 @@ import pytest
 from sdxl.params import GenerationParams
 from serve.batch import command
 from serve.batch.driver import BatchFailed
+from serve.batch.job import FORMERLY
 from serve.batch.results import MANIFEST
 from serve.batch.rows import content_id
 from serve.batch.store import FolderStore
@@ -176,13 +177,14 @@ def test_a_jobs_quality_is_its_models_and_stays_what_it_began_with(tmp_path: Pat
     source, out = prompts(tmp_path, 2), tmp_path / "out"
     assert make(source, out, "--quality", "low") == 0
     stored = json.loads((out / "job.json").read_text())
-    assert stored["parameters"] == {"steps": 10, "cache_interval": 1}
+    assert stored["parameters"] == {"steps": 20, "cache_interval": 2}
     del stored["presets"]
+    stored["parameters"] = FORMERLY["low"].values()
     (out / "job.json").write_text(json.dumps(stored))
     assert make(source, out, "--quality", "low") == 0, "a job from before there were any goes on"
     assert make(source, tmp_path / "other", "--quality", "low", "--steps", "7") == 0
     other = json.loads((tmp_path / "other/job.json").read_text())
-    assert other["parameters"] == {"steps": 7, "cache_interval": 1}
+    assert other["parameters"] == {"steps": 7, "cache_interval": 2}
 
 
 def test_a_job_that_began_when_every_step_count_had_one_interval_goes_on_with_it(

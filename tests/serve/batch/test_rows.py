@@ -244,16 +244,16 @@ def test_every_step_is_deep_where_steps_are_few_but_in_a_job_that_began_before(
         {"prompt": "c", "steps": 4, "cache_interval": 3},
         line("one", steps=4),
         line("two"),
-        line("three", steps=4, quality="high"),
-        line("four", quality="low"),
+        line("three", steps=4, quality="low"),
+        line("four", quality="high"),
     ]
     source = jsonl(tmp_path, contents)
 
     def intervals(made: Intake) -> list[int]:
         return [row.params.interval for row in made.rows(read([source])) if row.params]
 
-    assert intervals(intake()) == [1, 2, 3, 1, 2, 3, 1]
-    assert intervals(replace(intake(), usual_interval=2)) == [2, 2, 3, 2, 2, 3, 1]
+    assert intervals(intake()) == [1, 2, 3, 1, 2, 2, 1]
+    assert intervals(replace(intake(), usual_interval=2)) == [2, 2, 3, 2, 2, 2, 1]
     flags = intake(cache_interval=5)
     assert intervals(replace(flags, usual_interval=2))[:3] == intervals(flags)[:3] == [5, 5, 3]
 
@@ -278,7 +278,7 @@ def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path
     )
     one, two, _, *wrong = rows_of(source)
     assert one.params and (one.id, one.params.width, one.params.height) == ("one", 64, 128)
-    assert (one.params.steps, one.params.cache_interval, one.params.seed) == (10, 1, 3)
+    assert (one.params.steps, one.params.cache_interval, one.params.seed) == (20, 2, 3)
     assert two.id == "two-0" and two.params and two.params.width == 128
     for row, said in zip(
         wrong,
