@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sdxl.checkpoint import find
+from sdxl.image_decoder import ImageDecoder
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from tests.conftest import psnr
@@ -150,6 +152,36 @@ def test_results_keep_their_order_and_say_what_ran(mini: Pipeline) -> None:
     assert [r.index for r in results] == list(range(5))
     assert [(r.deep_steps, r.shallow_steps) for r in results[:2]] == [(1, 1), (2, 1)]
     assert set(results[0].timings) == {"encode_s", "denoise_s", "decode_s"}
+
+
+@pytest.mark.parametrize(("calls_ahead", "most"), [(0, 1), (1, 2)])
+def test_where_a_device_works_by_itself_a_picture_is_decoded_while_the_last_is_checked(
+    calls_ahead: int, most: int, mini: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that fails to be decoded costs no other."""
+    started, under_way = itertools.count(), list[int]()
+    seen, launch = list[int](), ImageDecoder.launch
+
+    def counted(decoder: ImageDecoder, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
+        images, number = launch(decoder, latents), next(started)
+        under_way.append(number)
+        seen.append(len(under_way))
+
+        def finished() -> Tensor:
+            under_way.remove(number)
+            if number == 1:
+                raise RuntimeError("the device has gone")
+            return images()
+
+        return finished
+
+    monkeypatch.setattr(ImageDecoder, "launch", counted)
+    engines = replace(mini.engines, calls_ahead=calls_ahead, decode_batch=1)
+    asked = [GenerationParams("a star", seed=i, steps=2, width=64, height=64) for i in range(4)]
+    results = replace(mini, engines=engines).generate(asked)
+    assert max(seen) == most and not under_way
+    assert [r.image is None for r in results] == [False, True, False, False]
+    assert str(results[1].error) == "the device has gone"
 
 
 def test_sizes_the_model_does_not_allow_are_refused(mini: Pipeline) -> None:

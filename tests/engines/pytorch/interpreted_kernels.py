@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engines.pytorch.eight_bit import EightBit, Flagged
 from engines.pytorch.eight_bit_quarters import quartered
-from engines.pytorch.triton_group_norm import summed
+from engines.pytorch.triton_group_norm import FOLDED, summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product
 from engines.pytorch.triton_tma_product import is_bordered
@@ -65,6 +65,16 @@ def norm() -> Iterator[str]:
             )
             wanted = rounded(expected * steps[:, None, None], number)
             yield from differing(found, wanted, (*what, number))
+
+
+@check
+def norm_of_a_large_map() -> Iterator[str]:
+    """More programs share its sums than are folded at a time, and some find no pixels left."""
+    x, (weight, bias) = 2 * map_of(1, CHANNELS, 64, 144) + 1, torch.randn(2, CHANNELS)
+    if (splits := summed(x)[1].shape[1]) <= FOLDED:
+        yield f"{splits} programs, needed more than {FOLDED}"
+    found = norm_act(x, weight, bias, 4, 1e-5, has_silu=True)
+    yield from wrong_by(found, normed(x, None, weight, bias, True), 1e-6, "large")
 
 
 @check
