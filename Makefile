@@ -68,7 +68,7 @@ editing-sheet: $(INSTALLED) ## the picture of docs/editing.md again
 	$(PYTHON_OF_VENV) -m serve.render.editing_sheet docs/editing.png
 
 screenshots: $(INSTALLED) ## the web page's pictures in docs/ again, from its tests; needs Chromium
-	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest $(addprefix tests/serve/test_web_,page.py comparison.py animation.py) -k "how_it_looks or in_one_place or animation"
+	WEB_SCREENSHOTS=docs $(PYTHON_OF_VENV) -m pytest $(addprefix tests/serve/service/test_web_,page.py comparison.py animation.py) -k "how_it_looks or in_one_place or animation"
 
 mini-onnx: $(INSTALLED) ## export the embedded model's graphs again, after its weights changed
 	$(PYTHON_OF_VENV) -m onnx_export.shipped

@@ -35,8 +35,8 @@ SLOW_FIXTURES_S = {
     "browser": 180.0,
 }
 """What a test may take that needs one of these, unless it says otherwise itself."""
-SHARING = ("tests/serve/", "tests/onnx_export/")
-"""One service on one Ray; one export of each model."""
+SHARING = ("tests/serve/service/", "tests/onnx_export/")
+"""Folders whose tests share what is made once: one service on one Ray; one export of each model."""
 STDERR = pytest.StashKey[int]()
 
 
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class InGroups(LoadScopeScheduling):
-    """A process runs all tests that share what is made once in a run, or else all of a file."""
+    """Give all tests of a folder in SHARING to one process, and other tests file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.serve.service.test_hung import FLAGS, check, struck
 from tests.serve.services import service
-from tests.serve.test_hung import FLAGS, check, struck
 
 
 def run(*command: str) -> None:

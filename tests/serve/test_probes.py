@@ -17,7 +17,6 @@ from serve import logs
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
-from tests.serve.services import Service
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +109,3 @@ def test_a_json_line_is_one_line(lines: io.StringIO) -> None:
     logging.getLogger("serve.test").warning("two\nlines of %s", "\u2028 text")
     (line,) = facts(lines)
     assert line["message"] == "two\nlines of \u2028 text" and line["level"] == "WARNING"
-
-
-@pytest.mark.timeout(300)
-def test_a_log_in_a_file_has_no_colours(running: Service) -> None:
-    httpx.post(running.url + GENERATE, json={"prompt": "x", "n": 99}, timeout=30)
-    # Ray brings other processes' lines when it likes.
-    until_s = time.monotonic() + 20
-    while "ImageIngress" not in running.text and time.monotonic() < until_s:
-        time.sleep(0.2)
-    assert "ImageIngress" in running.text
-    assert "\x1b" not in running.text

@@ -15,15 +15,13 @@ from serve.front import examples
 from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.serve.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.servers import listening, listening_to
+from tests.serve.service.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"
 MOST = 225
 PROMPTS = "v1/images/prompts"
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=EITHER_WIDTH, ids=str)

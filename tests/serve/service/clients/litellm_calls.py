@@ -1,4 +1,4 @@
-"""What people ask through `litellm`; tests/serve/clients/test_litellm.py judges it."""
+"""Requests sent through `litellm`; test_litellm.py judges the answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import litellm
 
-from tests.serve.clients.reports import Call, report
+from tests.serve.service.clients.reports import Call, report
 
 SDXL, LLM = "openai/sdxl-mini", "openai/mini-llm"
 TURNS = [{"role": "user", "content": "a red circle"}]

@@ -19,8 +19,8 @@ from eval.service import double
 from sdxl import cli
 from sdxl.params import GenerationParams
 from serve.batch import command
+from tests.serve.service.test_full_size import PROMPT, SIDE, batch, check, rows
 from tests.serve.services import ROOT, Service
-from tests.serve.test_full_size import PROMPT, SIDE, batch, check, rows
 
 MANY, IN_BUCKET = 2000, 200
 

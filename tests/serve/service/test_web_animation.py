@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
-from tests.serve.browsers import VIEWS, visit
+from tests.serve.service.browsers import VIEWS, visit
 from tests.serve.services import Service
 
 PROMPT = "a yellow star on a black background"
@@ -51,7 +51,6 @@ class Film:
         )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_animation_of_the_page(browser: Browser, running: Service, shots: Path) -> None:
     with visit(browser, running.url, VIEWS[0]) as web:

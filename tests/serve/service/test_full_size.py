@@ -18,8 +18,8 @@ from playwright.sync_api import expect
 from eval.service import double
 from sdxl.images import read_parameters
 from serve.batch import command
-from tests.serve.browsers import VIEWS, chromium, visit
 from tests.serve.servers import GENERATE
+from tests.serve.service.browsers import VIEWS, chromium, visit
 from tests.serve.services import ROOT, Service
 from tests.serve.test_api import events_of, picture
 
@@ -72,7 +72,6 @@ def test_a_stream_brings_previews_and_pictures(full_size: Service) -> None:
             assert image.size == (SIDE, SIDE)
 
 
-@pytest.mark.slow
 def test_progress_of_ten_streams_at_once_comes_through(http: httpx.Client) -> None:
     asked = {"prompt": PROMPT, "n": 10, "stream": True, "progress": True, "partial_images": 1}
     with http.stream("POST", GENERATE, json={**asked, "deadline_s": 120}) as answer:
@@ -98,7 +97,6 @@ def test_a_seed_gives_the_same_bytes_alone_and_in_company(http: httpx.Client) ->
     assert picture(together[2]) == picture(alone)
 
 
-@pytest.mark.slow
 def test_the_page_makes_keeps_and_hands_out_pictures(full_size: Service) -> None:
     with chromium() as browser, visit(browser, full_size.url, VIEWS[0]) as web:
         web.generate(PROMPT, pictures=4, seed="5")
@@ -129,7 +127,6 @@ def rows(folder: Path, count: int) -> Path:
     return source
 
 
-@pytest.mark.slow
 def test_a_job_through_the_service_fills_a_folder(full_size: Service, tmp_path: Path) -> None:
     batch(rows(tmp_path, 8), str(tmp_path / "out"), "--through", full_size.url)
     files = sorted((tmp_path / "out" / "images").glob("*/*.png"))
@@ -138,7 +135,6 @@ def test_a_job_through_the_service_fills_a_folder(full_size: Service, tmp_path: 
         check(file.read_bytes())
 
 
-@pytest.mark.slow
 def test_render_makes_files_and_a_sheet(full_size: Service, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "sdxl.cli", "render", PROMPT, "--out", str(tmp_path / "out")]
     model = ("--model", str(full_size.log.parent / "sdxl-double"), "--backend", double.BACKEND)

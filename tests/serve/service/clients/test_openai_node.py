@@ -12,8 +12,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.serve.clients.conftest import RED
-from tests.serve.clients.reports import ROOT, Report, last_line
+from tests.serve.service.clients.conftest import RED
+from tests.serve.service.clients.reports import ROOT, Report, last_line
 from tests.serve.services import Service
 from tests.serve.test_openai_client import image_of
 from tests.tools import install_node, tool
@@ -21,7 +21,7 @@ from tests.tools import install_node, tool
 CALLS = Path(__file__).with_name("calls.mjs")
 EXAMPLE = ROOT / "examples" / "generate.mjs"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module", params=["7.57.0", "6.49.0"])

@@ -1,5 +1,5 @@
 // What people ask through OpenAI's client for node: `node calls.mjs URL FOLDER`, in a folder whose
-// node_modules has it. tests/serve/clients/test_openai_node.py judges the line of JSON that it prints.
+// node_modules has it. tests/serve/service/clients/test_openai_node.py judges the line of JSON that it prints.
 import { createReadStream } from "node:fs";
 import { readFile } from "node:fs/promises";
 import OpenAI, { toFile } from "openai";

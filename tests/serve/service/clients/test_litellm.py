@@ -15,8 +15,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serve.clients.conftest import RED
-from tests.serve.clients.reports import CALLS_S, ROOT, Report, report_of
+from tests.serve.service.clients.conftest import RED
+from tests.serve.service.clients.reports import CALLS_S, ROOT, Report, report_of
 from tests.serve.services import Service, end_with_tests, free_port
 from tests.serve.test_openai_client import client_of, image_of
 from tests.tools import install_python

@@ -10,14 +10,12 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from sdxl.images import encode, read_parameters
 from sdxl.params import GenerationParams
-from tests.serve.browsers import VIEWS, Visit, visit
 from tests.serve.servers import listening
+from tests.serve.service.browsers import VIEWS, Visit, visit
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
 OTHER = "a green star on a black background"
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.serve.clients.reports import Report, report_of
+from tests.serve.service.clients.reports import Report, report_of
 from tests.serve.services import Service
 from tests.tools import install_python
 
 PACKAGE = "langchain-openai==1.7.3"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,12 @@ import base64
 import hashlib
 from typing import Any
 
-import pytest
 from PIL import Image
 from playwright.sync_api import FilePayload, expect
 
 from sdxl.images import read_parameters
 from tests.sdxl.test_source import animated, saved
-from tests.serve.browsers import Visit
+from tests.serve.service.browsers import Visit
 
 PROMPT = "a yellow star on a blue background"
 PASTED = """([file]) => {
@@ -22,8 +21,6 @@ PASTED = """([file]) => {
   document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true }));
 }"""
 SOURCE = "#drop-source"
-
-pytestmark = pytest.mark.slow
 
 
 def photo(width: int = 168, height: int = 96) -> bytes:

@@ -20,7 +20,7 @@ from tests.serve.servers import listening
 from tests.serve.services import Service
 from tests.serve.test_batch_api import doors, line
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
 
 
@@ -33,7 +33,6 @@ def test_the_python_example_makes_a_picture(tmp_path: Path) -> None:
         assert image.size == (128, 128)
 
 
-@pytest.mark.slow
 def test_the_batch_example_makes_a_file_of_answers(tmp_path: Path) -> None:
     requests = "".join(json.dumps(line(name)) + "\n" for name in "ab")
     (tmp_path / "requests.jsonl").write_text(requests)
@@ -62,7 +61,6 @@ def test_the_notebook_is_kept_without_what_it_printed() -> None:
     assert cells and not any(each["outputs"] or each["execution_count"] for each in cells)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_notebook_shows_pictures_in_every_cell(running: Service, tmp_path: Path) -> None:
     copy = Path(shutil.copy(NOTEBOOK, tmp_path))

@@ -11,7 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.serve.clients.reports import ROOT
+from tests.serve.service.clients.reports import ROOT
 from tests.tools import install_python
 
 VERSION = "2.54.0"
@@ -37,7 +37,6 @@ def test_here_is_another_major() -> None:
     assert not openai.__version__.startswith("2.")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_openai_2_passes_the_same_tests(tmp_path: Path) -> None:
     packages = install_python(tmp_path, "--no-deps", *ALONE)

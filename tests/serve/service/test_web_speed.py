@@ -7,7 +7,7 @@ import statistics
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.serve.browsers import VIEWS, visit
+from tests.serve.service.browsers import VIEWS, visit
 from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"

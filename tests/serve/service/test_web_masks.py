@@ -8,12 +8,10 @@ from numpy.typing import NDArray
 from playwright.sync_api import expect
 
 from sdxl.images import read_parameters
-from tests.serve.browsers import Visit, pixels
-from tests.serve.test_web_editing import PROMPT, SOURCE, photo
+from tests.serve.service.browsers import Visit, pixels
+from tests.serve.service.test_web_editing import PROMPT, SOURCE, photo
 
 SIDE = 128
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from eval.measuring.psnr import psnr_db
 from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
 from serve.worker.worker import Worker
-from tests.serve.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.servers import GENERATE, listening
+from tests.serve.service.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
 from tests.serve.services import Service
 from tests.serve.workers import fake_pipeline
 
@@ -61,7 +61,6 @@ def test_a_picture_forms_through_previews(web: Visit) -> None:
         assert preview.shape == final.shape and not np.array_equal(preview, final)
 
 
-@pytest.mark.slow
 def test_progress_says_which_step_and_how_long(slow: tuple[Visit, Worker]) -> None:
     web, _ = slow
     web.generate(PROMPT, pictures=2, steps="100")
@@ -72,7 +71,6 @@ def test_progress_says_which_step_and_how_long(slow: tuple[Visit, Worker]) -> No
     expect(web.page.locator("#line")).to_contain_text("all done in")
 
 
-@pytest.mark.slow
 def test_n_pictures_have_seeds_in_a_row(web: Visit) -> None:
     web.generate(PROMPT, pictures=4, seed="20", steps="4")
     web.wait_for_pictures(4)
@@ -85,7 +83,6 @@ def is_idle(worker: Worker) -> bool:
     return worker.is_idle
 
 
-@pytest.mark.slow
 def test_cancel_frees_the_slots(slow: tuple[Visit, Worker]) -> None:
     web, worker = slow
     web.generate(PROMPT, pictures=4, steps="100")
@@ -105,7 +102,6 @@ def test_cancel_frees_the_slots(slow: tuple[Visit, Worker]) -> None:
     assert web.page.locator("#thumbs li").count() == 0
 
 
-@pytest.mark.slow
 def test_a_reload_keeps_the_gallery_and_the_settings(web: Visit) -> None:
     web.generate(PROMPT, steps="4", seed="6", guidance="3.5")
     web.wait_for_pictures()
@@ -118,7 +114,6 @@ def test_a_reload_keeps_the_gallery_and_the_settings(web: Visit) -> None:
     assert PROMPT in facts and "3.5" in facts
 
 
-@pytest.mark.slow
 def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Visit) -> None:
     web.generate(PROMPT, steps="4", cache_interval="3")
     web.wait_for_pictures()
@@ -138,7 +133,6 @@ def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Vis
     expect(web.page.locator("#thumbs li")).to_have_count(1)
 
 
-@pytest.mark.slow
 def test_caches_go_by_the_steps_until_an_interval_is_chosen(web: Visit) -> None:
     assert web.holds()["cache_interval"] == ""
     expect(web.page.locator("#cache-hint")).to_contain_text("as many steps as needed")
@@ -155,7 +149,6 @@ def test_caches_go_by_the_steps_until_an_interval_is_chosen(web: Visit) -> None:
     expect(web.page.get_by_label("Auto", exact=True)).to_be_checked()
 
 
-@pytest.mark.slow
 def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     web: Visit, http: httpx.Client
 ) -> None:
@@ -188,7 +181,6 @@ def test_a_dropped_picture_gives_its_settings_and_is_rendered_again(
     assert psnr >= 45, f"{psnr:.1f} dB from the dropped picture, needed 45"
 
 
-@pytest.mark.slow
 def test_a_dropped_file_that_says_nothing_is_refused_in_words(web: Visit) -> None:
     plain = file_of(Image.new("RGB", (8, 8)))
     for file in (plain, b"", b"GIF89a", plain[:20]):
@@ -213,7 +205,6 @@ def test_the_keyboard_alone_is_enough(browser: Browser, running: Service) -> Non
         expect(web.page.locator("#stage .wipe")).to_be_visible()
 
 
-@pytest.mark.slow
 def test_a_chosen_theme_outlives_a_reload(browser: Browser, running: Service) -> None:
     def paper(web: Visit) -> str:
         found: str = web.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
@@ -228,7 +219,6 @@ def test_a_chosen_theme_outlives_a_reload(browser: Browser, running: Service) ->
         assert paper(web) == dark != light
 
 
-@pytest.mark.slow
 def test_words_that_the_model_never_saw_are_named(browser: Browser, running: Service) -> None:
     with visit(browser, running.url, VIEWS[0]) as web:
         expect(web.page.locator("#service")).to_have_text("sdxl-mini")
@@ -238,14 +228,12 @@ def test_words_that_the_model_never_saw_are_named(browser: Browser, running: Ser
         expect(web.page.locator("#prompt-hint")).to_have_text("")
 
 
-@pytest.mark.slow
 def test_the_documentation_needs_no_network(browser: Browser, running: Service) -> None:
     with visit(browser, running.url, VIEWS[0], "/docs") as web:
         expect(web.page.locator(".opblock-summary-path").first).to_be_visible()
         expect(web.page.locator("#swagger-ui")).to_contain_text("/v1/images/generations")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_everybody_can_use_it_and_this_is_how_it_looks(
     browser: Browser, running: Service, view: View, shots: Path

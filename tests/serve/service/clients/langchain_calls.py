@@ -1,4 +1,4 @@
-"""What people ask through `langchain-openai`; tests/serve/clients/test_langchain.py judges it."""
+"""Requests sent through `langchain-openai`; test_langchain.py judges the answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
-from tests.serve.clients.reports import Call, report
+from tests.serve.service.clients.reports import Call, report
 
 CIRCLE = "a red circle"
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

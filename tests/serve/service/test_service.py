@@ -146,7 +146,6 @@ def test_whatever_the_dashboard_and_the_alerts_ask_for_is_there(http: httpx.Clie
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("examples", [3, pytest.param(30, marks=pytest.mark.long)])
 def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
     command = [
@@ -161,7 +160,6 @@ def test_schemathesis_finds_nothing(running: Service, examples: int) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_sigterm_finishes_what_is_in_flight_and_leaves_no_process(tmp_path: Path) -> None:
     """The signal comes when a request is known to be in flight, and new ones come until it ends:
@@ -256,7 +254,6 @@ def told_meanwhile(url: str, asked: InFlight) -> list[httpx.Response]:
     return answers
 
 
-@pytest.mark.slow
 def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(free_port())]
@@ -276,3 +273,13 @@ def test_a_public_address_without_keys_is_refused_before_anything_starts() -> No
     argv = [sys.executable, "-m", "sdxl.cli", "serve", "--host", "0.0.0.0"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, cwd=ROOT)
     assert done.returncode == 2 and "--insecure" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_log_in_a_file_has_no_colours(running: Service) -> None:
+    httpx.post(running.url + GENERATE, json={"prompt": "x", "n": 99}, timeout=30)
+    # Ray forwards lines of its other processes in its own time.
+    until_s = time.monotonic() + 300
+    while "ImageIngress" not in running.text and time.monotonic() < until_s:
+        time.sleep(0.2)
+    assert "ImageIngress" in running.text
+    assert "\x1b" not in running.text

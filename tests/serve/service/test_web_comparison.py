@@ -14,15 +14,13 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from sdxl.images import encode, read_parameters
 from sdxl.params import GenerationParams
-from tests.serve.browsers import View, Visit, visit
 from tests.serve.servers import GENERATE, listening
+from tests.serve.service.browsers import View, Visit, visit
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
 RUNS = 5
 COLD = (9.0, 1.0)
-
-pytestmark = pytest.mark.slow
 
 
 def told_times(page: Page, seconds: Sequence[float]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CALLS_S = 240.0
 Call = Callable[[], Any]
 Report = dict[str, Any]
@@ -33,7 +33,14 @@ def outcome(call: Call) -> Any:
 
 def report_of(module: str, packages: Path, url: str, folder: Path) -> Report:
     """`packages` alone: without -S the project's own would be found behind them."""
-    command = [sys.executable, "-S", "-m", f"tests.serve.clients.{module}", url, str(folder)]
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        f"tests.serve.service.clients.{module}",
+        url,
+        str(folder),
+    ]
     # No list of models is fetched, and nothing is told to anybody.
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": str(packages)}

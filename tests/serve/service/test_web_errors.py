@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, expect
 
 from serve.front.keys import sha256
-from tests.serve.browsers import View, Visit, visit
 from tests.serve.servers import listening
+from tests.serve.service.browsers import View, Visit, visit
 from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
-
-pytestmark = pytest.mark.slow
 
 
 def alert(web: Visit) -> str:

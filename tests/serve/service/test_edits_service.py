@@ -32,7 +32,7 @@ rounds. That no reference keeps any of it, a test of the front alone shows."""
 PAGES = 100
 Files = list[tuple[str, tuple[str, Any]]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 def image(data: bytes) -> Files:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import Browser, expect
 
 from sdxl.images import read_parameters
-from tests.serve.browsers import View, Visit, visit
 from tests.serve.llm.texts import SAID, FakeLlm, fake_speaker, listening
 from tests.serve.servers import listening as without_chat
+from tests.serve.service.browsers import View, Visit, visit
 
 
 def say(web: Visit, text: str) -> None:
@@ -17,7 +16,6 @@ def say(web: Visit, text: str) -> None:
     web.page.click("#send")
 
 
-@pytest.mark.slow
 def test_an_answer_comes_and_is_drawn(browser: Browser, view: View) -> None:
     with listening(fake_speaker()) as url, visit(browser, url, view) as web:
         say(web, "circle")

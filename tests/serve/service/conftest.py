@@ -1,0 +1,75 @@
+"""One service for all tests that do not harm it: starting one takes longer than most of them. All
+tests in this folder are slow, and one process runs them (tests/hangs.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, expect
+
+from eval.service import double
+from tests.serve.service.browsers import EITHER_WIDTH, View, Visit, chromium, visit
+from tests.serve.services import ROOT, Service, service
+
+SCREENSHOTS = os.environ.get("WEB_SCREENSHOTS")
+"""The folder, relative to the repository, that `make screenshots` writes to."""
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(FOLDER) and not item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    with service(folder, "--sdapi", "--results-dir", str(folder / "results")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def full_size(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The same over a double of SDXL's full size: real shapes, bytes and ratios of times."""
+    folder = tmp_path_factory.mktemp("full-size")
+    model = double.write(folder / "sdxl-double", double.Settings(speed=50.0))
+    flags = ("--model", str(model), "--backend", double.BACKEND, "--llm", "none")
+    with service(folder, *flags, "--results-dir", str(folder / "results")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(params=EITHER_WIDTH, ids=str)
+def view(request: pytest.FixtureRequest) -> View:
+    found: View = request.param
+    return found
+
+
+@pytest.fixture
+def web(browser: Browser, running: Service, view: View) -> Iterator[Visit]:
+    """The page, once it has found its service."""
+    with visit(browser, running.url, view) as found:
+        expect(found.page.locator("#service")).to_have_text("sdxl-mini")
+        yield found
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    """Where the pictures of the page go: into docs/ when they are asked for."""
+    return ROOT / SCREENSHOTS if SCREENSHOTS else tmp_path
+
+
+@pytest.fixture
+def http(running: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=running.url, timeout=60) as found:
+        yield found
