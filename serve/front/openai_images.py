@@ -23,6 +23,7 @@ SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
 SURROGATE = re.compile("[\ud800-\udfff]")
+NEEDED_UNICODE = "needed valid Unicode, without lone surrogates"
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 
@@ -34,11 +35,13 @@ class RequestModel(BaseModel):
     def _is_unicode(cls, value: Any) -> Any:
         """JSON can spell halves of characters, which no tokenizer takes and no answer can hold."""
         for text in value if isinstance(value, list) else (value,):
-            if isinstance(text, str) and not text.isascii() and SURROGATE.search(text):
-                raise PydanticCustomError(
-                    "unicode", "needed valid Unicode, without lone surrogates"
-                )
+            if isinstance(text, str) and has_surrogate(text):
+                raise PydanticCustomError("unicode", NEEDED_UNICODE)
         return value
+
+
+def has_surrogate(text: str) -> bool:
+    return not text.isascii() and SURROGATE.search(text) is not None
 
 
 def field_of(each: Parameter) -> Any:

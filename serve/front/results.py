@@ -6,6 +6,7 @@ picture that one put is not found by another. It knows no HTTP.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import secrets
@@ -21,6 +22,8 @@ from pathlib import Path
 from sdxl.files import OutputError, prepare_folder, write_atomic
 from sdxl.params import InvalidParams
 from serve.errors import Problem
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
 MARK = ".shared"
@@ -76,6 +79,11 @@ def full() -> Problem:
     return Problem(507, message, "response_format", "results_full", 30.0)
 
 
+def unwritable() -> Problem:
+    message = "The service cannot write `url` results; `b64_json` needs no place for them."
+    return Problem(507, message, "response_format", "results_unwritable", 30.0)
+
+
 @dataclass
 class ResultStore:
     folder: Path
@@ -89,6 +97,8 @@ class ResultStore:
 
     def check_room(self, size: int) -> None:
         """Raises Problem, 507, if so many bytes cannot be kept here, whatever were removed."""
+        if not os.access(self.folder, os.W_OK):
+            raise unwritable()
         self._sweep(room=0)
         if size > min(free_bytes(self.folder) + self._held, self.max_bytes):
             raise full()
@@ -96,15 +106,16 @@ class ResultStore:
     def put(self, file: bytes, format: str) -> str:
         """The name to fetch it by. On a full disk the oldest give way; raises Problem, 507, if that
         is not enough."""
-        self._sweep(room=len(file))
         name = f"{secrets.token_urlsafe(32)}.{format}"
         while True:
             try:
+                self._sweep(room=len(file))
                 write_atomic(self.folder / name, file)
                 break
-            except OutputError as error:
-                if error.number not in FULL:
-                    raise
+            except OSError as error:
+                if not (isinstance(error, OutputError) and error.number in FULL):
+                    log.error("%s", error)
+                    raise unwritable() from error
                 if not self._drop_oldest(len(file)):
                     raise full() from error
         self._held += len(file)

@@ -194,6 +194,33 @@ def test_a_disk_that_is_really_full_is_told_as_such(tmp_path: Path) -> None:
     assert done.stdout.count("refused 507") == 2 and "left []" in done.stdout
 
 
+READ_ONLY = """
+import os
+from pathlib import Path
+from serve.errors import Problem
+from serve.front.results import ResultStore
+store = ResultStore(Path("results"), ttl_s=1000, max_bytes=100)
+old = store.put(bytes(60), "png")
+os.utime(Path("results") / old, (0, 0))
+assert os.system("mount -o remount,ro results") == 0
+for ask in (lambda: store.check_room(60), lambda: store.put(bytes(60), "png")):
+    try:
+        ask()
+    except Problem as problem:
+        print("refused", problem.status, problem.code)
+"""
+
+
+def test_a_read_only_folder_is_a_507(tmp_path: Path) -> None:
+    (tmp_path / "put.py").write_text(READ_ONLY)
+    for name in ("serve", "sdxl"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    mount = "mkdir results; mount -t tmpfs -o size=300k tmpfs results; python put.py"
+    done = run_alone(mount, tmp_path, 60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("refused 507 results_unwritable") == 2
+
+
 SCRIPT = """
 mkdir results; mount -t tmpfs -o size=300k tmpfs results
 sdxl serve --llm none --results-dir "$PWD/results" 2> serve.log & service=$!

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -135,12 +136,23 @@ def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
         ({"override_settings": {"sd_model_checkpoint": "dreamshaper"}}, 404, "sd_model_checkpoint"),
         ({"override_settings": {"eta_noise_seed_delta": 31337}}, 400, "options"),
         ({"cfg_scale": 1000}, 400, "guidance_scale"),
+        ({"override_settings": {"samples_format": []}}, 400, "samples_format"),
+        ({"override_settings": {"samples_format": {}}}, 400, "samples_format"),
+        (
+            {"override_settings": {"CLIP_stop_at_last_layers": True}},
+            400,
+            "CLIP_stop_at_last_layers",
+        ),
+        ({"save_to": "\ud800"}, 400, "save_to"),
+        ({"comments": {"a": ["b\udfff"]}}, 400, "comments"),
+        ({"alwayson_scripts": {"\ud800": {"args": [False]}}}, 400, "alwayson_scripts"),
     ],
 )
 def test_what_is_not_here_is_refused_by_name(
     http: httpx.Client, asked: dict[str, Any], status: int, param: str
 ) -> None:
-    answer = http.post(TXT2IMG, json={"prompt": PROMPT, "steps": 4, **asked})
+    body = json.dumps({"prompt": PROMPT, "steps": 4, **asked})
+    answer = http.post(TXT2IMG, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sdxl.infotext import schedule_steps, scheduler_of
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
 from serve.errors import Problem, invalid
-from serve.front.openai_images import ImageRequest
+from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
 from serve.models import ImageModel, M, choose
 from serve.orders import Done
 from serve.settings import MAX_N
@@ -88,6 +88,15 @@ class TextToImage(BaseModel):
     hr_upscaler: str | None = None
     hr_second_pass_steps: Annotated[int, Field(ge=0)] | None = 0
     denoising_strength: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, fields: Any) -> Any:
+        """The answer repeats every field, ignored ones too."""
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            if has_surrogate(json.dumps([name, value], ensure_ascii=False)):
+                raise invalid(name, f"{name[:100]}: {NEEDED_UNICODE}")
+        return fields
 
     @property
     def count(self) -> int:
@@ -239,10 +248,10 @@ def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> di
             except Problem as problem:
                 raise replace(problem, param=CHECKPOINT) from None
         elif name == FORMAT:
-            if value not in FORMATS:
+            if not isinstance(value, str) or value not in FORMATS:
                 raise invalid(FORMAT, f"{FORMAT}: needed one of {', '.join(FORMATS)}")
         elif name == SKIPPED:
-            if value not in (0, 1, 2):
+            if isinstance(value, bool) or value not in (0, 1, 2):
                 raise invalid(SKIPPED, f"{SKIPPED}: SDXL skips one layer; needed 1 or 2")
         else:
             known = ", ".join((CHECKPOINT, *OPTIONS))
