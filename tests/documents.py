@@ -1,11 +1,13 @@
-"""A Markdown document's commands: `console` blocks are for any machine, `sh` blocks need more."""
+"""Read the commands and links of a Markdown document.
+
+A `console` block runs on any machine. An `sh` block needs a GPU, Docker or a network.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,27 +21,25 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def commands(document: Path) -> list[str]:
-    """What is typed; lines that do not begin with a dollar are printed."""
-    return re.findall(r"^\$ (.*)$", "".join(blocks(document, "console")), re.M)
+    """Return the typed lines, which begin with a dollar; the others are output."""
+    text = "".join(blocks(document, "console")).replace("\\\n", "")
+    return re.findall(r"^\$ (.*)$", text, re.M)
 
 
-def check_bash(lines: Iterable[str]) -> None:
-    for line in lines:
-        done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True)
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
+def shell_commands(document: Path) -> list[str]:
+    return "".join(blocks(document, "sh")).replace("\\\n", "").splitlines()
 
 
 def calls_of_sdxl(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The arguments of each, in a container or not, up to whatever the shell makes of the rest."""
+    """Yield the arguments of each call, in a container or not, up to a pipe or redirection."""
     for line in lines:
-        found = re.search(r"(?:^|docker run .*? )sdxl (?P<rest>[^>&|<#]*)", line)
-        if found:
-            yield shlex.split(found["rest"])
+        match = re.search(r"(?:^|docker run .*? )sdxl (?P<rest>[^>&|<#;]*)", line)
+        if match:
+            yield shlex.split(match["rest"])
 
 
-def check_flags(calls: Iterable[list[str]]) -> set[str]:
-    """Each is one that its command has. The commands whose flags were read."""
-    read = set()
+def check_flags(calls: Iterable[list[str]]) -> None:
+    """Parse every call with its command's parser."""
     for command, *flags in calls:
         module, _, _ = COMMANDS[command][0].partition(":")
         if flags[:1] == ["fetch"]:
@@ -47,17 +47,20 @@ def check_flags(calls: Iterable[list[str]]) -> set[str]:
         build_parser = getattr(importlib.import_module(module), "build_parser", None)
         if build_parser is not None:
             build_parser().parse_args(flags)
-            read.add(command)
-    return read
 
 
-def check_links(document: Path) -> None:
-    text = document.read_text()
-    titles = re.findall(r"^#+ (.+)$", text, re.M)
-    headings = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        file, _, heading = target.partition("#")
+def anchors(document: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", document.read_text(), re.M)
+    return {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(document: Path) -> list[str]:
+    broken = []
+    for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
         if "://" in target:
             continue
-        there = (document.parent / file).exists() if file else heading in headings
-        assert there, target
+        file, _, heading = target.partition("#")
+        path = document.parent / file if file else document
+        if not path.exists() or (heading and heading not in anchors(path)):
+            broken.append(target)
+    return broken

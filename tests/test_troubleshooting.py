@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import ROOT, check_links
+from tests.documents import ROOT
 from tests.serve.troubles import SERVED
 from tests.troubles import LOCAL, Bring, Trouble
 
@@ -43,7 +43,3 @@ def test_the_message_is_what_is_printed(
     pattern = ".*".join(re.escape(part) for part in message.split("…"))
     # A status is the first word of an answer.
     assert re.search(rf"^{pattern}" if message[:3].isdigit() else pattern, said), said
-
-
-def test_files_and_headings_that_it_links_to_are_there() -> None:
-    check_links(DOCUMENT)
