@@ -22,5 +22,10 @@ def peak_bytes() -> int:
 def give_back() -> None:
     """To the system, what was freed: glibc keeps gigabytes of a model that is gone."""
     gc.collect()
+    trim()
+
+
+def trim() -> None:
+    """The same without looking for garbage, which takes long in a large process."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -30,6 +30,8 @@ MAX_N = 10
 """images a request, as OpenAI's"""
 LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+FORM_BYTES = 4096
+"""what a form adds to the file in it"""
 Tables = Sequence[Mapping[str, Any]]
 OF_A_MODEL = (
     *("model", "vae", "backend", "precision", "engines", "unchecked", "torch_options"),
@@ -101,6 +103,9 @@ class ServeSettings:
     shutdown_s: float = setting(25.0, "how long requests in flight may take at shutdown", 0)
     max_body_bytes: int = setting(256 * 1024, "the largest request body", 1)
     max_edit_bytes: int = setting(32 << 20, "the largest body of an edit, its images in it", 1)
+    max_bodies_bytes: int = setting(
+        0, "bytes of request bodies that a front end holds at once; 0 = four of the largest", 0
+    )
     edit_timeout_s: float = setting(60.0, "how long an edit's body may take to arrive", 0)
     max_json_depth: int = setting(32, "how deep a body may nest", 1)
     max_prompt_chars: int = setting(MAX_PROMPT_CHARS, "the longest prompt", 1, MAX_PROMPT_CHARS)
@@ -142,6 +147,9 @@ class ServeSettings:
             raise InvalidParams(
                 "log_format", self.log_format, f"needed one of {', '.join(FORMATS)}"
             )
+        if self.max_bodies_bytes and self.max_bodies_bytes < 2 * self.largest_body:
+            needed = f"needed at least {2 * self.largest_body}, two of the largest bodies; or 0"
+            raise InvalidParams("max_bodies_bytes", self.max_bodies_bytes, needed)
         if self.deadline_s > self.max_deadline_s:
             raise InvalidParams("deadline_s", self.deadline_s, f"at most {self.max_deadline_s}")
         if not (self.keys or self.insecure or is_loopback(self.host)):
@@ -169,6 +177,18 @@ class ServeSettings:
             return (self,)
         check_tables(self.models)
         return tuple(replace(self, models=(), **table) for table in self.models)
+
+    @property
+    def max_file_body_bytes(self) -> int:
+        return self.max_file_bytes + FORM_BYTES
+
+    @property
+    def largest_body(self) -> int:
+        return max(self.max_body_bytes, self.max_edit_bytes, self.max_file_body_bytes)
+
+    @property
+    def bodies_bytes(self) -> int:
+        return self.max_bodies_bytes or 4 * self.largest_body
 
     @property
     def model_name(self) -> str:

@@ -68,8 +68,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 AddRoutes = Callable[[FastAPI, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
 """What is served with a setting alone. Files and batches have routes that say so."""
-FORM_BYTES = 4096
-"""what a form adds to the file in it"""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -140,7 +138,7 @@ def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
     with_pictures = (openai_edits.PATH, *(WITH_PICTURES if settings.sdapi else ()))
     return {
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
-        FILES_PATH: (settings.max_file_bytes + FORM_BYTES, settings.edit_timeout_s),
+        FILES_PATH: (settings.max_file_body_bytes, settings.edit_timeout_s),
     }
 
 

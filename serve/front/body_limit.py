@@ -1,26 +1,74 @@
 """One request's way in and out, as ASGI middleware: a bounded body, and an end when the client
 leaves.
 
-The body is read whole, within limits, before anything parses it. From then on whoever makes the
-answer is cancelled as soon as the client is gone. It knows no routes.
+The body is read whole, within limits, before anything parses it. From then on the answer is
+cancelled as soon as the client is gone. All bodies share one budget until their answers end, since
+what a body is parsed into is no smaller. It knows no routes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import Problem, invalid
 from serve.front.proxied import CARRIED
+from serve.front.trimming import Trimming
 from serve.settings import ServeSettings
 
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Matches at every quote it meets, closed or not: nothing is scanned twice."""
 FORM = b"multipart/form-data"
 BRACKET = re.compile(rb"[\[\]{}]")
+KEY_SHARE = 0.5
+"""of the budget, for one API key"""
+RETRY_S = 5.0
+
+
+class BodyBudget:
+    """How many bytes of request bodies this process holds."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.held = most, 0
+        self.by_key = Counter[str]()
+
+    def take(self, size: int, key: str) -> None:
+        """Raises Problem, 503. `key` is "" without API keys."""
+        is_over = key and self.by_key[key] + size > KEY_SHARE * self.most
+        if is_over or self.held + size > self.most:
+            owner = "the key's" if is_over else "all"
+            message = f"Too many bytes of {owner} requests are held; send this one again later."
+            raise Problem(503, message, None, "bodies_full", RETRY_S)
+        self.held += size
+        self.by_key[key] += size
+
+    def give_back(self, size: int, key: str) -> None:
+        self.held -= size
+        self.by_key[key] -= size
+        if not self.by_key[key]:
+            del self.by_key[key]
+
+
+@dataclass
+class HeldBody:
+    """One request's part of the budget."""
+
+    budget: BodyBudget
+    key: str
+    size: int = 0
+
+    def grow_to(self, size: int) -> None:
+        if size > self.size:
+            self.budget.take(size - self.size, self.key)
+            self.size = size
+
+    def release(self) -> None:
+        self.budget.give_back(self.size, self.key)
 
 
 class BodyLimit:
@@ -32,27 +80,36 @@ class BodyLimit:
     ) -> None:
         """`larger`: bytes and seconds of the paths whose bodies hold files."""
         self.app, self.settings, self.larger = app, settings, larger or {}
+        self.budget, self.trimming = BodyBudget(settings.bodies_bytes), Trimming()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        # In a list, so that it is let go once it was read: an answer may take long.
-        body = [await self._read(scope, receive)]
-        if body[0] is not None:
-            await self._answer(scope, body, receive, send)
+        key = scope.get("state", {}).get("key")
+        held = HeldBody(self.budget, key.digest if key else "")
+        try:
+            # In a list, so that it is freed once it was read: an answer may take long.
+            body = [await self._read(scope, receive, held)]
+            if body[0] is not None:
+                await self._answer(scope, body, receive, send)
+        finally:
+            held.release()
+            self.trimming.schedule(held.size)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """None if the client left before it had said everything."""
+    async def _read(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
+        """None if the client left before the end of its body."""
         usual = self.settings.max_body_bytes, self.settings.body_timeout_s
         most, within_s = self.larger.get(scope["path"], usual)
         carried: bytes | None = scope.get("extensions", {}).get(CARRIED)
         declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared[:20]) > most:
+        size = int(declared.lstrip(b"0")[:20] or b"0") if declared.isdigit() else most + 1
+        if size > most:
             raise too_large(most)
         try:
             async with asyncio.timeout(within_s):
-                body = await _collect(receive, most) if carried is None else carried
+                # A carried body came with its request: refusing it now would free nothing.
+                body = carried if carried is not None else await _collect(receive, most, size, held)
         except TimeoutError:
             raise Problem(408, "The body did not arrive in time.", None, "body_timeout") from None
         if body is not None and is_json(scope) and depth(body) > self.settings.max_json_depth:
@@ -85,8 +142,9 @@ class BodyLimit:
             raise results[0]
 
 
-async def _collect(receive: Receive, most: int) -> bytes | None:
+async def _collect(receive: Receive, most: int, declared: int, held: HeldBody) -> bytes | None:
     chunks, total = [], 0
+    held.grow_to(declared)
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -95,6 +153,7 @@ async def _collect(receive: Receive, most: int) -> bytes | None:
         total += len(chunk)
         if total > most:
             raise too_large(most)
+        held.grow_to(total)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)

@@ -18,6 +18,7 @@ from serve.errors import Problem
 from serve.fleet import liveness
 from serve.fleet.beats import SILENCE_S
 from serve.fleet.liveness import Liveness
+from serve.front.trimming import Trimming
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Handover:
     def __init__(self, app: ASGIApp, fronts: Liveness | None = None) -> None:
         self.app = app
         self._fronts = fronts or liveness.of_deployment(FRONT)
+        self.trimming = Trimming()
         self._open = Counter[str]()
         """requests by their id: what a service asks for one request of its own often has one"""
 
@@ -43,7 +45,16 @@ class Handover:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body, until_s = Body(receive), time.monotonic() + PATIENCE_S
+        body = Body(receive)
+        try:
+            await self._ask_fronts(body, scope, send)
+        finally:
+            # Ray's own frames may hold the request in a cycle long after its end.
+            body.kept.clear()
+            self.trimming.schedule(body.size)
+
+    async def _ask_fronts(self, body: Body, scope: Scope, send: Send) -> None:
+        until_s = time.monotonic() + PATIENCE_S
         name = id_of(scope)
         scope["headers"] = with_id(scope["headers"], name)
         while True:
@@ -99,13 +110,13 @@ class Body:
         self._receive = receive
         self._lock = asyncio.Lock()
         self.kept: list[Message] = []
-        self._bytes = 0
+        self.size = 0
         self.is_over = False
         """the client has left"""
 
     @property
     def is_kept(self) -> bool:
-        return self._bytes <= MOST_KEPT
+        return self.size <= MOST_KEPT
 
     async def message(self, number: int) -> Message:
         if self.is_kept and number < len(self.kept):
@@ -113,7 +124,7 @@ class Body:
         async with self._lock:
             message = await self._receive()
         self.is_over = self.is_over or message["type"] == "http.disconnect"
-        self._bytes += len(message.get("body", b""))
+        self.size += len(message.get("body", b""))
         self.kept = [*self.kept, message] if self.is_kept else []
         return message
 

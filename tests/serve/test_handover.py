@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.fleet.liveness import Liveness
 from serve.front import handover
-from serve.front.handover import Handover
+from serve.front.handover import Body, Handover
 from serve.front.proxied import CARRIED, Proxied
 
 Front = Callable[[bytes, Scope, Receive, Send], Awaitable[None]]
@@ -169,6 +170,17 @@ def test_a_client_that_has_left_is_not_asked_for_again() -> None:
 
     asyncio.run(scenario())
     assert len(fronts.asked) == 1
+
+
+def test_a_failed_request_keeps_no_body() -> None:
+    """Ray's frames may hold the request in a cycle: its error refers to them."""
+
+    async def fails(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError):
+        asked(Fronts(fails))
+    assert not [each for each in gc.get_objects() if type(each) is Body and each.kept]
 
 
 def test_where_no_front_can_answer_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

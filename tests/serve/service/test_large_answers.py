@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,38 @@ def test_ten_pictures_of_1024_squared_noise_pass_in_bounded_memory(tmp_path: Pat
             print(f"{name}: {size / 1e6:.1f} MB; peaks grew by MB: {told}")
             for process, most in MOST_GROWN.items():
                 assert told[process] <= most * max(size, 42e6) / 1e6, f"{name}: {process} {told}"
+
+
+UPLOAD = 60_000_000
+UPLOADS = 12
+
+
+@pytest.mark.long
+def test_uploads_that_are_given_up_take_bounded_memory_and_give_it_back(tmp_path: Path) -> None:
+    """Four bodies of the largest size are held at once; proxy and front copy each at most twice."""
+    flags = ("--llm", "none", "--batches-dir", str(tmp_path / "batches"))
+    with service(tmp_path, *flags) as found:
+        peaks = Peaks(found)
+        for _ in range(3):
+            with ThreadPoolExecutor(UPLOADS) as pool:
+                list(pool.map(lambda _: give_up_upload(found.url), range(UPLOADS)))
+        grown = peaks.grown()
+        time.sleep(5)
+        kept = {n: held(f, "VmRSS") - peaks.before[n] for n, f in peaks.folders.items()}
+    print(f"peaks grew by MB: {grown}, 5 s later {kept}")
+    for process in ("ProxyActor", "ImageIngress"):
+        assert grown[process] < 600 and kept[process] < 250, process
+
+
+def give_up_upload(url: str) -> None:
+    """All but its last byte, then no more."""
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0)) as connection:
+        head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: {UPLOAD + 1}\r\n\r\n"
+        connection.settimeout(2)
+        # A refused upload is closed; one that is held gets no answer.
+        with suppress(OSError):
+            connection.sendall(head.encode() + bytes(UPLOAD))
+            connection.recv(1)
 
 
 def received(http: httpx.Client, asked: dict[str, Any], pause_s: float) -> int:

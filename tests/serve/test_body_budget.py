@@ -1,0 +1,97 @@
+"""A front end holds bounded bytes of request bodies, for all clients together and for each key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sdxl.params import InvalidParams
+from serve.front.keys import sha256
+from serve.settings import ServeSettings
+from serve.worker.worker import Worker
+from tests.serve.servers import GENERATE, client, error_of
+
+SIZE = 5000
+LIMITS: dict[str, Any] = {"max_body_bytes": SIZE, "max_edit_bytes": SIZE, "max_file_bytes": 1}
+TWO_BODIES = LIMITS | {"max_bodies_bytes": 2 * SIZE}
+
+
+@asynccontextmanager
+async def uploads(http: httpx.AsyncClient, *keys: str, **headers: str) -> AsyncIterator[None]:
+    """Bodies that have begun, and end with the block."""
+    begun = [asyncio.Event() for _ in keys]
+    may_end = asyncio.Event()
+
+    async def body(is_begun: asyncio.Event) -> AsyncIterator[bytes]:
+        yield b" " * (SIZE - 1)
+        is_begun.set()
+        await may_end.wait()
+        yield b"{"
+
+    tasks = [
+        asyncio.create_task(http.post(GENERATE, content=body(each), headers=by(key) | headers))
+        for key, each in zip(keys, begun, strict=True)
+    ]
+    try:
+        for each in begun:
+            await asyncio.wait_for(each.wait(), 20)
+        yield
+    finally:
+        may_end.set()
+        answers = await asyncio.gather(*tasks)
+    assert [answer.status_code for answer in answers] == [400] * len(keys)
+
+
+def by(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def chunks(size: int) -> AsyncIterator[bytes]:
+    yield b" " * size
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_a_body_beyond_the_budget_is_a_503_until_another_request_ends(
+    worker: Worker, is_declared: bool
+) -> None:
+    content = {"content-length": str(SIZE)} if is_declared else {}
+
+    async def scenario() -> None:
+        async with client(worker, **TWO_BODIES) as http:
+            async with uploads(http, "", "", **content):
+                refused = await http.post(GENERATE, content=b" " * 20)
+                assert (refused.status_code, error_of(refused)["code"]) == (503, "bodies_full")
+                assert int(refused.headers["retry-after"]) >= 1
+                assert (await http.get("/healthz")).status_code == 200
+            for _ in range(3):
+                after = await http.post(GENERATE, content=chunks(SIZE))
+                assert after.status_code == 400, after.text
+
+    asyncio.run(scenario())
+
+
+def test_one_key_holds_at_most_half(worker: Worker, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("".join(f"{sha256(key)} {key}\n" for key in "ab"))
+
+    async def scenario() -> None:
+        async with client(worker, keys=str(keys), **TWO_BODIES) as http, uploads(http, "a"):
+            statuses = [
+                (await http.post(GENERATE, content=b"  ", headers=by(key))).status_code
+                for key in "ab"
+            ]
+        assert statuses == [503, 400]
+
+    asyncio.run(scenario())
+
+
+def test_the_budget_has_room_for_two_of_the_largest_bodies() -> None:
+    with pytest.raises(InvalidParams, match="max_bodies_bytes.*needed at least 10000"):
+        ServeSettings(**LIMITS, max_bodies_bytes=2 * SIZE - 1)
+    assert ServeSettings(**LIMITS).bodies_bytes == 4 * SIZE
