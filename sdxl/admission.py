@@ -90,7 +90,8 @@ class Admission:
             return
         who = "all clients" if free <= 0 else "this client"
         count = sum(f.client == newcomer.client for f in waiting) if free > 0 else len(waiting)
-        again_s = max(self._first_end_s() - self.now, 0.0)
+        # A place is free at the first end; those that wait now begin first.
+        again_s = max(self._first_end_s() - self.now, 0.0) + sum(f.work_s for f in waiting)
         raise Refused(f"the queue is full ({count} images of {who} wait)", again_s, "queue_full")
 
     def _check_reserve(self, newcomer: Flight) -> None:

@@ -45,7 +45,8 @@ def deadline_of(
     text = request.headers.get(DEADLINE_HEADER)
     if seconds is None and text is not None:
         try:
-            seconds = float(text)
+            # Python reads 1_0 as 10.
+            seconds = -1.0 if "_" in text else float(text)
         except ValueError:
             seconds = -1.0
         if not 0 < seconds < float("inf"):

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve.errors import Problem, invalid
@@ -23,7 +24,7 @@ from serve.settings import ServeSettings
 
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 """Matches at every quote it meets, closed or not: nothing is scanned twice."""
-FORM = b"multipart/form-data"
+FORM = "multipart/form-data"
 BRACKET = re.compile(rb"[\[\]{}]")
 KEY_SHARE = 0.5
 """of the budget, for one API key"""
@@ -169,8 +170,8 @@ def too_large(most: int) -> Problem:
 
 
 def is_json(scope: Scope) -> bool:
-    """Unless it says that it is a form: who else lies is read as JSON, too."""
-    return not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(FORM)
+    """Anything not declared a form is read as JSON."""
+    return not Headers(scope=scope).get("content-type", "").lower().startswith(FORM)
 
 
 def depth(body: bytes) -> int:

@@ -99,7 +99,13 @@ async def of_form(form: FormData) -> EditAsked:
     if len(masks) > 1:
         raise invalid("mask", f"mask: {len(masks)} are not allowed; at most one")
     mask = await content(masks[0], "mask") if masks else None
-    return EditAsked(checked(EditRequest, fields_of(form)), image, mask)
+    fields = fields_of(form)
+    request = checked(EditRequest, fields)
+    for name, text in fields.items():
+        # pydantic reads 1_0 as 10, as Python does.
+        if isinstance(getattr(request, name), int | float) and "_" in text:
+            raise invalid(name, f"{name}: needed a number, got {text[:40]!r}")
+    return EditAsked(request, image, mask)
 
 
 def only_one(images: Sequence[Any]) -> Any:
@@ -145,7 +151,7 @@ def by_name(form: FormData) -> dict[str, list[Any]]:
 
 def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
     try:
-        return list(LISTS[name].parse(",".join(values)))
+        return list(LISTS[name].parse(",".join(values).replace("_", "?")))
     except (TypeError, ValueError):
         raise invalid(name, f"{name}: needed numbers with commas between") from None
 

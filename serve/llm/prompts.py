@@ -56,16 +56,18 @@ def temperature_of(model: str) -> float:
     return 1.0 if found is None else float(found)
 
 
-def room(ids: list[int], max_tokens: int | None, context: int, longest_prompt: int) -> int:
-    """How many tokens the answer may have."""
+def room(ids: list[int], ask: Ask, context: int, longest_prompt: int) -> int:
+    """Return how many tokens the answer may have."""
+    max_tokens = ask.sampling.max_tokens
+    param = "prompt" if isinstance(ask.prompt, str) else "messages"
     left = context - len(ids)
     if left < 1 or (max_tokens or 1) > left:
         asked = "" if max_tokens is None else f" and asks for {max_tokens} more"
         message = (
             f"The prompt has {len(ids)} tokens{asked}; the model's context holds {context} in all."
         )
-        raise Problem(400, message, "messages", "context_length_exceeded")
+        raise Problem(400, message, param, "context_length_exceeded")
     if len(ids) > longest_prompt:
         message = f"The prompt has {len(ids)} tokens; this server reads at most {longest_prompt}."
-        raise Problem(400, message, "messages", "context_length_exceeded")
+        raise Problem(400, message, param, "context_length_exceeded")
     return left if max_tokens is None else max_tokens

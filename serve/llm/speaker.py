@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -17,13 +18,15 @@ from serve import errors
 from serve.deadlines import within
 from serve.errors import Problem
 from serve.llm.asks import Ask, Delta, Ended, LlmCard, Message, Reason, Sampling, Taken, Update
-from serve.llm.engine import LlmEngine
+from serve.llm.engine import LlmEngine, Occupancy
 from serve.llm.meters import AskMeter, LlmMeters
 from serve.llm.prompts import Prompts, room
 from serve.llm.stops import Stops
 
 log = logging.getLogger(__name__)
 
+RECENT = 8
+"""answers whose durations are averaged"""
 WARM_UP = Ask((Message("user", "hello"),), Sampling(max_tokens=2, temperature=0.0))
 
 
@@ -34,6 +37,8 @@ class Speaker:
         self.id, self.prompts, self.engine, self.queue = id_, prompts, engine, queue
         self.meters = LlmMeters()
         self._open = 0
+        self._answer_s = 0.0
+        """of recent answers, their waits included"""
 
     async def warm_up(self) -> None:
         """Returns when something was said."""
@@ -48,13 +53,16 @@ class Speaker:
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
         meter = AskMeter(self.meters)
-        outcome, end = "cancelled", None
+        outcome, end, began_s = "cancelled", None, time.monotonic()
         self._open += 1
         try:
             async with aclosing(self._answer(ask, meter)) as updates:
                 async for update in updates:
                     if isinstance(update, Ended):
                         outcome, end = update.reason, update
+                        took_s = time.monotonic() - began_s
+                        mean_s = self._answer_s or took_s
+                        self._answer_s = mean_s + (took_s - mean_s) / RECENT
                     yield update
         except Problem as problem:
             outcome = problem.code or "failed"
@@ -76,6 +84,11 @@ class Speaker:
     @property
     def is_idle(self) -> bool:
         return not self._open
+
+    def _queue_s(self, occupancy: Occupancy) -> float:
+        """Seconds until those that wait now have begun, by Little's law."""
+        all_asks = occupancy.waiting + occupancy.running
+        return self._answer_s * occupancy.waiting / all_asks
 
     # -- one ask ----------------------------------------------------------------------------
 
@@ -100,15 +113,17 @@ class Speaker:
 
     async def _accept(self, ask: Ask) -> tuple[list[int], Sampling]:
         """Refuse before any work what cannot be served."""
-        if (await self.engine.occupancy()).waiting > self.queue:
-            raise Problem(429, "Too many wait for the language model.", None, "overloaded", 1.0)
+        occupancy = await self.engine.occupancy()
+        if occupancy.waiting > self.queue:
+            message = "Too many requests wait for the language model."
+            raise Problem(429, message, None, "overloaded", self._queue_s(occupancy))
         if ask.sampling.json_schema is not None and not self.engine.has_json:
             raise errors.invalid(
                 "response_format",
                 f"response_format: the backend {self.engine.name!r} cannot be made to write JSON",
             )
         ids = await asyncio.to_thread(self.prompts.ids, ask)
-        most = room(ids, ask.sampling.max_tokens, self.engine.context, self.engine.longest_prompt)
+        most = room(ids, ask, self.engine.context, self.engine.longest_prompt)
         temperature = ask.sampling.temperature
         if temperature is None:
             temperature = self.prompts.temperature

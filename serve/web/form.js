@@ -124,14 +124,15 @@ const unusual = (settings) =>
 function offer(name, value) {
   const list = form.elements[name];
   const place = form.querySelector(`.choice[data-name=${name}]`);
-  if (place && !place.querySelector(`[value="${value}"]`)) {
+  const radio = () => [...place.querySelectorAll("input")].find((input) => input.value === value);
+  if (place && !radio()) {
     const input = make("input", { type: "radio", name, value });
     place.append(make("label", {}, input, make("span", {}, name === "n" ? value : SPEEDS[value] ?? value)));
   }
-  if (list?.tagName === "SELECT" && !list.querySelector(`[value="${value}"]`)) {
+  if (list?.tagName === "SELECT" && ![...list.options].some((option) => option.value === value)) {
     list.append(make("option", { value }, value.replace("x", " × ").replaceAll("_", " ")));
   }
-  return place?.querySelector(`[value="${value}"]`);
+  return place && radio();
 }
 
 function sizesWithin({ default_side, min_side, max_side, side_multiple }) {

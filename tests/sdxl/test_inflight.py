@@ -263,6 +263,24 @@ def test_what_is_finished_was_waited_for() -> None:
     assert waited == [0, 1, 2, 3] and flight.is_idle
 
 
+@pytest.mark.parametrize("queue", [1, 4])
+def test_a_full_queue_says_when_all_that_wait_have_begun(queue: int) -> None:
+    flight = loop(rows=1, queue=queue)
+    Ticking(flight, 1.0, 0.1)
+    flight.submit(request(0, steps=4))
+    flight.drain()
+    flight.submit(request(0, steps=4))
+    flight.tick()
+    for seed in range(queue):
+        flight.submit(request(seed, steps=4))
+    with pytest.raises(Refused, match="the queue is full") as refusal:
+        flight.submit(request(9, steps=4))
+    last_s = max(flight.finish_times().values()) - flight.clock()
+    picture_s = flight.flights[-1].work_s
+    assert refusal.value.retry_after_s == pytest.approx(last_s, rel=0.1)
+    assert refusal.value.retry_after_s > queue * picture_s > 1
+
+
 def test_a_full_queue_refuses_and_an_expired_image_is_dropped() -> None:
     flight = loop(rows=2, queue=1)
     flight.submit(request(0, steps=2))

@@ -280,8 +280,11 @@ def test_with_keys_every_route_is_closed_but_the_named_ones(worker: Worker, tmp_
                     assert error_of(answer)["type"] == "authentication_error"
             for path in OPEN:
                 assert (await http.get(path)).status_code != 401, path
-            allowed = await http.get("/v1/models", headers={"authorization": "Bearer right"})
-            assert allowed.status_code == 200
+            right = ("authorization", "Bearer right")
+            assert (await http.get("/v1/models", headers=[right])).status_code == 200
+            for other in (right, ("authorization", "Bearer wrong")):
+                answer = await http.get("/v1/models", headers=[other, right])
+                assert (answer.status_code, error_of(answer)["param"]) == (400, "Authorization")
 
     asyncio.run(scenario())
 

@@ -190,12 +190,15 @@ def test_what_cannot_make_its_deadline_is_a_429_with_retry_after() -> None:
             by_header = await http.post(GENERATE, json=body, headers={"x-deadline-s": "0.2"})
             low = {**body, "priority": "batch"}
             of_batch = await http.post(GENERATE, json=low, headers={"x-deadline-s": "0.2"})
-            bad = await http.post(GENERATE, json=body, headers={"x-deadline-s": "soon"})
+            bad = [
+                await http.post(GENERATE, json=body, headers={"x-deadline-s": text})
+                for text in ("soon", "1_0", "nan", "-1", "inf")
+            ]
             stream = await http.post(GENERATE, json={**body, "deadline_s": 0.2, "stream": True})
         for answer in (by_field, by_header, of_batch, stream):
             assert answer.status_code == 429 and error_of(answer)["code"] == "overloaded"
             assert 1 <= int(answer.headers["retry-after"]) <= 30
-        assert bad.status_code == 400
+        assert [answer.status_code for answer in bad] == [400] * 5
 
     with running(fake_pipeline(tick_s=0.02)) as worker:
         asyncio.run(scenario(worker))

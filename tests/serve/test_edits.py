@@ -206,6 +206,8 @@ REFUSED: dict[str, tuple[Any, dict[str, str], str, str]] = {
     ),
     "a field nobody knows": ({"image": png()}, {"colour": "red"}, "colour", "colour"),
     "no number": ({"image": png()}, {"steps": "many"}, "steps", "steps"),
+    "a number in Python's spelling": ({"image": png()}, {"steps": "1_0"}, "steps", "got '1_0'"),
+    "such a number in a list": ({"image": png()}, {"deep_steps": "0,1_0"}, "deep_steps", "numbers"),
     "strength 2": ({"image": png()}, {"strength": "2"}, "strength", "strength"),
     "no step": ({"image": png()}, {"strength": "0.01"}, "strength", "to take one"),
     "padding without mask": ({"image": png()}, {"mask_padding": "8"}, "mask_padding", "mask"),

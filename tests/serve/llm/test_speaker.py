@@ -62,13 +62,19 @@ def test_the_answer_has_what_the_context_leaves() -> None:
 def test_a_context_too_long_is_named(prompt: str, most: int | None) -> None:
     problem = problem_of(fake_speaker(), Ask((Message("user", prompt),)), max_tokens=most)
     assert (problem.status, problem.code) == (400, "context_length_exceeded")
+    assert problem.param == "messages"
+    plain = Ask("circle " * 600)
+    assert problem_of(fake_speaker(), plain).param == "prompt"
 
 
 def test_a_full_queue_is_a_429() -> None:
-    engine = FakeLlm()
-    engine.waiting = 2
-    problem = problem_of(fake_speaker(engine, queue=1))
-    assert problem.status == 429 and problem.retry_after_s
+    engine = FakeLlm(token_s=0.1)
+    speaker = fake_speaker(engine, queue=1)
+    run(speaker, max_tokens=4)
+    engine.waiting, engine.open = 30, 10
+    problem = problem_of(speaker)
+    assert problem.status == 429 and problem.retry_after_s is not None
+    assert problem.retry_after_s >= 4 * 0.1 * 30 / 40, "an answer's time, for those that wait"
 
 
 def test_a_deadline_frees_what_the_ask_held() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import Browser, expect
 
 from eval.measuring.psnr import psnr_db
@@ -187,6 +189,15 @@ def test_a_dropped_file_that_says_nothing_is_refused_in_words(web: Visit) -> Non
         web.drop("other.png", file)
         expect(web.page.get_by_role("alert")).to_contain_text("does not say how it was made")
         web.page.click("#notices [aria-label=Dismiss]")
+
+
+def test_a_dropped_scheduler_that_is_no_name_is_no_selector(web: Visit) -> None:
+    params = {"prompt": "a", "seed": 1, "steps": 4, "width": 96, "height": 96}
+    text = PngInfo()
+    text.add_text("sdxl", json.dumps({**params, "scheduler": '"]\\'}))
+    web.drop("odd.png", file_of(Image.new("RGB", (96, 96)), pnginfo=text))
+    expect(web.page.locator("#notices")).to_contain_text("The settings are those of odd.png")
+    assert web.holds()["scheduler"] == '"]\\'
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser, running: Service) -> None:
