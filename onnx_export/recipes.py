@@ -87,7 +87,7 @@ FURTHER = (
 
 # Headroom of what a norm made, whose channels are within a few times of each other, and of what
 # GEGLU made: products, mostly near zero, any channel of which may become as large as the largest.
-# docs/log.md (2026-11-24) has the errors from 2 to 32.
+# docs/log.md (2026-11-24) has the errors from 2 to 16.
 NORMED, PRODUCT = 4.0, 8.0
 
 # "min-mean" is the reference's choice for SDXL, whose convolutions see rare outliers. The embedded
