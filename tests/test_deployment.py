@@ -12,18 +12,8 @@ from tests.documents import ROOT, calls_of_sdxl, commands, shell_commands
 from tests.isolation import run_alone
 
 DOCUMENT = ROOT / "docs" / "deploy.md"
-ELSEWHERE = {
-    *("docker", "hf", "make", "openssl", "pip", "sdxl", "sed", "serve", "until"),
-    *("serve/deploy/start_node.sh", "SDXL_MODELS=$PWD/models"),
-}
-"""Programs of `sh` blocks, which need a GPU, Docker or a network."""
 STAND_IN = "--width 128 --height 128 --steps 4 --count 8"
 """Flags that make the evaluation fit a small model."""
-
-
-def test_every_block_is_run_or_needs_more_than_a_plain_machine() -> None:
-    assert set(re.findall(r"^```(\w+)$", DOCUMENT.read_text(), re.M)) == {"console", "sh"}
-    assert {line.split()[0] for line in shell_commands(DOCUMENT)} == ELSEWHERE
 
 
 def test_the_settings_of_the_service_are_settings() -> None:
@@ -43,26 +33,6 @@ def test_the_gpus_that_it_lists_are_those_that_engines_are_built_for() -> None:
         for each in TARGETS.values()
     ]
     assert f"one for each {GIB_PER_IMAGE} GiB | fp16" in DOCUMENT.read_text()
-
-
-def test_what_8_bits_cost_at_full_size_is_what_the_logs_newest_table_says() -> None:
-    log, page = (ROOT / "docs" / "log.md").read_text(), DOCUMENT.read_text()
-    export, build = (
-        next(line for line in page.splitlines() if line.startswith(f"| [{step}]"))
-        for step in ("export", "build")
-    )
-    (times, peaks, plans) = (
-        re.search(rf"^\| {row} \| ([^|]+) \| ([^|]+) \|", log, re.M)
-        for row in ("export, check, build, s", "their peaks, GiB", "all plans, GiB")
-    )
-    assert times and peaks and plans
-    for i, number in enumerate(("int8", "fp8"), 1):
-        made_s, checked_s, built_s = times[i].split(", ")
-        assert f"{number} {made_s} s" in export and f"{number} {checked_s} s" in export
-        assert f"{number} {built_s} s" in build and f"{number} {plans[i]} GiB" in build
-        export_peak, check_peak, build_peak = peaks[i].split(", ")
-        assert f"{max(export_peak, check_peak, key=float)} GiB with it" in export
-        assert f"{number} {build_peak} GiB" in build
 
 
 # -- the stand-in ---------------------------------------------------------------------------

@@ -1,7 +1,10 @@
-"""Every Markdown document: its links lead somewhere, its commands are bash, its flags exist."""
+"""Every Markdown document: its links lead somewhere, its commands are bash, its flags exist.
+docs/operations.md's `console` commands also run and print what the page shows.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,27 +12,65 @@ import pytest
 
 from tests.documents import (
     ROOT,
+    blocks,
     broken_links,
     calls_of_sdxl,
     check_flags,
     commands,
     shell_commands,
 )
+from tests.isolation import run_alone
 
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples" / "README.md"]
-DOCUMENTS = sorted(DOCUMENTS)
-pytestmark = pytest.mark.parametrize(
+DOCUMENTS = [
+    *sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]),
+    ROOT / "examples" / "README.md",
+]
+NOT_RUN = {
+    "operations.md": {"docker", "kubectl"},
+    "deploy.md": {
+        *("docker", "hf", "make", "openssl", "pip", "sdxl", "sed", "serve", "until"),
+        *("serve/deploy/start_node.sh", "SDXL_MODELS=$PWD/models"),
+    },
+}
+"""Programs of `sh` blocks, in pages whose other blocks are run."""
+
+each_document = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS]
 )
 
 
+@each_document
 def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
     assert broken_links(document) == []
 
 
+@each_document
 def test_every_command_is_bash_and_has_only_flags_that_exist(document: Path) -> None:
     lines = [*commands(document), *shell_commands(document)]
     for line in lines:
         done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
     check_flags(calls_of_sdxl(line for line in lines if "…" not in line))
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_a_block_that_is_not_run_needs_more_than_a_plain_machine(name: str) -> None:
+    document = ROOT / "docs" / name
+    assert set(re.findall(r"^```(\w+)$", document.read_text(), re.M)) == {"console", "sh"}
+    assert {line.split()[0] for line in shell_commands(document)} == NOT_RUN[name]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_every_command_of_operations_works_and_prints_what_the_page_shows(tmp_path: Path) -> None:
+    document = ROOT / "docs" / "operations.md"
+    for name in ("serve", "eval", "sdxl", "engines", "onnx_export"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    # A busy machine may take longer to finish what is in flight than operators would wait.
+    script = "\n".join(["set -x", "export SDXL_SHUTDOWN_S=200", *commands(document)])
+    done = run_alone(script, tmp_path, 2300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    output = done.stdout + done.stderr
+    shown = [line for block in blocks(document, "console") for line in block.splitlines()]
+    missing = [line for line in shown if not line.startswith("$ ") and line not in output]
+    assert not missing, f"not printed: {missing}\n{done.stdout[-3000:]}"
