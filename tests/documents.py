@@ -5,13 +5,15 @@ A `console` block runs on any machine. An `sh` block needs a GPU, Docker or a ne
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout, suppress
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
-from sdxl.cli import COMMANDS
+from sdxl.cli import main
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,15 +40,17 @@ def calls_of_sdxl(lines: Iterable[str]) -> Iterator[list[str]]:
             yield shlex.split(match["rest"])
 
 
-def check_flags(calls: Iterable[list[str]]) -> None:
-    """Parse every call with its command's parser."""
-    for command, *flags in calls:
-        module, _, _ = COMMANDS[command][0].partition(":")
-        if flags[:1] == ["fetch"]:
-            module, flags = "eval.quality.fetch", flags[1:]
-        build_parser = getattr(importlib.import_module(module), "build_parser", None)
-        if build_parser is not None:
-            build_parser().parse_args(flags)
+def unknown_flags(call: Sequence[str]) -> list[str]:
+    has_part = call[0] in ("bench", "eval", "tune") and len(call) > 1 and call[1].isalnum()
+    known = re.findall(r"--[a-z0-9-]+", help_text(*call[: 1 + has_part]))
+    return [flag for flag in call if flag.startswith("--") and flag.split("=")[0] not in known]
+
+
+@cache
+def help_text(*command: str) -> str:
+    with redirect_stdout(StringIO()) as printed, suppress(SystemExit):
+        main([*command, "--help"])
+    return printed.getvalue()
 
 
 def anchors(document: Path) -> set[str]:
