@@ -18,14 +18,12 @@ BENCHMARKS = {
     "marking": ("service.marking", "what provenance and watermark cost a service"),
     "h200": ("h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
     "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
-    "mixed": ("speed.mixed", "text, images, masks and upscaling in flight together, and apart"),
     "robustness": (
         "robustness.command",
         "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
     ),
     "sizing": ("service.sizing", "what an image in flight takes, and where the knee lies"),
     "llm": ("llm.bench", "a language model: first token, each token, tokens a dollar"),
-    "sessions": ("speed.session_options", "ONNX Runtime's session options, measured"),
 }
 """Module below eval, and what it measures."""
 
