@@ -1,5 +1,5 @@
-"""`sdxl eval`: FID, CLIP and likeness to the exact model, for pictures made here, by a service, or
-found in a folder. It checks everything it can before a model is loaded.
+"""`sdxl eval`: FID, CLIP and distance to the exact model's pictures, for pictures made here, by a
+service, or stored in a folder. Flags are checked before a model is loaded.
 """
 
 from __future__ import annotations
@@ -8,30 +8,33 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eval.quality.inputs import EXACT
 from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
 
+if TYPE_CHECKING:
+    from eval.quality.evaluation import Figure, Scores
+    from eval.quality.task import QualityTask
+
 ROUNDS = 200
-FETCH = "fetch"
-"""`sdxl eval fetch`, which evaluates nothing"""
-WATERMARK = "watermark"
 SOURCES = ("images", "url", "accuracy_log")
 LOADED = ("backend", "precision", "engines", "takes_unchecked")
-"""of engines here"""
+"""flags of engines that this command loads"""
 SWEPT = ("steps", "scheduler", "cache_interval", "deep_steps", "guidance_interval")
-"""of a picture; each setting of a sweep has its own"""
+"""flags of a picture that each setting of a sweep replaces"""
 FEWEST = 2
 """pictures that a covariance needs"""
+LABELS = {"psnr": "PSNR, dB", "ssim": "SSIM", "distance": "feature distance"}
 
 
 def main(argv: Sequence[str]) -> int:
-    if argv and argv[0] == FETCH:
+    if argv and argv[0] == "fetch":
         from eval.quality.fetch import main as fetch
 
         return fetch(argv[1:])
-    if argv and argv[0] == WATERMARK:
+    if argv and argv[0] == "watermark":
         from eval.quality.watermark import main as watermark
 
         return watermark(argv[1:])
@@ -41,10 +44,9 @@ def main(argv: Sequence[str]) -> int:
         from eval.quality.sweep import run_sweep
 
         return run_sweep(options)
-    # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
-    from eval.quality.evaluation import Evaluation
+    # Imported after the flags are checked: PyTorch takes seconds to load.
+    from eval.quality.evaluation import Evaluation, run_with_progress
     from eval.quality.inputs import read_exact, read_source, read_task
-    from eval.quality.report import table, watched
 
     task, checkpoint = read_task(options)
     source = read_source(options, task, checkpoint)
@@ -55,12 +57,36 @@ def main(argv: Sequence[str]) -> int:
         read_exact(options, task),
         Path(options.save) if options.save else None,
     )
-    scores = watched(len(task.captions), lambda tell: evaluation.run(options.bootstrap, tell))
+    scores = run_with_progress(evaluation, options.bootstrap)
     report = {"task": task.as_dict(), "note": task.note, "source": source.describe()}
     report |= scores.as_dict()
     print(json.dumps(report) if options.is_json else table(task, scores))
     is_out = any(figure.holds is False for figure in scores.figures.values())
     return 1 if is_out else 0
+
+
+def table(task: QualityTask, scores: Scores) -> str:
+    lines = [
+        f"{task.name}: {scores.pictures} pictures",
+        task.note,
+        "FID falls as the number of pictures grows: compare only runs with the same --count",
+        "",
+    ]
+    lines += [row(LABELS.get(name, name), figure) for name, figure in scores.figures.items()]
+    if scores.images_per_s is not None:
+        lines.append(f"{'images/s':<26}{scores.images_per_s.median:10.2f}")
+    return "\n".join(lines)
+
+
+def row(label: str, figure: Figure) -> str:
+    from eval.measuring.bootstrap import CONFIDENCE
+
+    text = f"{label:<26}{figure.value:10.4f}  {CONFIDENCE:.0%}: {figure.interval.low:.4f} to "
+    text += f"{figure.interval.high:.4f}"
+    if figure.gate is None:
+        return text
+    verdict = "in" if figure.holds else "OUT OF"
+    return f"{text}  {verdict} the range {figure.gate.low} to {figure.gate.high}"
 
 
 def build_parser() -> Parser:
@@ -74,30 +100,30 @@ def build_parser() -> Parser:
     add("--precision", help=PRECISION)
     add_folder_flags(parser)
     add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")
-    add("--out", metavar="DIR", help="findings; a run goes on with those there (default out/eval)")
-    add("--bootstrap", type=whole, default=ROUNDS, metavar="N", help="resamples (%(default)s)")
-    add("--against", metavar="exact|DIR", help="compare each picture with the exact fp32 model's")
-    add("--save", metavar="DIR", help="keep the pictures here")
-    add("--json", action="store_true", dest="is_json", help="the findings as one JSON object")
-    source = parser.add_argument_group("pictures that are there already, or elsewhere")
-    source.add_argument("--images", metavar="DIR", help="files in the captions' order")
-    source.add_argument("--url", help="a service that runs")
-    source.add_argument("--accuracy-log", metavar="FILE", help="of `sdxl bench mlperf --accuracy`")
+    add("--out", metavar="DIR", help="results; an interrupted run resumes there (default out/eval)")
+    add("--bootstrap", type=whole, default=ROUNDS, metavar="N", help="resamples of the intervals (%(default)s)")
+    add("--against", metavar="exact|DIR", help="compare each picture with the exact fp32 model's, made here or in DIR")
+    add("--save", metavar="DIR", help="save the pictures here")
+    add("--json", action="store_true", dest="is_json", help="print the results as one JSON object")
+    source = parser.add_argument_group("other pictures than those of engines here")
+    source.add_argument("--images", metavar="DIR", help="picture files, in the captions' order")
+    source.add_argument("--url", help="of a running service")
+    source.add_argument("--accuracy-log", metavar="FILE", help="the log of `sdxl bench mlperf --accuracy`")
     files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
     files.add_argument("--captions", metavar="TSV", help="the benchmark's captions_source.tsv")
     files.add_argument("--inception", metavar="FILE", help="pt_inception-2015-12-05-6726825d.pth")
     files.add_argument("--clip", metavar="DIR", help="openai/clip-vit-base-patch32")
     files.add_argument("--statistics", metavar="NPZ", help="val2014.npz")
     sweep = parser.add_argument_group("quality against speed")
-    sweep.add_argument("--sweep", action="store_true", dest="is_sweep", help="many settings")
+    sweep.add_argument("--sweep", action="store_true", dest="is_sweep", help="evaluate many settings")
     sweep.add_argument(
         "--store-presets",
         action="store_true",
         dest="stores_presets",
-        help="write low, medium and high of what was measured beside the model",
+        help="write the measured presets low, medium and high beside the model",
     )
-    sweep.add_argument("--grid", metavar="FILE", help="JSON: the settings; see docs/evaluation.md")
-    sweep.add_argument("--tuned", metavar="FILE", help="tuning.json: its plans are settings, too")
+    sweep.add_argument("--grid", metavar="FILE", help="the settings, as JSON; see docs/evaluation.md")
+    sweep.add_argument("--tuned", metavar="FILE", help="tuning.json of `sdxl tune`: adds its plans")
     add_generation_flags(parser)
     return parser
 
@@ -131,7 +157,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def refuse(options: argparse.Namespace, names: Sequence[str], needed: str) -> None:
-    """Flags that would change nothing."""
+    """Raise for flags that would have no effect."""
     parser = build_parser()
     for name in names:
         value = getattr(options, name, argparse.SUPPRESS)

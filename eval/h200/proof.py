@@ -17,9 +17,10 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from engines.parity.calls import call_errors
+from engines.parity.findings import psnr, relative_norm
 from eval.h200.bench import BATCH, Bench
 from eval.h200.kernels import milliseconds
-from eval.speed.agreement import psnr_db, recorded, relative_l2
+from eval.speed.agreement import recorded
 from eval.speed.variants import PROMPTS
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
@@ -55,7 +56,7 @@ def agreement(bench: Bench) -> Found:
             (found,) = pipeline.generate([params])
             assert found.latents is not None, found.error
             steps = call_errors(pipeline.engines, calls)
-            latents = relative_l2(found.latents, expected.latents)
+            latents = relative_norm(found.latents.float().cpu(), expected.latents.float().cpu())
             yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
 
 
@@ -72,7 +73,7 @@ def pictures(bench: Bench) -> Found:
         values = []
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.image is not None and theirs.image is not None, ours.error
-            values.append(psnr_db(ours.image, theirs.image))
+            values.append(psnr(ours.image.cpu(), theirs.image.cpu()))
         yield precision, {"psnr_db": values, "least": min(values), "needed_fp16": LEAST_PSNR_DB}
 
 

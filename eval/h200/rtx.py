@@ -16,13 +16,13 @@ from engines.folders.export_folder import ExportFolder
 from engines.folders.profiles import profiles
 from engines.folders.shipped import open_mini
 from engines.folders.targets import Target, listed_target
+from engines.parity.findings import relative_norm
 from engines.trt.build import BuildSpec
 from engines.trt.flavours import TENSORRT_RTX
 from engines.trt.plan_process import run_worker
 from eval.h200.bench import Bench
 from eval.measuring.arithmetic import Shapes
 from eval.measuring.ceilings import fastest
-from eval.speed.agreement import relative_l2
 from sdxl.engine import Engine, allocate, call, torch_dtype
 from sdxl.pipeline import Pipeline
 
@@ -113,9 +113,12 @@ def _run(bench: Bench, engine: Engine, pipeline: Pipeline) -> dict[str, Any]:
         for t in engine.spec.inputs
     }
     cast = {t.name: inputs[t.name].to(torch_dtype(t)) for t in theirs.spec.inputs}
-    error = relative_l2(call(engine, arch, inputs)["noise"], call(theirs, arch, cast)["noise"])
+    noise, expected = (
+        call(each, arch, given)["noise"].float().cpu()
+        for each, given in ((engine, inputs), (theirs, cast))
+    )
     return {
-        "relative_l2": error,
+        "relative_l2": relative_norm(noise, expected),
         "seconds": _fastest(engine, inputs, axes, bench.device),
         "torch_seconds": _fastest(theirs, cast, axes, bench.device),
     }

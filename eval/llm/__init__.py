@@ -1,1 +1,1 @@
-"""A language model behind the REST API: its speed, and the options that make it fastest."""
+"""A language model behind the REST API: its speed, and its fastest options."""

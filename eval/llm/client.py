@@ -1,29 +1,124 @@
-"""One answer of a language model after the other, streamed over HTTP, and when its tokens came."""
+"""A client of a language model: the prompts, streamed answers with the times of their tokens, and
+whether the model has loaded.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from eval.llm.prompts import OWN, LlmPrompt
-from eval.service import api_key
-from eval.service.scraping import values_of
+from eval.service.client import auth_headers, metric_values, metrics_page
+from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 
 AT_ONCE = 128
-"""asks under way at a service that does not say how many it takes"""
+"""concurrent requests to a service that does not publish a limit"""
 DEADLINE_S = 600.0
-"""of an answer; a service has a shorter one for asks that name none, and a longest of its own"""
+"""of an answer; without one the service applies its shorter default"""
+START_S = 900.0
+"""for the replicas after the first"""
+RETRY_S = 1.0
+RUNNING = "sdxl_llm_running"
+"""a series of each replica whose model has loaded"""
+NOT_LOADED = "the language model does not load"
+"""what a replica logs before the traceback"""
+RAY_PREFIX = re.compile(r"^\([^)]*\) ")
+"""which process logged a line"""
+
+
+@dataclass(frozen=True)
+class LlmPrompt:
+    text: str
+    max_tokens: int | None = None
+    """of its answer; the benchmark's --max-tokens if None"""
+
+
+PROMPTS = tuple(
+    LlmPrompt(text)
+    for text in (
+        "circle",
+        "two stars",
+        "a red ring on white",
+        "small yellow star above a green square",
+        "something blue",
+        "three crosses",
+        "a triangle at the top",
+        "a purple square left of an orange circle",
+    )
+)
+
+
+def add_prompts_flag(parser: Parser) -> None:
+    parser.add_argument(
+        "--prompts",
+        default="",
+        metavar="FILE",
+        help="prompts as JSON lines: text, and max_tokens of its answer (default: eight short "
+        "prompts); compare only runs of the same file",
+    )
+
+
+def read_prompts(file: str) -> tuple[LlmPrompt, ...]:
+    """Return the prompts of the file, or the default ones without a file."""
+    if not file:
+        return PROMPTS
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        prompts = tuple(read_prompt(line) for line in lines if line.strip())
+    except (OSError, ValueError, TypeError) as error:
+        needed = f'needed JSON lines such as {{"text": "…", "max_tokens": 256}} ({error})'
+        raise InvalidParams("prompts", file, needed) from error
+    if not prompts:
+        raise InvalidParams("prompts", file, "needed at least one line")
+    return prompts
+
+
+def read_prompt(line: str) -> LlmPrompt:
+    prompt = LlmPrompt(**json.loads(line))
+    if not isinstance(prompt.text, str) or not prompt.text:
+        raise ValueError(f"text: {prompt.text!r}")
+    most = prompt.max_tokens
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError(f"max_tokens: {most!r}")
+    return prompt
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """MLPerf's limits on Llama 2 70B at the 99th percentile: seconds to the first token, and for
+    each token after it."""
+
+    benchmark: str
+    """LoadGen's name of the benchmark"""
+    first_s: float
+    token_s: float
+
+    def __str__(self) -> str:
+        return f"{1000 * self.first_s:.0f} and {1000 * self.token_s:.0f} ms"
+
+
+LIMITS = {
+    "server": TokenLimits("llama2-70b", 2.0, 0.2),
+    "interactive": TokenLimits("llama2-70b-interactive", 0.45, 0.04),
+}
+
+
+def limits_named(name: str) -> TokenLimits:
+    if name not in LIMITS:
+        raise InvalidParams("limits", name, f"needed one of {', '.join(LIMITS)}")
+    return LIMITS[name]
 
 
 @dataclass
-class AnswerTimes:
-    """One streamed answer's times, in seconds."""
+class Answer:
+    """The times of one streamed answer, in seconds, with its tokens and HTTP status."""
 
     began_s: float
     first_s: float = 0.0
@@ -39,9 +134,19 @@ class AnswerTimes:
     def token_s(self) -> float | None:
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
+    def add(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            self.status = 500
+        for choice in event.get("choices", ()):
+            if choice["delta"].get("content"):
+                self.last_s = time.perf_counter()
+                self.first_s = self.first_s or self.last_s
+        if event.get("usage"):
+            self.tokens = event["usage"]["completion_tokens"]
+
 
 class Client:
-    """Streams answers from one service."""
+    """Requests streamed answers from one service."""
 
     def __init__(
         self,
@@ -49,23 +154,22 @@ class Client:
         model: str,
         key: str,
         max_tokens: int,
-        prompts: Sequence[LlmPrompt] = OWN,
+        prompts: Sequence[LlmPrompt] = PROMPTS,
     ) -> None:
-        headers = api_key.headers(key)
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=DEADLINE_S, limits=limits
+            base_url=url, headers=auth_headers(key), timeout=DEADLINE_S, limits=limits
         )
         self.model, self.max_tokens, self.prompts = model, max_tokens, prompts
 
-    async def ask(
+    async def request(
         self,
         prompt: LlmPrompt,
         seed: int,
         due_s: float | None = None,
         on_first: Callable[[], None] = lambda: None,
-    ) -> AnswerTimes:
-        """`due_s`: when it should have been asked, if its times count from there."""
+    ) -> Answer:
+        """Times count from `due_s` if given, else from now. `on_first` runs at the first token."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt.text}],
@@ -75,48 +179,66 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        heard = AnswerTimes(time.perf_counter() if due_s is None else due_s)
+        answer = Answer(time.perf_counter() if due_s is None else due_s)
         try:
-            async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                heard.status = answer.status_code
-                async for event in events(answer):
-                    has_begun = heard.first_s > 0
-                    told(heard, event)
-                    if heard.first_s and not has_begun:
+            async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
+                answer.status = response.status_code
+                async for event in events(response):
+                    had_first = answer.first_s > 0
+                    answer.add(event)
+                    if answer.first_s and not had_first:
                         on_first()
         except httpx.HTTPError:
-            heard.status = 0
-        return heard
+            answer.status = 0
+        return answer
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in answer.aiter_lines():
+async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.aiter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
 
 
-def told(heard: AnswerTimes, event: dict[str, Any]) -> None:
-    if "error" in event:
-        heard.status = 500
-    for choice in event.get("choices", ()):
-        if choice["delta"].get("content"):
-            heard.last_s = time.perf_counter()
-            heard.first_s = heard.first_s or heard.last_s
-    if event.get("usage"):
-        heard.tokens = event["usage"]["completion_tokens"]
-
-
-def llm_of(url: str, key: str) -> str:
-    """The first model that makes no pictures."""
-    headers = api_key.headers(key)
+def first_llm(url: str, key: str) -> str:
+    """The id of the first listed model that makes no pictures."""
+    headers = auth_headers(key)
     listed = httpx.get(f"{url}/v1/models", headers=headers, timeout=30).json()["data"]
-    found = [model["id"] for model in listed if "images" not in model]
-    if not found:
+    ids = [model["id"] for model in listed if "images" not in model]
+    if not ids:
         raise InvalidParams("url", url, "needed a service with a language model")
-    return str(found[0])
+    return str(ids[0])
 
 
-def at_once(url: str, key: str) -> int:
-    """Asks that all replicas take; more are refused."""
-    page = httpx.get(f"{url}/metrics", headers=api_key.headers(key), timeout=30).text
-    return int(sum(values_of(page, "sdxl_llm_at_once"))) or AT_ONCE
+def concurrent_requests(url: str, key: str) -> int:
+    """How many requests all replicas together accept."""
+    return int(sum(metric_values(metrics_page(url, key), "sdxl_llm_at_once"))) or AT_ONCE
+
+
+class NotLoaded(RuntimeError):
+    """A language model did not load. The service is ready without it."""
+
+
+def wait_until_loaded(url: str, replicas: int, log: Path, start_s: float = START_S) -> None:
+    """Wait until every replica has loaded. Raises NotLoaded with the first reason in the log."""
+    until_s = time.monotonic() + start_s
+    while (loaded := len(metric_values(metrics_page(url), RUNNING))) < replicas:
+        reason = failure_in(log.read_text(encoding="utf-8", errors="replace"))
+        if reason or is_unavailable(url) or time.monotonic() > until_s:
+            raise NotLoaded(
+                f"{loaded} of {replicas} replicas loaded: {reason or 'no reason in the log'}"
+            )
+        time.sleep(RETRY_S)
+
+
+def is_unavailable(url: str) -> bool:
+    return bool(httpx.get(f"{url}/readyz", timeout=30).json().get("llm") == "unavailable")
+
+
+def failure_in(log: str) -> str:
+    """The exception below the first traceback of a replica that did not load."""
+    has_failed = False
+    for line in (RAY_PREFIX.sub("", line) for line in log.splitlines()):
+        if has_failed and line and not line.startswith((" ", "Traceback")):
+            return line
+        has_failed = has_failed or NOT_LOADED in line
+    return ""

@@ -1,9 +1,9 @@
 """`sdxl tune llm`: the options with which a language model makes the most tokens a second within
 given limits, found by trials.
 
-A trial starts the service with these options, looks for the most answers a second that keep both
-limits, and counts tokens. Sizes of GPU groups are all tried; the other options are climbed, one
-after the other, as long as a larger value gains. Trials are kept; another run goes on with them.
+A trial starts the service with some options, searches the highest request rate that keeps both
+limits, and counts tokens. All sizes of GPU groups are tried. Every other option is raised, one after
+the other, while a larger value gains. Trials are saved; rerun the same command to resume.
 """
 
 from __future__ import annotations
@@ -20,20 +20,29 @@ import httpx
 
 from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
-from eval.llm.client import Client, at_once, llm_of
-from eval.llm.limits import LIMITS, TokenLimits, limits_named
-from eval.llm.loaded import wait_until_loaded
-from eval.llm.prompts import OWN, LlmPrompt, add_prompts_flag, read_prompts
-from eval.service.local_service import local_service
+from eval.llm.client import (
+    LIMITS,
+    PROMPTS,
+    Client,
+    LlmPrompt,
+    TokenLimits,
+    add_prompts_flag,
+    concurrent_requests,
+    first_llm,
+    limits_named,
+    read_prompts,
+    wait_until_loaded,
+)
+from eval.service.client import local_service
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import InvalidParams
 
 Options = dict[str, Any]
 GAIN = 1.02
-"""Less than that is noise, and the smaller value stays."""
+"""A larger value must gain more than noise."""
 RATES = 5
-"""trials of an arrival rate, each halving what is left"""
+"""trials of a request rate; each halves the interval"""
 GROUP = ("tensor_parallel_size", "pipeline_parallel_size")
 BATCHES = [4, 8, 16, 32, 64, 128, 256]
 TRIALS, FOUND = "trials.json", "llm_options.toml"
@@ -41,23 +50,23 @@ TRIALS, FOUND = "trials.json", "llm_options.toml"
 
 @dataclass(frozen=True)
 class OptionsTrial:
-    """What options gave: the most tokens a second within the limits, and at which arrivals."""
+    """The most tokens a second within the limits, and at which request rate."""
 
     tokens_per_s: float
     rate: float
     error: str = ""
-    """why they did not run"""
+    """why the options did not run"""
 
 
 class TrialFailed(RuntimeError):
-    """A service that runs and answers nothing."""
+    """A service that runs and answers no request."""
 
 
 Try = Callable[[Options], OptionsTrial]
 
 
 def most_within(try_rate: Callable[[float], tuple[bool, float]], top: float) -> OptionsTrial:
-    """The most tokens a second at a rate that keeps the limits; `top`: what no rate can exceed."""
+    """The most tokens a second at a rate that keeps the limits, by bisection below `top`."""
     least, best = 0.0, OptionsTrial(0.0, 0.0)
     rate = top
     for _ in range(RATES):
@@ -75,7 +84,7 @@ def most_within(try_rate: Callable[[float], tuple[bool, float]], top: float) -> 
 
 
 def groups(gpus: int) -> Iterator[Options]:
-    """Ways to cut a model over GPUs: powers of two, as its heads and layers are."""
+    """Ways to split a model over GPUs, in powers of two: heads and layers divide by them."""
     sizes = [2**i for i in range(gpus.bit_length()) if 2**i <= gpus]
     for tensor in sizes:
         for pipeline in sizes:
@@ -83,45 +92,45 @@ def groups(gpus: int) -> Iterator[Options]:
                 yield dict(zip(GROUP, (tensor, pipeline), strict=True))
 
 
-def search(tried: Try, cuts: Sequence[Options], choices: Mapping[str, Sequence[int]]) -> Options:
-    """The best options of all cuts, each with every choice climbed from its smallest value."""
+def search(run: Try, cuts: Sequence[Options], choices: Mapping[str, Sequence[int]]) -> Options:
+    """The best options over all cuts; in each, every choice is raised from its smallest value."""
     best, most = Options(), -1.0
     for cut in cuts:
         options = cut | {name: values[0] for name, values in choices.items()}
-        found = tried(options).tokens_per_s
+        speed = run(options).tokens_per_s
         for name, values in choices.items():
             for value in values[1:]:
-                more = tried(options | {name: value}).tokens_per_s
-                if more <= found * GAIN:
+                more = run(options | {name: value}).tokens_per_s
+                if more <= speed * GAIN:
                     break
-                options, found = options | {name: value}, more
-        if found > most:
-            best, most = options, found
+                options, speed = options | {name: value}, more
+        if speed > most:
+            best, most = options, speed
     return best
 
 
 class Trials:
-    """Those that were made, in a file; `make` makes the others. What failed in an earlier run is
-    tried anew: what it failed of may be mended."""
+    """Trials saved in a file; `run` makes the missing ones. A trial that failed in an earlier run
+    is repeated: its cause may be mended."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], make: Try) -> None:
-        self.path, self.settings, self.make = path, dict(settings), make
+    def __init__(self, path: Path, settings: Mapping[str, Any], run: Try) -> None:
+        self.path, self.settings, self.run = path, dict(settings), run
         self.known: dict[str, OptionsTrial] = {}
         if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["settings"] != self.settings:
-                needed = f"needed a folder whose trials have the same settings: {kept['settings']}"
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored["settings"] != self.settings:
+                needed = f"needed a folder whose trials have these settings: {self.settings}"
                 raise InvalidParams("out", str(path.parent), needed)
-            trials = {key: OptionsTrial(**value) for key, value in kept["trials"].items()}
-            self.known = {key: found for key, found in trials.items() if not found.error}
+            trials = {key: OptionsTrial(**value) for key, value in stored["trials"].items()}
+            self.known = {key: trial for key, trial in trials.items() if not trial.error}
 
     def __call__(self, options: Options) -> OptionsTrial:
         key = json.dumps(options, sort_keys=True)
         if key not in self.known:
-            self.known[key] = self.make(options)
+            self.known[key] = self.run(options)
             content = {
                 "settings": self.settings,
-                "trials": {name: asdict(found) for name, found in self.known.items()},
+                "trials": {name: asdict(trial) for name, trial in self.known.items()},
             }
             write_json(self.path, content)
         return self.known[key]
@@ -129,7 +138,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Services:
-    """A service for each trial, asked over HTTP."""
+    """Runs each trial against a service of its own, over HTTP."""
 
     model: str
     backend: str
@@ -140,9 +149,9 @@ class Services:
     seconds: float
     max_tokens: int
     settings: str
-    """TOML of `sdxl serve`"""
+    """TOML file for `sdxl serve`"""
     folder: Path
-    prompts: Sequence[LlmPrompt] = OWN
+    prompts: Sequence[LlmPrompt] = PROMPTS
 
     def __call__(self, options: Options) -> OptionsTrial:
         replicas = max(1, self.gpus // (options.get(GROUP[0], 1) * options.get(GROUP[1], 1)))
@@ -158,33 +167,33 @@ class Services:
         try:
             with local_service(flags, log) as url:
                 wait_until_loaded(url, replicas, log)
-                # A batch that runs at each replica, and one that waits: none has idle rows.
+                # One batch runs at each replica and one waits, so no row is idle.
                 clients = 2 * options.get("max_batch_size", 8) * replicas
-                found = self.measured(url, min(clients, at_once(url, "")))
+                trial = self._measure(url, min(clients, concurrent_requests(url, "")))
         except (RuntimeError, httpx.HTTPError) as error:
-            said = (str(error) or repr(error)).splitlines()[-1]
-            found = OptionsTrial(0.0, 0.0, f"{said} ({log})")
-        print(f"{json.dumps(options)}: {line_of(found)}", flush=True)
-        return found
+            reason = (str(error) or repr(error)).splitlines()[-1]
+            trial = OptionsTrial(0.0, 0.0, f"{reason} ({log})")
+        print(f"{json.dumps(options)}: {describe(trial)}", flush=True)
+        return trial
 
-    def measured(self, url: str, clients: int) -> OptionsTrial:
-        model = llm_of(url, "")
+    def _measure(self, url: str, clients: int) -> OptionsTrial:
+        model = first_llm(url, "")
 
-        def asked(load: Callable[[Client], Any]) -> Figures:
-            found: Figures = asyncio.run(
+        def run(load: Callable[[Client], Any]) -> Figures:
+            figures: Figures = asyncio.run(
                 load(Client(url, model, "", self.max_tokens, self.prompts))
             )
-            return found
+            return figures
 
-        full = asked(lambda client: streams(client, clients, self.seconds))
+        full = run(lambda client: streams(client, clients, self.seconds))
         answered = len(full.answers) - full.failed
         if not answered:
-            statuses = ", ".join(sorted({str(heard.status) for heard in full.answers}))
-            raise TrialFailed(f"none of {full.failed} asks was answered: status {statuses}")
+            statuses = ", ".join(sorted({str(answer.status) for answer in full.answers}))
+            raise TrialFailed(f"none of {full.failed} requests was answered: status {statuses}")
 
         def try_rate(rate: float) -> tuple[bool, float]:
-            found = asked(lambda client: poisson(client, rate, self.seconds))
-            return found.holds(self.limits), found.tokens_per_s
+            figures = run(lambda client: poisson(client, rate, self.seconds))
+            return figures.holds(self.limits), figures.tokens_per_s
 
         return most_within(try_rate, answered / full.took_s)
 
@@ -194,16 +203,16 @@ def log_name(options: Options) -> str:
     return f"{named}.log"
 
 
-def line_of(found: OptionsTrial) -> str:
-    if found.error:
-        return f"does not run: {found.error}"
-    if not found.rate:
+def describe(trial: OptionsTrial) -> str:
+    if trial.error:
+        return f"does not run: {trial.error}"
+    if not trial.rate:
         return "keeps the limits at no rate"
-    return f"{found.tokens_per_s:.1f} tokens/s within the limits, at {found.rate:.2f} answers/s"
+    return f"{trial.tokens_per_s:.1f} tokens/s within the limits, at {trial.rate:.2f} requests/s"
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """Plain values first, then tables, as TOML wants it."""
+    """Values first, then tables: TOML has no other order."""
     plain = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
     tables = [
         f"\n[{k}]\n" + "\n".join(f"{name} = {json.dumps(each)}" for name, each in v.items())
@@ -237,20 +246,20 @@ def main(argv: Sequence[str]) -> int:
         cuts = list(groups(options.gpus))
         choices["max_num_tokens"] = options.tokens
     best = search(trials, cuts, choices)
-    found = trials(best)
-    if found.error:
-        print(f"No options ran. {json.dumps(best)}: {found.error}")
+    trial = trials(best)
+    if trial.error:
+        print(f"No options ran. {json.dumps(best)}: {trial.error}")
         return 1
-    if not found.rate:
-        print(f"No options kept {limits.text} at the 99th percentile.")
+    if not trial.rate:
+        print(f"No options kept {limits} at the 99th percentile.")
         return 1
     write_atomic(folder / FOUND, toml(base | best).encode())
-    print(f"best: {json.dumps(best)}: {line_of(found)}; sdxl serve --llm-options {folder / FOUND}")
+    print(f"best: {json.dumps(best)}: {describe(trial)}; sdxl serve --llm-options {folder / FOUND}")
     return 0
 
 
 def identity(options: Any, base: Options) -> dict[str, Any]:
-    """What trials must agree in to be held against each other; files count by their contents."""
+    """The settings that comparable trials share; files count by their digest."""
     searched, files = ("out", "batch", "tokens"), ("options", "settings", "prompts")
     plain = {k: v for k, v in vars(options).items() if k not in (*searched, *files)}
     digests = {f"{name}_sha256": digest_of(name, vars(options)[name]) for name in files[1:]}
@@ -267,20 +276,20 @@ def digest_of(field: str, file: str) -> str:
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl tune llm", description="Find a language model's fastest options.")
     add = parser.add_argument
-    add("--model", default="mini", help="a folder or a hub id (%(default)s)")
+    add("--model", default="mini", help="folder or hub id (%(default)s)")
     add("--backend", default="transformers", help="transformers or tensorrt-llm (%(default)s)")
-    add("--options", default="", metavar="FILE", help="TOML of options that stay as they are")
-    add("--limits", default="server", help=f"{', '.join(LIMITS)} (%(default)s)")
-    add("--gpus", type=whole, default=1, help="that the model may take in all (%(default)s)")
-    add("--batch", type=whole, nargs="+", default=BATCHES, help="max_batch_size, rising")
+    add("--options", default="", metavar="FILE", help="TOML of options that are not searched")
+    add("--limits", default="server", help=f"MLPerf's limits: {', '.join(LIMITS)} (%(default)s)")
+    add("--gpus", type=whole, default=1, help="GPUs for all replicas together (%(default)s)")
+    add("--batch", type=whole, nargs="+", default=BATCHES, help="values of max_batch_size, rising")
     add(
-        "--tokens", type=whole, nargs="+", default=[2048, 4096, 8192], help="max_num_tokens, rising"
+        "--tokens", type=whole, nargs="+", default=[2048, 4096, 8192], help="values of max_num_tokens, rising"
     )
-    add("--seconds", type=number, default=20.0, help="of load at each rate (%(default)s)")
-    add("--max-tokens", type=whole, default=64, help="an answer (%(default)s)")
+    add("--seconds", type=number, default=20.0, help="duration of the load at each rate (%(default)s)")
+    add("--max-tokens", type=whole, default=64, help="per answer (%(default)s)")
     add_prompts_flag(parser)
     add("--settings", default="", metavar="FILE", help="TOML of settings for `sdxl serve`")
-    add("--out", default="out/tune-llm", metavar="DIR", help="default %(default)s")
+    add("--out", default="out/tune-llm", metavar="DIR", help="trials and the best options (%(default)s)")
     return parser
 
 
@@ -296,7 +305,7 @@ def check(options: Any) -> tuple[TokenLimits, Options]:
 
 
 def read_base(file: str) -> Options:
-    """`sdxl serve` refuses names that its backend does not have, at the first trial."""
+    """Names are not checked: `sdxl serve` refuses unknown ones at the first trial."""
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8")) if file else {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -1,5 +1,5 @@
-"""A service's language model as LoadGen's system under test: it is told of each answer's first
-token, and of its last with their number.
+"""A service's language model as LoadGen's system under test. It reports each answer's first token,
+then the end of the answer with the number of tokens.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from collections.abc import Callable, Sequence
 
 import mlperf_loadgen as lg
 
-from eval.llm.client import AnswerTimes, Client
-from eval.llm.prompts import LlmPrompt
+from eval.llm.client import Answer, Client, LlmPrompt
 
 REFUSED = 429
-AGAIN_S, PATIENCE_S = 1.0, 600.0
-"""between two tries of what was refused for lack of room, and for all of them"""
+RETRY_S, GIVE_UP_S = 1.0, 600.0
+"""between two tries of a refused request, and until it fails"""
 
 
 class Streams:
-    """Every sample is a streamed answer, asked as soon as it is issued and there is room; its
-    latency runs on while it waits."""
+    """Every sample is a streamed answer. At most `at_once` requests are under way; a waiting
+    sample's latency counts."""
 
     def __init__(self, client: Client, at_once: int) -> None:
-        """Offline issues 24576 samples at once: a service takes so many."""
         self.client, self.failed = client, 0
         self._room = asyncio.Semaphore(at_once)
         self._loop = asyncio.new_event_loop()
@@ -37,7 +35,7 @@ class Streams:
             asyncio.run_coroutine_threadsafe(self._answer(response, index), self._loop)
 
     def flush(self) -> None:
-        """Nothing waits for others here."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self.client.http.aclose(), self._loop).result(60)
@@ -51,22 +49,22 @@ class Streams:
         first = [lg.QuerySampleResponse(response, address, size)]
         prompt = self.client.prompts[index]
         async with self._room:
-            heard = await self._heard(
+            answer = await self._request(
                 prompt, response % 2**31, lambda: lg.FirstTokenComplete(first)
             )
-        self.failed += heard.status != 200
-        if not heard.first_s:
-            # LoadGen takes an answer without a first token for an error of the harness.
+        self.failed += answer.status != 200
+        if not answer.first_s:
+            # LoadGen reports an answer without a first token as an error of the harness.
             lg.FirstTokenComplete(first)
-        tokens = max(heard.tokens, 1)
+        tokens = max(answer.tokens, 1)
         lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, size, tokens)])
 
-    async def _heard(
+    async def _request(
         self, prompt: LlmPrompt, seed: int, on_first: Callable[[], None]
-    ) -> AnswerTimes:
-        until_s = time.perf_counter() + PATIENCE_S
+    ) -> Answer:
+        until_s = time.perf_counter() + GIVE_UP_S
         while True:
-            heard = await self.client.ask(prompt, seed, on_first=on_first)
-            if heard.status != REFUSED or time.perf_counter() > until_s:
-                return heard
-            await asyncio.sleep(AGAIN_S)
+            answer = await self.client.request(prompt, seed, on_first=on_first)
+            if answer.status != REFUSED or time.perf_counter() > until_s:
+                return answer
+            await asyncio.sleep(RETRY_S)

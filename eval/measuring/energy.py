@@ -1,4 +1,4 @@
-"""What the GPUs have used since their driver started, in joules, where NVML is there to say so."""
+"""The joules that this machine's GPUs used since their driver started, by NVML."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 
 def meter() -> Callable[[], float] | None:
-    """Reads the counters of all GPUs of this machine; None where one of them does not count, as a
-    part of the energy would be taken for all of it."""
+    """Return a function that reads the sum over all GPUs; None if one of them does not count."""
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        found = range(pynvml.nvmlDeviceGetCount())
-        handles: list[Any] = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in found]
+        indices = range(pynvml.nvmlDeviceGetCount())
+        handles: list[Any] = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
         for handle in handles:
             pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""What a run is of, kept beside its findings: a run goes on in a folder of its own kind alone."""
+"""The settings of a run, stored beside its results: a run resumes only with the same settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sdxl.files import prepare_folder, write_json
 from sdxl.params import InvalidParams
 
 
-def keep_facts(folder: Path, file: str, facts: Mapping[str, Any], what: str) -> None:
-    """Written if none are there; others are an error, which says `what` they are of."""
+def check_facts(folder: Path, file: str, facts: Mapping[str, Any], kind: str) -> None:
+    """Write the facts into an empty folder; raise if the folder holds a `kind` of other facts."""
     prepare_folder(folder)
     path = folder / file
     if not path.exists():
         write_json(path, facts, sort_keys=True)
     elif path.read_text(encoding="utf-8") != json.dumps(facts, indent=1, sort_keys=True) + "\n":
-        needed = f"it holds another {what}; needed a new or empty folder"
+        needed = f"it holds another {kind}; needed a new or empty folder"
         raise InvalidParams("out", str(folder), needed)

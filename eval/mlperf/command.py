@@ -1,36 +1,42 @@
-"""`sdxl bench mlperf`: the official LoadGen on the engines here, or on a service and all of its
-replicas at once.
+"""`sdxl bench mlperf`: the official LoadGen on engines in this process, or on a service with all of
+its replicas.
 
-Each run leaves a folder: LoadGen's own summary and logs, the system's description, the settings.
-A service is asked over HTTP; without --url, `--over http` starts one here. Full runs need the
-benchmark's captions; `--short` is long enough for LoadGen to call a run VALID, and no longer.
+A run writes a folder: LoadGen's summary and logs, the system's description, the settings. Without
+--url, `--over http` starts a service here. Full runs need the benchmark's captions; `--short` is
+the shortest run that LoadGen calls VALID.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from eval.mlperf.probing import Expected, probe
+from eval.measuring.timing import wall_s
 from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
-    from eval.mlperf.energy import EnergyUse, Meter
     from eval.mlperf.loadgen import ScenarioRun, Summary, System
 
 SCENARIOS = ("Offline", "Server", "SingleStream")
 AUDITS = ("TEST01", "TEST04")
 SHORT_CAPTIONS = 64
 SHARES = {"Offline": 1.2, "Server": 0.6}
-"""of the probed rate, where no --target-qps is given. LoadGen counts Offline's samples by it, and a
-run that makes them in less than ten minutes is INVALID."""
+"""of the measured rate, without --target-qps. LoadGen derives Offline's sample count from it, and a
+run that takes under ten minutes is INVALID."""
+PROBE_WAVES = 2
+"""A probe makes this many times the pictures that are in flight at once; of one wave too large a
+part is its end, when fewer and fewer are in flight."""
+RATE = "images/s"
+"""the unit of scores that are rates"""
 LOADED: dict[str, Any] = {
     "backend": "auto",
     "precision": None,
@@ -38,12 +44,33 @@ LOADED: dict[str, Any] = {
     "takes_unchecked": False,
     "deterministic": False,
 }
-"""of engines that are loaded for it, and what they are unless given"""
+"""flags of engines that this command loads, and their defaults"""
+
+T = TypeVar("T")
+Make = Callable[[Sequence[GenerationParams]], object]
+Meter = Callable[[], float]
+"""reads joules"""
+
+
+@dataclass(frozen=True)
+class Expected:
+    latency_s: float
+    """of a picture alone"""
+    rate: float
+    """pictures a second, at full load"""
+
+
+def probe(make: Make, requests: Sequence[GenerationParams], at_once: int) -> Expected:
+    """Measure the speed that LoadGen needs to know, after a warm-up."""
+    make(requests[:1])
+    latency_s = wall_s(lambda: make(requests[:1]))
+    many = list(itertools.islice(itertools.cycle(requests), PROBE_WAVES * at_once))
+    return Expected(latency_s, len(many) / wall_s(lambda: make(many)))
 
 
 @dataclass(frozen=True)
 class SystemUnderTest:
-    """With what it is, what to expect of it, and what counts its joules."""
+    """A system with its description, its measured speed and its meter of joules."""
 
     system: System
     facts: dict[str, Any]
@@ -52,14 +79,44 @@ class SystemUnderTest:
 
 
 @dataclass(frozen=True)
+class EnergyUse:
+    joules: float
+    took_s: float
+
+    @property
+    def watts(self) -> float:
+        return self.joules / self.took_s
+
+    def figures(self, summary: Summary) -> dict[str, float]:
+        """Joules and watts; and the rate per watt if the scenario's score is a rate."""
+        figures = {"joules": self.joules, "watts": self.watts}
+        if summary.unit == RATE and summary.score is not None:
+            figures["samples_per_s_per_watt"] = summary.score / self.watts
+        return figures
+
+    def text(self, summary: Summary) -> str:
+        rate = self.figures(summary).get("samples_per_s_per_watt")
+        per_watt = "" if rate is None else f", {rate:.4g} samples/s/W"
+        return f", {self.joules:.0f} J at {self.watts:.1f} W{per_watt}"
+
+
+def run_metered(read: Meter | None, run: Callable[[], T]) -> tuple[T, EnergyUse | None]:
+    """The result, and the energy used: None without a meter or if it did not rise."""
+    before, began_s = read() if read else 0.0, time.perf_counter()
+    result = run()
+    took_s, joules = time.perf_counter() - began_s, (read() if read else 0.0) - before
+    return result, EnergyUse(joules, took_s) if joules > 0 else None
+
+
+@dataclass(frozen=True)
 class MeasuredRun:
-    """What LoadGen says of a run, and what the GPUs used meanwhile."""
+    """LoadGen's summary of a run, and the energy that the GPUs used."""
 
     summary: Summary
     energy: EnergyUse | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return self.summary.as_dict() | (self.energy.of(self.summary) if self.energy else {})
+        return self.summary.as_dict() | (self.energy.figures(self.summary) if self.energy else {})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,9 +127,9 @@ def main(argv: Sequence[str]) -> int:
     if options.audit:
         return audit(options, requests, root)
     name = "accuracy" if options.is_accuracy else "performance"
-    found = measure(options, requests, root / options.scenario / name)
-    print(json.dumps(found.as_dict()) if options.is_json else text(found, root))
-    return 1 if found.summary.is_valid is False else 0
+    run = measure(options, requests, root / options.scenario / name)
+    print(json.dumps(run.as_dict()) if options.is_json else describe(run, root))
+    return 1 if run.summary.is_valid is False else 0
 
 
 def build_parser() -> Parser:
@@ -83,24 +140,24 @@ def build_parser() -> Parser:
     add("--scenario", default="Offline", help=f"{', '.join(SCENARIOS)} (default %(default)s)")
     add("--model", default="mini")
     add("--backend", default="auto")
-    add("--precision", help="the backend's own choice unless given")
+    add("--precision", help="default: the backend's choice")
     add_folder_flags(parser)
-    add("--over", default="process", help="process or http (default %(default)s)")
-    add("--url", help="a service that runs; its replicas share the load")
+    add("--over", default="process", help="process: engines here; http: a service (default %(default)s)")
+    add("--url", help="of a running service; its replicas share the load")
     add("--replicas", type=whole, default=1, metavar="N", help="of a service started here")
-    add("--captions", metavar="TSV", help="the benchmark's; drawn scenes for the embedded model")
+    add("--captions", metavar="TSV", help="the benchmark's captions; default: drawn scenes, for the embedded model only")
     add(
         "--target-qps",
         type=number,
         metavar="X",
-        help="arrivals a second of Server; the rate expected of Offline, which counts its samples "
-        "(default: probed)",
+        help="requests a second of Server; the expected rate of Offline, which sets its sample "
+        "count (default: measured first)",
     )
-    add("--accuracy", action="store_true", dest="is_accuracy", help="write what `sdxl eval` reads")
+    add("--accuracy", action="store_true", dest="is_accuracy", help="an accuracy run, whose log `sdxl eval` reads")
     add("--audit", metavar="TEST", help=f"a compliance test: {', '.join(AUDITS)}")
-    add("--short", action="store_true", dest="is_short", help="as little as LoadGen calls VALID")
-    add("--deterministic", action="store_true", help="the same bytes whatever is made beside it")
-    add("--out", default="out/mlperf", metavar="DIR", help="default %(default)s")
+    add("--short", action="store_true", dest="is_short", help="the shortest run that LoadGen calls VALID")
+    add("--deterministic", action="store_true", help="each picture's bytes are independent of the batch")
+    add("--out", default="out/mlperf", metavar="DIR", help="folder of the runs (default %(default)s)")
     add("--json", action="store_true", dest="is_json")
     add_generation_flags(parser)
     return parser
@@ -124,7 +181,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def read_requests(options: argparse.Namespace) -> list[GenerationParams]:
-    """The benchmark's for its captions; the embedded model's own for drawn scenes."""
+    """The benchmark's requests for its captions; the model's defaults for drawn scenes."""
     from eval.quality import protocol
     from eval.quality.captions import literal, read_captions, scene_captions
 
@@ -140,7 +197,7 @@ def read_requests(options: argparse.Namespace) -> list[GenerationParams]:
 
 
 def audit(options: argparse.Namespace, requests: list[GenerationParams], root: Path) -> int:
-    """Makes the runs that a test compares with, where they are not there yet."""
+    """Run a compliance test, after the missing runs that it compares with."""
     from eval.mlperf import compliance
 
     folder = root / options.scenario
@@ -160,7 +217,7 @@ def audit(options: argparse.Namespace, requests: list[GenerationParams], root: P
 
 
 def is_usable(run: Path) -> bool:
-    """Whether it came to its end, and LoadGen does not call it INVALID."""
+    """True if the run has ended and LoadGen does not call it INVALID."""
     path = run / "result.json"
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["valid"] is not False
 
@@ -171,15 +228,14 @@ def measure(
     folder: Path,
     references: Sequence[Path] = (),
 ) -> MeasuredRun:
-    """`references`: runs that this one is to be compared with."""
+    """`references`: earlier runs that this one is compared with."""
     from eval.measuring.system_description import describe_system
     from eval.mlperf.compliance import check_same
-    from eval.mlperf.energy import metered
     from eval.mlperf.loadgen import ScenarioRun, complete
     from sdxl.files import prepare_folder, write_json
 
     prepare_folder(folder)
-    keep = partial(write_json, sort_keys=True)
+    write = partial(write_json, sort_keys=True)
     with system_of(options, requests, complete) as tested:
         rate = tested.expected.rate * SHARES.get(options.scenario, 1)
         run = ScenarioRun(
@@ -192,13 +248,13 @@ def measure(
             is_short=options.is_short,
             audit=options.audit,
         )
-        keep(folder / "system.json", describe_system() | tested.facts)
-        keep(folder / "settings.json", settings_of(run, requests))
+        write(folder / "system.json", describe_system() | tested.facts)
+        write(folder / "settings.json", settings_of(run, requests))
         for reference in references:
             check_same(folder, reference)
-        found = MeasuredRun(*metered(tested.meter, lambda: run.start(tested.system)))
-    keep(folder / "result.json", found.as_dict())
-    return found
+        result = MeasuredRun(*run_metered(tested.meter, lambda: run.start(tested.system)))
+    write(folder / "result.json", result.as_dict())
+    return result
 
 
 @contextmanager
@@ -208,7 +264,7 @@ def system_of(
     from eval.mlperf.systems import InProcess, OverHttp, in_process_at_once
 
     if options.url or options.over == "http":
-        from eval.service.gpu_energy import meter_of
+        from eval.service.client import energy_meter
 
         with service_of(options) as url:
             over = OverHttp(url, requests, complete)
@@ -218,7 +274,7 @@ def system_of(
                 facts |= {"replicas": options.replicas, "deterministic": options.deterministic}
             try:
                 expected = probe(over.make, requests, over.connections)
-                yield SystemUnderTest(over, facts, expected, meter_of(url, "images"))
+                yield SystemUnderTest(over, facts, expected, energy_meter(url, "images"))
             finally:
                 over.close()
         return
@@ -245,7 +301,7 @@ def system_of(
 
 @contextmanager
 def service_of(options: argparse.Namespace) -> Iterator[str]:
-    from eval.service.local_service import local_service
+    from eval.service.client import local_service
 
     if options.url:
         yield options.url.rstrip("/")
@@ -281,8 +337,8 @@ def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str,
     }
 
 
-def text(found: MeasuredRun, root: Path) -> str:
-    summary, energy = found.summary, found.energy
+def describe(run: MeasuredRun, root: Path) -> str:
+    summary, energy = run.summary, run.energy
     verdict = {True: "VALID", False: "INVALID", None: "not judged: an accuracy run"}
     score = "" if summary.score is None else f", {summary.score:.3f} {summary.unit}"
     used = energy.text(summary) if energy else ""

@@ -1,6 +1,6 @@
-"""The benchmark's compliance tests, over the folders that runs left: TEST01 holds the pictures of a
-performance run against those of the accuracy run; TEST04 shows that repeating one sample is not
-quicker, so nothing was remembered.
+"""The benchmark's compliance tests, on the folders of runs. TEST01 compares the pictures of a
+performance run with those of the accuracy run. TEST04 shows that one repeated sample is no faster,
+so no result is cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sdxl.params import InvalidParams
 
 SPEED_TOLERANCE = 0.10
 LEAST_DB = 40.0
-"""PSNR of the same picture made beside others: rounding, and no other picture"""
+"""PSNR of the same picture made in another batch: rounding alone"""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class ComplianceResult:
 
 def test01(accuracy: Path, performance: Path, audited: Path) -> ComplianceResult:
     """`accuracy`, `performance` and `audited` are folders of runs."""
-    found = list(logged(audited / FILE))
-    expected = pictures_of(accuracy / FILE, {index for index, _ in found})
-    pairs = [(picture, expected.get(index, b"")) for index, picture in found]
+    pictures = list(logged(audited / FILE))
+    expected = pictures_of(accuracy / FILE, {index for index, _ in pictures})
+    pairs = [(picture, expected.get(index, b"")) for index, picture in pictures]
     same = sum(a == b for a, b in pairs)
     worst = min((_psnr(a, b) for a, b in pairs), default=0.0)
-    speed, invalid = _slower(performance, audited), _invalid(performance, audited)
+    speed, invalid = _speed_ratio(performance, audited), _invalid(performance, audited)
     passed = worst >= LEAST_DB and abs(speed - 1) <= SPEED_TOLERANCE and not invalid
     text = (
-        f"{len(found)} pictures, {same} the same bytes, PSNR at least {worst:.1f} dB (required "
+        f"{len(pictures)} pictures, {same} the same bytes, PSNR at least {worst:.1f} dB (required "
         f"{LEAST_DB:.0f}); {speed:.3f} of the performance run's speed (required within "
         f"{SPEED_TOLERANCE:.0%}){invalid}"
     )
@@ -46,7 +46,7 @@ def test01(accuracy: Path, performance: Path, audited: Path) -> ComplianceResult
 
 
 def test04(performance: Path, audited: Path) -> ComplianceResult:
-    speed, invalid = _slower(performance, audited), _invalid(performance, audited)
+    speed, invalid = _speed_ratio(performance, audited), _invalid(performance, audited)
     text = (
         f"one sample repeated: {speed:.3f} of the performance run's speed (required at most "
         f"{1 + SPEED_TOLERANCE}){invalid}"
@@ -55,7 +55,7 @@ def test04(performance: Path, audited: Path) -> ComplianceResult:
 
 
 def check_same(audited: Path, reference: Path) -> None:
-    """Their speeds and pictures compare only where both were asked the same of the same."""
+    """Raise unless both runs have the same settings and the same system."""
     here, there = facts_of(audited), facts_of(reference)
     for name in here | there:
         if here.get(name) != there.get(name):
@@ -64,15 +64,15 @@ def check_same(audited: Path, reference: Path) -> None:
 
 
 def facts_of(run: Path) -> dict[str, Any]:
-    """Not what was probed, which differs from run to run, nor what an audit sets."""
+    """The settings that must be equal: not the measured speed, nor what an audit changes."""
     settings, system = (
         json.loads((run / name).read_text(encoding="utf-8"))
         for name in ("settings.json", "system.json")
     )
-    found = {name: settings[name] for name in ("scenario", "short", "captions")}
-    found |= {name: system.get(name) for name in ("model", "over", "replicas", "deterministic")}
+    facts = {name: settings[name] for name in ("scenario", "short", "captions")}
+    facts |= {name: system.get(name) for name in ("model", "over", "replicas", "deterministic")}
     engines = {k: v for k, v in (system.get("engines") or {}).items() if k != "passed_over"}
-    return found | settings["request"] | engines
+    return facts | settings["request"] | engines
 
 
 def _invalid(*runs: Path) -> str:
@@ -80,15 +80,15 @@ def _invalid(*runs: Path) -> str:
     return f"; LoadGen calls these runs INVALID: {', '.join(names)}" if names else ""
 
 
-def _slower(performance: Path, audited: Path) -> float:
+def _speed_ratio(performance: Path, audited: Path) -> float:
     """The audited run's speed over the performance run's."""
-    reference, found = Summary.read(performance), Summary.read(audited)
-    assert reference.score and found.score, "a run without a result has raised before"
-    ratio = found.score / reference.score
-    return 1 / ratio if found.unit == "s" else ratio
+    reference, summary = Summary.read(performance), Summary.read(audited)
+    assert reference.score and summary.score, "a run without a result has raised before"
+    ratio = summary.score / reference.score
+    return 1 / ratio if summary.unit == "s" else ratio
 
 
-def _psnr(found: bytes, expected: bytes) -> float:
-    if len(found) != len(expected):
+def _psnr(picture: bytes, expected: bytes) -> float:
+    if len(picture) != len(expected):
         return 0.0
-    return psnr_db(np.frombuffer(found, np.uint8), np.frombuffer(expected, np.uint8))
+    return psnr_db(np.frombuffer(picture, np.uint8), np.frombuffer(expected, np.uint8))

@@ -1,8 +1,8 @@
-"""MLPerf's LoadGen around a system under test: its settings, a run, and what its summary says.
+"""MLPerf's LoadGen around a system under test: its settings, a run, and its summary.
 
-The rules are LoadGen's own: it carries the benchmark's table (20 s at the 99th percentile, 600 s,
-5000 samples, the seeds). `short` changes only how long and how much, for tests. It does not know
-what makes the pictures.
+The rules are LoadGen's: it contains the benchmark's table (20 s at the 99th percentile, 600 s, 5000
+samples, the seeds). `short` changes only durations and counts. It does not know what makes the
+pictures.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import mlperf_loadgen as lg
 
 BENCHMARK = "stable-diffusion-xl"
 BUILT_IN = 0
-"""FromConfig's word for the table that LoadGen carries"""
+"""FromConfig's value for the table inside LoadGen"""
 
 SERVER_QUERIES, STREAM_QUERIES = 459, 64
-"""the least with which LoadGen's early stopping accepts a 99th and a 90th percentile"""
+"""the fewest with which LoadGen's early stopping accepts a 99th and a 90th percentile"""
 TEST01_SAMPLES, TEST01_SEED = 32, 7
 TEST04_INDEX = 3
 """the sample that TEST04 repeats, as in the benchmark's audit.config"""
@@ -31,7 +31,7 @@ class LoadGenError(RuntimeError):
 
 
 class System(Protocol):
-    """The system under test. It answers each sample with `complete`, from any thread."""
+    """The system under test. It calls `complete` for each sample, from any thread."""
 
     def issue(self, samples: Sequence[tuple[int, int]]) -> None:
         """(response id, index of the caption) of each sample of a query."""
@@ -84,7 +84,7 @@ class ScenarioRun:
         settings.min_duration_ms = 0
 
     def start(self, system: System) -> Summary:
-        """LoadGen's logs stay in the folder; raises where it did not accept the run."""
+        """Run it; LoadGen writes its logs to the folder."""
         logs = lg.LogSettings()
         logs.log_output.outdir = str(self.folder)
         logs.log_output.copy_summary_to_stdout = False
@@ -92,7 +92,7 @@ class ScenarioRun:
         sut = lg.ConstructSUT(
             lambda samples: system.issue([(s.id, s.index) for s in samples]), system.flush
         )
-        # Captions are in memory already: there is nothing to load.
+        # Captions are in memory: nothing to load.
         count = settings.performance_sample_count_override
         library = lg.ConstructQSL(self.captions, count, lambda _: None, lambda _: None)
         try:
@@ -100,16 +100,16 @@ class ScenarioRun:
         finally:
             lg.DestroyQSL(library)
             lg.DestroySUT(sut)
-        # Of an accuracy run the summary says nothing, not even what it was.
+        # The summary of an accuracy run does not name the scenario.
         return replace(Summary.read(self.folder), scenario=self.scenario)
 
 
 def complete(response: int, data: bytes = b"") -> None:
-    """Answer one sample; LoadGen copies the bytes before this returns."""
+    """Answer one sample. LoadGen copies the bytes before this returns."""
     import array
 
-    kept = array.array("B", data)
-    address, count = kept.buffer_info()
+    buffer = array.array("B", data)
+    address, count = buffer.buffer_info()
     lg.QuerySamplesComplete([lg.QuerySampleResponse(response, address, count)])
 
 
@@ -120,17 +120,17 @@ SCORES = (
     ("Server", r"Completed samples per second", "images/s", 1.0),
     ("SingleStream", r"Early stopping 90(\.0)?th percentile estimate", "s", 1e-9),
 )
-"""Scenario, the line of the summary that holds its result, unit, factor. What is there first
-counts: only a language model's summary has tokens."""
+"""Scenario, the summary's line with its result, unit, factor. The first line that exists counts:
+only a language model's summary has tokens."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What mlperf_log_summary.txt says."""
+    """The contents of mlperf_log_summary.txt."""
 
     scenario: str
     is_valid: bool | None
-    """None of an accuracy run, which LoadGen does not judge"""
+    """None for an accuracy run, which LoadGen does not judge"""
     score: float | None
     unit: str
     lines: dict[str, str] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""Systems under LoadGen's test: the loop in this process, or a service over HTTP with however many
-replicas stand behind it. Neither keeps a result or an encoded prompt from one sample to the next.
+"""Systems under LoadGen's test: the loop in this process, or a service over HTTP with all of its
+replicas. Neither caches results or encoded prompts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from eval.quality.sources import ask, at_once, image_model
-from eval.service import api_key
+from eval.quality.sources import concurrent_pictures, first_image_model, request_picture
+from eval.service.client import auth_headers
 from sdxl.handover import in_threads
 from sdxl.images import Pixels, to_pixels
 from sdxl.inflight import Event, Failed, InFlight
@@ -29,7 +29,7 @@ TIMEOUT_S = 600.0
 
 
 class Arrivals:
-    """What LoadGen issued, for threads to take; None: no more comes."""
+    """A queue of issued samples, from which threads take; None ends it."""
 
     def __init__(self, requests: Sequence[GenerationParams], complete: Complete) -> None:
         self.requests, self.complete = requests, complete
@@ -41,11 +41,11 @@ class Arrivals:
             self._arrived.put(sample)
 
     def flush(self) -> None:
-        """Nothing waits for others here."""
+        """Nothing is buffered."""
 
 
 class InProcess(Arrivals):
-    """Samples join the running loop at the next tick, like requests at a replica."""
+    """Samples join the running loop at the next tick, as requests do at a replica."""
 
     def __init__(
         self, pipeline: Pipeline, requests: Sequence[GenerationParams], complete: Complete
@@ -67,7 +67,7 @@ class InProcess(Arrivals):
             self._serve(under_way)
         except Exception as error:
             self.error = error
-            # LoadGen waits for each.
+            # LoadGen waits until every sample is answered.
             for response in under_way:
                 self.complete(response, b"")
             while self._is_open:
@@ -75,11 +75,11 @@ class InProcess(Arrivals):
                     self.complete(response, b"")
 
     def _serve(self, under_way: set[int]) -> None:
-        """`under_way`: the responses that are still owed."""
+        """`under_way`: responses that LoadGen still waits for."""
         loop = self.pipeline.in_flight()
         responses: dict[int, int] = {}
         while self._is_open or not loop.is_idle:
-            # Prompts are encoded only as rows fall free, so that a query of 5000 starts at once.
+            # Encode prompts only as rows become free, so that a query of 5000 starts at once.
             room = 2 * loop.limits.rows - len(responses)
             samples = self._take(room, waits=loop.is_idle)
             under_way |= {response for response, _ in samples}
@@ -90,17 +90,17 @@ class InProcess(Arrivals):
                 under_way.remove(response)
 
     def _take(self, room: int, waits: bool) -> list[Sample]:
-        found: list[Sample] = []
-        while self._is_open and len(found) < room:
+        samples: list[Sample] = []
+        while self._is_open and len(samples) < room:
             try:
-                sample = self._arrived.get(block=waits and not found)
+                sample = self._arrived.get(block=waits and not samples)
             except queue.Empty:
                 break
             if sample is None:
                 self._is_open = False
             else:
-                found.append(sample)
-        return found
+                samples.append(sample)
+        return samples
 
     def _submit(self, loop: InFlight, samples: list[Sample], responses: dict[int, int]) -> None:
         if not samples:
@@ -113,7 +113,7 @@ class InProcess(Arrivals):
             responses[loop.submit(self.pipeline.request(request, conditioning))] = response
 
     def _picture(self, event: Event) -> bytes:
-        """Its pixels; a failure is kept for `close`, and answered: LoadGen waits for each."""
+        """The pixels. A failure is answered with no bytes and raised by `close`."""
         try:
             if isinstance(event, Failed):
                 raise event.cause
@@ -124,31 +124,31 @@ class InProcess(Arrivals):
 
 
 def in_process_at_once(pipeline: Pipeline, request: GenerationParams) -> int:
-    """Twice the largest bucket: one that runs, and one whose prompts are encoded meanwhile."""
+    """Pictures of two of the largest calls: one runs while the prompts of the other are encoded."""
     return max(1, 2 * pipeline.engines.buckets[-1] // pipeline.plan(request).room[0])
 
 
 class OverHttp(Arrivals):
-    """A service, asked as its clients ask. What it refuses for lack of room is asked again, and
-    its latency runs on."""
+    """A service over HTTP. A request refused for lack of room is sent again; its latency counts
+    from the first try."""
 
     def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
         import httpx
 
         super().__init__(requests, complete)
-        headers = api_key.headers()
+        headers = auth_headers()
         with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
-            self.model = image_model(http)
-        self.connections = at_once(self.model)
+            self.model = first_image_model(http)
+        self.connections = concurrent_pictures(self.model)
         limits = httpx.Limits(max_connections=self.connections)
         self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers)
-        # No executor: an interrupt inside of one would leave a lock held that its threads need.
+        # No executor: an interrupt inside it would leave a lock held that its threads need.
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.connections):
             start_new_thread(self._serve, ())
 
     def close(self) -> None:
-        """What still waits after an interrupt is not asked any more."""
+        """After an interrupt, waiting samples are dropped."""
         with suppress(queue.Empty):
             while True:
                 self._arrived.get_nowait()
@@ -161,8 +161,8 @@ class OverHttp(Arrivals):
             raise self.error
 
     def make(self, requests: Sequence[GenerationParams]) -> list[Pixels]:
-        """As many at once as while LoadGen asks."""
-        return list(in_threads(partial(ask, self.http), requests, self.connections))
+        """Make pictures with the concurrency of a LoadGen run."""
+        return list(in_threads(partial(request_picture, self.http), requests, self.connections))
 
     def _serve(self) -> None:
         while (sample := self._arrived.get()) is not None:
@@ -172,7 +172,7 @@ class OverHttp(Arrivals):
     def _answer(self, response: int, index: int) -> None:
         data = b""
         try:
-            data = ask(self.http, self.requests[index]).tobytes()
+            data = request_picture(self.http, self.requests[index]).tobytes()
         except Exception as error:
             self.error = error
         self.complete(response, data)

@@ -1,1 +1,1 @@
-"""How good the pictures are: what is painted, what judges it, and what it costs in speed."""
+"""The quality of pictures: the task, its judges, and quality against speed."""

@@ -1,6 +1,6 @@
-"""LoadGen's mlperf_log_accuracy.json, as `sdxl bench mlperf --accuracy` leaves it and as the
-benchmark's own script reads it: raw pixels in hex, a sample a line. That of 5000 pictures has 30
-GB, so lines are found once and read when they are needed.
+"""LoadGen's mlperf_log_accuracy.json: raw pixels in hex, one sample a line. `sdxl bench mlperf
+--accuracy` writes it. The log of 5000 pictures has 30 GB, so lines are located once and read one by
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "mlperf_log_accuracy.json"
 
 
 class AccuracyLog:
-    """A source of pictures."""
+    """The pictures of a log, as a source."""
 
     is_stored = True
 
@@ -42,12 +42,12 @@ class AccuracyLog:
         return {"accuracy_log": str(self.path.resolve()), "stamp": stamp_of([self.path])}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        found = []
+        pictures = []
         with self.path.open("rb") as file:
             for index in indices:
                 file.seek(self.places[index])
-                found.append(self._picture(_entry(file.readline())["data"]))
-        return found
+                pictures.append(self._picture(_entry(file.readline())["data"]))
+        return pictures
 
     def _picture(self, text: str) -> Pixels:
         data, side = bytes.fromhex(text), self.side
@@ -58,7 +58,7 @@ class AccuracyLog:
 
 
 def logged(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The index and bytes of each sample, one at a time; one may come more than once."""
+    """Yield the index and bytes of each sample. An index may occur more than once."""
     with path.open("rb") as file:
         for line in file:
             if b"qsl_idx" in line:
@@ -67,29 +67,29 @@ def logged(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def pictures_of(path: Path, indices: Set[int]) -> dict[int, bytes]:
-    """The bytes of these, where they are there: of a log that is too large to be held."""
-    places, found = _places(path), {}
+    """The bytes of these samples, as far as the log has them."""
+    places, pictures = _places(path), {}
     with path.open("rb") as file:
         for index in places.keys() & indices:
             file.seek(places[index])
-            found[index] = bytes.fromhex(_entry(file.readline())["data"])
-    return found
+            pictures[index] = bytes.fromhex(_entry(file.readline())["data"])
+    return pictures
 
 
 def _places(path: Path) -> dict[int, int]:
-    """Where each sample's line begins."""
-    found: dict[int, int] = {}
+    """The offset of each sample's line."""
+    places: dict[int, int] = {}
     place = 0
     with path.open("rb") as file:
         for line in file:
             if b"qsl_idx" in line:
-                # Without its pixels, which are the long part.
+                # Do not parse the pixels, which are most of the line.
                 head = line[: line.index(b'"data"')].strip().rstrip(b",") + b"}"
-                found.setdefault(json.loads(head.lstrip(b"[,"))["qsl_idx"], place)
+                places.setdefault(json.loads(head.lstrip(b"[,"))["qsl_idx"], place)
             place += len(line)
-    return found
+    return places
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(line.strip().strip(b"[],"))
-    return found
+    entry: dict[str, Any] = json.loads(line.strip().strip(b"[],"))
+    return entry

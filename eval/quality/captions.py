@@ -1,4 +1,4 @@
-"""What is painted and scored against: captions from the benchmark's TSV, or of drawn scenes."""
+"""Captions: from the benchmark's TSV, or of drawn scenes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMN = "caption"
 PROMPT_SEED = 2026
-"""of the scenes whose captions are painted; the reference statistics have another"""
+"""of the captions' scenes; the reference statistics have another seed"""
 
 
 def read_captions(path: Path) -> list[str]:
@@ -26,8 +26,8 @@ def read_captions(path: Path) -> list[str]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t", quotechar='"')
             if COLUMN not in (rows.fieldnames or ()):
-                found = ", ".join(rows.fieldnames or ()) or "nothing"
-                raise InvalidParams("captions", str(path), f"{needed}; found {found[:200]}")
+                columns = ", ".join(rows.fieldnames or ()) or "nothing"
+                raise InvalidParams("captions", str(path), f"{needed}; found {columns[:200]}")
             captions = [(row[COLUMN] or "").strip() for row in rows]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         cause = getattr(error, "strerror", None) or error
@@ -40,7 +40,7 @@ def read_captions(path: Path) -> list[str]:
 
 
 def unseen_scenes(count: int) -> list[Scene]:
-    """That the embedded model never saw in training."""
+    """Scenes that the embedded model did not see in training."""
     import numpy as np
 
     from sdxl.mini.scenes import sample_scene
@@ -56,7 +56,7 @@ def scene_captions(count: int) -> list[str]:
 
 
 def literal(caption: str) -> str:
-    """As a prompt that means just this text: brackets in it weigh nothing."""
+    """The caption as a prompt, with its brackets escaped: they would set weights."""
     return re.sub(r"([\\()\[\]])", r"\\\1", caption)
 
 

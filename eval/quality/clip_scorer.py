@@ -1,7 +1,6 @@
-"""How well a picture agrees with its caption, and how far two pictures are apart, by a CLIP.
+"""The CLIP score of pictures with captions, by torchmetrics, and the distance between two pictures.
 
-One class for both: OpenAI's ViT-B/32, which the benchmark names, and the embedded model's own.
-The score is torchmetrics'. It does not know which figure is good.
+One class serves OpenAI's ViT-B/32, which the benchmark names, and the embedded model's CLIP.
 """
 
 from __future__ import annotations
@@ -28,55 +27,55 @@ Prepare = Callable[[Sequence[Pixels]], Tensor]
 
 
 class BareFeatures(nn.Module):
-    """transformers 5 wraps projected features; torchmetrics takes them bare."""
+    """Unwraps the projected features of transformers 5 for torchmetrics."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model, self.config = model, model.config
 
     def get_image_features(self, pixel_values: Tensor) -> Tensor:
-        found: Tensor = self.model.get_image_features(pixel_values=pixel_values).pooler_output
-        return found
+        features: Tensor = self.model.get_image_features(pixel_values=pixel_values).pooler_output
+        return features
 
     def get_text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        found: Tensor = self.model.get_text_features(
+        features: Tensor = self.model.get_text_features(
             input_ids=input_ids, attention_mask=attention_mask
         ).pooler_output
-        return found
+        return features
 
 
 class ClipScorer:
-    """`prepare` makes of pictures what the model's vision tower takes."""
+    """`prepare` turns pictures into inputs of the vision tower."""
 
     def __init__(self, model: Any, tokenizer: Any, prepare: Prepare, device: str = "cpu") -> None:
         self.device, self.prepare, self.tokenizer = torch.device(device), prepare, tokenizer
         self.model = BareFeatures(model.eval().requires_grad_(False)).to(self.device)
-        # Its sum has a device, too, and that is the CPU until it is moved.
+        # The metric's sum has a device of its own: the CPU until it is moved.
         self._metric = CLIPScore(lambda: (self.model, self._process)).to(self.device)
 
     def scores(self, pictures: Sequence[Pixels], captions: Sequence[str]) -> list[float]:
         """100 × the cosine of each picture and its caption."""
-        found = []
+        scores = []
         for picture, caption in zip(pictures, captions, strict=True):
             self._metric.reset()
             image = torch.from_numpy(picture).movedim(-1, 0).to(self.device)
             with torch.inference_mode():
                 self._metric.update(image, caption)
-            # Not `compute`: it cuts negative cosines off, and a mean is taken later.
-            found.append(float(self._metric.score))
-        return found
+            # `compute` would clip negative cosines, which the mean needs.
+            scores.append(float(self._metric.score))
+        return scores
 
     @torch.inference_mode()
     def pooled(self, pictures: Sequence[Pixels]) -> Tensor:
-        """What the vision tower sees in a whole picture, before it is projected to words."""
+        """The vision tower's pooled features, before the projection."""
         vision = self.model.model.vision_model
-        found: Tensor = vision(self.prepare(pictures).to(self.device)).pooler_output
-        return found.flatten(1).cpu()
+        pooled: Tensor = vision(self.prepare(pictures).to(self.device)).pooler_output
+        return pooled.flatten(1).cpu()
 
     @torch.inference_mode()
     def distances(self, pictures: Sequence[Pixels], others: Sequence[Pixels]) -> list[float]:
-        """As LPIPS measures (Zhang et al., 2018), unweighted: the squared difference of unit
-        feature vectors, over places and layers. 0 is the same picture, 2 has nothing alike."""
+        """LPIPS (Zhang et al., 2018) without its weights: the mean squared difference of unit
+        feature vectors over places and layers, 0 for equal pictures and 2 at most."""
         vision, layers = self.model.model.vision_model, []
         for each in (pictures, others):
             out = vision(self.prepare(each).to(self.device), output_hidden_states=True)
@@ -87,20 +86,20 @@ class ClipScorer:
     def _process(
         self, text: list[str] | None = None, images: list[Tensor] | None = None, **_: Any
     ) -> dict[str, Tensor]:
-        """A transformers processor, as torchmetrics calls one."""
+        """The transformers processor that torchmetrics calls."""
         if images is not None:
             return {"pixel_values": self.prepare([i.movedim(0, -1).numpy() for i in images])}
-        found = self.tokenizer(text, padding=True, truncation=True, return_tensors="pt")
-        return {"input_ids": found.input_ids, "attention_mask": found.attention_mask}
+        tokens = self.tokenizer(text, padding=True, truncation=True, return_tensors="pt")
+        return {"input_ids": tokens.input_ids, "attention_mask": tokens.attention_mask}
 
 
 def _by_place(hidden: Tensor) -> Tensor:
-    """A ResNet's map, or a transformer's patches without the token that stands for all of them."""
+    """A ResNet's map, or a transformer's patches without the class token."""
     return hidden.flatten(2).mT if hidden.ndim == 4 else hidden[:, 1:]
 
 
 def vit_b_32(folder: Path, device: str = "cpu") -> ClipScorer:
-    """`openai/clip-vit-base-patch32` from a folder here."""
+    """`openai/clip-vit-base-patch32` from a local folder."""
     from transformers import CLIPModel, CLIPTokenizer
 
     needed = "needed a folder of openai/clip-vit-base-patch32"
@@ -116,14 +115,14 @@ def vit_b_32(folder: Path, device: str = "cpu") -> ClipScorer:
         line = " ".join(str(error).split())[:200]
         raise InvalidParams("clip", str(folder), f"{needed} ({line})") from error
     for name, value in VIT_B_32.items():
-        if (found := getattr(model.config.vision_config, name)) != value:
-            raise InvalidParams("clip", str(folder), f"{needed}; its {name} is {found}")
+        if (actual := getattr(model.config.vision_config, name)) != value:
+            raise InvalidParams("clip", str(folder), f"{needed}; its {name} is {actual}")
     side = model.config.vision_config.image_size
-    return ClipScorer(model, tokenizer, lambda pictures: as_clip_does(pictures, side), device)
+    return ClipScorer(model, tokenizer, lambda pictures: clip_inputs(pictures, side), device)
 
 
-def of_mini() -> ClipScorer:
-    """The embedded model's own."""
+def mini_scorer() -> ClipScorer:
+    """A scorer with the embedded model's CLIP."""
     from sdxl.mini.clip import Scorer, pixels_of
 
     with quiet_loading():
@@ -131,8 +130,8 @@ def of_mini() -> ClipScorer:
     return ClipScorer(scorer.model, scorer.tokenizer, lambda each: pixels_of(np.stack(each)))
 
 
-def as_clip_does(pictures: Sequence[Pixels], side: int) -> Tensor:
-    """Bicubic to the model's side, as Pillow does it on 8 bits; then normalised. Square ones."""
+def clip_inputs(pictures: Sequence[Pixels], side: int) -> Tensor:
+    """Square pictures, resized bicubically in 8 bits by Pillow, then normalised."""
     from PIL import Image
 
     resized = [

@@ -1,11 +1,12 @@
-"""Scores pictures chunk by chunk: each chunk's findings reach the disk before the next begins, so
-no more than a chunk of pictures is in memory and a run that was killed goes on where it was.
+"""Scores pictures chunk by chunk. Each chunk's scores are written before the next chunk begins, so
+memory holds one chunk of pictures and an interrupted run resumes.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from eval.measuring.bootstrap import Interval, interval
-from eval.measuring.kept_facts import keep_facts
+from eval.measuring.kept_facts import check_facts
+from eval.measuring.psnr import psnr_db
 from eval.measuring.timing import Spread, Timed, wall_s
-from eval.quality.alikeness import psnr, ssim
 from eval.quality.frechet import QuickFrechet, frechet_distance
 from eval.quality.protocol import ScoreRange
 from eval.quality.sources import Source
@@ -30,12 +32,14 @@ from sdxl.images import Pixels
 from sdxl.params import InvalidParams
 
 CHUNK = 32
-"""pictures at least; several full batches of any engine, so that chunks cost no speed"""
+"""the fewest pictures: several full batches of any engine, so that chunks cost no speed"""
 CALLS_A_CHUNK = 4
-"""A chunk ends with fewer and fewer under way: it is several times what is under way at once."""
+"""A chunk is several times the pictures in flight, because fewer are in flight at its end."""
 FACTS = "evaluation.json"
 ALIKE = ("psnr", "ssim", "distance")
-"""how near each picture is to the exact model's"""
+"""of each picture to the exact model's"""
+MOST_DB = 100.0
+"""the PSNR of equal pictures, so that a mean is finite"""
 
 Findings = Mapping[str, Tensor]
 
@@ -53,12 +57,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     pictures: int
     figures: Mapping[str, Figure]
     images_per_s: Spread | None
-    """of making the pictures, over chunks; None where they were there already"""
+    """over chunks; None for stored pictures"""
 
     def as_dict(self) -> dict[str, Any]:
         figures = {n: {**asdict(f), "holds": f.holds} for n, f in self.figures.items()}
@@ -68,8 +72,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`exact` gives the pictures that each one is compared with; `save` keeps the pictures; `timed`
-    is the clock that they are made against."""
+    """`exact`: the source of the pictures to compare with; `save`: a folder for the pictures;
+    `timed`: the clock."""
 
     task: QualityTask
     source: Source
@@ -91,27 +95,26 @@ class Evaluation:
 
     @cached_property
     def chunk(self) -> int:
-        """As many pictures as the source makes at once, several times; that of an evaluation which
-        is gone on with, however many there are now."""
+        """Pictures in a chunk. A resumed evaluation keeps its chunk."""
         with suppress(OSError, ValueError, KeyError):
             stored = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
             return max(1, int(stored["chunk"]))
         return max(CHUNK, CALLS_A_CHUNK * getattr(self.source, "at_once", 0))
 
     def _open(self) -> None:
-        """Go on with what is there, where it is of the same evaluation."""
+        """Prepare the folders; raise if they hold another evaluation."""
         if self.save is not None:
             prepare_folder(self.save)
         facts = self.task.as_dict() | {"source": self.source.describe(), "chunk": self.chunk}
         facts |= {"exact": self.exact.describe() if self.exact else None}
-        keep_facts(self.folder, FACTS, facts, "evaluation")
+        check_facts(self.folder, FACTS, facts, "evaluation")
 
     def _file(self, start: int) -> Path:
         return self.folder / f"chunk-{start:06}.npz"
 
     def _is_done(self, indices: range) -> bool:
-        kept = [picture_file(self.save, i) for i in indices] if self.save is not None else []
-        return all(path.exists() for path in (self._file(indices.start), *kept))
+        saved = [picture_file(self.save, i) for i in indices] if self.save is not None else []
+        return all(path.exists() for path in (self._file(indices.start), *saved))
 
     def _score(self, indices: range, judges: Judges) -> None:
         pictures: list[Pixels] = []
@@ -126,7 +129,7 @@ class Evaluation:
         if self.exact is not None:
             others = self.exact.pictures(indices)
             pairs = list(zip(pictures, others, strict=True))
-            rows["psnr"] = [psnr(a, b) for a, b in pairs]
+            rows["psnr"] = [min(psnr_db(a, b), MOST_DB) for a, b in pairs]
             rows["ssim"] = [ssim(a, b) for a, b in pairs]
             rows["distance"] = judges.clip.distances(pictures, others)
         if self.save is not None:
@@ -144,32 +147,48 @@ class Evaluation:
                 raise InvalidParams("images", shown, f"needed {side}×{side}")
 
     def _summary(self, judges: Judges, rounds: int) -> Scores:
-        found = self.findings()
-        features, count = found["features"], len(found["clip"])
+        rows = self.findings()
+        features, count = rows["features"], len(rows["clip"])
         quick = QuickFrechet(judges.reference)
         fid = frechet_distance(features.split(self.chunk), judges.reference)
         figures = {
             "FID": Figure(
                 fid,
-                interval(fid, lambda rows: quick(features[rows]), count, rounds),
+                interval(fid, lambda drawn: quick(features[drawn]), count, rounds),
                 self.task.fid_gate,
             ),
-            "CLIP": _mean(found["clip"], rounds, self.task.clip_gate),
+            "CLIP": _mean(rows["clip"], rounds, self.task.clip_gate),
         }
-        figures |= {name: _mean(found[name], rounds) for name in ALIKE if name in found}
+        figures |= {name: _mean(rows[name], rounds) for name in ALIKE if name in rows}
         is_stored = getattr(self.source, "is_stored", False)
-        speed = None if is_stored else Spread.of(found["images_per_s"].tolist())
+        speed = None if is_stored else Spread.of(rows["images_per_s"].tolist())
         scores = Scores(count, figures, speed)
         write_json(self.folder / "scores.json", scores.as_dict())
         return scores
 
     def findings(self) -> Findings:
-        """What every picture scored, in their order."""
+        """The scores of every picture, in order."""
         chunks = []
         for start in range(0, len(self.task.captions), self.chunk):
             with np.load(self._file(start)) as stored:
                 chunks.append({name: torch.from_numpy(stored[name]) for name in stored.files})
         return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+
+
+def run_with_progress(evaluation: Evaluation, rounds: int) -> Scores:
+    """Run it; on a terminal a bar shows its progress."""
+    from tqdm import tqdm
+
+    total, hidden = len(evaluation.task.captions), not sys.stderr.isatty()
+    with tqdm(total=total, unit="picture", file=sys.stderr, disable=hidden, leave=False) as bar:
+        return evaluation.run(rounds, bar.update)
+
+
+def ssim(picture: Pixels, other: Pixels) -> float:
+    a, b = (torch.from_numpy(p).movedim(-1, 0)[None].float() for p in (picture, other))
+    similarity = structural_similarity_index_measure(a, b, data_range=255.0)
+    assert isinstance(similarity, torch.Tensor)
+    return float(similarity)
 
 
 def _mean(values: Tensor, rounds: int, gate: ScoreRange | None = None) -> Figure:

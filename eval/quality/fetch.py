@@ -1,6 +1,6 @@
-"""`sdxl eval fetch`: the files that MLPerf's task is judged by, each held to its digest.
+"""`sdxl eval fetch`: download the files that score MLPerf's task, and check their digests.
 
-Where they are and what they must hash to is data, in sources.toml or a file of the user's.
+Addresses and digests are data, in sources.toml or the user's file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sdxl.arguments import Parser
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import InvalidParams
 
-OWN = Path(__file__).with_name("sources.toml")
+SOURCES = Path(__file__).with_name("sources.toml")
 RECORD = "sources.toml"
 TIMEOUT_S = 60.0
 CHUNK = 1 << 20
@@ -27,7 +27,7 @@ def sha256_of(content: bytes) -> str:
 
 
 def git_blob_of(content: bytes) -> str:
-    """What `git hash-object` says: a repository names a file by it without holding the file."""
+    """The id that `git hash-object` prints."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
@@ -37,13 +37,13 @@ FEWEST_DIGITS = 8
 
 
 class FetchFailed(RuntimeError):
-    """A file that could not be had, or is not the one that it should be."""
+    """A file could not be downloaded, or has another digest."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file: its path below the folder, its address, and how its digests begin. One that was
-    never published is empty."""
+    """One file: its path below the folder, its address, and the first digits of its digests. An
+    unknown digest is empty."""
 
     path: str
     url: str
@@ -51,44 +51,44 @@ class RemoteFile:
     git_blob: str = ""
 
     @property
-    def is_held(self) -> bool:
+    def has_digest(self) -> bool:
         return any(getattr(self, name) for name in DIGESTS)
 
     def check(self, content: bytes) -> None:
         for name, digest_of in DIGESTS.items():
-            found, needed = digest_of(content), getattr(self, name)
-            if not found.startswith(needed):
-                raise FetchFailed(f"{self.url}: has {name} {found}, needed {needed}")
+            digest, needed = digest_of(content), getattr(self, name)
+            if not digest.startswith(needed):
+                raise FetchFailed(f"{self.url}: has {name} {digest}, needed {needed}")
 
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    sources, folder = Path(options.sources or OWN), Path(options.out)
+    sources, folder = Path(options.sources or SOURCES), Path(options.out)
     files = read_sources(sources)
-    unknown = [file.path for file in files if not file.is_held]
+    unknown = [file.path for file in files if not file.has_digest]
     if unknown and not options.is_recording:
         needed = (
             f"has no digest of {', '.join(unknown)}; needed one in a copy of it (--sources FILE), "
-            "or --record, which takes what comes and holds to it after"
+            "or --record, which records the digest of the download"
         )
         raise InvalidParams("sources", str(sources), needed)
     prepare_folder(folder)
-    found = [replace(file, sha256=fetch(file, folder)) for file in files]
-    write_atomic(folder / RECORD, as_toml(found).encode())
-    print(f"{len(found)} files in {folder}; their sha256 in {folder / RECORD}")
+    fetched = [replace(file, sha256=fetch(file, folder)) for file in files]
+    write_atomic(folder / RECORD, as_toml(fetched).encode())
+    print(f"{len(fetched)} files in {folder}; their sha256 in {folder / RECORD}")
     return 0
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl eval fetch", description="Fetch what MLPerf's task is judged by.")
+    parser = Parser(prog="sdxl eval fetch", description="Download the files that score MLPerf's task.")
     add = parser.add_argument
-    add("--out", default="mlperf", metavar="DIR", help="where to put them (default %(default)s)")
-    add("--sources", metavar="FILE", help="TOML: their addresses and digests (default: our own)")
+    add("--out", default="mlperf", metavar="DIR", help="folder for the files (default %(default)s)")
+    add("--sources", metavar="FILE", help="addresses and digests, as TOML (default: built in)")
     add(
         "--record",
         action="store_true",
         dest="is_recording",
-        help="take files without a digest as they come, and write their sha256 down",
+        help="accept files without a digest, and record their sha256",
     )
     return parser
 
@@ -126,17 +126,17 @@ def check_digits(name: str, digits: str) -> None:
 
 
 def fetch(file: RemoteFile, folder: Path) -> str:
-    """Its sha256. One that is there and right is not fetched again."""
+    """Download the file unless a correct one is there. Return its sha256."""
     path = folder / file.path
-    if path.exists() and file.is_held:
+    if path.exists() and file.has_digest:
         file.check(content := path.read_bytes())
         return sha256_of(content)
     prepare_folder(path.parent)
     file.check(content := b"".join(download(file.url)))
     write_atomic(path, content)
-    note = "" if file.is_held else "; held to no digest, as none is known"
-    print(f"{path}: {len(content)} bytes, sha256 {(found := sha256_of(content))}{note}")
-    return found
+    note = "" if file.has_digest else "; not checked: no digest is known"
+    print(f"{path}: {len(content)} bytes, sha256 {(sha256 := sha256_of(content))}{note}")
+    return sha256
 
 
 def download(url: str) -> Iterator[bytes]:

@@ -1,5 +1,5 @@
-"""The Fréchet distance between sets of features: torchmetrics' for the figure, a quicker one of
-our own for the many of a bootstrap. It does not know what computed the features.
+"""The Fréchet distance between sets of features: torchmetrics' for the figure, and a faster one for
+the many distances of a bootstrap.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Gaussian:
     mean: Tensor
     covariance: Tensor
     count: int = 40_504
-    """of the pictures behind it, where it is not known: COCO 2014's validation set"""
+    """of pictures; if unknown, that of COCO 2014's validation set"""
 
     @classmethod
     def of(cls, chunks: Iterable[Tensor]) -> Gaussian:
-        """Of features [n, width] that come in chunks."""
+        """The Gaussian of features [n, width] in chunks."""
         total = products = None
         count = 0
         for chunk in chunks:
@@ -43,7 +43,7 @@ class Gaussian:
 
 
 def read_statistics(path: Path, width: int) -> Gaussian:
-    """An .npz with `mu` and `sigma`, as pytorch-fid writes one."""
+    """Read an .npz with `mu` and `sigma`, the format of pytorch-fid."""
     needed = f"needed an .npz with mu [{width}] and sigma [{width}, {width}]"
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -51,13 +51,13 @@ def read_statistics(path: Path, width: int) -> Gaussian:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidParams("statistics", str(path), f"{needed} ({error})") from error
     if mean.shape != (width,) or covariance.shape != (width, width):
-        found = f"found {list(mean.shape)} and {list(covariance.shape)}"
-        raise InvalidParams("statistics", str(path), f"{needed}; {found}")
+        shapes = f"found {list(mean.shape)} and {list(covariance.shape)}"
+        raise InvalidParams("statistics", str(path), f"{needed}; {shapes}")
     return Gaussian(mean, covariance)
 
 
-class _AsTheyAre(nn.Module):
-    """torchmetrics wants a network; the features are computed already."""
+class _Identity(nn.Module):
+    """The network that torchmetrics requires, for features that are computed already."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ class _AsTheyAre(nn.Module):
 
 
 def frechet_distance(features: Iterable[Tensor], reference: Gaussian) -> float:
-    """Features in chunks against a reference."""
-    metric = FrechetInceptionDistance(_AsTheyAre(len(reference.mean)))
+    """The distance of features, in chunks, to a reference."""
+    metric = FrechetInceptionDistance(_Identity(len(reference.mean)))
     mean, count = reference.mean, reference.count
     metric.real_features_sum = mean * count
     outer = torch.outer(mean, mean)
@@ -81,7 +81,7 @@ def frechet_distance(features: Iterable[Tensor], reference: Gaussian) -> float:
 
 
 class QuickFrechet:
-    """Against one reference many times: its root is taken once, and what is left is symmetric."""
+    """Distances to one reference. Its root is computed once; the rest is a symmetric problem."""
 
     def __init__(self, reference: Gaussian) -> None:
         self.reference = reference

@@ -1,7 +1,7 @@
 """The Inception network of 2015-12-05 that FID is defined on: pictures to 2048 features.
 
-Its tensors are named as in the PyTorch port that everyone downloads (`pt_inception-2015-12-05`,
-from pytorch-fid), which must load strictly. Three things differ from the textbook network and are
+Its tensors have the names of the PyTorch port in general use (`pt_inception-2015-12-05`, from
+pytorch-fid), which must load strictly. Three things differ from the textbook network and are
 part of the definition: average pools do not count their padding, the last block pools by the
 maximum, and pictures are resized without anti-aliasing, as the benchmark's reference does it.
 The architecture: Szegedy et al., "Rethinking the Inception Architecture" (2015), figures 4 to 7.
@@ -39,12 +39,12 @@ class Conv(nn.Module):
 
 
 def row(inputs: int, outputs: int) -> Conv:
-    """1×7, of the same size."""
+    """A 1×7 convolution that keeps the size."""
     return Conv(inputs, outputs, (1, 7), padding=(0, 3))
 
 
 def column(inputs: int, outputs: int) -> Conv:
-    """7×1, of the same size."""
+    """A 7×1 convolution that keeps the size."""
     return Conv(inputs, outputs, (7, 1), padding=(3, 0))
 
 
@@ -200,7 +200,7 @@ def load_inception(path: Path) -> Inception:
 
             weights = load_file(path)
         else:
-            # Tensors alone: a pickle could run code otherwise.
+            # Tensors only: a pickle could run code.
             weights = torch.load(path, map_location="cpu", weights_only=True)
         network = Inception()
         network.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""From the flags of `sdxl eval` to what is judged: the task, whose pictures, and against which."""
+"""From the flags of `sdxl eval` to the task, the source of pictures, and the exact pictures."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def read_exact(options: argparse.Namespace, task: QualityTask) -> Source | None:
 
 
 def exact(model: str, task: QualityTask) -> Source:
-    """The whole UNet at every step, in float32, from the same seeds."""
+    """The source of exact pictures: every step deep, float32, the same seeds."""
     import engines
     from eval.quality.sources import Painted
 
-    # The embedded model's fp32 graphs compute what PyTorch does, and faster on a CPU.
+    # On a CPU the embedded model's fp32 graphs are faster than PyTorch, with equal results.
     backend = "onnxruntime" if model == "mini" else "torch"
     pipeline = engines.load(model, backend, precision="fp32")
     requests = [replace(r, cache_interval=1, deep_steps=None) for r in task.requests]

@@ -1,4 +1,4 @@
-"""Settings that were tried, what became of speed and quality, and which are worth having."""
+"""Settings of a sweep with their speed and quality, and the Pareto front among them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class QualitySetting:
-    """The defaults are the exact model."""
+    """One setting; the defaults are the exact model."""
 
     precision: str = "fp32"
     cache_interval: int = 1
@@ -38,9 +38,9 @@ class QualitySetting:
     steps: int = USUAL.steps
     cut: Cut = "reference"
     guided_until: float = 1.0
-    """the share of the steps, from the first one, that is guided"""
+    """the share of the steps, from the first, that is guided"""
     deep_steps: tuple[int, ...] | None = None
-    """instead of the interval"""
+    """replaces the interval"""
 
     @property
     def slug(self) -> str:
@@ -58,7 +58,7 @@ class QualitySetting:
         cut = "" if self.cut == "reference" else f", {self.cut}"
         return f"{self.precision}, {reuse}, {self.scheduler} {self.steps}{share}{cut}"
 
-    def asked(self, request: GenerationParams) -> GenerationParams:
+    def apply_to(self, request: GenerationParams) -> GenerationParams:
         return replace(
             request,
             cache_interval=self.cache_interval,
@@ -86,14 +86,14 @@ class Tried:
 
 
 class Change(NamedTuple):
-    """Of the scores, as shares of the exact model's. Less FID and more CLIP are better."""
+    """Changes of the scores, as shares of the exact model's. Lower FID and higher CLIP are better."""
 
     fid: float
     clip: float
 
     @property
     def loss(self) -> float:
-        """How much worse, in gates; 1 is as bad as the benchmark lets pass, below 0 is better."""
+        """The worse change in units of its gate: 1 is the most that MLPerf allows, below 0 is better."""
         return max(self.fid / FID_TOLERANCE, -self.clip / CLIP_TOLERANCE)
 
     @property
@@ -109,15 +109,15 @@ def change(tried: Tried, exact: Tried) -> Change:
 
 
 def front(
-    tried: Sequence[Tried], loss: Callable[[Change], float] = lambda found: found.loss
+    tried: Sequence[Tried], loss: Callable[[Change], float] = lambda change: change.loss
 ) -> list[Tried]:
-    """Those that no other beats in both speed and loss, the fastest first. `tried[0]` is exact."""
+    """The settings that no other beats in both speed and loss, fastest first. `tried[0]` is exact."""
     losses = {each.setting: loss(change(each, tried[0])) for each in tried}
-    found: list[Tried] = []
+    best: list[Tried] = []
     for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):
-        if not found or losses[each.setting] < losses[found[-1].setting]:
-            found.append(each)
-    return found
+        if not best or losses[each.setting] < losses[best[-1].setting]:
+            best.append(each)
+    return best
 
 
 def table(tried: Sequence[Tried]) -> str:
@@ -129,7 +129,7 @@ def table(tried: Sequence[Tried]) -> str:
 
 
 def _cells(tried: Tried, exact: Tried, mark: str) -> list[str]:
-    figures, found = tried.figures, change(tried, exact)
+    figures, changes = tried.figures, change(tried, exact)
     alike = [
         f"{figures[name].value:.{digits}f}" if name in figures else ""
         for name, digits in (("psnr", 1), ("ssim", 3), ("distance", 4))
@@ -138,9 +138,9 @@ def _cells(tried: Tried, exact: Tried, mark: str) -> list[str]:
         f"{mark}{tried.setting}",
         f"{tried.images_per_s:.2f}",
         f"{figures['FID'].value:.4f}",
-        f"{found.fid:+.1%}",
+        f"{changes.fid:+.1%}",
         f"{figures['CLIP'].value:.3f}",
-        f"{found.clip:+.2%}",
-        "in" if found.is_within else "out",
+        f"{changes.clip:+.2%}",
+        "in" if changes.is_within else "out",
         *alike,
     ]

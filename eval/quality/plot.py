@@ -1,4 +1,4 @@
-"""Plots of what was measured, as PNG and SVG. It measures nothing."""
+"""Plots of sweeps and of peers, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ STYLE: Any = {
 
 
 def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
-    """Speed against the change of FID and of CLIP; gates are shaded, and in each panel its own
-    front is drawn and named."""
+    """Speed against the change of FID and of CLIP, with shaded gates and each panel's front."""
     with rc_context(STYLE):
         figure = Figure(figsize=(11, 4.8), layout="constrained")
         axes = figure.subplots(1, 2)
@@ -46,12 +45,12 @@ def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
 
 def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
     def height(each: Tried) -> float:
-        found = change(each, tried[0])
-        return 100 * (found.fid if name == "FID" else found.clip)
+        changes = change(each, tried[0])
+        return 100 * (changes.fid if name == "FID" else changes.clip)
 
     axis.axhspan(-100 * gate, 100 * gate, color=PALE, zorder=0)
     axis.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-    best = front(tried, lambda found: found.fid if name == "FID" else -found.clip)
+    best = front(tried, lambda changes: changes.fid if name == "FID" else -changes.clip)
     axis.plot([t.speed for t in best], [height(t) for t in best], color=GREY, linewidth=1, zorder=2)
     for each in tried:
         setting = each.setting
@@ -83,7 +82,7 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
     axis.set_xlabel("images/s")
     axis.set_ylabel(f"{name}, change from the exact model, %")
     axis.set_title(f"{name} ({'lower' if name == 'FID' else 'higher'} is better)", fontsize=10)
-    # Linear around the gates, where settings differ little; beyond them, logarithmic.
+    # Linear around the gates, where settings differ little; logarithmic beyond.
     axis.set_yscale("symlog", linthresh=200 * gate, linscale=2)
     axis.yaxis.set_major_formatter("{x:g}")
     axis.margins(x=0.12, y=0.12)
@@ -112,7 +111,7 @@ def _legend(tried: Sequence[Tried]) -> list[Any]:
 
 
 def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
-    """Images a second by variant, a group of bars for each batch."""
+    """Images a second by variant, with a group of bars for each batch size."""
     batches = report["batches"]
     names = list(next(iter(batches.values()))["images/s"])
     with rc_context(STYLE):
@@ -140,7 +139,7 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
 
 
 def add_legend(figure: Figure, handles: list[Any], **style: Any) -> None:
-    """Below all of its panels."""
+    """Add a legend below all panels."""
     place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
     figure.legend(handles=handles, **place, **style)
 
@@ -148,7 +147,7 @@ def add_legend(figure: Figure, handles: list[Any], **style: Any) -> None:
 def write_figure(figure: Figure, stem: Path) -> None:
     for suffix in ("png", "svg"):
         data = io.BytesIO()
-        # No date: the same figures give the same bytes.
+        # Without a date, equal figures give equal bytes.
         metadata: Any = {"Date": None} if suffix == "svg" else None
         figure.savefig(data, format=suffix, metadata=metadata)
         write_atomic(stem.with_suffix(f".{suffix}"), data.getvalue())

@@ -42,7 +42,7 @@ REQUEST = GenerationParams(
     scheduler="euler",
     cache_interval=1,
 )
-"""Every picture starts from seed 0's noise: randn(1, 4, 128, 128) in float32 on the CPU."""
+"""Every picture starts from the noise of seed 0: randn(1, 4, 128, 128) in float32 on the CPU."""
 SCHEDULER: Mapping[str, Any] = {
     "timestep_spacing": "leading",
     "steps_offset": 1,
@@ -51,5 +51,5 @@ SCHEDULER: Mapping[str, Any] = {
     "beta_end": 0.012,
     "prediction_type": "epsilon",
 }
-"""What the checkpoint's scheduler_config.json must say."""
+"""the required values in the checkpoint's scheduler_config.json"""
 INCEPTION_WIDTH = 2048

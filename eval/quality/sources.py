@@ -1,6 +1,6 @@
-"""Where the pictures of an evaluation come from: engines here, a folder, a service (or LoadGen's
-accuracy log, which has a module of its own). Each is asked for pictures by number, a chunk at a
-time, so none holds all of them, and each checks what it can before anything is computed.
+"""Sources of pictures: engines in this process, a folder, a service. LoadGen's log is in
+accuracy_log.py. A source returns pictures by index, so memory holds one chunk; it checks its input
+before anything is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from eval.quality.task import QualityTask
-from eval.service import api_key
+from eval.service.client import auth_headers
 from sdxl.handover import in_threads
 from sdxl.images import Pixels, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 AT_ONCE = 16
-"""requests under way at a service that does not say how many it takes"""
+"""concurrent requests to a service that does not publish a limit"""
 TIMEOUT_S = 600.0
-"""for one picture, and for refusals of one"""
+"""for one picture, its refusals included"""
 
 
 class NoPicture(RuntimeError):
-    """A picture that could not be had: which, and why."""
+    """A picture could not be made."""
 
 
 class Source(Protocol):
     def describe(self) -> dict[str, Any]:
-        """What tells this source from another: an evaluation resumes with the same one alone."""
+        """The source's identity: an evaluation resumes only with an equal one."""
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]: ...
 
 
 class Painted:
-    """By engines in this process. A chunk is always painted whole and in the same order, so
-    each has the same ones beside it, and the same rounding, after a resume."""
+    """Pictures by engines in this process. A chunk is always made whole and in order, so a resumed
+    run has the same batches and the same rounding."""
 
     def __init__(self, pipeline: Pipeline, requests: Sequence[GenerationParams]) -> None:
         self.pipeline, self.requests = pipeline, requests
@@ -59,19 +59,19 @@ class Painted:
         return {"model": self.pipeline.origin, "digest": digest, "cut": cut, **facts, **request}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        found = []
+        pictures = []
         for index, result in zip(indices, self._results(indices), strict=True):
             if result.image is None:
                 raise NoPicture(f"picture {index}: {result.error}") from result.error
-            found.append(to_pixels(result.image))
-        return found
+            pictures.append(to_pixels(result.image))
+        return pictures
 
     def _results(self, indices: Sequence[int]) -> list[Any]:
         return self.pipeline.generate(self.requests[i] for i in indices)
 
 
 class Folder:
-    """Files in the order of their names."""
+    """Picture files in the order of their names."""
 
     is_stored = True
 
@@ -90,11 +90,11 @@ class Folder:
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         from PIL import Image
 
-        found = []
+        pictures = []
         for index in indices:
             with Image.open(self.files[index]) as image:
-                found.append(np.array(image.convert("RGB")))
-        return found
+                pictures.append(np.array(image.convert("RGB")))
+        return pictures
 
     def _check(self, file: Path, side: int) -> None:
         from PIL import Image, UnidentifiedImageError
@@ -110,7 +110,7 @@ class Folder:
 
 
 class Service:
-    """A service that is running, over HTTP, as its clients ask."""
+    """Pictures of a running service, over HTTP."""
 
     def __init__(self, url: str, requests: Sequence[GenerationParams]) -> None:
         self.url, self.requests = url.rstrip("/"), requests
@@ -125,37 +125,37 @@ class Service:
 
         limits = httpx.Limits(max_connections=self.at_once)
         with httpx.Client(
-            base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers(), limits=limits
+            base_url=self.url, timeout=TIMEOUT_S, headers=auth_headers(), limits=limits
         ) as http:
-            return list(in_threads(lambda i: ask(http, self.requests[i]), indices, self.at_once))
+            return list(in_threads(lambda i: request_picture(http, self.requests[i]), indices, self.at_once))
 
     @property
     def at_once(self) -> int:
-        return at_once(self._model)
+        return concurrent_pictures(self._model)
 
     @cached_property
     def _model(self) -> dict[str, Any]:
         import httpx
 
-        with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=api_key.headers()) as http:
-            return image_model(http)
+        with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=auth_headers()) as http:
+            return first_image_model(http)
 
 
-def image_model(http: Any) -> dict[str, Any]:
-    """What the service says of the model that a request gets which names none."""
+def first_image_model(http: Any) -> dict[str, Any]:
+    """The listed entry of the service's default image model; empty if there is none."""
     answer = http.get("/v1/models")
     models = answer.json().get("data", []) if answer.status_code == 200 else []
     return next((model for model in models if model.get("images")), {})
 
 
-def at_once(model: dict[str, Any]) -> int:
-    """Pictures that the service says are best under way."""
+def concurrent_pictures(model: dict[str, Any]) -> int:
+    """The number of concurrent pictures that the service recommends."""
     return int(model.get("images", {}).get("at_once") or AT_ONCE)
 
 
-def ask(http: Any, request: GenerationParams) -> Pixels:
-    """One picture of a service; a refusal for lack of room is asked again when it says. Not for
-    ever: a service too slow for any deadline refuses in the same words."""
+def request_picture(http: Any, request: GenerationParams) -> Pixels:
+    """One picture of a service. A request refused with 429 is repeated after Retry-After, until
+    TIMEOUT_S: a service too slow for any deadline refuses in the same way."""
     body, until_s = {**request.as_rest(), "deadline_s": 120.0}, time.perf_counter() + TIMEOUT_S
     while True:
         answer = http.post("/v1/images/generations", json=body)
@@ -183,11 +183,11 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def stamp_of(files: Iterable[Path]) -> str:
-    """Another one once a file is written anew."""
-    found = [(file.name, (at := file.stat()).st_size, at.st_mtime_ns) for file in files]
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+    """A digest that changes when a file is rewritten."""
+    stamps = [(file.name, (at := file.stat()).st_size, at.st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
 
 
-def refuse_count(field: str, place: Path, found: int, needed: int) -> None:
-    shown = f"{place} with {found} pictures"
+def refuse_count(field: str, place: Path, count: int, needed: int) -> None:
+    shown = f"{place} with {count} pictures"
     raise InvalidParams(field, shown, f"needed one for each of the {needed} captions")

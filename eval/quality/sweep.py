@@ -1,10 +1,9 @@
 """`sdxl eval --sweep`: quality against speed, over precision, interval, cut, scheduler, steps and
 tuned plans.
 
-Every setting paints the same captions from the same seeds and is held against the exact model: the
-whole UNet at each of the usual steps, in float32. Each setting has a folder of its own, so a sweep
-goes on where it was killed. On a CPU, speed is counted in this process's own time, so that other
-work on the machine moves no point.
+Every setting makes pictures of the same captions and seeds and is compared with the exact model:
+float32, every step deep. Each setting has its own folder, so an interrupted sweep resumes. On a CPU
+speed is measured in this process's CPU time, which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -22,17 +21,15 @@ import torch
 
 from engines import ASKED_PRECISIONS
 from engines.choice import UNAVAILABLE
-from engines.folders.export_folder import PRECISIONS
+from engines.folders.export_folder import PRECISIONS, ExportFolder
 from engines.pytorch.torch_engine import EIGHT_BIT
 from eval.measuring.timing import cpu_s, wall_s
-from eval.quality.chosen_presets import choose_presets, is_plain
-from eval.quality.evaluation import Evaluation
+from eval.quality.evaluation import Evaluation, run_with_progress
 from eval.quality.inputs import read_task
 from eval.quality.pareto import QualitySetting, Tried, table
 from eval.quality.plot import plot_pareto
-from eval.quality.report import watched
+from eval.quality.presets import check_writable, choose_presets, is_plain, store_presets
 from eval.quality.sources import Folder, Painted
-from eval.quality.stored_presets import check_place, store_presets
 from eval.quality.task import QualityTask
 from sdxl import presets
 from sdxl.checkpoint import Checkpoint
@@ -51,7 +48,7 @@ USUAL: tuple[Grid, ...] = (
     {"precision": ["fp16", "int8", "fp8"], "cache_interval": [1, 2]},
     {"cut": ["fresh_skips"], "cache_interval": [2, 3]},
 )
-"""Each is a product; what one does not name stays as in the exact model."""
+"""Each grid is a product; a field that it does not name has the exact model's value."""
 
 
 def run_sweep(options: argparse.Namespace) -> int:
@@ -61,7 +58,7 @@ def run_sweep(options: argparse.Namespace) -> int:
     root = Path(options.out or Path("out") / "sweep")
     prepare_folder(root)
     if options.stores_presets:
-        check_place(checkpoint, root)
+        check_writable(checkpoint, root)
     load = cache(partial(load_engines, checkpoint, options, root))
     settings = loadable(settings, load)
     last_plain = [setting for setting in settings if is_plain(setting)][-1]
@@ -70,36 +67,36 @@ def run_sweep(options: argparse.Namespace) -> int:
         print(f"{len(tried) + 1} of {len(settings)}: {setting}", flush=True)
         pipeline = Pipeline(checkpoint, load(setting.precision, setting.cut))
         tried.append(evaluate(setting, task, pipeline, root, options.bootstrap))
-        # Every time: a sweep that is cut short shows what it has.
-        keep(tried, task, root)
+        # After every setting, so that an interrupted sweep has a report.
+        write_report(tried, task, root)
         if setting == last_plain:
-            # No other setting can be one: what fails after it costs no presets.
-            keep_presets(tried, task, checkpoint, root, options.stores_presets)
+            # Only plain settings become presets: a later failure cannot lose them.
+            write_presets(tried, task, checkpoint, root, options.stores_presets)
     print(table(tried))
     return 0
 
 
 def settings_of(grid: str | None, tuned: str | None = None) -> list[QualitySetting]:
-    """The exact model first, then each setting once."""
+    """The exact model first, then every other setting once."""
     grids = USUAL if grid is None else read_grids(Path(grid))
-    found = [EXACT]
+    settings = [EXACT]
     for each in grids:
         for values in itertools.product(*each.values()):
             try:
                 setting = QualitySetting(**dict(zip(each, values, strict=True)))
             except TypeError as error:
                 raise InvalidParams("grid", str(grid), str(error)) from error
-            if setting not in found:
-                found.append(setting)
-    found += tuned_plans(Path(tuned)) if tuned else []
-    for setting in found:
+            if setting not in settings:
+                settings.append(setting)
+    settings += tuned_plans(Path(tuned)) if tuned else []
+    for setting in settings:
         check_setting(setting)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(settings))
 
 
 def check_setting(setting: QualitySetting) -> None:
-    """At once, and not when its turn comes, hours later; nor is it measured as something else."""
-    setting.asked(GenerationParams())
+    """Raise for a setting that this machine cannot measure, before the sweep begins."""
+    setting.apply_to(GenerationParams())
     is_cuda = torch.cuda.is_available()
     for field, value, allowed in (
         ("precision", setting.precision, ASKED_PRECISIONS if is_cuda else PRECISIONS),
@@ -115,11 +112,11 @@ def check_setting(setting: QualitySetting) -> None:
 def loadable(
     settings: Sequence[QualitySetting], load: Callable[[str, Cut], Engines]
 ) -> list[QualitySetting]:
-    """Without those in 8 bits that this machine has no engines of, which is found out before
-    anything is painted. A CPU's exports are made here, when their turn comes."""
-    asked = dict.fromkeys(setting.precision for setting in settings)
+    """The settings without the 8-bit ones that a GPU has no engines for. A CPU's exports are made
+    later, in turn."""
+    precisions = dict.fromkeys(setting.precision for setting in settings)
     missing = set()
-    for precision in asked if torch.cuda.is_available() else ():
+    for precision in precisions if torch.cuda.is_available() else ():
         try:
             if precision in EIGHT_BIT:
                 load(precision, EXACT.cut)
@@ -134,7 +131,7 @@ def frozen(value: Any) -> Any:
 
 
 def tuned_plans(path: Path) -> list[QualitySetting]:
-    """The plans that `sdxl tune` proposed and judged."""
+    """The tuned plans in a report of `sdxl tune`."""
     try:
         plans = [each["plan"] for each in json.loads(path.read_text(encoding="utf-8"))["verdicts"]]
         return [
@@ -161,13 +158,13 @@ def evaluate(
     exact = None if setting == EXACT else Folder(root / EXACT.slug / "pictures", task)
     evaluation = Evaluation(
         task,
-        Painted(pipeline, [setting.asked(request) for request in task.requests]),
+        Painted(pipeline, [setting.apply_to(request) for request in task.requests]),
         folder,
         exact,
         folder / "pictures",
         wall_s if torch.cuda.is_available() else cpu_s,
     )
-    scores = watched(len(task.captions), lambda tell: evaluation.run(rounds, tell))
+    scores = run_with_progress(evaluation, rounds)
     assert scores.images_per_s is not None, "a sweep makes its pictures"
     return Tried(setting, scores.figures, scores.images_per_s)
 
@@ -175,7 +172,7 @@ def evaluate(
 def load_engines(
     checkpoint: Checkpoint, options: argparse.Namespace, root: Path, precision: str, cut: Cut
 ) -> Engines:
-    """ONNX Runtime on an export made for the sweep, or on a GPU what serves the precision there."""
+    """On a GPU the engines that serve the precision; else ONNX Runtime on an export made here."""
     if torch.cuda.is_available():
         from engines import load
         from engines.pytorch.torch_engine import load_torch
@@ -190,23 +187,43 @@ def load_engines(
         ).engines
     from engines.folders.shipped import open_mini
     from engines.onnxruntime_engine import load_onnxruntime
-    from eval.quality.exported import exported
 
     if (options.model, precision, cut) == ("mini", "fp32", "reference"):
         return load_onnxruntime(open_mini(checkpoint.digest))
     out = root / "exports" / f"{precision}-{cut}"
     prepare_folder(out.parent)
-    return load_onnxruntime(exported(checkpoint, precision, out, cut))
+    return load_onnxruntime(export_unchecked(checkpoint, precision, out, cut))
 
 
-def keep(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
+def export_unchecked(
+    checkpoint: Checkpoint,
+    precision: str,
+    out: Path,
+    cut: Cut = "reference",
+    calibration_prompts: int | None = None,
+) -> ExportFolder:
+    """Export without the comparison to PyTorch. 8 bits are calibrated on the usual prompts, or on
+    the first `calibration_prompts` of them."""
+    from onnx_export import calibration
+    from onnx_export.export_spec import ExportSpec
+    from onnx_export.exporter import export, unchecked
+    from onnx_export.recipes import RECIPES
+
+    prompts: list[str] = []
+    if recipe := RECIPES.get(precision):
+        prompts = calibration.calibration_prompts(checkpoint, None, recipe)[:calibration_prompts]
+    spec = ExportSpec(checkpoint, precision, out, cut, prompts=tuple(prompts))
+    return export(spec, unchecked)
+
+
+def write_report(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     report = {"task": task.as_dict(), "note": task.note, "settings": [t.as_dict() for t in tried]}
     write_json(root / f"{STEM}.json", report)
     write_atomic(root / f"{STEM}.md", page(tried, task).encode())
     plot_pareto(tried, root / STEM)
 
 
-def keep_presets(
+def write_presets(
     tried: Sequence[Tried],
     task: QualityTask,
     checkpoint: Checkpoint,

@@ -1,5 +1,5 @@
-"""What an evaluation paints and what it holds the pictures against: the benchmark's task with real
-weights, or the embedded model's own. It does not know where the pictures come from.
+"""The task of an evaluation, its captions, requests and judges: the benchmark's for real weights, or
+the embedded model's. It does not know where the pictures come from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from engines.folders.digests import sha256_of
 from eval.quality import protocol
 from eval.quality.captions import digest, literal, read_captions, scene_captions
-from eval.quality.clip_scorer import ClipScorer, of_mini, vit_b_32
+from eval.quality.clip_scorer import ClipScorer, mini_scorer, vit_b_32
 from eval.quality.frechet import Gaussian, read_statistics
 from eval.quality.inception import load_inception
 from sdxl.checkpoint import MINI, Checkpoint
@@ -27,24 +27,24 @@ from sdxl.prompt import BODY
 MINI_PICTURES, MINI_SIDE = 1000, 128
 REFERENCE_PICTURES, REFERENCE_SEED = 2000, 1
 BATCH = 50
-"""pictures that a scorer takes at once"""
+"""pictures in one call of a scorer"""
 
 Features = Callable[[Sequence[Pixels]], Tensor]
 
 
 @dataclass(frozen=True)
 class QualityTask:
-    """`requests[i]` paints `captions[i]`. Scorers and reference are loaded when first asked for."""
+    """`requests[i]` is the request for `captions[i]`. `load` loads the judges."""
 
     name: str
     note: str
-    """what the scores may be compared with"""
+    """which scores these compare with"""
     captions: tuple[str, ...]
     requests: tuple[GenerationParams, ...]
     side: int
     load: Callable[[], Judges]
     judge: str
-    """the digest of what scores"""
+    """digest of the judges' weights"""
     clip_gate: protocol.ScoreRange | None = None
     fid_gate: protocol.ScoreRange | None = None
 
@@ -61,7 +61,7 @@ class QualityTask:
 
 @dataclass(frozen=True)
 class Judges:
-    """What scores pictures: features for FID, a CLIP, and the statistics of real pictures."""
+    """Features for FID, a CLIP, and the statistics of real pictures."""
 
     features: Features
     clip: ClipScorer
@@ -69,7 +69,7 @@ class Judges:
 
 
 def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
-    """Scenes nobody trained on, judged by the embedded model's own CLIP."""
+    """Scenes outside the training set, scored by the embedded model's CLIP."""
     from sdxl.mini.clip import WEIGHTS
 
     for side in ("width", "height"):
@@ -93,13 +93,13 @@ def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
 
 
 def mini_judges(pictures: int | None = None) -> Judges:
-    clip = of_mini()
+    clip = mini_scorer()
     drawn = (clip.pooled(batch) for batch in drawn_scenes(pictures or REFERENCE_PICTURES))
     return Judges(clip.pooled, clip, Gaussian.of(drawn))
 
 
 def drawn_scenes(count: int) -> Iterator[list[Pixels]]:
-    """Freshly drawn, of the same distribution as the captions that are painted."""
+    """Drawn scenes of the captions' distribution."""
     from sdxl.mini.scenes import draw, sample_scene
 
     rng = np.random.default_rng(REFERENCE_SEED)
@@ -117,7 +117,7 @@ def benchmark_task(
     files: dict[str, str | None],
     device: str,
 ) -> QualityTask:
-    """MLPerf's, with its gates where nothing of it was changed."""
+    """MLPerf's task, with its gates if no parameter was changed."""
     paths = _existing(files)
     captions = read_captions(paths["captions"])
     if len(captions) < (count or protocol.CAPTIONS):
@@ -132,7 +132,7 @@ def benchmark_task(
     changed = [n for n, v in given.items() if v != getattr(protocol.REQUEST, n)]
     changed += ["count"] if len(captions) != protocol.CAPTIONS else []
     is_closed = not [name for name in changed if name != "cache_interval"]
-    # Here and not when scoring: wrong weights are said before anything is painted.
+    # Loaded now, so that wrong weights are reported before any picture is made.
     reference = read_statistics(paths["statistics"], protocol.INCEPTION_WIDTH)
     inception = load_inception(paths["inception"]).to(device)
     clip = vit_b_32(paths["clip"], device)
@@ -164,7 +164,7 @@ def is_embedded(checkpoint: Checkpoint) -> bool:
 
 
 def _existing(files: dict[str, str | None]) -> dict[str, Path]:
-    found = {}
+    paths = {}
     for field, name in files.items():
         if name is None:
             raise InvalidParams(
@@ -172,13 +172,13 @@ def _existing(files: dict[str, str | None]) -> dict[str, Path]:
             )
         if not Path(name).exists():
             raise InvalidParams(field, name, "needed a file or folder that is there")
-        found[field] = Path(name)
-    return found
+        paths[field] = Path(name)
+    return paths
 
 
 def _check_scheduler(checkpoint: Checkpoint) -> None:
     for key, needed in protocol.SCHEDULER.items():
-        found = getattr(checkpoint.scheduler, key)
-        if found != needed:
-            shown = f"{checkpoint.name} with {key} {found!r} in its scheduler"
+        value = getattr(checkpoint.scheduler, key)
+        if value != needed:
+            shown = f"{checkpoint.name} with {key} {value!r} in its scheduler"
             raise InvalidParams("model", shown, f"the benchmark needed {needed!r}")

@@ -1,8 +1,8 @@
-"""`sdxl eval watermark`: how often the watermark is found in pictures that have it, after what
-pictures go through, and how often in pictures that don't.
+"""`sdxl eval watermark`: how often the watermark is detected in marked pictures after JPEG, scaling
+and crops, and in unmarked ones.
 
-Four families of pictures: a model's own from a folder, drawn scenes, plain ones of one colour, and
-noise of 1024 pixels a side whose fine parts are as strong as its coarse ones, or weaker.
+Four families of pictures: a model's from a folder, drawn scenes, plain colours, and noise of 1024
+pixels a side with a flat or falling spectrum.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sdxl.watermark import FOUND, Pixels, find, mark
 
 MODEL, SCENES, PLAIN, NOISE = FAMILIES = ("model", "scenes", "plain", "noise")
 COUNTS = {MODEL: (300, 500), SCENES: (100, 1400), PLAIN: (80, 80), NOISE: (20, 20)}
-"""Pictures that are marked, and that are not: 500 and 2000."""
+"""marked and unmarked pictures of each family: 500 and 2000 in all"""
 SIDES = (128, 192, 256)
 LARGE = 1024
 SLOPES = (0.0, 0.5, 1.0)
-"""Powers by which noise falls with frequency; photographs are near 1."""
+"""exponents by which noise falls with frequency; photographs are near 1"""
 CONTRAST = 45
 JPEG_QUALITY = 75
 
@@ -44,7 +44,7 @@ class Marked:
     count: int = 0
     least_psnr_db: float = math.inf
     mark_s: float = 0.0
-    """of a processor's time, a picture"""
+    """CPU time a picture"""
     png_s: float = 0.0
     found: dict[str, int] = field(default_factory=dict)
     least_score: dict[str, float] = field(default_factory=dict)
@@ -81,15 +81,15 @@ def build_parser() -> argparse.ArgumentParser:
         "crops, and in unmarked ones.",
     )
     add = parser.add_argument
-    add("--family", required=True, choices=FAMILIES, help="which pictures")
-    add("--images", metavar="DIR", help="the family model: PNG files without a watermark")
-    add("--most", type=whole, default=2000, metavar="N", help="pictures at most (%(default)s)")
-    add("--out", metavar="FILE", required=True, help="JSON; other families' findings there stay")
+    add("--family", required=True, choices=FAMILIES, help="the family of pictures")
+    add("--images", metavar="DIR", help="PNG files without a watermark, for the family model")
+    add("--most", type=whole, default=2000, metavar="N", help="the most pictures (%(default)s)")
+    add("--out", metavar="FILE", required=True, help="JSON report; the other families in it are kept")
     return parser
 
 
 def pictures(family: str, folder: Path) -> Iterator[Pixels]:
-    """The same each time."""
+    """The pictures of a family, the same in every run."""
     if family == MODEL:
         for path in sorted(folder.glob("*.png")):
             with Image.open(path) as image:
@@ -104,7 +104,7 @@ def _scene(rng: np.random.Generator, seed: int) -> Pixels:
 
 
 def _plain(rng: np.random.Generator, seed: int) -> Pixels:
-    """Every second one of black, white or full colours, which leave the mark half its room."""
+    """Every second picture has black, white or a full colour, where values can move one way only."""
     side = SIDES[seed % len(SIDES)]
     colour = 255 * rng.integers(0, 2, 3) if seed % 2 else rng.integers(0, 256, 3)
     return np.full((side, side, 3), colour, np.uint8)
@@ -119,9 +119,9 @@ def _noise(rng: np.random.Generator, seed: int) -> Pixels:
     layers = [
         np.fft.irfft2(np.fft.rfft2(rng.standard_normal((side, side))) * falling) for _ in range(4)
     ]
-    # What the three colours share is most of it, as in photographs.
-    own = np.stack([layers[0] + 0.3 * layer for layer in layers[1:]], -1)
-    return np.clip(128 + CONTRAST * own / own.std(), 0, 255).astype(np.uint8)
+    # The colours share most of their noise, as in photographs.
+    layers_rgb = np.stack([layers[0] + 0.3 * layer for layer in layers[1:]], -1)
+    return np.clip(128 + CONTRAST * layers_rgb / layers_rgb.std(), 0, 255).astype(np.uint8)
 
 
 def changes(rng: np.random.Generator) -> Mapping[str, Callable[[Pixels], Pixels]]:
@@ -147,7 +147,7 @@ def half(pixels: Pixels) -> Pixels:
 
 
 def cropped(pixels: Pixels, leaves: float, rng: np.random.Generator) -> Pixels:
-    """This share of the area, at a place drawn by chance."""
+    """A crop with this share of the area, at a random place."""
     height, width = (round(side * math.sqrt(leaves)) for side in pixels.shape[:2])
     top, left = (
         int(rng.integers(side - part + 1))
@@ -157,7 +157,7 @@ def cropped(pixels: Pixels, leaves: float, rng: np.random.Generator) -> Pixels:
 
 
 def measure_marked(originals: Iterator[Pixels]) -> Marked:
-    result, made = Marked(), changes(np.random.default_rng(0))
+    result, applied = Marked(), changes(np.random.default_rng(0))
     for original in originals:
         began_s = time.process_time()
         pixels = mark(original)
@@ -167,7 +167,7 @@ def measure_marked(originals: Iterator[Pixels]) -> Marked:
         result.mark_s += (marked_s - began_s - result.mark_s) / result.count
         result.png_s += (time.process_time() - marked_s - result.png_s) / result.count
         result.least_psnr_db = min(result.least_psnr_db, psnr_db(original, pixels))
-        for name, change in made.items():
+        for name, change in applied.items():
             finding = find(change(pixels))
             result.found[name] = result.found.get(name, 0) + finding.is_found
             least = result.least_score.get(name, math.inf)
@@ -186,12 +186,12 @@ def measure_unmarked(originals: Iterator[Pixels]) -> Unmarked:
 
 
 def describe(report: Mapping[str, Any]) -> str:
-    lines = [f"a watermark is found where the score is {FOUND} or more"]
-    for family, told in report.items():
-        marked, unmarked = Marked(**told["marked"]), Unmarked(**told["unmarked"])
+    lines = [f"a watermark is detected at a score of {FOUND} or more"]
+    for family, results in report.items():
+        marked, unmarked = Marked(**results["marked"]), Unmarked(**results["unmarked"])
         lines.append(
             f"{family}: {marked.count} marked, at least {marked.least_psnr_db:.1f} dB; "
-            f"{unmarked.taken_for_marked} of {unmarked.count} unmarked ones taken for marked "
+            f"{unmarked.taken_for_marked} of {unmarked.count} unmarked ones detected "
             f"(score up to {unmarked.highest_score:.1f}); marking takes "
             f"{1000 * marked.mark_s:.1f} ms, the PNG {1000 * marked.png_s:.1f}"
         )

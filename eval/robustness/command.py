@@ -16,7 +16,7 @@ from typing import Any
 from eval.robustness import runs
 from eval.robustness.report import RunReport
 from eval.service import double
-from eval.service.local_service import local_service
+from eval.service.client import local_service
 from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
 

@@ -27,9 +27,8 @@ from PIL import Image
 
 from eval.measuring.system_description import processor
 from eval.robustness.processes import repeating
+from eval.service.client import local_service, metric_values
 from eval.service.load import GENERATE
-from eval.service.local_service import local_service
-from eval.service.scraping import values_of
 from sdxl.files import write_json
 
 GIB = 2**30
@@ -157,7 +156,7 @@ def leave(http: httpx.Client, body: dict[str, Any]) -> float:
         need(response.status_code == 200, f"left: {response.status_code}")
         next(response.iter_lines())
     began_s = time.perf_counter()
-    while sum(values_of(http.get("/metrics").text, "sdxl_images_running")):
+    while sum(metric_values(http.get("/metrics").text, "sdxl_images_running")):
         need(time.perf_counter() - began_s < PATIENT_S, "a picture that nobody waits for runs on")
         time.sleep(0.2)
     return since(began_s)

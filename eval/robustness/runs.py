@@ -23,8 +23,8 @@ from eval.robustness.fuzz import Case, Fuzzer
 from eval.robustness.processes import Growth, ProcessWatch, growths, peaks_of, watching
 from eval.robustness.raw_http import Exchange, exchange
 from eval.robustness.report import Check, RunReport, at_most, none_of, some
+from eval.service.client import metric_values
 from eval.service.load import connected
-from eval.service.scraping import values_of
 from eval.service.traffic import closed_loop, open_loop
 
 REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor", "ServeController"
@@ -139,7 +139,7 @@ async def until_idle(http: httpx.AsyncClient) -> float:
     began_s = time.perf_counter()
     while True:
         page = (await http.get("/metrics")).text
-        busy = values_of(page, "sdxl_images_running{", "sdxl_images_queued{")
+        busy = metric_values(page, "sdxl_images_running{", "sdxl_images_queued{")
         took_s = time.perf_counter() - began_s
         if not sum(busy) or took_s > IDLE_S + 1:
             return took_s

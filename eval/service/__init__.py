@@ -1,1 +1,1 @@
-"""A running service, measured from outside: load, delays, low priority, languages, traces."""
+"""A running service, measured from outside: load, marking, sizing; and a double of SDXL."""

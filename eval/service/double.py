@@ -1,10 +1,10 @@
-"""A double of SDXL at its full size: what its engines take, give and last, with nothing computed.
+"""A double of SDXL at full size: engines with its shapes and durations that compute nothing.
 
 `python -m eval.service.double FOLDER [--speed 20] [--rows 4]` writes a checkpoint folder without
-weights; `--model FOLDER --backend eval.service.double:load` serves, renders or benches it. Tensors
-have the full size's shapes and types, pictures are noise (3 MB as a 1024² PNG), and a call lasts as
-on an H200, divided by `speed`. It shows what size and time do to everything around the engines.
-It cannot show what a GPU's memory, kernels or queues do, nor anything of quality.
+weights; `--model FOLDER --backend eval.service.double:load` serves, renders or benchmarks it.
+Tensors have the shapes and types of the full size, pictures are noise (3 MB as a 1024² PNG), and a
+call takes the time of an H200 divided by `speed`. It tests everything around the engines at full
+size. It cannot show a GPU's memory, kernels or queues, nor quality.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ BACKEND = "eval.service.double:load"
 FILE = "double.json"
 BUCKETS = (1, 2, 4, 8, 16)
 VALUES = 2**22
-"""of noise, which pictures are cut from"""
+"""of noise, from which pictures are cut"""
 
 
 @dataclass(frozen=True)
 class CallTime:
-    """Milliseconds of a call on an H200 at full speed; an area of 1 is 1024²."""
+    """Milliseconds of a call on an H200; an area of 1 is 1024²."""
 
     call: float
     row: float
-    """a row of that area"""
+    """per row of area 1"""
 
     def seconds(self, rows: int, area: float) -> float:
         return (self.call + self.row * rows * area) / 1000
 
 
-# From a roofline of an H200 in fp8, layer by layer at the rates that cuBLASLt, Triton and cuDNN
-# reach: 186 ms a deep step of 16 rows at 1024² and 11.5 a shallow one, launch gaps of 4 and 0.5
-# within; 50 ms to decode a picture and half of that to encode one; 10 ms for the rest of one.
-# Reasoned, not measured.
+# An estimate for an H200 in fp8, by a roofline of every layer at the rates of cuBLASLt, Triton and
+# cuDNN: 186 ms for a deep step of 16 rows at 1024² and 11.5 for a shallow one, with launch gaps of 4
+# and 0.5; 50 ms to decode a picture, half of that to encode one; 10 ms for the rest of a picture.
 COSTS = {
     "clip_l": CallTime(0.0, 0.0),
     "clip_g": CallTime(0.0, 5.0),
@@ -65,9 +64,9 @@ COSTS = {
 @dataclass(frozen=True)
 class Settings:
     speed: float = 20.0
-    """times an H200's"""
+    """a multiple of an H200's"""
     rows: int = 4
-    """of the largest call; 57 MB each, several times over"""
+    """of the largest call; a row takes several times 57 MB"""
 
     def __post_init__(self) -> None:
         if not self.speed > 0:
@@ -78,8 +77,8 @@ class Settings:
 
 @dataclass
 class DoubleEngine:
-    """Outputs depend on a few values of each of the row's inputs, so that a swapped, stale or
-    missing row shows. Calls share one device: they last one after the other."""
+    """A row's outputs depend on a few values of each of its inputs, so a swapped, stale or missing
+    row changes them. Calls share one device, so they run one after the other."""
 
     spec: ModelSpec
     cost: CallTime
@@ -109,13 +108,13 @@ class DoubleEngine:
             if name == "noise":
                 output.copy_(0.1 * inputs["sample"] + 0.01 * _beside(signal, output))
             elif _is_big(name):
-                # One value a row is all that is read of it; memory that nobody writes costs none.
+                # `_signal` reads one value a row; untouched memory is never allocated.
                 output.flatten(1)[:, 0] = torch.sin(signal * number)
             else:
                 output.copy_(_beside(torch.sin(signal * number), output))
 
     def _draw(self, latents: Tensor, image: Tensor) -> None:
-        """Values from a place that these latents decide."""
+        """Copy noise from an offset that the latents determine."""
         start = int(latents.float().abs().sum() * 1000) % len(self.noise)
         flat = image.view(-1)
         while len(flat):
@@ -125,7 +124,7 @@ class DoubleEngine:
 
 
 def _signal(inputs: Mapping[str, Tensor]) -> Tensor:
-    """A number a row, of some values of all inputs."""
+    """One number a row, from some values of every input."""
     rows = {name: tensor.view(len(tensor), -1) for name, tensor in inputs.items()}
     small = [each[:, :64].float().mean(1) for name, each in rows.items() if not _is_big(name)]
     big = [each[:, 0] for name, each in rows.items() if _is_big(name)]
@@ -141,9 +140,9 @@ def _beside(values: Tensor, output: Tensor) -> Tensor:
     return values.view(-1, *[1] * (output.dim() - 1)).expand(output.shape)
 
 
-def load(asked: EngineRequest) -> Engines:
-    """As `--backend eval.service.double:load` names it."""
-    settings = read(asked.checkpoint.folder)
+def load(request: EngineRequest) -> Engines:
+    """The function that `--backend eval.service.double:load` names."""
+    settings = read(request.checkpoint.folder)
     device = threading.Lock()
     generator = torch.Generator().manual_seed(0)
     noise = (2 * torch.rand(VALUES, generator=generator) - 1).half()
@@ -170,12 +169,12 @@ def read(folder: Path) -> Settings:
 
 
 def write(folder: Path, settings: Settings | None = None) -> Path:
-    """The folder: SDXL's configurations, the embedded model's tokenizers, no weights."""
+    """Write the folder: SDXL's configurations and the embedded model's tokenizers, no weights."""
     from safetensors.torch import save_file
 
     write_configs(folder, SDXL_1_0)
     for part in SDXL_1_0:
-        # Something to take a digest of.
+        # A checkpoint's digest needs weight files.
         save_file({"none": torch.zeros(1)}, folder / part / f"{WEIGHT_NAMES[part]}.safetensors")
     (folder / FILE).write_text(json.dumps(asdict(settings or Settings())))
     return folder
@@ -183,9 +182,9 @@ def write(folder: Path, settings: Settings | None = None) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="eval.service.double", description=__doc__)
-    parser.add_argument("folder", type=Path, help="which does not exist yet")
-    parser.add_argument("--speed", type=float, default=Settings.speed, help="(%(default)s)")
-    parser.add_argument("--rows", type=int, default=Settings.rows, help="(%(default)s)")
+    parser.add_argument("folder", type=Path, help="a new folder")
+    parser.add_argument("--speed", type=float, default=Settings.speed, help="a multiple of an H200's (%(default)s)")
+    parser.add_argument("--rows", type=int, default=Settings.rows, help="rows of the largest call (%(default)s)")
     options = parser.parse_args()
     write(options.folder, Settings(options.speed, options.rows))
     print(f"sdxl serve --model {options.folder} --backend {BACKEND}")

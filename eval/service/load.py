@@ -1,10 +1,10 @@
-"""The service under load, over HTTP: what HTTP and Ray add, throughput, latency, overload.
+"""The service under load, over HTTP: the overhead of HTTP and Ray, throughput, latency, overload.
 
 sdxl bench load [--url http://127.0.0.1:8000] [--seconds 30]
 
-Without a URL it starts `sdxl serve` on this machine, and ends it. Arrivals are Poisson; the share
-is of the rate that a closed loop reached. Latencies count from when a request was due; `late` are
-pictures past the 20 s that they were accepted for, `MiB` is the replicas' memory afterwards.
+Without a URL it starts `sdxl serve` here. Arrivals are Poisson; a load is a share of the closed
+loop's rate. Latencies count from the arrival. `late` counts pictures after their deadline of 20 s;
+`MiB` is the replicas' memory after the run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import httpx
 import psutil
 
 from eval.measuring.timing import quantile
-from eval.service import api_key
-from eval.service.local_service import local_service
+from eval.service.client import auth_headers, local_service
 from eval.service.traffic import closed_loop, open_loop
 from sdxl.params import InvalidParams
 
@@ -39,45 +38,47 @@ WARM_S = 5.0
 
 @dataclass
 class LoadAnswers:
-    """What came back from one run."""
+    """The answers of one run."""
 
     began_s: float = field(default_factory=time.perf_counter)
     last_s: float = 0.0
-    """when the last answer came"""
+    """time of the last answer"""
     statuses: Counter[int] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)
     """of pictures"""
     late: int = 0
-    """pictures that came after their deadline"""
+    """pictures after their deadline"""
     added: list[float] = field(default_factory=list)
-    """of pictures: latency less what the replica says its work took"""
+    """of pictures: latency minus the time that the replica reports"""
 
     @property
     def rate(self) -> float:
         if not self.statuses[200]:
-            raise SystemExit(f"load: no picture came; answers by status: {dict(self.statuses)}")
+            raise SystemExit(f"load: no picture was returned; answers by status: {dict(self.statuses)}")
         return self.statuses[200] / (self.last_s - self.began_s)
 
     def row(self, name: str, offered: float) -> str:
         p50, p99 = quantile(self.latencies, 0.5), quantile(self.latencies, 0.99)
         mean = statistics.fmean(self.latencies) if self.latencies else float("nan")
-        told = " ".join(f"{status}:{n}" for status, n in sorted(self.statuses.items()))
+        statuses = " ".join(f"{status}:{n}" for status, n in sorted(self.statuses.items()))
         return (
             f"{name:<12}{offered:>9.2f}{self.rate:>9.2f}{self.rate / offered:>8.1%}"
-            f"{mean:>9.3f}{p50:>9.3f}{p99:>9.3f}{self.late:>6}{memory_mib():>7.0f}  {told}"
+            f"{mean:>9.3f}{p50:>9.3f}{p99:>9.3f}{self.late:>6}{memory_mib():>7.0f}  {statuses}"
         )
 
 
 def memory_mib() -> float:
-    """Of the replicas that this process started, by way of a service of its own."""
+    """Memory of the replicas that this process started."""
     ours = psutil.Process().children(recursive=True)
     return sum(p.memory_info().rss for p in ours if "ImageReplica" in " ".join(p.cmdline())) / 2**20
 
 
-async def ask(http: httpx.AsyncClient, seed: int, answers: LoadAnswers, due_s: float) -> None:
+async def request_picture(
+    http: httpx.AsyncClient, seed: int, answers: LoadAnswers, due_s: float
+) -> None:
     try:
-        asked = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
-        answer = await http.post(GENERATE, json=asked)
+        body = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
+        answer = await http.post(GENERATE, json=body)
     except httpx.HTTPError:
         answers.statuses[0] += 1
         return
@@ -93,31 +94,36 @@ async def ask(http: httpx.AsyncClient, seed: int, answers: LoadAnswers, due_s: f
 async def one_by_one(http: httpx.AsyncClient, count: int) -> LoadAnswers:
     answers = LoadAnswers()
     for seed in range(count):
-        await ask(http, seed, answers, time.perf_counter())
+        await request_picture(http, seed, answers, time.perf_counter())
     return answers
 
 
 async def run_closed(http: httpx.AsyncClient, seconds: float) -> LoadAnswers:
-    """Always the same number under way: how much the service can do."""
+    """Measure the service's capacity with a constant number of requests under way."""
     answers = LoadAnswers()
-    await closed_loop(lambda n, due_s: ask(http, n, answers, due_s), CLOSED_LOOP, seconds)
+    await closed_loop(
+        lambda n, due_s: request_picture(http, n, answers, due_s), CLOSED_LOOP, seconds
+    )
     return answers
 
 
 async def run_open(
     http: httpx.AsyncClient, rate: float, seconds: float
 ) -> tuple[LoadAnswers, float]:
-    """Requests come when they come, whatever the service does. Also the rate at which they did."""
+    """Send requests at Poisson arrivals. Also returns their actual rate."""
     answers = LoadAnswers()
-    asked = await open_loop(lambda n, due_s: ask(http, n, answers, due_s), rate, seconds)
-    return answers, len(asked) / seconds
+    sent = await open_loop(
+        lambda n, due_s: request_picture(http, n, answers, due_s), rate, seconds
+    )
+    return answers, len(sent) / seconds
 
 
 def connected(url: str, timeout_s: float = 120.0) -> httpx.AsyncClient:
-    """As many requests under way as there are."""
+    """A client without a limit on concurrent requests."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    headers = api_key.headers()
-    return httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits, headers=headers)
+    return httpx.AsyncClient(
+        base_url=url, timeout=timeout_s, limits=limits, headers=auth_headers()
+    )
 
 
 async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
@@ -141,12 +147,12 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sdxl bench load", description=__doc__)
-    parser.add_argument("--url", help="a service that runs; without one, one is started")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of every run (%(default)s)")
-    parser.add_argument("--shares", type=json.loads, default=list(SHARES), help="of full load")
+    parser.add_argument("--url", help="of a running service; without it, one is started here")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each run (%(default)s)")
+    parser.add_argument("--shares", type=json.loads, default=list(SHARES), help="loads, as shares of the capacity, as JSON (%(default)s)")
     options, flags = parser.parse_known_args(argv)
     if options.url and flags:
-        needed = "needed none with --url: they are for the `sdxl serve` that is started without one"
+        needed = "needed none with --url: they are flags of the `sdxl serve` that is started without it"
         raise InvalidParams("flags", " ".join(flags), needed)
     if options.url:
         asyncio.run(measure(options.url, options.seconds, options.shares))

@@ -1,11 +1,10 @@
-"""What marking pictures costs a service: one for each kind of mark on this machine, asked in turns.
+"""The cost of marking pictures: one service for each kind of mark, measured in turns.
 
 sdxl bench marking [--kinds c2pa+watermark …] [--seconds 10] [--rounds 7] [--save FILE]
 
-Each is a service of its own, asked by as many clients at once as fill it, for so many seconds a
-round; while one is asked, the others idle. Shares are round by round of what `off` did.
-Further flags are those of `sdxl serve`: with `--model FOLDER --backend eval.service.double:load`
-pictures are of full size.
+In each round every service runs at full load for some seconds while the others idle. A share is
+the rate divided by that of `off` in the same round. Other flags go to `sdxl serve`: with `--model
+FOLDER --backend eval.service.double:load` pictures have the full size.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import Any
 
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Spread, in_turns, ratio
+from eval.service.client import local_service
 from eval.service.load import WARM_S, connected, run_closed
-from eval.service.local_service import local_service
 from sdxl.arguments import Parser, whole
 from sdxl.files import write_json
 from sdxl.provenance import OFF, PROVENANCES
@@ -52,11 +51,11 @@ def measure(
 
 
 def rate(url: str, seconds: float) -> float:
-    async def asked() -> float:
+    async def run() -> float:
         async with connected(url) as http:
             return (await run_closed(http, seconds)).rate
 
-    return asyncio.run(asked())
+    return asyncio.run(run())
 
 
 def table(report: dict[str, Any]) -> str:
@@ -86,9 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     marks = [kind for kind in PROVENANCES if kind != OFF]
     parser.add_argument("--kinds", nargs="+", choices=marks, default=marks[-1:])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of every run (%(default)s)")
-    parser.add_argument("--rounds", type=whole, default=7)
-    parser.add_argument("--save", type=Path, help="where to keep all figures, as JSON")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each run (%(default)s)")
+    parser.add_argument("--rounds", type=whole, default=7, help="rounds (%(default)s)")
+    parser.add_argument("--save", type=Path, help="write all figures here, as JSON")
     return parser
 
 

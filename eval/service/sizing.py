@@ -1,8 +1,8 @@
-"""What an image in flight takes, and where the knee lies: the numbers that size a deployment.
+"""Memory of an image in flight, and the measured cost of UNet calls: to size a deployment.
 
 python -m eval.service.sizing [--side 1024] [--dtype float16] [--url http://127.0.0.1:8000]
 
-Memory follows from the specs of tensors. With a URL, what UNet calls cost is read from /metrics.
+Memory follows from the tensors' specs. With a URL, the costs of UNet calls come from /metrics.
 """
 
 from __future__ import annotations
@@ -11,33 +11,32 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from urllib.request import Request, urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from eval.service import api_key
+from eval.service.client import KEY_VARIABLE, metrics_page
 from sdxl.specs import CHUNK, SDXL_1_0, Architecture, TensorSpec, network_specs
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 GUIDED = 2
-"""rows an image takes under guidance"""
+"""rows of an image with guidance"""
 MB = 1e6
 
 
 def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
-    """Of one image in flight, under guidance: what engines read and write, and the loop's own."""
+    """Of one image in flight with guidance: the engines' inputs and outputs, and the loop's tensors."""
     latent = side // arch.vae_scale
     axes = {"rows": GUIDED, "latent_h": latent, "latent_w": latent, "tokens": CHUNK}
     specs = network_specs(arch, dtype)
     deep, text = specs["unet_deep"], specs["unet_prompt"].outputs
     cache = deep.outputs[1:]
     rest = [t for t in deep.tensors if t not in (*cache, *text)]
-    own = 2 * arch.latent_channels * latent * latent * BYTES["float32"]
+    latents = 2 * arch.latent_channels * latent * latent * BYTES["float32"]
     return {
         "DeepCache's features": total(cache, axes),
         "keys, values of text": total(text, axes),
         "inputs and output": total(rest, axes),
-        "latents and estimate": own,
+        "latents and estimate": latents,
     }
 
 
@@ -46,43 +45,37 @@ def total(tensors: Sequence[TensorSpec], axes: dict[str, int]) -> int:
 
 
 def tick_costs(page: str) -> dict[tuple[str, int], float]:
-    """Mean seconds of a UNet call by network and rows, from a scraped page."""
+    """Mean seconds of a UNet call by network and rows, from a page of metrics."""
     seconds: dict[tuple[str, int], float] = {}
     calls: dict[tuple[str, int], float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            into = {"sdxl_tick_seconds_sum": seconds, "sdxl_tick_seconds_count": calls}
-            if sample.name in into:
+            totals = {"sdxl_tick_seconds_sum": seconds, "sdxl_tick_seconds_count": calls}
+            if sample.name in totals:
                 key = sample.labels["network"], int(sample.labels["bucket"])
-                found = into[sample.name]
-                found[key] = found.get(key, 0.0) + sample.value
+                total = totals[sample.name]
+                total[key] = total.get(key, 0.0) + sample.value
     return {key: seconds[key] / count for key, count in calls.items() if count}
-
-
-def scraped(url: str, key: str) -> str:
-    headers = api_key.headers(key)
-    with urlopen(Request(f"{url}/metrics", headers=headers), timeout=10) as answer:
-        return str(answer.read().decode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.service.sizing", description=__doc__)
-    parser.add_argument("--side", type=int, default=1024, help="pixels (%(default)s)")
+    parser.add_argument("--side", type=int, default=1024, help="side of the image, in pixels (%(default)s)")
     parser.add_argument("--dtype", choices=["float16", "float32"], default="float16")
-    parser.add_argument("--url", help="a service whose measured costs to show")
-    parser.add_argument("--key", default="", help=f"its API key, unless {api_key.VARIABLE} has it")
+    parser.add_argument("--url", help="of a running service, to print its measured costs")
+    parser.add_argument("--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})")
     options = parser.parse_args(argv)
     parts = image_bytes(SDXL_1_0, options.side, options.dtype)
     print(f"SDXL, an image of {options.side}×{options.side} in flight, {options.dtype}, guided:")
     for name, size in [*parts.items(), ("together", sum(parts.values()))]:
         print(f"  {name:<22}{size / MB:>8.1f} MB")
     if options.url:
-        print_costs(tick_costs(scraped(options.url, options.key)))
+        print_costs(tick_costs(metrics_page(options.url, options.key)))
     return 0
 
 
 def print_costs(costs: dict[tuple[str, int], float]) -> None:
-    print("\nUNet calls here, mean since the start:")
+    print("\nUNet calls, mean since the service started:")
     print(f"  {'network':<14}{'rows':>6}{'ms':>9}{'ms a row':>10}")
     for (network, rows), seconds in sorted(costs.items()):
         print(f"  {network:<14}{rows:>6}{1000 * seconds:>9.2f}{1000 * seconds / rows:>10.2f}")

@@ -1,7 +1,4 @@
-"""Load as a service meets it: requests that come when they come, or so many at a time.
-
-It knows no HTTP: what a request is, and what became of it, is the caller's.
-"""
+"""Open and closed loops of requests. It knows no HTTP: the caller sends the requests."""
 
 from __future__ import annotations
 
@@ -13,30 +10,30 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Ask = Callable[[int, float], Coroutine[Any, Any, T]]
-"""of a request's number, and when it is due on time.perf_counter"""
+Send = Callable[[int, float], Coroutine[Any, Any, T]]
+"""takes the request's number and its arrival on time.perf_counter"""
 
 
-async def open_loop(ask: Ask[T], rate: float, seconds: float, seed: int = 0) -> list[T]:
-    """Poisson arrivals: they do not wait for answers. In the order in which they were due."""
-    drawn, tasks = random.Random(seed), list[asyncio.Task[T]]()
+async def open_loop(send: Send[T], rate: float, seconds: float, seed: int = 0) -> list[T]:
+    """Send at Poisson arrivals, without waiting for answers. Returns the answers by arrival."""
+    rng, tasks = random.Random(seed), list[asyncio.Task[T]]()
     began_s, due = time.perf_counter(), 0.0
-    while (due := due + drawn.expovariate(rate)) < seconds:
+    while (due := due + rng.expovariate(rate)) < seconds:
         due_s = began_s + due
         await asyncio.sleep(max(due_s - time.perf_counter(), 0))
-        tasks.append(asyncio.create_task(ask(len(tasks), due_s)))
+        tasks.append(asyncio.create_task(send(len(tasks), due_s)))
     return list(await asyncio.gather(*tasks))
 
 
-async def closed_loop(ask: Ask[T], clients: int, seconds: float) -> list[T]:
-    """Always the same number under way, each client asking again as soon as it is answered."""
+async def closed_loop(send: Send[T], clients: int, seconds: float) -> list[T]:
+    """Keep `clients` requests under way: each client sends the next one after an answer."""
     until_s, numbers = time.perf_counter() + seconds, itertools.count()
 
-    async def follow() -> list[T]:
-        found = []
+    async def run_client() -> list[T]:
+        answers = []
         while (now := time.perf_counter()) < until_s:
-            found.append(await ask(next(numbers), now))
-        return found
+            answers.append(await send(next(numbers), now))
+        return answers
 
-    found = await asyncio.gather(*(follow() for _ in range(clients)))
-    return [each for every in found for each in every]
+    answers = await asyncio.gather(*(run_client() for _ in range(clients)))
+    return [answer for each in answers for answer in each]

@@ -13,9 +13,9 @@ from itertools import product
 from pathlib import Path
 
 import engines
-from eval.measuring.kept_facts import keep_facts
+from eval.measuring.kept_facts import check_facts
 from eval.quality.frechet import QuickFrechet
-from eval.quality.stored_presets import check_place, store_presets
+from eval.quality.presets import check_writable, store_presets
 from eval.quality.task import QualityTask
 from eval.tuning.checks import CheckedPlan, PlanCheck
 from eval.tuning.course import CachePlan, Course, even, exact
@@ -96,7 +96,7 @@ class Tuning:
     def _open(self) -> None:
         """Go on with what is there, where it is of the same tuning."""
         if self.stores_presets:
-            check_place(self.checkpoint, self.folder)
+            check_writable(self.checkpoint, self.folder)
         facts = {
             "model_digest": self.checkpoint.digest,
             "backend": self.spec.backend,
@@ -106,7 +106,7 @@ class Tuning:
         }
         if self.spec.folder:
             facts["engines"] = self.spec.folder
-        keep_facts(self.folder, SETTINGS, facts, "tuning")
+        check_facts(self.folder, SETTINGS, facts, "tuning")
 
     def _course(self, course: Course) -> TunedCourse:
         return TunedCourse(

@@ -1,4 +1,4 @@
-"""What the tests of eval share: the embedded model's judges, and a task of few pictures."""
+"""Shared by the tests of eval: the embedded model's judges, and a task of few pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdxl.images import Pixels
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_torchmetrics() -> None:
-    """What it imports warns of what is not installed."""
+    """torchmetrics' imports warn of missing packages."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module("torchmetrics.image.fid")
@@ -36,17 +36,17 @@ def task(judges: Judges) -> QualityTask:
 
 @dataclass
 class Noise:
-    """A source that paints nothing: picture i is noise of seed i. Fails at `fails_at`."""
+    """A source of noise: picture i has seed i. Raises at `fails_at`."""
 
     side: int = 128
     fails_at: int | None = None
-    asked: list[list[int]] = field(default_factory=list)
+    requested: list[list[int]] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
         return {"noise": self.side}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        self.asked.append(list(indices))
+        self.requested.append(list(indices))
         if self.fails_at in indices:
             raise KeyboardInterrupt
         return [

@@ -1,4 +1,4 @@
-"""`sdxl eval` says what is wrong in one line, before a model is loaded."""
+"""`sdxl eval` reports a bad flag in one line, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refused(*argv: str) -> str:
 
 @pytest.mark.parametrize("name", ["nodir", "file"])
 @pytest.mark.parametrize("flag", ["--images", "--against"])
-def test_a_folder_that_is_none_is_refused_before_anything_is_imported(
+def test_a_path_that_is_not_a_folder_is_refused_before_heavy_imports(
     flag: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -56,7 +56,7 @@ def test_a_folder_that_is_none_is_refused_before_anything_is_imported(
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[str]]:
-    """The flags of the benchmark's task, with files that are there; a test breaks one."""
+    """The flags of the benchmark's task with valid files, of which a test breaks one."""
 
     def flags(**changed: Path | None) -> list[str]:
         (tmp_path / "captions.tsv").write_text(TSV)
@@ -76,48 +76,48 @@ def files(tmp_path: Path) -> Callable[..., list[str]]:
     return flags
 
 
-def test_a_wrong_captions_file(files: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_wrong_captions_file_is_refused(files: Callable[..., list[str]], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.tsv"
     wrong.write_text("id,caption\n1,A clock\n")
     said = refused(*files(captions=wrong))
     assert said.startswith("captions: ") and "a column 'caption'; found id,caption" in said
 
 
-def test_a_line_without_a_caption(files: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_line_without_a_caption_is_refused(files: Callable[..., list[str]], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.tsv"
     wrong.write_text(TSV + "3\t4\t\n")
     assert "line 4 has no caption" in refused(*files(captions=wrong))
 
 
-def test_too_few_captions(files: Callable[..., list[str]]) -> None:
+def test_too_few_captions_are_refused(files: Callable[..., list[str]]) -> None:
     said = refused(*files(), "--count", "3")
     assert "needed 3 captions; found 2" in said
 
 
 @pytest.mark.parametrize("name", ["captions", "inception", "clip", "statistics"])
-def test_a_file_that_is_missing(name: str, files: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(name: str, files: Callable[..., list[str]], tmp_path: Path) -> None:
     said = refused(*files(**{name: tmp_path / "nowhere"}))
     assert said.startswith(f"{name}: ") and "needed a file or folder that is there" in said
     assert f"{name}: None is not allowed" in refused(*files(**{name: None}))
 
 
-def test_weights_that_are_none(files: Callable[..., list[str]]) -> None:
+def test_unreadable_weights_are_refused(files: Callable[..., list[str]]) -> None:
     assert "inception: " in (said := refused(*files())) and "pt_inception-2015-12-05" in said
 
 
-def test_fewer_pictures_than_captions(tmp_path: Path) -> None:
+def test_fewer_pictures_than_captions_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "few", 2, 128)
     said = refused("--count", "3", "--images", str(tmp_path / "few"))
     assert "with 2 pictures" in said and "one for each of the 3 captions" in said
 
 
-def test_pictures_of_another_size(tmp_path: Path) -> None:
+def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "small", 2, 64)
     said = refused("--count", "2", "--images", str(tmp_path / "small"))
     assert "000000.png of 64×64" in said and "needed 128×128" in said
 
 
-def test_two_sources() -> None:
+def test_two_sources_are_refused() -> None:
     assert "source: '--images and --url'" in refused("--images", "a", "--url", "b")
 
 
@@ -130,7 +130,7 @@ def test_two_sources() -> None:
         ["--engines", "d"],
     ],
 )
-def test_a_sweep_refuses_what_it_would_ignore(flags: list[str]) -> None:
+def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
     said = refused("--sweep", *flags)
     assert said.startswith(flags[0][2:].replace("-", "_")) and "--sweep has settings" in said, said
 
@@ -140,23 +140,24 @@ def test_a_sweep_refuses_what_it_would_ignore(flags: list[str]) -> None:
     "flags",
     [["--precision", "int8"], ["--backend", "torch"], ["--engines", "d"], ["--unchecked"]],
 )
-def test_pictures_from_elsewhere_refuse_what_engines_here_would_be(
+def test_other_sources_refuse_the_flags_of_engines(
     source: str, flags: list[str]
 ) -> None:
     said = refused(source, "there", *flags)
     assert said.startswith(flags[0][2:]) and f"{source} loads no engines" in said, said
 
 
-def test_a_folder_is_scored_from_the_front_door(
+def test_the_command_scores_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eval.quality.task.REFERENCE_PICTURES", 50)
     write_pictures(tmp_path / "pictures", 4, 128)
     flags = ["--count", "4", "--images", str(tmp_path / "pictures"), "--bootstrap", "5", "--json"]
     assert cli.main(["eval", *flags]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["pictures"] == 4 and {"FID", "CLIP"} <= set(found["figures"])
-    assert "never with published figures" in found["note"]
-    assert "images/s" not in found, "reading files is no speed of a model"
+    report = json.loads(capsys.readouterr().out)
+    assert report["pictures"] == 4 and {"FID", "CLIP"} <= set(report["figures"])
+    assert "never with published figures" in report["note"]
+    assert "images/s" not in report, "reading files is not a model's speed"
     assert cli.main(["eval", *flags[:-1]]) == 0
-    assert "images/s" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "images/s" not in text and "compare only runs with the same --count" in text

@@ -68,7 +68,7 @@ def test_a_service_that_loadgen_starts_is_given_them(monkeypatch: pytest.MonkeyP
         started.append(flags)
         raise Loaded({})
 
-    monkeypatch.setattr("eval.service.local_service.local_service", local_service)
+    monkeypatch.setattr("eval.service.client.local_service", local_service)
     with pytest.raises(Loaded):
         main_of("mlperf")(["--short", "--over", "http", *FLAGS])
     from serve.cli import read_settings

@@ -1,4 +1,4 @@
-"""Speed that costs more quality than it did is caught. It is here because the exports are."""
+"""int8 at interval 2 keeps its quality. The test is here because the exports are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from eval.quality.gate import Band, Measured, measure
 from sdxl.checkpoint import find
 from tests.onnx_export.exports import Exports
+from tests.onnx_export.quality_gate import Band, Measured, measure
 
 BAND = Path(__file__).with_name("quality_band.json")
-RECORD = "python -m eval.quality.gate tests/onnx_export/quality_band.json"
+RECORD = "python -m tests.onnx_export.quality_gate tests/onnx_export/quality_band.json"
 pytestmark = pytest.mark.skipif(not BAND.exists(), reason=f"no band is recorded yet: {RECORD}")
 
 
@@ -21,14 +21,14 @@ def band() -> Band:
     return Band.read(BAND)
 
 
-def test_the_band_is_of_these_weights(band: Band) -> None:
+def test_the_band_belongs_to_these_weights(band: Band) -> None:
     assert band.weights == find("mini").digest, f"the weights have changed; run: {RECORD}"
 
 
 @pytest.mark.long
 def test_int8_and_interval_2_keep_their_quality(band: Band, exports: Exports) -> None:
-    found = measure(exports("int8"))
-    assert not (wrong := band.outside(found)), "; ".join(wrong) + f"; all: {found}"
+    measured = measure(exports("int8"))
+    assert not (wrong := band.outside(measured)), "; ".join(wrong) + f"; all: {measured}"
 
 
 @pytest.mark.parametrize("what", ["exact", "fast"])
@@ -36,6 +36,6 @@ def test_int8_and_interval_2_keep_their_quality(band: Band, exports: Exports) ->
 def test_a_score_outside_the_band_is_named(what: str, name: str, factor: float, band: Band) -> None:
     worse = dict(getattr(band.recorded, what))
     worse[name] *= factor
-    found: Measured = replace(band.recorded, **{what: worse})
-    (wrong,) = band.outside(found)
+    measured: Measured = replace(band.recorded, **{what: worse})
+    (wrong,) = band.outside(measured)
     assert wrong.startswith(f"{what} {name}: measured ")

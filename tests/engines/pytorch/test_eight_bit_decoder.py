@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engines.parity.findings import psnr
 from engines.pytorch import fast_vae
 from engines.pytorch.eight_bit import EightBit
 from engines.pytorch.eight_bit_decoder import put_decoder_layers
 from engines.pytorch.fast_vae import attend_by_products, rearrange_decoder
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
-from eval.speed.agreement import psnr_db
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import find
@@ -61,7 +61,7 @@ def decoded(network: nn.Module, latents: Tensor) -> Tensor:
 def test_pictures_stay_near_the_exact_ones(latents: Tensor, is_rearranged: bool) -> None:
     exact = decoded(decoder(is_short=False), latents)
     found = decoded(decoder(is_short=True, is_rearranged=is_rearranged), latents)
-    measured = [psnr_db(a, b) for a, b in zip(found, exact, strict=True)]
+    measured = [psnr(a, b) for a, b in zip(found, exact, strict=True)]
     print([f"{each:.1f} dB" for each in measured])
     assert min(measured) >= LEAST_DB, f"{measured}, at least {LEAST_DB}"
     assert not torch.equal(found, exact)

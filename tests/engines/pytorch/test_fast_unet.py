@@ -201,13 +201,14 @@ def layer_of(key: str) -> str:
 
 
 def test_8_bits_stay_near_float32_at_every_step(numbers: tuple[str, Path], mini: Pipeline) -> None:
-    from eval.speed.agreement import errors_by_step
+    from engines.parity.calls import call_errors
+    from eval.speed.agreement import recorded as calls_of
 
     number, path = numbers
     engines = load_torch(
         mini.checkpoint, device="cpu", precision=number, numbers=[path], options=TorchOptions()
     )
-    errors = errors_by_step(mini, engines, PICTURE)
+    errors = call_errors(engines, calls_of(mini, PICTURE))
     print(f"{number}: the UNet's relative L2 by step", [f"{e:.4f}" for e in errors])
     assert max(errors) <= MOST_ERROR[number], f"{max(errors):.4f}, at most {MOST_ERROR[number]}"
     (found,) = Pipeline(mini.checkpoint, engines).generate([PICTURE])

@@ -1,4 +1,4 @@
-"""What a client sees of streamed answers becomes figures beside their limits."""
+"""Figures of streamed answers, and their limits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,17 @@ import httpx
 import pytest
 
 from eval.llm.bench import Figures, poisson, streams
-from eval.llm.client import AT_ONCE, DEADLINE_S, AnswerTimes, Client, at_once
-from eval.llm.limits import LIMITS
-from eval.llm.prompts import OWN, LlmPrompt, read_prompts
+from eval.llm.client import (
+    AT_ONCE,
+    DEADLINE_S,
+    LIMITS,
+    PROMPTS,
+    Answer,
+    Client,
+    LlmPrompt,
+    concurrent_requests,
+    read_prompts,
+)
 from sdxl.params import InvalidParams
 from serve.llm.speaker import Speaker
 from tests.serve.llm.texts import FakeLlm, prompts
@@ -28,28 +36,30 @@ def event(**fields: object) -> str:
 
 
 def answer(_: httpx.Request) -> httpx.Response:
-    """Its role, three pieces of text, its usage: as the service streams it."""
+    """A role, three pieces of text and the usage, as the service streams them."""
     deltas = [{"role": "assistant"}, *({"content": word} for word in ("a", "red", "ring"))]
     events = [event(choices=[{"delta": delta}]) for delta in deltas]
     usage = event(choices=[], usage={"completion_tokens": 4})
     return httpx.Response(200, text="".join((*events, usage, "data: [DONE]\n\n")))
 
 
-def client_of(respond: object = answer, prompts: Sequence[LlmPrompt] = OWN) -> Client:
+def client_of(respond: object = answer, prompts: Sequence[LlmPrompt] = PROMPTS) -> Client:
     client = Client("http://service", "mini", "", 64, prompts)
     transport = httpx.MockTransport(respond)  # type: ignore[arg-type]
     client.http = httpx.AsyncClient(base_url="http://service", transport=transport)
     return client
 
 
-def test_an_answer_is_timed_from_its_first_text_to_its_last() -> None:
+def test_an_answer_has_the_times_of_its_first_and_last_text() -> None:
     firsts = list[None]()
-    heard = asyncio.run(client_of().ask(LlmPrompt("ring"), 1, on_first=lambda: firsts.append(None)))
-    assert (heard.status, heard.tokens, len(firsts)) == (200, 4, 1)
-    assert heard.began_s <= heard.first_s <= heard.last_s
+    streamed = asyncio.run(
+        client_of().request(LlmPrompt("ring"), 1, on_first=lambda: firsts.append(None))
+    )
+    assert (streamed.status, streamed.tokens, len(firsts)) == (200, 4, 1)
+    assert streamed.began_s <= streamed.first_s <= streamed.last_s
 
 
-def test_what_is_refused_or_breaks_off_counts_as_failed() -> None:
+def test_refused_and_interrupted_answers_count_as_failed() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         return httpx.Response(429, json={"error": {}})
 
@@ -64,49 +74,47 @@ def test_what_is_refused_or_breaks_off_counts_as_failed() -> None:
         assert figures.failed == len(figures.answers) > 0
 
 
-def test_arrivals_that_come_by_themselves_are_all_counted() -> None:
+def test_every_poisson_arrival_is_counted() -> None:
     figures = asyncio.run(poisson(client_of(), 200.0, 0.5))
     assert 60 <= len(figures.answers) <= 140 and not figures.failed
     assert figures.tokens_per_s == pytest.approx(4 * len(figures.answers) / figures.took_s)
 
 
-def test_both_limits_count_and_no_answers_keep_none() -> None:
-    quick = AnswerTimes(0.0, first_s=0.4, last_s=0.4 + 3 * 0.03, tokens=4, status=200)
+def test_both_limits_must_hold_and_no_answers_hold_neither() -> None:
+    quick = Answer(0.0, first_s=0.4, last_s=0.4 + 3 * 0.03, tokens=4, status=200)
     late = replace(quick, first_s=0.5, last_s=0.5 + 3 * 0.03)
     slow = replace(quick, last_s=0.4 + 3 * 0.05)
     held = [
-        [Figures([heard], 1.0).holds(limits) for limits in (SERVER, INTERACTIVE)]
-        for heard in (quick, late, slow)
+        [Figures([each], 1.0).holds(limits) for limits in (SERVER, INTERACTIVE)]
+        for each in (quick, late, slow)
     ]
     assert held == [[True, True], [True, False], [True, False]]
     assert not Figures([], 1.0).holds(SERVER)
 
 
-def test_answers_of_one_token_are_held_against_the_first_limit_alone() -> None:
-    quick = AnswerTimes(0.0, first_s=0.4, last_s=0.4, tokens=1, status=200)
-    slow = AnswerTimes(0.0, first_s=3.0, last_s=3.0, tokens=1, status=200)
+def test_answers_of_one_token_need_only_the_first_limit() -> None:
+    quick = Answer(0.0, first_s=0.4, last_s=0.4, tokens=1, status=200)
+    slow = Answer(0.0, first_s=3.0, last_s=3.0, tokens=1, status=200)
     assert Figures([quick], 1.0).holds(SERVER) and not Figures([slow], 1.0).holds(SERVER)
 
 
-def test_a_few_quick_answers_among_refusals_keep_no_limits() -> None:
-    quick = AnswerTimes(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
-    refused = AnswerTimes(0.0, status=429)
+def test_refusals_break_the_limits() -> None:
+    quick = Answer(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
+    refused = Answer(0.0, status=429)
     assert not Figures([quick, *[refused] * 9], 1.0).holds(SERVER)
 
 
-def test_a_table_says_what_tokens_cost() -> None:
-    heard = AnswerTimes(0.0, first_s=0.1, last_s=0.4, tokens=4, status=200)
-    table = Figures([heard], 2.0, joules=8.0).table(SERVER, price=3.6)
+def test_the_table_has_tokens_per_dollar_and_per_joule() -> None:
+    streamed = Answer(0.0, first_s=0.1, last_s=0.4, tokens=4, status=200)
+    table = Figures([streamed], 2.0, joules=8.0).table(SERVER, price=3.6)
     assert table["tokens_per_s"] == 2.0 and table["tokens_per_dollar"] == 2000.0
     assert table["tokens_per_joule"] == 0.5 and table["is_within_limits"]
 
 
-# -- what is asked --------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------
 
 
-def test_prompts_of_a_file_are_asked_with_their_own_lengths_and_a_long_deadline(
-    tmp_path: Path,
-) -> None:
+def test_prompts_of_a_file_keep_their_max_tokens_and_get_a_long_deadline(tmp_path: Path) -> None:
     file, bodies = tmp_path / "prompts.jsonl", list[dict[str, Any]]()
     file.write_text('{"text": "long", "max_tokens": 900}\n\n{"text": "short"}\n')
 
@@ -116,8 +124,8 @@ def test_prompts_of_a_file_are_asked_with_their_own_lengths_and_a_long_deadline(
 
     client = client_of(note, read_prompts(str(file)))
     asyncio.run(streams(client, 1, 0.1))
-    asked = [(body["messages"][0]["content"], body["max_tokens"]) for body in bodies[:3]]
-    assert asked == [("long", 900), ("short", 64), ("long", 900)]
+    sent = [(body["messages"][0]["content"], body["max_tokens"]) for body in bodies[:3]]
+    assert sent == [("long", 900), ("short", 64), ("long", 900)]
     assert {body["deadline_s"] for body in bodies} == {DEADLINE_S}
 
 
@@ -125,7 +133,7 @@ def test_prompts_of_a_file_are_asked_with_their_own_lengths_and_a_long_deadline(
     "content",
     ["", "circle", '{"max_tokens": 3}', '{"text": ""}', '{"text": "a", "max_tokens": 0}', "[1]"],
 )
-def test_a_file_of_no_prompts_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_file_without_prompts_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
     with pytest.raises(InvalidParams, match="prompts: .*prompts.jsonl.*needed"):
@@ -133,7 +141,7 @@ def test_a_file_of_no_prompts_is_refused(content: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("replicas", "most"), [(2, 2 * (10 + 64)), (0, AT_ONCE)])
-def test_as_many_are_asked_at_once_as_all_replicas_take(
+def test_concurrent_requests_are_the_sum_over_the_replicas(
     replicas: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = asyncio.run(Speaker("llm", prompts(), FakeLlm()).metrics())
@@ -141,4 +149,4 @@ def test_as_many_are_asked_at_once_as_all_replicas_take(
     lines = [f'{gauge.name}{{replica="{i}"}} {gauge.samples[0].value}' for i in range(replicas)]
     page = httpx.Response(200, text="\n".join(lines))
     monkeypatch.setattr(httpx, "get", lambda *_, **__: page)
-    assert at_once("http://service", "") == most
+    assert concurrent_requests("http://service", "") == most

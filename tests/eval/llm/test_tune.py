@@ -1,4 +1,4 @@
-"""The best options are found with few trials, none of them twice, and are a file that is read."""
+"""The search for the best options: few trials, none twice, and a file that `sdxl serve` reads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from eval.llm import tune
 from eval.llm.bench import Figures
-from eval.llm.client import AnswerTimes
-from eval.llm.limits import LIMITS
+from eval.llm.client import LIMITS, Answer
 from eval.llm.tune import (
     Options,
     OptionsTrial,
@@ -30,7 +29,7 @@ CHOICES = {"max_batch_size": [4, 8, 16, 32], "max_num_tokens": [2048, 4096]}
 
 
 class Machine:
-    """Tokens a second by a formula; counts its trials."""
+    """Tokens a second by a formula; records the trials."""
 
     def __init__(self, speed: Callable[[Options], float]) -> None:
         self.speed, self.tried = speed, list[Options]()
@@ -40,13 +39,13 @@ class Machine:
         return OptionsTrial(self.speed(options), 1.0)
 
 
-def test_larger_values_are_climbed_as_long_as_they_gain() -> None:
+def test_a_value_is_raised_while_it_gains() -> None:
     machine = Machine(lambda o: min(o["max_batch_size"], 16) + o["max_num_tokens"] / 4096)
     assert search(machine, [{}], CHOICES) == {"max_batch_size": 16, "max_num_tokens": 4096}
     assert {"max_batch_size": 32, "max_num_tokens": 4096} not in machine.tried
 
 
-def test_the_best_cut_wins_and_one_that_does_not_run_does_not() -> None:
+def test_the_fastest_cut_that_runs_wins() -> None:
     def speed(options: Options) -> float:
         if options["tensor_parallel_size"] == 1:
             return 0.0
@@ -59,8 +58,8 @@ def test_the_best_cut_wins_and_one_that_does_not_run_does_not() -> None:
 
 @pytest.mark.parametrize(("gpus", "count"), [(1, 1), (2, 3), (6, 6), (8, 10)])
 def test_cuts_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
-    found = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in groups(gpus)]
-    assert len(set(found)) == count and all(t * p <= gpus for t, p in found)
+    cuts = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in groups(gpus)]
+    assert len(set(cuts)) == count and all(t * p <= gpus for t, p in cuts)
 
 
 NOT_LOADED = """\
@@ -72,11 +71,11 @@ the language model does not load
 (ServeReplica:default:LlmReplica pid=3460) torch.OutOfMemoryError: CUDA out of memory.
 sdxl serve: sdxl-mini is loaded
 """
-"""as `sdxl serve` writes it"""
+"""as `sdxl serve` logs it"""
 
 
 class WithoutLlm(Quiet):
-    """A service that does without its language model."""
+    """A service whose language model did not load."""
 
     def do_GET(self) -> None:
         body = b'{"status": "ready", "llm": "unavailable"}' if self.path == "/readyz" else b""
@@ -86,38 +85,38 @@ class WithoutLlm(Quiet):
 
 
 class SimulatedService:
-    """As many answers a second as its replicas write at once, and no more than clients ask for. A
-    GPU's share of a model cut over n of them is n^0.7 times as fast: cutting never pays."""
+    """Its rate is the smaller of the replicas' rows and the clients. A model split over n GPUs is
+    n^0.7 times as fast, so splitting never pays."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        asked = ("llm_of", "at_once", "Client", "streams", "poisson")
-        for name in ("local_service", "wait_until_loaded", *asked):
+        calls = ("first_llm", "concurrent_requests", "Client", "streams", "poisson")
+        for name in ("local_service", "wait_until_loaded", *calls):
             patch.setattr(tune, name, getattr(self, name))
 
     @contextmanager
     def local_service(self, flags: list[str], log: Path) -> Iterator[str]:
-        told = dict(zip(flags[::2], flags[1::2], strict=True))
-        options = tomllib.loads(Path(told["--llm-options"]).read_text())
+        values = dict(zip(flags[::2], flags[1::2], strict=True))
+        options = tomllib.loads(Path(values["--llm-options"]).read_text())
         size = options["tensor_parallel_size"] * options["pipeline_parallel_size"]
-        self.rows = int(told["--llm-replicas"]) * options["max_batch_size"]
+        self.rows = int(values["--llm-replicas"]) * options["max_batch_size"]
         self.rate = size**0.7
         yield "http://service"
 
     def wait_until_loaded(self, *_: object) -> None:
         pass
 
-    def llm_of(self, *_: str) -> str:
+    def first_llm(self, *_: str) -> str:
         return "model"
 
-    def at_once(self, *_: str) -> int:
+    def concurrent_requests(self, *_: str) -> int:
         return self.rows + 8 * 64
 
     def Client(self, *_: object) -> None:
         return None
 
     def figures(self, rate: float, seconds: float, first_s: float) -> Figures:
-        heard = AnswerTimes(0.0, first_s, first_s + 0.1, tokens=10, status=200)
-        return Figures([heard] * round(rate * seconds), seconds)
+        answer = Answer(0.0, first_s, first_s + 0.1, tokens=10, status=200)
+        return Figures([answer] * round(rate * seconds), seconds)
 
     async def streams(self, client: None, count: int, seconds: float) -> Figures:
         return self.figures(min(count, self.rows) * self.rate, seconds, 0.1)
@@ -127,7 +126,7 @@ class SimulatedService:
         return self.figures(rate, seconds, 10.0 if is_too_much else 0.1)
 
 
-def test_replicas_are_picked_where_they_beat_one_large_group(
+def test_many_replicas_win_if_they_beat_one_large_group(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     SimulatedService(monkeypatch)
@@ -138,24 +137,24 @@ def test_replicas_are_picked_where_they_beat_one_large_group(
 
 
 @pytest.mark.parametrize("most", [0.1, 3.0, 7.9, 10.0])
-def test_the_rate_is_near_the_most_that_keeps_the_limits(most: float) -> None:
-    found = most_within(lambda rate: (rate <= most, 50 * rate), top=10.0)
-    assert found.rate <= most and most - found.rate <= 10 / 2**4
-    assert found.tokens_per_s == 50 * found.rate
+def test_the_rate_is_near_the_highest_that_keeps_the_limits(most: float) -> None:
+    best = most_within(lambda rate: (rate <= most, 50 * rate), top=10.0)
+    assert best.rate <= most and most - best.rate <= 10 / 2**4
+    assert best.tokens_per_s == 50 * best.rate
 
 
-def test_trials_are_kept_and_none_is_made_twice(tmp_path: Path) -> None:
+def test_trials_are_saved_and_none_runs_twice(tmp_path: Path) -> None:
     path, machine = tmp_path / "trials.json", Machine(lambda o: o["max_batch_size"])
     for _ in range(2):
         trials = Trials(path, {"model": "mini"}, machine)
         assert trials({"max_batch_size": 4}) == OptionsTrial(4, 1.0)
     assert len(machine.tried) == 1
-    with pytest.raises(InvalidParams, match="out: .*needed a folder whose trials have the same"):
+    with pytest.raises(InvalidParams, match="out: .*needed a folder whose trials have these"):
         Trials(path, {"model": "other"}, machine)
 
 
 class Mended(Machine):
-    """Fails at first."""
+    """Fails once."""
 
     def __call__(self, options: Options) -> OptionsTrial:
         self.tried.append(options)
@@ -165,7 +164,7 @@ class Mended(Machine):
 TRIAL = OptionsTrial(4.0, 1.0)
 
 
-def test_what_failed_is_tried_anew_by_the_next_run_alone(tmp_path: Path) -> None:
+def test_only_the_next_run_repeats_a_failed_trial(tmp_path: Path) -> None:
     path, machine = tmp_path / "trials.json", Mended(lambda _: 0.0)
     trials = Trials(path, {}, machine)
     assert trials({"max_batch_size": 4}) == trials({"max_batch_size": 4})
@@ -177,7 +176,7 @@ def trial_of(folder: Path) -> Services:
     return Services("model", "transformers", {}, LIMITS["server"], 1, 1.0, 64, "", folder)
 
 
-def test_options_whose_model_does_not_load_say_why(
+def test_a_model_that_does_not_load_is_a_trial_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     @contextmanager
@@ -187,17 +186,17 @@ def test_options_whose_model_does_not_load_say_why(
             yield url
 
     monkeypatch.setattr(tune, "local_service", without_llm)
-    found = trial_of(tmp_path)({"max_batch_size": 4})
-    reason = "0 of 1 replicas load: torch.OutOfMemoryError: CUDA out of memory."
+    trial = trial_of(tmp_path)({"max_batch_size": 4})
+    reason = "0 of 1 replicas loaded: torch.OutOfMemoryError: CUDA out of memory."
     log = tmp_path / "max_batch_size_4.log"
-    assert found == OptionsTrial(0.0, 0.0, f"{reason} ({log})") and log.exists()
+    assert trial == OptionsTrial(0.0, 0.0, f"{reason} ({log})") and log.exists()
 
 
-def test_a_service_that_answers_nothing_is_an_error_and_not_slow(
+def test_a_service_that_answers_no_request_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     service = SimulatedService(monkeypatch)
-    refused = Figures([AnswerTimes(0.0, status=503)] * 9, 1.0)
+    refused = Figures([Answer(0.0, status=503)] * 9, 1.0)
 
     async def refuse(*_: object) -> Figures:
         return refused
@@ -205,11 +204,11 @@ def test_a_service_that_answers_nothing_is_an_error_and_not_slow(
     monkeypatch.setattr(tune, "streams", refuse)
     options = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
     error = trial_of(tmp_path)(options).error
-    assert error.startswith("none of 9 asks was answered: status 503"), error
+    assert error.startswith("none of 9 requests was answered: status 503"), error
     assert service.rows == 4
 
 
-def test_trials_under_other_settings_of_the_service_are_other_trials(tmp_path: Path) -> None:
+def test_trials_of_other_service_settings_are_not_reused(tmp_path: Path) -> None:
     file = tmp_path / "serve.toml"
     file.write_text("queue = 1")
     options = tune.build_parser().parse_args(["--settings", str(file)])
@@ -222,7 +221,7 @@ def test_trials_under_other_settings_of_the_service_are_other_trials(tmp_path: P
         tune.identity(options, {})
 
 
-def test_what_is_written_is_read_as_it_was() -> None:
+def test_toml_round_trip() -> None:
     values = {
         "kv_cache_config": {"dtype": "fp8", "free_gpu_memory_fraction": 0.9},
         "max_batch_size": 8,
@@ -243,7 +242,7 @@ def test_what_is_written_is_read_as_it_was() -> None:
         (["--backend", "vllm"], "backend: 'vllm' is not allowed; needed transformers or tensorrt"),
     ],
 )
-def test_a_bad_request_is_one_line(
+def test_a_bad_flag_is_reported_in_one_line(
     flags: list[str], message: str, refused: Callable[..., str]
 ) -> None:
     assert message in refused("tune", "llm", *flags)

@@ -1,4 +1,4 @@
-"""LoadGen is told of first tokens and of how many came, and judges by both limits."""
+"""LoadGen receives first tokens and token counts, and applies both limits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from eval.llm import bench, under_loadgen
-from eval.llm.client import AnswerTimes
-from eval.llm.limits import LIMITS
-from eval.llm.prompts import OWN
+from eval.llm.client import LIMITS, PROMPTS, Answer
 from eval.llm.under_loadgen import Streams
 from eval.mlperf.loadgen import ScenarioRun
 
@@ -22,48 +20,48 @@ TOKENS = 5
 
 
 class Answering:
-    """In place of a client: an answer of five tokens, so many seconds between two."""
+    """A fake client: answers of five tokens, `token_s` apart."""
 
-    prompts = OWN
+    prompts = PROMPTS
 
     def __init__(self, first_s: float, token_s: float, status: int = 200) -> None:
         self.first_s, self.token_s, self.status = first_s, token_s, status
         self.http = SimpleNamespace(aclose=lambda: asyncio.sleep(0))
 
-    async def ask(
+    async def request(
         self, _: str, seed: int, due_s: None = None, on_first: Callable[[], None] = lambda: None
-    ) -> AnswerTimes:
-        heard = AnswerTimes(time.perf_counter(), status=self.status)
+    ) -> Answer:
+        answer = Answer(time.perf_counter(), status=self.status)
         if self.status == 200:
             await asyncio.sleep(self.first_s)
-            heard.first_s = time.perf_counter()
+            answer.first_s = time.perf_counter()
             on_first()
             await asyncio.sleep(self.token_s * (TOKENS - 1))
-            heard.tokens = TOKENS
-        return heard
+            answer.tokens = TOKENS
+        return answer
 
 
 class Crowded(Answering):
-    """As a service: beyond so many at once it refuses."""
+    """Refuses more than `room` concurrent requests, as a service does."""
 
     room, under_way, most = 20, 0, 0
 
-    async def ask(self, *args: Any, **more: Any) -> AnswerTimes:
+    async def request(self, *args: Any, **more: Any) -> Answer:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
             if self.under_way > self.room:
                 await asyncio.sleep(0)
-                return AnswerTimes(time.perf_counter(), status=429)
-            return await super().ask(*args, **more)
+                return Answer(time.perf_counter(), status=429)
+            return await super().request(*args, **more)
         finally:
             self.under_way -= 1
 
 
-def judged(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
+def run_loadgen(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
     system = Streams(client, 128)
-    told = {"target_qps": 300.0, "benchmark": LIMITS[limits].benchmark}
-    run = ScenarioRun("Server", folder, 8, is_short=True, **told)  # type: ignore[arg-type]
+    benchmark = LIMITS[limits].benchmark
+    run = ScenarioRun("Server", folder, 8, target_qps=300.0, is_short=True, benchmark=benchmark)
     try:
         return run.start(system), system
     finally:
@@ -74,25 +72,25 @@ def judged(folder: Path, client: Any, limits: str) -> tuple[Any, Streams]:
     ("limits", "first_s", "is_valid"),
     [("server", 0.01, True), ("interactive", 0.01, True), ("interactive", 0.6, False)],
 )
-def test_answers_are_judged_by_the_limits(
+def test_a_run_is_valid_within_the_limits(
     limits: str, first_s: float, is_valid: bool, tmp_path: Path
 ) -> None:
-    summary, system = judged(tmp_path, Answering(first_s, 0.001), limits)
+    summary, system = run_loadgen(tmp_path, Answering(first_s, 0.001), limits)
     assert summary.is_valid is is_valid, summary.lines
     assert summary.unit == "tokens/s" and summary.score > 0 and not system.failed
 
 
-def test_an_answer_that_fails_is_counted_and_nothing_waits_for_it(tmp_path: Path) -> None:
-    _, system = judged(tmp_path, Answering(0.0, 0.0, status=500), "server")
+def test_failed_answers_are_counted_and_the_run_ends(tmp_path: Path) -> None:
+    _, system = run_loadgen(tmp_path, Answering(0.0, 0.0, status=500), "server")
     assert system.failed >= 459
 
 
-def test_all_samples_at_once_are_asked_as_there_is_room(
+def test_offline_samples_wait_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(under_loadgen, "AGAIN_S", 0.001)
+    monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
     client: Any = Crowded(0.001, 0.0005)
-    client.prompts = [OWN[0]] * 200
+    client.prompts = [PROMPTS[0]] * 200
     system = Streams(client, 30)
     run = ScenarioRun("Offline", tmp_path, 200, is_short=True, benchmark=LIMITS["server"].benchmark)
     try:
@@ -103,17 +101,17 @@ def test_all_samples_at_once_are_asked_as_there_is_room(
     assert Crowded.room < client.most <= 30
 
 
-def test_what_is_refused_without_end_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_loadgen, "AGAIN_S", 0.001)
-    monkeypatch.setattr(under_loadgen, "PATIENCE_S", 0.01)
-    _, system = judged(tmp_path, Answering(0.0, 0.0, status=429), "server")
+def test_a_request_that_is_always_refused_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
+    monkeypatch.setattr(under_loadgen, "GIVE_UP_S", 0.01)
+    _, system = run_loadgen(tmp_path, Answering(0.0, 0.0, status=429), "server")
     assert system.failed >= 459
 
 
 @pytest.mark.parametrize(("is_valid", "code"), [(True, 0), (False, 1)])
-def test_a_run_that_is_not_valid_ends_with_1(
+def test_the_exit_code_of_an_invalid_run_is_1(
     is_valid: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"LoadGen, llama2-70b Offline": {"valid": is_valid}}
-    monkeypatch.setattr(bench, "measure", lambda *_: found)
+    runs = {"LoadGen, llama2-70b Offline": {"valid": is_valid}}
+    monkeypatch.setattr(bench, "measure", lambda *_: runs)
     assert bench.main(["--url", "http://service", "--loadgen", "Offline", "--json"]) == code

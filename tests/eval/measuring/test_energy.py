@@ -1,4 +1,4 @@
-"""All GPUs count, or none of them is told."""
+"""The energy of all GPUs, or none if one does not count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def nvml(millijoules: Sequence[int | None]) -> ModuleType:
-    """A driver with a GPU for each figure; None: one that does not count."""
+    """A driver with one GPU per figure; None: a GPU that does not count."""
     module = ModuleType("pynvml")
 
     def read(index: int) -> int:
@@ -25,14 +25,14 @@ def nvml(millijoules: Sequence[int | None]) -> ModuleType:
             raise Refused
         return value
 
-    found = {
+    functions = {
         "NVMLError": Refused,
         "nvmlInit": lambda: None,
         "nvmlDeviceGetCount": lambda: len(millijoules),
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetTotalEnergyConsumption": read,
     }
-    vars(module).update(found)
+    vars(module).update(functions)
     return module
 
 

@@ -1,4 +1,4 @@
-"""An audit compares with a valid run of the same settings, or not at all."""
+"""An audit needs a valid run with the same settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logged(folder: Path, **pictures: str) -> Path:
     return folder
 
 
-def test_a_run_of_the_same_settings_may_be_compared_with(tmp_path: Path) -> None:
+def test_runs_with_the_same_settings_compare(tmp_path: Path) -> None:
     check_same(
         described(tmp_path / "a", audit="TEST04", loadgen={"offline_expected_qps": 2}),
         described(tmp_path / "b", audit=None, loadgen={"offline_expected_qps": 1}),
@@ -53,7 +53,7 @@ def test_a_run_of_the_same_settings_may_be_compared_with(tmp_path: Path) -> None
         ({"request": {"steps": 4}}, "needed a run with steps 20, it has 4"),
     ],
 )
-def test_a_run_of_other_settings_is_refused(
+def test_a_run_with_other_settings_is_refused(
     changed: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidParams, match=said):
@@ -61,7 +61,7 @@ def test_a_run_of_other_settings_is_refused(
 
 
 @pytest.mark.parametrize("verdicts", [("INVALID", "VALID"), ("VALID", "INVALID")])
-def test_runs_that_loadgen_calls_invalid_pass_no_audit(
+def test_an_invalid_run_fails_the_audit(
     verdicts: tuple[str, str], tmp_path: Path
 ) -> None:
     runs = (summarised(tmp_path / str(i), verdict) for i, verdict in enumerate(verdicts))
@@ -70,7 +70,7 @@ def test_runs_that_loadgen_calls_invalid_pass_no_audit(
     assert not result.passed and f"INVALID: {name}" in result.text, result.text
 
 
-def test_a_picture_that_the_accuracy_run_lacks_fails_the_audit(tmp_path: Path) -> None:
+def test_a_picture_missing_from_the_accuracy_run_fails_the_audit(tmp_path: Path) -> None:
     accuracy = logged(tmp_path / "accuracy", _1="0102", _2="0304")
     performance = summarised(tmp_path / "performance")
     audited = summarised(logged(tmp_path / "TEST01", _2="0304"))
@@ -79,7 +79,7 @@ def test_a_picture_that_the_accuracy_run_lacks_fails_the_audit(tmp_path: Path) -
     assert not result.passed and "2 pictures, 1 the same bytes" in result.text
 
 
-def test_an_invalid_run_is_made_anew_and_a_valid_one_is_not(
+def test_only_an_invalid_run_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []

@@ -1,5 +1,5 @@
-"""LoadGen accepts runs on the true loop and the true REST service, over engines that cost nothing.
-On the embedded model: `make test-long`."""
+"""LoadGen accepts runs on the real loop and the real REST service, over fake engines. `make test-long`
+runs the embedded model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eval.mlperf import compliance
 from eval.mlperf.loadgen import ScenarioRun, Summary, System, complete
 from eval.mlperf.systems import InProcess, OverHttp
 from eval.quality.accuracy_log import FILE, AccuracyLog, logged
-from eval.quality.sources import ask
+from eval.quality.sources import request_picture
 from eval.quality.task import QualityTask
 from sdxl import cli
 from sdxl.params import GenerationParams
@@ -57,7 +57,7 @@ def start(
 
 
 def one_by_one(make: Callable[[], object]) -> float:
-    """Pictures a second: what a machine surely keeps up with, however busy it is."""
+    """Pictures a second without concurrency: a rate that even a busy machine sustains."""
     make()
     return 3 / wall_s(lambda: [make() for _ in range(3)])
 
@@ -76,7 +76,7 @@ def runs(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_loadgen_calls_short_runs_valid(scenario: str, runs: Path) -> None:
+def test_short_runs_are_valid(scenario: str, runs: Path) -> None:
     summary = Summary.read(runs / scenario)
     assert summary.is_valid, summary.lines
     assert summary.scenario == scenario and summary.score and summary.score > 0
@@ -87,13 +87,13 @@ def test_loadgen_calls_short_runs_valid(scenario: str, runs: Path) -> None:
 def test_the_server_scenario_over_http_is_valid(tmp_path: Path) -> None:
     with listening(fake_pipeline(buckets=(1, 2, 4, 8)), queue=512) as (url, _):
         system = OverHttp(url, REQUESTS, complete)
-        qps = one_by_one(lambda: ask(system.http, REQUESTS[0]))
+        qps = one_by_one(lambda: request_picture(system.http, REQUESTS[0]))
         summary = start(system, tmp_path / "run", "Server", qps)
         system.close()
     assert summary.is_valid, summary.lines
 
 
-def test_the_accuracy_log_is_what_eval_reads(
+def test_eval_reads_the_accuracy_log(
     runs: Path, task: QualityTask, pipeline: Pipeline
 ) -> None:
     from dataclasses import replace
@@ -101,36 +101,37 @@ def test_the_accuracy_log_is_what_eval_reads(
     from sdxl.images import to_pixels
 
     small = replace(task, captions=tuple(r.prompt for r in REQUESTS), side=64)
-    found = AccuracyLog(runs / "accuracy" / FILE, small).pictures([11, 3])
-    for index, picture in zip((11, 3), found, strict=True):
+    pictures = AccuracyLog(runs / "accuracy" / FILE, small).pictures([11, 3])
+    for index, picture in zip((11, 3), pictures, strict=True):
         (result,) = pipeline.generate([REQUESTS[index]])
         assert result.image is not None
         apart = np.abs(picture.astype(int) - to_pixels(result.image)).max()
         assert apart <= 1, f"picture {index} is {apart} apart, allowed 1"
 
 
-def test_the_benchmarks_own_table_rules_a_full_run() -> None:
-    found = ScenarioRun("Server", Path(), 5000).settings()
-    assert found.server_target_latency_ns == 20_000_000_000
-    assert found.server_target_latency_percentile == pytest.approx(0.99)
-    assert found.min_duration_ms == 600_000
+def test_a_full_run_has_the_benchmarks_settings() -> None:
+    settings = ScenarioRun("Server", Path(), 5000).settings()
+    assert settings.server_target_latency_ns == 20_000_000_000
+    assert settings.server_target_latency_percentile == pytest.approx(0.99)
+    assert settings.min_duration_ms == 600_000
     assert ScenarioRun("Offline", Path(), 5000).settings().min_query_count == 5000
-    assert found.performance_sample_count_override == 5000
-    assert found.sample_index_rng_seed and found.schedule_rng_seed and found.qsl_rng_seed
+    assert settings.performance_sample_count_override == 5000
+    assert settings.sample_index_rng_seed and settings.schedule_rng_seed
+    assert settings.qsl_rng_seed
 
 
 def test_test01_compares_pictures(pipeline: Pipeline, runs: Path, tmp_path: Path) -> None:
     with in_process(pipeline) as system:
         start(system, tmp_path / "audit", "Offline", audit="TEST01")
-    found = dict(logged(tmp_path / "audit" / FILE))
-    assert found, "some of the pictures were logged in performance mode"
+    pictures = dict(logged(tmp_path / "audit" / FILE))
+    assert pictures, "performance mode logs some of the pictures"
     verdict = compliance.test01(runs / "accuracy", runs / "Offline", tmp_path / "audit")
     assert "PSNR at least inf" in verdict.text, verdict.text
     altered = tmp_path / "altered"
     altered.mkdir()
     lines = [
         json.dumps({"qsl_idx": i, "data": bytes(len(data)).hex().upper()})
-        for i, data in found.items()
+        for i, data in pictures.items()
     ]
     (altered / FILE).write_text("\n".join(lines))
     (altered / "mlperf_log_summary.txt").write_bytes(
@@ -148,7 +149,7 @@ def summarised(folder: Path, rate: float) -> Path:
 
 
 @pytest.mark.parametrize(("rate", "passes"), [(9.0, True), (10.9, True), (11.2, False)])
-def test_test04_lets_a_repeated_sample_be_a_tenth_quicker(
+def test_test04_allows_a_repeated_sample_to_be_a_tenth_faster(
     rate: float, passes: bool, tmp_path: Path
 ) -> None:
     verdict = compliance.test04(summarised(tmp_path / "a", 10.0), summarised(tmp_path / "b", rate))
@@ -156,17 +157,17 @@ def test_test04_lets_a_repeated_sample_be_a_tenth_quicker(
 
 
 def test_test04_repeats_one_sample(pipeline: Pipeline, tmp_path: Path) -> None:
-    asked: set[int] = set()
+    indices: set[int] = set()
 
     class Watching(InProcess):
         def issue(self, samples: Sequence[tuple[int, int]]) -> None:
-            asked.update(index for _, index in samples)
+            indices.update(index for _, index in samples)
             super().issue(samples)
 
     system = Watching(pipeline, REQUESTS, complete)
     start(system, tmp_path / "run", "SingleStream", audit="TEST04")
     system.close()
-    assert len(asked) == 1, asked
+    assert len(indices) == 1, indices
 
 
 def test_a_failing_picture_ends_the_run_with_its_cause(tmp_path: Path) -> None:
@@ -200,19 +201,19 @@ def test_the_embedded_model_passes_test01(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_test04_judges_the_embedded_model_by_both_runs(
+def test_test04_compares_both_runs_of_the_embedded_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What else the machine does decides how fast either is, so either verdict is right."""
+    """Other work on the machine changes either speed, so both verdicts are correct."""
     status = cli.main(["bench", "mlperf", "--audit", "TEST04", *AUDITED, "--out", str(tmp_path)])
-    found = re.search(r"TEST04 (\w+): one sample repeated: ([\d.]+) of", capsys.readouterr().out)
-    assert found
-    ratio = float(found[2])
+    line = re.search(r"TEST04 (\w+): one sample repeated: ([\d.]+) of", capsys.readouterr().out)
+    assert line
+    ratio = float(line[2])
     assert 0.2 < ratio < 5
-    assert (status, found[1]) == ((0, "passed") if ratio <= 1.1 else (1, "FAILED"))
+    assert (status, line[1]) == ((0, "passed") if ratio <= 1.1 else (1, "FAILED"))
 
 
-def test_a_system_that_breaks_answers_all_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_fails_answers_every_sample_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, answered = fake_pipeline(), set[int]()
 
     def broken(_: object) -> None:

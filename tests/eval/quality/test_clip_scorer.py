@@ -1,4 +1,4 @@
-"""The CLIP score, against transformers' own model called by hand."""
+"""The CLIP score, against transformers' model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from eval.quality.clip_scorer import ClipScorer, as_clip_does, vit_b_32
+from eval.quality.clip_scorer import ClipScorer, clip_inputs, vit_b_32
 from eval.quality.task import Judges
 from sdxl.mini.clip import WEIGHTS, Scorer
 from sdxl.mini.scenes import SIDE, draw
@@ -27,7 +27,7 @@ TINY_VISION = {**TINY, "num_attention_heads": 2, "image_size": 64, "patch_size":
 TINY_TEXT = {**TINY, "num_attention_heads": 2}
 
 
-def test_it_agrees_with_transformers_on_the_embedded_model(judges: Judges) -> None:
+def test_scores_equal_transformers_on_the_embedded_model(judges: Judges) -> None:
     pictures = Noise().pictures(range(3))
     scorer = Scorer()
     pixels = torch.from_numpy(np.stack(pictures)).movedim(-1, 1) / 127.5 - 1
@@ -41,7 +41,7 @@ def test_it_agrees_with_transformers_on_the_embedded_model(judges: Judges) -> No
     assert found == pytest.approx(expected.tolist(), rel=1e-4)
 
 
-def test_it_agrees_with_transformers_on_clips_own_preprocessing() -> None:
+def test_scores_equal_transformers_with_clips_preprocessing() -> None:
     config = CLIPConfig(
         vision_config=TINY_VISION,
         text_config={**TINY_TEXT, "vocab_size": 646, "eos_token_id": 645},
@@ -50,16 +50,16 @@ def test_it_agrees_with_transformers_on_clips_own_preprocessing() -> None:
     torch.manual_seed(0)
     model, tokenizer = CLIPModel(config).eval(), Scorer().tokenizer
     pictures = Noise(side=100).pictures(range(3))
-    scorer = ClipScorer(model, tokenizer, lambda each: as_clip_does(each, 64))
+    scorer = ClipScorer(model, tokenizer, lambda each: clip_inputs(each, 64))
     tokens = tokenizer(CAPTIONS, padding=True, return_tensors="pt")
     with torch.no_grad():
-        out = model(pixel_values=as_clip_does(pictures, 64), **tokens)
+        out = model(pixel_values=clip_inputs(pictures, 64), **tokens)
     expected = (100 * out.logits_per_image / model.logit_scale.exp()).diagonal()
     assert scorer.scores(pictures, CAPTIONS) == pytest.approx(expected.tolist(), rel=1e-4)
 
 
-def test_scores_are_summed_where_they_are_computed() -> None:
-    """`meta` stands for a GPU, and computes nothing."""
+def test_the_metric_is_on_the_models_device() -> None:
+    """The device `meta` stands for a GPU."""
     config = CLIPConfig(vision_config=TINY_VISION, text_config=TINY_TEXT)
     scorer = ClipScorer(CLIPModel(config), None, lambda _: torch.empty(0), "meta")
     assert scorer._metric.score.device.type == "meta"
@@ -67,13 +67,13 @@ def test_scores_are_summed_where_they_are_computed() -> None:
 
 def test_clips_preprocessing_is_the_published_one() -> None:
     white = np.full((300, 300, 3), 255, np.uint8)
-    found = as_clip_does([white], 224)
+    found = clip_inputs([white], 224)
     assert found.shape == (1, 3, 224, 224)
     expected = [(1 - m) / d for m, d in ((0.48145466, 0.26862954), (0.4578275, 0.26130258))]
     assert found[0, :2, 100, 100].tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_picture_is_nowhere_from_itself_and_further_from_others(judges: Judges) -> None:
+def test_the_distance_is_zero_to_itself_and_largest_to_another_scene(judges: Judges) -> None:
     from sdxl.mini.scenes import sample_scene
 
     rng = np.random.default_rng(0)

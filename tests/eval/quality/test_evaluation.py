@@ -1,4 +1,4 @@
-"""An evaluation streams, goes on where it was killed, and is about one thing."""
+"""An evaluation works in chunks, resumes, and refuses the folder of another one."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def whole(task: QualityTask, tmp_path_factory: pytest.TempPathFactory) -> Scores
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_numbers(
+def test_a_resumed_run_has_the_same_scores(
     task: QualityTask, tmp_path: Path, whole: Scores
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(task, Noise(fails_at=CHUNK + 1), tmp_path, Noise())
     again = Noise()
-    found = run(task, again, tmp_path, Noise())
-    assert again.asked[0] == list(range(CHUNK, 2 * CHUNK)), "the first chunk was there"
+    scores = run(task, again, tmp_path, Noise())
+    assert again.requested[0] == list(range(CHUNK, 2 * CHUNK)), "the first chunk was stored"
     for name, figure in whole.figures.items():
-        # A sum's last digits follow where in memory its terms lie.
-        assert found.figures[name].value == pytest.approx(figure.value, rel=1e-7, abs=1e-7), name
+        # The last digits of a sum depend on the memory layout.
+        assert scores.figures[name].value == pytest.approx(figure.value, rel=1e-7, abs=1e-7), name
 
 
-def test_no_more_than_a_chunk_of_pictures_is_asked_for(task: QualityTask, tmp_path: Path) -> None:
+def test_pictures_are_requested_in_chunks(task: QualityTask, tmp_path: Path) -> None:
     source = Noise()
     run(task, source, tmp_path)
-    assert max(map(len, source.asked)) <= CHUNK
-    assert [i for asked in source.asked for i in asked] == list(range(len(task.captions)))
+    assert max(map(len, source.requested)) <= CHUNK
+    assert [i for indices in source.requested for i in indices] == list(range(len(task.captions)))
 
 
-def test_equal_pictures_are_found_equal(whole: Scores) -> None:
+def test_equal_pictures_have_the_best_figures(whole: Scores) -> None:
     assert whole.figures["ssim"].value == pytest.approx(1)
     assert whole.figures["psnr"].value == 100
     assert whole.figures["distance"].value == pytest.approx(0, abs=1e-6)
@@ -62,32 +62,32 @@ def test_a_figure_lies_in_its_interval(whole: Scores) -> None:
     assert clip.interval.low <= clip.value <= clip.interval.high, clip
 
 
-def test_chunks_of_another_size_give_the_same_scores(
+def test_scores_do_not_depend_on_the_chunk_size(
     task: QualityTask, tmp_path: Path, whole: Scores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", len(task.captions))
-    found = run(task, Noise(), tmp_path)
+    scores = run(task, Noise(), tmp_path)
     for name in ("FID", "CLIP"):
         expected = whole.figures[name].value
-        assert found.figures[name].value == pytest.approx(expected, rel=1e-5), name
+        assert scores.figures[name].value == pytest.approx(expected, rel=1e-5), name
 
 
-def test_pictures_are_kept_that_were_scored_before_anyone_asked_for_them(
+def test_scored_pictures_are_made_again_to_be_saved(
     task: QualityTask, tmp_path: Path
 ) -> None:
     run(task, Noise(), tmp_path / "out")
-    again, kept = Noise(), tmp_path / "kept"
-    Evaluation(task, again, tmp_path / "out", save=kept).run(rounds=1)
-    assert [path.name for path in sorted(kept.iterdir())] == [
+    again, saved = Noise(), tmp_path / "saved"
+    Evaluation(task, again, tmp_path / "out", save=saved).run(rounds=1)
+    assert [path.name for path in sorted(saved.iterdir())] == [
         f"{i:06}.png" for i in range(len(task.captions))
     ]
-    (kept / f"{CHUNK:06}.png").unlink()
-    again.asked.clear()
-    Evaluation(task, again, tmp_path / "out", save=kept).run(rounds=1)
-    assert again.asked == [list(range(CHUNK, 2 * CHUNK))], "that chunk alone"
+    (saved / f"{CHUNK:06}.png").unlink()
+    again.requested.clear()
+    Evaluation(task, again, tmp_path / "out", save=saved).run(rounds=1)
+    assert again.requested == [list(range(CHUNK, 2 * CHUNK))], "only that chunk"
 
 
-def test_another_evaluations_findings_are_not_mixed_in(task: QualityTask, tmp_path: Path) -> None:
+def test_the_folder_of_another_evaluation_is_refused(task: QualityTask, tmp_path: Path) -> None:
     run(task, Noise(), tmp_path)
     other = replace(task, captions=(*task.captions[:-1], "a ring"))
     with pytest.raises(InvalidParams, match="out: .*it holds another evaluation"):

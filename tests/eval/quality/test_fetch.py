@@ -1,4 +1,4 @@
-"""Files of the benchmark are held to their digests; a server on loopback is all addresses."""
+"""Downloaded files are checked against their digests, from a server on loopback."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from eval.quality.fetch import (
     DIGITS,
-    OWN,
     RECORD,
+    SOURCES,
     FetchFailed,
     git_blob_of,
     main,
@@ -28,7 +28,7 @@ DIGESTS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTEN
 
 
 class Files(Quiet, SimpleHTTPRequestHandler):
-    """Those of a folder."""
+    """Serves a folder."""
 
 
 @pytest.fixture
@@ -63,24 +63,24 @@ def test_files_of_the_right_digest_are_fetched_once(url: str, tmp_path: Path) ->
     assert {p.name: p.read_bytes() for p in (out / "in").iterdir()} == CONTENT
     for name in CONTENT:
         (tmp_path / "site" / name).unlink()
-    assert fetch(tmp_path, listed) == out, "what is there and right is not asked for again"
+    assert fetch(tmp_path, listed) == out, "correct files are not downloaded again"
 
 
-def test_another_file_is_refused_and_not_kept(url: str, tmp_path: Path) -> None:
+def test_a_file_with_another_digest_is_refused_and_not_stored(url: str, tmp_path: Path) -> None:
     listed = sources(tmp_path, url, captions="0" * 64, clip=DIGESTS["clip.bin"])
     with pytest.raises(FetchFailed, match=f"has sha256 {DIGESTS['captions.tsv']}, needed 0000"):
         fetch(tmp_path, listed)
     assert not list((tmp_path / "out").rglob("*.*"))
 
 
-def test_a_file_that_was_changed_here_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_changed_local_file_is_refused(url: str, tmp_path: Path) -> None:
     listed = sources(tmp_path, url, captions=DIGESTS["captions.tsv"], clip=DIGESTS["clip.bin"])
     (fetch(tmp_path, listed) / "in" / "clip.bin").write_bytes(b"other")
     with pytest.raises(FetchFailed, match="clip.bin: has sha256"):
         fetch(tmp_path, listed)
 
 
-def test_digests_that_nobody_published_are_recorded_and_held_to(
+def test_unknown_digests_are_recorded_and_then_checked(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = sources(tmp_path, url, captions="", clip=DIGESTS["clip.bin"])
@@ -88,8 +88,8 @@ def test_digests_that_nobody_published_are_recorded_and_held_to(
         fetch(tmp_path, listed)
     assert not (tmp_path / "out").exists()
     recorded = fetch(tmp_path, listed, "--record") / RECORD
-    told = next(line for line in capsys.readouterr().out.splitlines() if "captions.tsv" in line)
-    assert told.endswith(f"sha256 {DIGESTS['captions.tsv']}; held to no digest, as none is known")
+    line = next(line for line in capsys.readouterr().out.splitlines() if "captions.tsv" in line)
+    assert line.endswith(f"sha256 {DIGESTS['captions.tsv']}; not checked: no digest is known")
     assert [file.sha256 for file in read_sources(recorded)] == list(DIGESTS.values())
     (tmp_path / "out" / "in" / "captions.tsv").unlink()
     (tmp_path / "site" / "captions.tsv").write_bytes(b"id\tcaption\n1\ta dog\n")
@@ -97,7 +97,7 @@ def test_digests_that_nobody_published_are_recorded_and_held_to(
         fetch(tmp_path, str(recorded))
 
 
-def test_what_is_not_there_is_one_line(url: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_one_line(url: str, tmp_path: Path) -> None:
     listed = sources(tmp_path, url + "/gone", captions="1" * 64, clip="2" * 64)
     with pytest.raises(FetchFailed, match="could not be fetched .*404"):
         fetch(tmp_path, listed)
@@ -113,19 +113,19 @@ def test_what_is_not_there_is_one_line(url: str, tmp_path: Path) -> None:
         ("path = 3", "needed TOML with"),
     ],
 )
-def test_sources_that_are_wrong_are_named(table: str, message: str, tmp_path: Path) -> None:
+def test_wrong_sources_are_refused(table: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(f"[[file]]\n{table}\n")
     with pytest.raises(InvalidParams, match=message):
         read_sources(path)
 
 
-def test_a_git_blob_id_is_gits_own() -> None:
+def test_the_git_blob_id_equals_gits() -> None:
     """`printf 'what is up, doc?' | git hash-object --stdin`, as in the book Pro Git."""
     assert git_blob_of(b"what is up, doc?") == "bd9dbf5aae1a3862dd1526723246b20206e5fc37"
 
 
-def test_a_file_is_held_to_its_git_blob_id_too(url: str, tmp_path: Path) -> None:
+def test_the_git_blob_id_is_checked(url: str, tmp_path: Path) -> None:
     table = f'[[file]]\npath = "clip.bin"\nurl = "{url}/clip.bin"\n'
     right, wrong = tmp_path / "right.toml", tmp_path / "wrong.toml"
     right.write_text(f'{table}git_blob = "{git_blob_of(CONTENT["clip.bin"])}"\n')
@@ -133,11 +133,11 @@ def test_a_file_is_held_to_its_git_blob_id_too(url: str, tmp_path: Path) -> None
     with pytest.raises(FetchFailed, match="has git_blob .*, needed"):
         fetch(tmp_path, str(wrong))
     (recorded,) = read_sources(fetch(tmp_path, str(right)) / RECORD)
-    assert recorded.sha256 == DIGESTS["clip.bin"], "the record says the sha256 besides"
+    assert recorded.sha256 == DIGESTS["clip.bin"], "the record has the sha256 too"
 
 
-def test_our_own_sources_cannot_change_under_their_address() -> None:
-    """Each is held to a whole digest, and its address names a commit or a release."""
-    for file in read_sources(OWN):
+def test_the_built_in_sources_are_immutable() -> None:
+    """Each has a whole digest, and an address that names a commit or a release."""
+    for file in read_sources(SOURCES):
         assert len(file.sha256) == DIGITS["sha256"] or len(file.git_blob) == DIGITS["git_blob"]
         assert re.search("/[0-9a-f]{40}/|/releases/download/", file.url), file.url

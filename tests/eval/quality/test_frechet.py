@@ -23,7 +23,7 @@ def features(count: int, seed: int, shift: float = 0.0) -> Tensor:
 
 
 def by_scipy(found: Tensor, real: Tensor) -> float:
-    """Straight from the definition."""
+    """By the definition."""
     a, b = found.double().numpy(), real.double().numpy()
     apart = a.mean(0) - b.mean(0)
     covariances = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
@@ -32,7 +32,7 @@ def by_scipy(found: Tensor, real: Tensor) -> float:
 
 
 @pytest.mark.parametrize("count", [500, 60])
-def test_it_agrees_with_scipy(count: int) -> None:
+def test_distances_equal_scipy(count: int) -> None:
     found, real = features(count, 1, shift=0.2), features(400, 2)
     expected = by_scipy(found, real)
     reference = Gaussian.of([real])
@@ -43,13 +43,13 @@ def test_it_agrees_with_scipy(count: int) -> None:
         assert value == pytest.approx(expected, rel=1e-4), f"{name}: {value}, scipy {expected}"
 
 
-def test_fewer_pictures_than_features_agree_too() -> None:
+def test_fewer_pictures_than_features_give_the_same_distance() -> None:
     found, real = features(WIDTH // 2, 1, shift=0.2), features(400, 2)
     expected = frechet_distance([found], Gaussian.of([real]))
     assert QuickFrechet(Gaussian.of([real]))(found) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_set_is_nowhere_from_itself() -> None:
+def test_the_distance_of_a_set_to_itself_is_zero() -> None:
     rows = features(300, 3)
     distance = frechet_distance([rows], Gaussian.of([rows]))
     size = float(Gaussian.of([rows]).covariance.trace())
@@ -68,7 +68,7 @@ def test_known_gaussians_give_the_closed_form() -> None:
     assert frechet_distance([white * scales + means], reference) == pytest.approx(expected)
 
 
-def test_chunks_give_what_one_pass_gives() -> None:
+def test_chunks_give_the_same_distance() -> None:
     rows, real = features(333, 5, shift=0.1), features(200, 6)
     whole, parts = Gaussian.of([real]), Gaussian.of(real.split(17))
     torch.testing.assert_close(parts.covariance, whole.covariance, rtol=1e-12, atol=1e-12)
@@ -76,7 +76,7 @@ def test_chunks_give_what_one_pass_gives() -> None:
     assert many == pytest.approx(one, rel=1e-10)
 
 
-def test_statistics_are_read_as_pytorch_fid_writes_them(tmp_path: Path) -> None:
+def test_statistics_have_the_format_of_pytorch_fid(tmp_path: Path) -> None:
     real = Gaussian.of([features(100, 7)])
     np.savez(tmp_path / "s.npz", mu=real.mean.numpy(), sigma=real.covariance.numpy())
     found = read_statistics(tmp_path / "s.npz", WIDTH)

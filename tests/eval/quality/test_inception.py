@@ -1,4 +1,4 @@
-"""FID's Inception: its structure on random weights, and what it does not take for its weights."""
+"""FID's Inception: its structure with random weights, and the weights that it refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network() -> Inception:
     return Inception().eval()
 
 
-def test_it_has_the_published_parameters(network: Inception) -> None:
+def test_the_parameter_count_is_the_published_one(network: Inception) -> None:
     assert sum(p.numel() for p in network.parameters()) == PARAMETERS
 
 
@@ -105,7 +105,7 @@ def test_weights_of_the_usual_layout_load_strictly(network: Inception, tmp_path:
         load_inception(path)
 
 
-def test_what_is_no_weights_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_weights_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "inception.pth"
     path.write_text("not weights")
     with pytest.raises(InvalidParams, match="inception: .*needed the weights of pt_inception"):

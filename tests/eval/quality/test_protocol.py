@@ -1,4 +1,4 @@
-"""The benchmark's task is what its rules say."""
+"""The benchmark's task follows its rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_picture_starts_from_the_same_noise() -> None:
     assert torch.equal(NoiseSource(0, (4, 128, 128)).start(), expected[0])
 
 
-def test_a_caption_is_painted_as_it_is_written() -> None:
+def test_brackets_in_a_caption_set_no_weights() -> None:
     text = r"A sign (red) with [two] words: 10\20"
     fragments = parse(literal(text))
     assert "".join(f.text for f in fragments) == text

@@ -1,4 +1,4 @@
-"""A source says what tells it from another, and a service that refuses for ever is given up."""
+"""The identity of sources, and the requests to a service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from eval.quality import sources
 from eval.quality.accuracy_log import FILE, AccuracyLog
 from eval.quality.evaluation import save
-from eval.quality.sources import Folder, NoPicture, Service, ask, image_model
+from eval.quality.sources import (
+    AT_ONCE,
+    Folder,
+    NoPicture,
+    Service,
+    concurrent_pictures,
+    first_image_model,
+    request_picture,
+)
 from eval.quality.task import QualityTask
 from sdxl.params import GenerationParams
 from tests.eval.conftest import Noise
@@ -24,51 +32,52 @@ def few(task: QualityTask) -> QualityTask:
     return replace(task, captions=task.captions[:2], requests=task.requests[:2])
 
 
-def test_a_log_that_is_written_anew_is_another_source(few: QualityTask, tmp_path: Path) -> None:
-    found = []
+def test_a_rewritten_log_is_another_source(few: QualityTask, tmp_path: Path) -> None:
+    described = []
     for precision in (b"\1", b"\2"):
         data = (precision * 3 * few.side**2).hex()
         lines = [json.dumps({"qsl_idx": i, "data": data}) for i in range(2)]
         (tmp_path / FILE).write_text("\n".join(lines))
-        found.append(AccuracyLog(tmp_path / FILE, few).describe())
-    assert found[0] != found[1]
-    assert AccuracyLog(tmp_path / FILE, few).describe() == found[1]
+        described.append(AccuracyLog(tmp_path / FILE, few).describe())
+    assert described[0] != described[1]
+    assert AccuracyLog(tmp_path / FILE, few).describe() == described[1]
 
 
-def test_pictures_that_are_made_anew_are_another_source(few: QualityTask, tmp_path: Path) -> None:
-    found = []
+def test_rewritten_pictures_are_another_source(few: QualityTask, tmp_path: Path) -> None:
+    described = []
     for first in (0, 2):
         save(tmp_path, range(2), Noise().pictures(range(first, first + 2)))
-        found.append(Folder(tmp_path, few).describe())
-    assert found[0] != found[1]
-    assert Folder(tmp_path, few).describe() == found[1]
+        described.append(Folder(tmp_path, few).describe())
+    assert described[0] != described[1]
+    assert Folder(tmp_path, few).describe() == described[1]
 
 
 def test_a_service_with_another_model_or_precision_is_another_source(
     few: QualityTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(name: str, precision: str) -> dict[str, Any]:
+    def describe(name: str, precision: str) -> dict[str, Any]:
         engines = {"backend": "torch", "precision": precision, "passed_over": {"tensorrt": "?"}}
         answer = {"data": [{"id": name, "images": {"at_once": 4}, "engines": engines}]}
         transport = httpx.MockTransport(lambda _: httpx.Response(200, json=answer))
         with httpx.Client(base_url="http://service", transport=transport) as http:
-            model = image_model(http)
-        monkeypatch.setattr(sources, "image_model", lambda _: model)
+            model = first_image_model(http)
+        monkeypatch.setattr(sources, "first_image_model", lambda _: model)
         return Service("http://service", few.requests).describe()
 
-    found = [told(*each) for each in (("a", "fp16"), ("a", "int8"), ("b", "int8"), ("a", "fp16"))]
-    assert found[0] == found[3] and len({str(each) for each in found}) == 3, found
+    models = ("a", "fp16"), ("a", "int8"), ("b", "int8"), ("a", "fp16")
+    described = [describe(*each) for each in models]
+    assert described[0] == described[3] and len({str(each) for each in described}) == 3, described
 
 
-def test_refusals_without_end_are_told_in_the_services_words(
+def test_endless_refusals_raise_with_the_services_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sources, "TIMEOUT_S", 0.1)
-    asked: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        assert len(asked) < 100, "it asks for ever"
+        requests.append(request)
+        assert len(requests) < 100, "it never gives up"
         text = "Refused: ready in 180.00 s, the deadline is in 120.00 s."
         return httpx.Response(429, headers={"retry-after": "0.02"}, text=text)
 
@@ -77,5 +86,26 @@ def test_refusals_without_end_are_told_in_the_services_words(
         httpx.Client(base_url="http://service", transport=transport) as http,
         pytest.raises(NoPicture, match="answered 429: Refused: ready in 180.00 s"),
     ):
-        ask(http, GenerationParams("a ring"))
-    assert len(asked) > 1
+        request_picture(http, GenerationParams("a ring"))
+    assert len(requests) > 1
+
+
+@pytest.mark.parametrize(
+    ("models", "needed"),
+    [
+        ({"data": [{"id": "sdxl", "images": {"at_once": 128}}]}, 128),
+        ({"data": [{"id": "llm"}, {"id": "sdxl", "images": {"at_once": 24}}]}, 24),
+        ({"data": [{"id": "sdxl", "images": {"at_once": 0}}]}, AT_ONCE),
+        ({"data": [{"id": "another"}]}, AT_ONCE),
+    ],
+)
+def test_concurrency_is_what_the_service_publishes(models: dict[str, Any], needed: int) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
+    with httpx.Client(base_url="http://service", transport=transport) as http:
+        assert concurrent_pictures(first_image_model(http)) == needed
+
+
+def test_a_service_that_publishes_no_limit_gets_the_default() -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(404))
+    with httpx.Client(base_url="http://service", transport=transport) as http:
+        assert concurrent_pictures(first_image_model(http)) == AT_ONCE

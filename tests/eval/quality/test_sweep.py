@@ -1,4 +1,4 @@
-"""Which settings a sweep tries, and which of them are worth having."""
+"""The settings of a sweep, their Pareto front, and the presets chosen from them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from engines.folders.export_folder import ExportError
 from eval.measuring.bootstrap import Interval
 from eval.measuring.timing import Spread
 from eval.quality import sweep
-from eval.quality.chosen_presets import choose_presets
 from eval.quality.evaluation import Figure
 from eval.quality.pareto import QualitySetting, Tried, change, front, table
 from eval.quality.plot import plot_pareto
+from eval.quality.presets import choose_presets
 from eval.quality.sweep import EXACT, settings_of
 from eval.quality.task import embedded_task
 from eval.tuning.course import CachePlan, Course
@@ -44,7 +44,7 @@ EXAMPLES = [
 ]
 
 
-def test_the_exact_model_comes_first_and_nothing_twice() -> None:
+def test_the_exact_model_is_first_and_no_setting_is_repeated() -> None:
     settings = settings_of(None)
     assert settings[0] == EXACT and len(set(settings)) == len(settings)
     assert {s.precision for s in settings} == {"fp32", "fp16", "int8", "fp8"}
@@ -54,8 +54,8 @@ def test_the_exact_model_comes_first_and_nothing_twice() -> None:
 def test_a_grid_is_a_product(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     path.write_text(json.dumps([{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]))
-    found = [(s.precision, s.cache_interval) for s in settings_of(str(path))]
-    assert found == [("fp32", 1), ("fp32", 2), ("int8", 1), ("int8", 2)]
+    settings = [(s.precision, s.cache_interval) for s in settings_of(str(path))]
+    assert settings == [("fp32", 1), ("fp32", 2), ("int8", 1), ("int8", 2)]
     path.write_text("[1, 2]")
     with pytest.raises(InvalidParams, match="grid: .*needed JSON such as"):
         settings_of(str(path))
@@ -79,7 +79,7 @@ def test_a_grid_is_a_product(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_setting_that_cannot_be_measured_is_refused_before_any_is(
+def test_a_setting_that_cannot_be_measured_is_refused_first(
     has_gpu: bool,
     grid: dict[str, object],
     said: str,
@@ -97,7 +97,7 @@ def test_a_setting_that_cannot_be_measured_is_refused_before_any_is(
     ("has_gpu", "grid"),
     [(True, {"precision": ["bf16"]}), (False, {"precision": ["int8"], "cut": ["fresh_skips"]})],
 )
-def test_what_only_some_machines_measure_is_taken_there(
+def test_settings_that_need_this_machine_are_accepted(
     has_gpu: bool, grid: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
@@ -107,8 +107,8 @@ def test_what_only_some_machines_measure_is_taken_there(
 
 
 class Sweep:
-    """`run_sweep` on a GPU that isn't there: its engines load but for `missing`, and nothing is
-    painted; `failing` fails when its turn comes."""
+    """`run_sweep` on a simulated GPU: engines of `missing` do not load, pictures of `failing` fail,
+    and no picture is made."""
 
     def __init__(self, patch: pytest.MonkeyPatch, out: Path, missing: str, failing: str) -> None:
         self.events: list[tuple[str, str]] = []
@@ -117,20 +117,20 @@ class Sweep:
         task = embedded_task({}, 8)
         patch.setattr(sweep, "read_task", lambda _: (task, find("mini")))
         patch.setattr(sweep, "Pipeline", lambda checkpoint, engines: engines)
-        for name in ("load_engines", "evaluate", "keep"):
+        for name in ("load_engines", "evaluate", "write_report"):
             patch.setattr(sweep, name, getattr(self, name))
 
     def run(self, **options: object) -> list[str]:
-        """Precisions in the order in which they were painted."""
+        """The precisions in the order of evaluation."""
         usual = {"grid": None, "tuned": None, "bootstrap": 1, "stores_presets": False}
         sweep.run_sweep(Namespace(**usual | {"out": str(self.out)} | options))
         return [precision for what, precision in self.events if what == "painted"]
 
-    def load_engines(self, checkpoint: object, options: object, root: Path, *asked: str) -> str:
-        self.events.append(("loaded", asked[0]))
-        if asked[0] == self.missing:
-            raise ExportError(f"no {asked[0]} export")
-        return asked[0]
+    def load_engines(self, checkpoint: object, options: object, root: Path, *key: str) -> str:
+        self.events.append(("loaded", key[0]))
+        if key[0] == self.missing:
+            raise ExportError(f"no {key[0]} export")
+        return key[0]
 
     def evaluate(self, setting: QualitySetting, *_: object) -> Tried:
         self.events.append(("painted", setting.precision))
@@ -138,11 +138,11 @@ class Sweep:
             raise RuntimeError("out of memory")
         return tried(setting, 1.0, 10.0, 30.0)
 
-    def keep(self, *_: object) -> None:
+    def write_report(self, *_: object) -> None:
         pass
 
 
-def test_a_precision_without_engines_is_left_out_before_anything_is_painted(
+def test_a_precision_without_engines_is_left_out_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Sweep(monkeypatch, tmp_path, missing="fp8", failing="")
@@ -153,18 +153,18 @@ def test_a_precision_without_engines_is_left_out_before_anything_is_painted(
     assert "fp8 is left out: no fp8 export" in capsys.readouterr().out
 
 
-def test_presets_are_stored_before_settings_that_cannot_change_them(
+def test_presets_are_stored_after_the_last_plain_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Sweep(monkeypatch, tmp_path, missing="", failing="int8")
     with pytest.raises(RuntimeError, match="out of memory"):
         run.run()
-    kept = json.loads((tmp_path / "presets.json").read_text())
-    assert set(kept["presets"]) == {"low", "medium", "high"}
-    assert kept["model_digest"] == find("mini").digest, "for no other weights in a copied folder"
+    stored = json.loads((tmp_path / "presets.json").read_text())
+    assert set(stored["presets"]) == {"low", "medium", "high"}
+    assert stored["model_digest"] == find("mini").digest
 
 
-def test_a_model_folder_that_cannot_be_written_is_refused_before_anything_is_painted(
+def test_a_read_only_model_folder_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Sweep(monkeypatch, tmp_path / "out", missing="", failing="")
@@ -179,7 +179,7 @@ def test_a_model_folder_that_cannot_be_written_is_refused_before_anything_is_pai
     assert not run.events
 
 
-def test_tuned_plans_are_settings_as_sdxl_tune_wrote_them(tmp_path: Path) -> None:
+def test_tuned_plans_are_settings_that_make_the_same_requests(tmp_path: Path) -> None:
     settings = settings_of(None, str(TUNING))
     tuned = [each for each in settings if each.deep_steps is not None]
     verdicts = json.loads(TUNING.read_text())["verdicts"]
@@ -189,22 +189,22 @@ def test_tuned_plans_are_settings_as_sdxl_tune_wrote_them(tmp_path: Path) -> Non
     given = GenerationParams(seed=3)
     assert len(tuned) == len(plans) == 12 and len({each.slug for each in settings}) == len(settings)
     for setting, plan in zip(tuned, plans, strict=True):
-        asked = setting.asked(given)
-        assert asked == replace(plan.asked(given), guided_steps=asked.guided_steps)
+        request = setting.apply_to(given)
+        assert request == replace(plan.apply_to(given), guided_steps=request.guided_steps)
     path = tmp_path / "tuning.json"
     path.write_text('{"verdicts": [{}]}')
     with pytest.raises(InvalidParams, match="tuned: .*tuning.json of `sdxl tune`"):
         settings_of(None, str(path))
 
 
-def test_a_tuned_plan_of_a_grid_is_no_preset_and_has_a_name_of_its_own() -> None:
+def test_a_tuned_plan_is_not_chosen_as_a_preset() -> None:
     tuned = QualitySetting(steps=10, deep_steps=(0, 4), guided_until=0.6)
     assert str(tuned) == "fp32, deep 0,4, euler 10, guided to 0.6"
     with pytest.raises(InvalidParams, match="needed settings of the usual"):
         choose_presets([tried(tuned, 1, 10, 30)])
 
 
-def test_the_front_holds_what_nothing_beats() -> None:
+def test_the_front_holds_the_unbeaten_settings() -> None:
     assert [t.setting for t in front(EXAMPLES)] == [
         QualitySetting(cache_interval=3),
         QualitySetting(cache_interval=2),
@@ -213,20 +213,20 @@ def test_the_front_holds_what_nothing_beats() -> None:
 
 
 def test_changes_are_shares_of_the_exact_model() -> None:
-    found = change(EXAMPLES[1], EXAMPLES[0])
-    assert found.fid == pytest.approx(0.01) and found.clip == 0 and found.is_within
+    changes = change(EXAMPLES[1], EXAMPLES[0])
+    assert changes.fid == pytest.approx(0.01) and changes.clip == 0 and changes.is_within
     assert not change(EXAMPLES[2], EXAMPLES[0]).is_within
 
 
 @pytest.mark.slow
-def test_the_table_and_the_plot_are_made(tmp_path: Path) -> None:
+def test_the_table_and_the_plot(tmp_path: Path) -> None:
     text = table(EXAMPLES)
     assert text.splitlines()[2].startswith("| ★ fp32, interval 1") and text.count("\n") == 5
     plot_pareto(EXAMPLES, tmp_path / "pareto")
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
     first = (tmp_path / "pareto.svg").read_bytes()
     plot_pareto(EXAMPLES, tmp_path / "pareto")
-    assert (tmp_path / "pareto.svg").read_bytes() == first, "the same figures, the same bytes"
+    assert (tmp_path / "pareto.svg").read_bytes() == first, "equal figures give equal bytes"
 
 
 # -- presets --------------------------------------------------------------------------------
@@ -252,29 +252,31 @@ def published() -> list[Tried]:
     ]
 
 
-def test_the_embedded_models_presets_are_what_its_published_sweep_chooses() -> None:
+def test_the_embedded_models_presets_follow_from_its_published_sweep() -> None:
     sweep = published()
     assert sweep[0].setting == EXACT and len(sweep) == 12
     assert choose_presets(sweep) == find("mini").presets
 
 
 def chosen(*sweep: Tried) -> list[Preset]:
-    found = choose_presets([EXAMPLES[0], *sweep])
-    return [found[name] for name in ("low", "medium", "high")]
+    presets = choose_presets([EXAMPLES[0], *sweep])
+    return [presets[name] for name in ("low", "medium", "high")]
 
 
-def test_what_is_outside_the_gates_is_no_preset() -> None:
-    found = chosen(plain(10, 1, 9, 12), plain(30, 2, 2, 9.9, 30.01), plain(50, 1, 0.5, 9.85, 30.03))
-    assert found == [Preset(30, 2), Preset(30, 2), Preset(50, 1)]
-    assert chosen() == [Preset(20, 1)] * 3, "the only one there is stands for all"
+def test_settings_outside_the_gates_are_no_presets() -> None:
+    presets = chosen(
+        plain(10, 1, 9, 12), plain(30, 2, 2, 9.9, 30.01), plain(50, 1, 0.5, 9.85, 30.03)
+    )
+    assert presets == [Preset(30, 2), Preset(30, 2), Preset(50, 1)]
+    assert chosen() == [Preset(20, 1)] * 3, "a single setting is all three"
 
 
-def test_a_better_name_is_slower_and_nearer() -> None:
+def test_a_higher_quality_is_slower_and_nearer() -> None:
     twenty = plain(20, 3, 9.5, 10.15), plain(20, 2, 7, 10.1)
-    found = chosen(*twenty, plain(30, 3, 6, 10.12))
-    assert found == [Preset(20, 3), Preset(20, 2), Preset(20, 1)]
+    presets = chosen(*twenty, plain(30, 3, 6, 10.12))
+    assert presets == [Preset(20, 3), Preset(20, 2), Preset(20, 1)]
 
 
-def test_more_steps_that_bring_nothing_are_no_better_name() -> None:
+def test_more_steps_without_gain_are_no_higher_quality() -> None:
     more = plain(30, 2, 1.5, 10.1), plain(50, 1, 0.4, 10.05)
     assert chosen(plain(20, 2, 2, 10.1), *more) == [Preset(20, 2), Preset(20, 2), Preset(20, 1)]

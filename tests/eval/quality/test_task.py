@@ -1,4 +1,4 @@
-"""The benchmark's task is told from one with other judges, and takes squares alone."""
+"""The identity of the benchmark's task, and its picture sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_another_clip_is_another_judge(files: dict[str, str | None], tmp_path: P
     assert benchmark(files).as_dict() != before
 
 
-def test_a_picture_that_is_no_square_is_refused_before_it_is_painted(
+def test_pictures_must_be_square(
     files: dict[str, str | None],
 ) -> None:
     with pytest.raises(InvalidParams, match="height: 1024 is not allowed; needed the width, 512"):

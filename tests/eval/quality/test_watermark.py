@@ -1,4 +1,4 @@
-"""`sdxl eval watermark`: each family is measured, and what was found before stays."""
+"""`sdxl eval watermark` measures each family and keeps the others in its report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sdxl.params import InvalidParams
 from sdxl.watermark import mark
 
 
-def test_families_are_measured_one_by_one_into_one_file(
+def test_families_are_added_to_one_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, folder = tmp_path / "found.json", tmp_path / "pictures"
+    out, folder = tmp_path / "report.json", tmp_path / "pictures"
     folder.mkdir()
     Image.fromarray(next(pictures(SCENES, folder))).save(folder / "0.png")
     for family, more in ((PLAIN, ()), (MODEL, ("--images", str(folder)))):
@@ -31,12 +31,12 @@ def test_families_are_measured_one_by_one_into_one_file(
     assert "half_the_size          found in 1" in capsys.readouterr().out
 
 
-def test_marked_pictures_among_the_unmarked_are_counted() -> None:
+def test_a_marked_picture_among_unmarked_ones_is_counted() -> None:
     originals = pictures(SCENES, Path())
     result = measure_unmarked(iter([mark(next(originals)), next(originals)]))
     assert (result.count, result.taken_for_marked) == (2, 1)
 
 
-def test_a_models_pictures_are_in_a_folder() -> None:
+def test_the_family_model_needs_a_folder() -> None:
     with pytest.raises(InvalidParams, match="images"):
-        main(("watermark", "--family", MODEL, "--out", "found.json"))
+        main(("watermark", "--family", MODEL, "--out", "report.json"))

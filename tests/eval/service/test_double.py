@@ -1,4 +1,4 @@
-"""The double of SDXL's full size: what it shows is what the real one would show."""
+"""The double of SDXL behaves like the full size around its engines."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     return engines.load(str(folder), double.BACKEND)
 
 
-def picture(pipeline: Pipeline, *asked: GenerationParams) -> list[torch.Tensor]:
-    return [r.image for r in pipeline.generate(asked) if r.image is not None]
+def images_of(pipeline: Pipeline, *requests: GenerationParams) -> list[torch.Tensor]:
+    return [r.image for r in pipeline.generate(requests) if r.image is not None]
 
 
-def test_its_tensors_are_those_of_the_full_size_in_halves(pipeline: Pipeline) -> None:
+def test_tensors_have_the_full_size_in_fp16(pipeline: Pipeline) -> None:
     specs = network_specs(pipeline.checkpoint.arch, "float16")
     assert pipeline.checkpoint.arch == SDXL_1_0
     for name in ("clip_l", "clip_g", "unet_prompt", "unet_deep", "unet_shallow"):
@@ -38,22 +38,22 @@ def test_its_tensors_are_those_of_the_full_size_in_halves(pipeline: Pipeline) ->
 
 
 def test_a_picture_of_1024_by_1024_takes_two_to_four_megabytes(pipeline: Pipeline) -> None:
-    (made,) = picture(pipeline, ONE)
-    assert made.shape == (3, 1024, 1024)
-    size = len(encode(to_pixels(made), "png", ONE.as_dict() | {"width": 1024, "height": 1024}))
+    (image,) = images_of(pipeline, ONE)
+    assert image.shape == (3, 1024, 1024)
+    size = len(encode(to_pixels(image), "png", ONE.as_dict() | {"width": 1024, "height": 1024}))
     assert 2e6 <= size <= 4e6, f"{size} bytes"
 
 
-def test_a_picture_is_its_request_s_and_nobody_else_s(pipeline: Pipeline) -> None:
-    """Whatever its company: a row that is another's shows."""
+def test_a_picture_does_not_depend_on_its_batch(pipeline: Pipeline) -> None:
+    """A swapped row would show."""
     others = [GenerationParams("a star", seed=seed, steps=3, cache_interval=2) for seed in (2, 3)]
-    (alone,) = picture(pipeline, ONE)
-    together = picture(pipeline, others[0], ONE, others[1])
+    (alone,) = images_of(pipeline, ONE)
+    together = images_of(pipeline, others[0], ONE, others[1])
     assert torch.equal(together[1], alone)
     assert not torch.equal(together[0], together[2])
 
 
-def test_a_value_of_any_input_changes_what_the_unet_says(pipeline: Pipeline) -> None:
+def test_every_input_of_the_unet_changes_its_output(pipeline: Pipeline) -> None:
     engine = pipeline.engines["unet_deep"]
     axes = {"rows": 2, "tokens": 77, "latent_h": 16, "latent_w": 16}
     inputs = {
@@ -63,11 +63,11 @@ def test_a_value_of_any_input_changes_what_the_unet_says(pipeline: Pipeline) -> 
     for name in ("sample", "timestep", "added", "keys_0", "values_69"):
         changed = {k: v.clone() for k, v in inputs.items()}
         changed[name][1] *= 50
-        made = call(engine, SDXL_1_0, changed)["noise"]
-        assert torch.equal(made[0], plain[0]) and not torch.equal(made[1], plain[1]), name
+        noise = call(engine, SDXL_1_0, changed)["noise"]
+        assert torch.equal(noise[0], plain[0]) and not torch.equal(noise[1], plain[1]), name
 
 
-def test_calls_last_as_an_h200_s_do_and_speed_divides_them() -> None:
+def test_calls_take_the_estimated_time_of_an_h200() -> None:
     seconds = double.COSTS["unet_deep"].seconds
     assert seconds(16, 1.0) == pytest.approx(0.186, abs=0.002)
     assert double.COSTS["unet_shallow"].seconds(16, 1.0) == pytest.approx(0.0115, abs=0.0002)
@@ -77,23 +77,23 @@ def test_calls_last_as_an_h200_s_do_and_speed_divides_them() -> None:
 @pytest.mark.parametrize(
     "backend", ["no.such:load", "eval.service.double:nothing", ":", "eval.service.double:"]
 )
-def test_a_backend_that_cannot_be_plugged_in_is_one_line(backend: str) -> None:
+def test_a_backend_that_does_not_exist_is_refused(backend: str) -> None:
     with pytest.raises(InvalidParams, match="needed package.module:function"):
         engines.load("mini", backend)
 
 
-def test_a_folder_that_is_no_double_is_refused() -> None:
+def test_a_model_that_is_not_a_double_is_refused() -> None:
     with pytest.raises(InvalidParams, match="python -m eval.service.double"):
         engines.load("mini", double.BACKEND)
 
 
-def test_nobody_is_offered_it() -> None:
+def test_the_double_is_not_a_listed_backend() -> None:
     assert not any("double" in name or ":" in name for name in engines.BACKENDS)
 
 
 @pytest.mark.slow
 def test_one_command_writes_the_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eval.service.double", str(tmp_path / "sdxl"), "--speed", "7"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert told.startswith("sdxl serve --model ")
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.startswith("sdxl serve --model ")
     assert double.read(tmp_path / "sdxl") == double.Settings(speed=7.0)

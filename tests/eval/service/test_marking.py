@@ -1,4 +1,4 @@
-"""Shares are of the same round's `off`, and services take turns. Of speed it says nothing."""
+"""Services take turns, and shares are of `off` in the same round."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sdxl import cli
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds in the order in which they were asked; each turn is slower than the one before."""
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds in the order of their turns; each turn is slower than the one before."""
     turns: list[str] = []
 
     @contextmanager
@@ -33,13 +33,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_services_take_turns_and_shares_are_round_by_round(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    turns: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "marking.json"
     argv = ["bench", "marking", "--kinds", "c2pa", "--rounds", "2", "--save", str(file)]
     assert cli.main([*argv, "--model", "x"]) == 0
-    # Once each to warm up, then the first of each round changes.
-    assert asked == ["off", "c2pa", "off", "c2pa", "c2pa", "off"]
+    # One warm-up each; then the first kind changes every round.
+    assert turns == ["off", "c2pa", "off", "c2pa", "c2pa", "off"]
     report = json.loads(file.read_text())
     assert report["images/s"] == {"off": [10 / 3, 10 / 6], "c2pa": [9 / 4, 9 / 5]}
     share = report["share of off"]["c2pa"]
@@ -47,6 +47,6 @@ def test_services_take_turns_and_shares_are_round_by_round(
     assert "c2pa " in capsys.readouterr().out
 
 
-def test_a_kind_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "marking", "--kinds", "off"]) == cli.BAD_REQUEST
     assert "argument --kinds: invalid choice: 'off'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What an image in flight is said to take is what the loop takes for it."""
+"""The reported memory of an image in flight equals the loop's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sdxl_tick_seconds_count{network="unet_shallow",bucket="4",replica="a"} 0
 """
 
 
-def test_memory_is_what_the_loop_s_buffers_take() -> None:
+def test_memory_equals_the_loops_buffers() -> None:
     side, pool = 64, BufferPool(fake_engines())
     latent = side // ARCH.vae_scale
     conditioning = fake_conditioning(0, rows=2)
@@ -31,17 +31,17 @@ def test_memory_is_what_the_loop_s_buffers_take() -> None:
     ).buffers
     tensors = [*buffers.by_name.values(), buffers.latents, buffers.estimate]
     taken = sum(tensor.nbytes for tensor in tensors)
-    said = sum(image_bytes(ARCH, side, "float32").values())
-    # A batch of two rows has room for two images without guidance.
+    reported = sum(image_bytes(ARCH, side, "float32").values())
+    # Two rows have room for two images without guidance.
     room = buffers.latents.nbytes + buffers.estimate.nbytes
-    assert said == pytest.approx(taken - room / 2, rel=1e-9), f"said {said}, takes {taken}"
+    assert reported == pytest.approx(taken - room / 2, rel=1e-9), f"{reported}, takes {taken}"
 
 
-def test_costs_are_means_over_all_replicas() -> None:
+def test_costs_are_means_over_the_replicas() -> None:
     assert tick_costs(PAGE) == {("unet_deep", 2): pytest.approx(0.15)}
 
 
-def test_the_table_says_what_an_image_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_the_memory_of_an_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    told = capsys.readouterr().out
-    assert "DeepCache's features      62.9 MB" in told, told
+    text = capsys.readouterr().out
+    assert "DeepCache's features      62.9 MB" in text, text

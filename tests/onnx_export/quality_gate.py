@@ -1,8 +1,8 @@
-"""The quality gate: what int8 and interval 2 cost the embedded model's scores, on a small fixed
-set, held against what was recorded. `python -m eval.quality.gate BAND.json` records it anew, after
-the weights or the recipe changed on purpose.
+"""The quality gate: the scores of int8 at interval 2 on a small fixed set, compared with recorded
+ones. After an intended change of weights or recipe, record them again:
+`python -m tests.onnx_export.quality_gate tests/onnx_export/quality_band.json`.
 
-The set is too small to say how good the model is. It is the same every time, so a change shows.
+The set is too small to rate the model. It is the same in every run, so a change shows.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engines.folders.shipped import open_mini
 from engines.onnxruntime_engine import load_onnxruntime
 from eval.quality.evaluation import Evaluation, Scores
 from eval.quality.sources import Painted
+from eval.quality.sweep import export_unchecked
 from eval.quality.task import Judges, embedded_task, mini_judges
 from sdxl.checkpoint import find
 from sdxl.engine import Engines
@@ -30,12 +31,12 @@ PICTURES, DRAWN = 32, 300
 FAST_INTERVAL = 2
 CALIBRATION_PROMPTS = 4
 WIDTH = {"FID": 0.03, "CLIP": 0.005}
-"""of the band to either side, as a share: other processors round otherwise"""
+"""half the width of the band, as a share: processors round differently"""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The exact model's scores, and the fast one's as shares of them."""
+    """The exact model's scores, and those of int8 at interval 2 as shares of them."""
 
     exact: dict[str, float]
     fast: dict[str, float]
@@ -43,16 +44,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Band:
-    """What was recorded, for which weights."""
+    """The recorded scores, and the digest of their weights."""
 
     weights: str
     recorded: Measured
 
-    def outside(self, found: Measured) -> list[str]:
-        """Each figure that has left the band, beside it."""
+    def outside(self, current: Measured) -> list[str]:
+        """A line for each score outside the band."""
         wrong = []
         for what in ("exact", "fast"):
-            recorded, measured = getattr(self.recorded, what), getattr(found, what)
+            recorded, measured = getattr(self.recorded, what), getattr(current, what)
             for name, value in recorded.items():
                 low, high = value * (1 - WIDTH[name]), value * (1 + WIDTH[name])
                 if not low <= measured[name] <= high:
@@ -78,13 +79,6 @@ def measure(int8: ExportFolder) -> Measured:
     return Measured(scores, shares)
 
 
-def export_int8(folder: Path) -> ExportFolder:
-    """As the tests export it: calibrated on few prompts, which is quick."""
-    from eval.quality.exported import exported
-
-    return exported(find("mini"), "int8", folder, calibrated_on=CALIBRATION_PROMPTS, say=print)
-
-
 def _score(engines: Engines, interval: int, judges: Judges) -> Scores:
     task = embedded_task({"cache_interval": interval}, PICTURES)
     task = replace(task, load=lambda: judges)
@@ -94,11 +88,14 @@ def _score(engines: Engines, interval: int, judges: Judges) -> Scores:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("python -m eval.quality.gate", description="Records the band.")
+    parser = argparse.ArgumentParser("python -m tests.onnx_export.quality_gate", description="Record the band.")
     parser.add_argument("path", type=Path, help="tests/onnx_export/quality_band.json")
     path = parser.parse_args(argv).path
     with tempfile.TemporaryDirectory() as folder:
-        band = Band(find("mini").digest, measure(export_int8(Path(folder) / "int8")))
+        # Few prompts, as in the tests' export.
+        out = Path(folder) / "int8"
+        int8 = export_unchecked(find("mini"), "int8", out, calibration_prompts=CALIBRATION_PROMPTS)
+        band = Band(find("mini").digest, measure(int8))
     write_json(path, asdict(band))
     print(path.read_text(encoding="utf-8"), end="")
     return 0

@@ -1,0 +1,77 @@
+"""A client's view of a service: start one here, the API key, and what its metrics say."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""the variable in which OpenAI's client looks for a key"""
+READY = re.compile(r"ready: (http://\S+)")
+JOULES = "sdxl_gpu_energy_joules_total"
+TIMEOUT_S = 30.0
+
+
+def auth_headers(key: str = "") -> dict[str, str]:
+    key = key or os.environ.get(KEY_VARIABLE, "")
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def metrics_page(url: str, key: str = "") -> str:
+    return httpx.get(f"{url}/metrics", headers=auth_headers(key), timeout=TIMEOUT_S).text
+
+
+def metric_values(page: str, *names: str) -> list[float]:
+    """The value of every series whose name and labels begin with one of `names`."""
+    return [float(line.split()[-1]) for line in page.splitlines() if line.startswith(names)]
+
+
+def energy_meter(
+    url: str, work: Literal["images", "llm"], key: str = ""
+) -> Callable[[], float] | None:
+    """Return a function that reads the joules of the service's GPUs that do this work, counted
+    since their driver started; None if no GPU counts."""
+
+    def read() -> list[float]:
+        lines = [line for line in metrics_page(url, key).splitlines() if f'work="{work}"' in line]
+        return metric_values("\n".join(lines), JOULES)
+
+    return (lambda: sum(read())) if read() else None
+
+
+@contextmanager
+def local_service(flags: Sequence[str] = (), log_file: Path | None = None) -> Iterator[str]:
+    """Run `sdxl serve` in a process and yield its URL once it is ready. Its log goes to
+    `log_file`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *flags]
+    with log_file.open("w+") if log_file else tempfile.NamedTemporaryFile("w+") as log:
+        # A pipe that is no longer read would block the service.
+        process = subprocess.Popen(command, stderr=log)
+        try:
+            yield _wait_until_ready(process, Path(log.name))
+        finally:
+            # A shell's background processes ignore SIGINT.
+            process.terminate()
+            process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    while process.poll() is None:
+        if ready := READY.search(log.read_text(errors="replace")):
+            return ready[1]
+        time.sleep(0.1)
+    raise RuntimeError(f"sdxl serve ended before it was ready: {log.read_text()[-2000:]}")

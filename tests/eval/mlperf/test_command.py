@@ -1,0 +1,169 @@
+"""The speed and the energy of a LoadGen run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from eval.mlperf import command
+from eval.mlperf.command import (
+    EnergyUse,
+    Expected,
+    MeasuredRun,
+    Meter,
+    SystemUnderTest,
+    probe,
+    run_metered,
+)
+from eval.mlperf.loadgen import Summary, complete
+from eval.service.client import energy_meter
+from sdxl.params import GenerationParams
+from tests.http_servers import Quiet, serving
+
+OFFLINE = Summary("Offline", True, 20.0, "images/s")
+ALONE = Summary("SingleStream", True, 0.5, "s")
+REQUESTS = [GenerationParams(f"caption {i}") for i in range(8)]
+
+
+class Answering:
+    """A system that answers at once."""
+
+    def issue(self, samples: Sequence[tuple[int, int]]) -> None:
+        for response, _ in samples:
+            complete(response)
+
+    def flush(self) -> None: ...
+
+
+class Replicas:
+    """Replicas that make `rows` pictures at once, in simulated time."""
+
+    def __init__(self, count: int, rows: int, picture_s: float) -> None:
+        self.at_once, self.picture_s, self.now_s = count * rows, picture_s, 0.0
+
+    def make(self, requests: Sequence[GenerationParams]) -> None:
+        self.now_s += math.ceil(len(requests) / self.at_once) * self.picture_s
+
+    def wall_s(self, run: Callable[[], object]) -> float:
+        began_s = self.now_s
+        run()
+        return self.now_s - began_s
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (1, 16), (8, 16)])
+def test_the_probed_rate_is_that_of_all_replicas(
+    count: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = Replicas(count, rows, picture_s=4.0)
+    monkeypatch.setattr(command, "wall_s", replicas.wall_s)
+    expected = probe(replicas.make, REQUESTS, replicas.at_once)
+    assert expected == Expected(latency_s=4.0, rate=count * rows / 4.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--scenario", "Offline"], 12.0),
+        (["--scenario", "Server"], 6.0),
+        (["--scenario", "Offline", "--target-qps", "3"], 3.0),
+    ],
+)
+def test_the_target_rate_is_the_scenarios_share_of_the_probed_rate(
+    flags: list[str], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline gets more than the probed rate, so that its samples last; Server gets less."""
+
+    @contextmanager
+    def system_of(*_: object) -> Iterator[SystemUnderTest]:
+        yield SystemUnderTest(Answering(), {}, Expected(0.1, 10.0), None)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(command, "system_of", system_of)
+    monkeypatch.setattr("eval.mlperf.loadgen.ScenarioRun.start", stop)
+    with pytest.raises(Stopped):
+        command.measure(command.build_parser().parse_args(flags), REQUESTS, tmp_path)
+    loadgen = json.loads((tmp_path / "settings.json").read_text())["loadgen"]
+    assert loadgen["offline_expected_qps"] == loadgen["server_target_qps"]
+    assert loadgen["server_target_qps"] == pytest.approx(expected)
+
+
+def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, meter: Meter | None) -> MeasuredRun:
+    @contextmanager
+    def system_of(*_: object) -> Iterator[SystemUnderTest]:
+        yield SystemUnderTest(Answering(), {"over": "nothing"}, Expected(0.1, 10.0), meter)
+
+    monkeypatch.setattr(command, "system_of", system_of)
+    options = command.build_parser().parse_args(["--short"])
+    return command.measure(options, REQUESTS, folder)
+
+
+def test_energy_is_of_the_run_alone_and_gives_watts() -> None:
+    counter = itertools.count(5000.0, 250.0)
+    result, energy = run_metered(lambda: next(counter), lambda: "made")
+    assert result == "made" and energy is not None and energy.joules == 250.0
+    use = EnergyUse(joules=6000.0, took_s=10.0)
+    figures = use.figures(OFFLINE)
+    assert figures == {"joules": 6000.0, "watts": 600.0, "samples_per_s_per_watt": 20 / 600}
+    assert use.figures(ALONE) == {"joules": 6000.0, "watts": 600.0}, "a latency is not a rate"
+
+
+def test_a_run_prints_and_stores_its_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = itertools.count(0.0, 1000.0)
+    run = measured(tmp_path / "run", monkeypatch, lambda: next(counter))
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["joules"] == 1000.0 and stored["watts"] > 0
+    assert stored["samples_per_s_per_watt"] == pytest.approx(stored["score"] / stored["watts"])
+    assert ", 1000 J at " in command.describe(run, tmp_path)
+    assert command.describe(run, tmp_path).endswith(f" samples/s/W; logs in {tmp_path}")
+
+
+@pytest.mark.parametrize("meter", [None, lambda: 7.0])
+def test_without_a_rising_meter_there_is_no_energy(
+    meter: Meter | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = measured(tmp_path / "run", monkeypatch, meter)
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert not {"joules", "watts", "samples_per_s_per_watt"} & set(stored)
+    assert command.describe(run, tmp_path).endswith(f" images/s; logs in {tmp_path}")
+
+
+PAGE = """sdxl_gpu_energy_joules_total{gpu="0",model="sdxl",work="images"} 1.5
+sdxl_gpu_energy_joules_total{gpu="1",model="sdxl",work="images"} 2
+sdxl_gpu_energy_joules_total{gpu="2",work="llm"} 30
+sdxl_gpu_memory_bytes{gpu="2",work="llm"} 5
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "work", "joules"),
+    [
+        (PAGE, "images", 3.5),
+        (PAGE, "llm", 30.0),
+        (PAGE.splitlines()[0], "llm", None),
+        ("sdxl_images_total 3", "images", None),
+    ],
+)
+def test_the_energy_of_a_services_gpus_is_added_by_work(
+    page: str, work: Literal["images", "llm"], joules: float | None
+) -> None:
+    class Metrics(Quiet):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+    with serving(Metrics) as url:
+        read = energy_meter(url, work)
+        assert (read() if read else None) == joules
