@@ -101,28 +101,44 @@ def build_parser() -> Parser:
     add_folder_flags(parser)
     add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")
     add("--out", metavar="DIR", help="results; an interrupted run resumes there (default out/eval)")
-    add("--bootstrap", type=whole, default=ROUNDS, metavar="N", help="resamples of the intervals (%(default)s)")
-    add("--against", metavar="exact|DIR", help="compare each picture with the exact fp32 model's, made here or in DIR")
+    add(
+        "--bootstrap",
+        type=whole,
+        default=ROUNDS,
+        metavar="N",
+        help="resamples of the intervals (%(default)s)",
+    )
+    add(
+        "--against",
+        metavar="exact|DIR",
+        help="compare each picture with the exact fp32 model's, made here or in DIR",
+    )
     add("--save", metavar="DIR", help="save the pictures here")
     add("--json", action="store_true", dest="is_json", help="print the results as one JSON object")
     source = parser.add_argument_group("other pictures than those of engines here")
     source.add_argument("--images", metavar="DIR", help="picture files, in the captions' order")
     source.add_argument("--url", help="of a running service")
-    source.add_argument("--accuracy-log", metavar="FILE", help="the log of `sdxl bench mlperf --accuracy`")
+    source.add_argument(
+        "--accuracy-log", metavar="FILE", help="the log of `sdxl bench mlperf --accuracy`"
+    )
     files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
     files.add_argument("--captions", metavar="TSV", help="the benchmark's captions_source.tsv")
     files.add_argument("--inception", metavar="FILE", help="pt_inception-2015-12-05-6726825d.pth")
     files.add_argument("--clip", metavar="DIR", help="openai/clip-vit-base-patch32")
     files.add_argument("--statistics", metavar="NPZ", help="val2014.npz")
     sweep = parser.add_argument_group("quality against speed")
-    sweep.add_argument("--sweep", action="store_true", dest="is_sweep", help="evaluate many settings")
+    sweep.add_argument(
+        "--sweep", action="store_true", dest="is_sweep", help="evaluate many settings"
+    )
     sweep.add_argument(
         "--store-presets",
         action="store_true",
         dest="stores_presets",
         help="write the measured presets low, medium and high beside the model",
     )
-    sweep.add_argument("--grid", metavar="FILE", help="the settings, as JSON; see docs/evaluation.md")
+    sweep.add_argument(
+        "--grid", metavar="FILE", help="the settings, as JSON; see docs/evaluation.md"
+    )
     sweep.add_argument("--tuned", metavar="FILE", help="tuning.json of `sdxl tune`: adds its plans")
     add_generation_flags(parser)
     return parser

@@ -18,9 +18,9 @@ from typing import Any
 
 from eval.llm.client import (
     LIMITS,
-    Answer,
     Client,
     LlmPrompt,
+    StreamedAnswer,
     TokenLimits,
     add_prompts_flag,
     concurrent_requests,
@@ -39,7 +39,7 @@ SCENARIOS = ("Offline", "Server")
 
 @dataclass
 class Figures:
-    answers: list[Answer]
+    answers: list[StreamedAnswer]
     took_s: float
     joules: float | None = None
 
@@ -87,7 +87,7 @@ async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     """Send requests at Poisson arrivals; they do not wait for answers."""
     drawn, began_s = random.Random(0), time.perf_counter()
 
-    async def request(number: int, due_s: float) -> Answer:
+    async def request(number: int, due_s: float) -> StreamedAnswer:
         return await client.request(drawn.choice(client.prompts), number, due_s)
 
     answers = await open_loop(request, rate, seconds)
@@ -98,7 +98,7 @@ async def streams(client: Client, count: int, seconds: float) -> Figures:
     """Keep `count` requests under way: each answer is followed by the next request."""
     began_s = time.perf_counter()
 
-    async def request(number: int, _: float) -> Answer:
+    async def request(number: int, _: float) -> StreamedAnswer:
         return await client.request(client.prompts[number % len(client.prompts)], number)
 
     answers = await closed_loop(request, count, seconds)
@@ -204,16 +204,30 @@ def formatted(value: Any) -> str:
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="sdxl bench llm", description="A language model under load, over HTTP.")
-    parser.add_argument("--url", default="", help="of a running service; without it, one is started here")
-    parser.add_argument("--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})")
+    parser.add_argument(
+        "--url", default="", help="of a running service; without it, one is started here"
+    )
+    parser.add_argument(
+        "--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})"
+    )
     parser.add_argument("--rate", type=number, default=5.0, help="arrivals a second (%(default)s)")
-    parser.add_argument("--seconds", type=number, default=30.0, help="duration of the load (%(default)s)")
-    parser.add_argument("--streams", type=whole, default=8, help="concurrent requests (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=number, default=30.0, help="duration of the load (%(default)s)"
+    )
+    parser.add_argument(
+        "--streams", type=whole, default=8, help="concurrent requests (%(default)s)"
+    )
     parser.add_argument("--max-tokens", type=whole, default=64, help="per answer (%(default)s)")
     add_prompts_flag(parser)
-    parser.add_argument("--peer", default="", metavar="MODEL", help="also run transformers' generate on it")
-    parser.add_argument("--price-per-hour", type=number, help="of the machine, in dollars: adds tokens per dollar")
-    parser.add_argument("--limits", default="server", help=f"MLPerf's limits: {', '.join(LIMITS)} (%(default)s)")
+    parser.add_argument(
+        "--peer", default="", metavar="MODEL", help="also run transformers' generate on it"
+    )
+    parser.add_argument(
+        "--price-per-hour", type=number, help="of the machine, in dollars: adds tokens per dollar"
+    )
+    parser.add_argument(
+        "--limits", default="server", help=f"MLPerf's limits: {', '.join(LIMITS)} (%(default)s)"
+    )
     parser.add_argument(
         "--loadgen",
         metavar="SCENARIO",
@@ -222,7 +236,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--short", action="store_true", dest="is_short", help="LoadGen: the shortest valid run"
     )
-    parser.add_argument("--out", default="out/llm", metavar="DIR", help="LoadGen's logs (%(default)s)")
+    parser.add_argument(
+        "--out", default="out/llm", metavar="DIR", help="LoadGen's logs (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(argv)
     check_positive(options, "rate", "seconds", "streams", "max_tokens")

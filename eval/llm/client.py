@@ -117,7 +117,7 @@ def limits_named(name: str) -> TokenLimits:
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """The times of one streamed answer, in seconds, with its tokens and HTTP status."""
 
     began_s: float
@@ -168,7 +168,7 @@ class Client:
         seed: int,
         due_s: float | None = None,
         on_first: Callable[[], None] = lambda: None,
-    ) -> Answer:
+    ) -> StreamedAnswer:
         """Times count from `due_s` if given, else from now. `on_first` runs at the first token."""
         body = {
             "model": self.model,
@@ -179,7 +179,7 @@ class Client:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        answer = Answer(time.perf_counter() if due_s is None else due_s)
+        answer = StreamedAnswer(time.perf_counter() if due_s is None else due_s)
         try:
             async with self.http.stream("POST", "/v1/chat/completions", json=body) as response:
                 answer.status = response.status_code

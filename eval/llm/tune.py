@@ -2,8 +2,8 @@
 given limits, found by trials.
 
 A trial starts the service with some options, searches the highest request rate that keeps both
-limits, and counts tokens. All sizes of GPU groups are tried. Every other option is raised, one after
-the other, while a larger value gains. Trials are saved; rerun the same command to resume.
+limits, and counts tokens. All sizes of GPU groups are tried. Every other option is raised in turn
+while a larger value gains. Trials are saved; rerun the same command to resume.
 """
 
 from __future__ import annotations
@@ -283,13 +283,27 @@ def build_parser() -> Parser:
     add("--gpus", type=whole, default=1, help="GPUs for all replicas together (%(default)s)")
     add("--batch", type=whole, nargs="+", default=BATCHES, help="values of max_batch_size, rising")
     add(
-        "--tokens", type=whole, nargs="+", default=[2048, 4096, 8192], help="values of max_num_tokens, rising"
+        "--tokens",
+        type=whole,
+        nargs="+",
+        default=[2048, 4096, 8192],
+        help="values of max_num_tokens, rising",
     )
-    add("--seconds", type=number, default=20.0, help="duration of the load at each rate (%(default)s)")
+    add(
+        "--seconds",
+        type=number,
+        default=20.0,
+        help="duration of the load at each rate (%(default)s)",
+    )
     add("--max-tokens", type=whole, default=64, help="per answer (%(default)s)")
     add_prompts_flag(parser)
     add("--settings", default="", metavar="FILE", help="TOML of settings for `sdxl serve`")
-    add("--out", default="out/tune-llm", metavar="DIR", help="trials and the best options (%(default)s)")
+    add(
+        "--out",
+        default="out/tune-llm",
+        metavar="DIR",
+        help="trials and the best options (%(default)s)",
+    )
     return parser
 
 

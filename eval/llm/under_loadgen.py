@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import mlperf_loadgen as lg
 
-from eval.llm.client import Answer, Client, LlmPrompt
+from eval.llm.client import Client, LlmPrompt, StreamedAnswer
 
 REFUSED = 429
 RETRY_S, GIVE_UP_S = 1.0, 600.0
@@ -61,7 +61,7 @@ class Streams:
 
     async def _request(
         self, prompt: LlmPrompt, seed: int, on_first: Callable[[], None]
-    ) -> Answer:
+    ) -> StreamedAnswer:
         until_s = time.perf_counter() + GIVE_UP_S
         while True:
             answer = await self.client.request(prompt, seed, on_first=on_first)

@@ -142,10 +142,18 @@ def build_parser() -> Parser:
     add("--backend", default="auto")
     add("--precision", help="default: the backend's choice")
     add_folder_flags(parser)
-    add("--over", default="process", help="process: engines here; http: a service (default %(default)s)")
+    add(
+        "--over",
+        default="process",
+        help="process: engines here; http: a service (default %(default)s)",
+    )
     add("--url", help="of a running service; its replicas share the load")
     add("--replicas", type=whole, default=1, metavar="N", help="of a service started here")
-    add("--captions", metavar="TSV", help="the benchmark's captions; default: drawn scenes, for the embedded model only")
+    add(
+        "--captions",
+        metavar="TSV",
+        help="the benchmark's captions; default: drawn scenes, for the embedded model only",
+    )
     add(
         "--target-qps",
         type=number,
@@ -153,11 +161,30 @@ def build_parser() -> Parser:
         help="requests a second of Server; the expected rate of Offline, which sets its sample "
         "count (default: measured first)",
     )
-    add("--accuracy", action="store_true", dest="is_accuracy", help="an accuracy run, whose log `sdxl eval` reads")
+    add(
+        "--accuracy",
+        action="store_true",
+        dest="is_accuracy",
+        help="an accuracy run, whose log `sdxl eval` reads",
+    )
     add("--audit", metavar="TEST", help=f"a compliance test: {', '.join(AUDITS)}")
-    add("--short", action="store_true", dest="is_short", help="the shortest run that LoadGen calls VALID")
-    add("--deterministic", action="store_true", help="each picture's bytes are independent of the batch")
-    add("--out", default="out/mlperf", metavar="DIR", help="folder of the runs (default %(default)s)")
+    add(
+        "--short",
+        action="store_true",
+        dest="is_short",
+        help="the shortest run that LoadGen calls VALID",
+    )
+    add(
+        "--deterministic",
+        action="store_true",
+        help="each picture's bytes are independent of the batch",
+    )
+    add(
+        "--out",
+        default="out/mlperf",
+        metavar="DIR",
+        help="folder of the runs (default %(default)s)",
+    )
     add("--json", action="store_true", dest="is_json")
     add_generation_flags(parser)
     return parser

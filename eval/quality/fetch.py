@@ -80,7 +80,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl eval fetch", description="Download the files that score MLPerf's task.")
+    parser = Parser(
+        prog="sdxl eval fetch", description="Download the files that score MLPerf's task."
+    )
     add = parser.add_argument
     add("--out", default="mlperf", metavar="DIR", help="folder for the files (default %(default)s)")
     add("--sources", metavar="FILE", help="addresses and digests, as TOML (default: built in)")

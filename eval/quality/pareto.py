@@ -86,14 +86,14 @@ class Tried:
 
 
 class Change(NamedTuple):
-    """Changes of the scores, as shares of the exact model's. Lower FID and higher CLIP are better."""
+    """Changes of the scores, as shares of the exact model's."""
 
     fid: float
     clip: float
 
     @property
     def loss(self) -> float:
-        """The worse change in units of its gate: 1 is the most that MLPerf allows, below 0 is better."""
+        """The worse change over its gate: 1 is the most that MLPerf allows, below 0 is a gain."""
         return max(self.fid / FID_TOLERANCE, -self.clip / CLIP_TOLERANCE)
 
     @property
@@ -111,7 +111,7 @@ def change(tried: Tried, exact: Tried) -> Change:
 def front(
     tried: Sequence[Tried], loss: Callable[[Change], float] = lambda change: change.loss
 ) -> list[Tried]:
-    """The settings that no other beats in both speed and loss, fastest first. `tried[0]` is exact."""
+    """The settings that none beats in both speed and loss, fastest first. `tried[0]` is exact."""
     losses = {each.setting: loss(change(each, tried[0])) for each in tried}
     best: list[Tried] = []
     for each in sorted(tried, key=lambda t: (-t.speed, losses[t.setting])):

@@ -127,7 +127,9 @@ class Service:
         with httpx.Client(
             base_url=self.url, timeout=TIMEOUT_S, headers=auth_headers(), limits=limits
         ) as http:
-            return list(in_threads(lambda i: request_picture(http, self.requests[i]), indices, self.at_once))
+            return list(
+                in_threads(lambda i: request_picture(http, self.requests[i]), indices, self.at_once)
+            )
 
     @property
     def at_once(self) -> int:

@@ -84,7 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--family", required=True, choices=FAMILIES, help="the family of pictures")
     add("--images", metavar="DIR", help="PNG files without a watermark, for the family model")
     add("--most", type=whole, default=2000, metavar="N", help="the most pictures (%(default)s)")
-    add("--out", metavar="FILE", required=True, help="JSON report; the other families in it are kept")
+    add(
+        "--out",
+        metavar="FILE",
+        required=True,
+        help="JSON report; the other families in it are kept",
+    )
     return parser
 
 
@@ -104,7 +109,7 @@ def _scene(rng: np.random.Generator, seed: int) -> Pixels:
 
 
 def _plain(rng: np.random.Generator, seed: int) -> Pixels:
-    """Every second picture has black, white or a full colour, where values can move one way only."""
+    """Every second picture has only values of 0 and 255, which a mark can move one way."""
     side = SIDES[seed % len(SIDES)]
     colour = 255 * rng.integers(0, 2, 3) if seed % 2 else rng.integers(0, 256, 3)
     return np.full((side, side, 3), colour, np.uint8)

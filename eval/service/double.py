@@ -48,8 +48,8 @@ class CallTime:
 
 
 # An estimate for an H200 in fp8, by a roofline of every layer at the rates of cuBLASLt, Triton and
-# cuDNN: 186 ms for a deep step of 16 rows at 1024² and 11.5 for a shallow one, with launch gaps of 4
-# and 0.5; 50 ms to decode a picture, half of that to encode one; 10 ms for the rest of a picture.
+# cuDNN: 186 ms for a deep step of 16 rows at 1024², 11.5 for a shallow one, gaps of 4 and 0.5
+# included; 50 ms to decode a picture, half of that to encode one; 10 ms for the rest of a picture.
 COSTS = {
     "clip_l": CallTime(0.0, 0.0),
     "clip_g": CallTime(0.0, 5.0),
@@ -183,8 +183,12 @@ def write(folder: Path, settings: Settings | None = None) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="eval.service.double", description=__doc__)
     parser.add_argument("folder", type=Path, help="a new folder")
-    parser.add_argument("--speed", type=float, default=Settings.speed, help="a multiple of an H200's (%(default)s)")
-    parser.add_argument("--rows", type=int, default=Settings.rows, help="rows of the largest call (%(default)s)")
+    parser.add_argument(
+        "--speed", type=float, default=Settings.speed, help="a multiple of an H200's (%(default)s)"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=Settings.rows, help="rows of the largest call (%(default)s)"
+    )
     options = parser.parse_args()
     write(options.folder, Settings(options.speed, options.rows))
     print(f"sdxl serve --model {options.folder} --backend {BACKEND}")

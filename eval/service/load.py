@@ -54,7 +54,9 @@ class LoadAnswers:
     @property
     def rate(self) -> float:
         if not self.statuses[200]:
-            raise SystemExit(f"load: no picture was returned; answers by status: {dict(self.statuses)}")
+            raise SystemExit(
+                f"load: no picture was returned; answers by status: {dict(self.statuses)}"
+            )
         return self.statuses[200] / (self.last_s - self.began_s)
 
     def row(self, name: str, offered: float) -> str:
@@ -112,18 +114,14 @@ async def run_open(
 ) -> tuple[LoadAnswers, float]:
     """Send requests at Poisson arrivals. Also returns their actual rate."""
     answers = LoadAnswers()
-    sent = await open_loop(
-        lambda n, due_s: request_picture(http, n, answers, due_s), rate, seconds
-    )
+    sent = await open_loop(lambda n, due_s: request_picture(http, n, answers, due_s), rate, seconds)
     return answers, len(sent) / seconds
 
 
 def connected(url: str, timeout_s: float = 120.0) -> httpx.AsyncClient:
     """A client without a limit on concurrent requests."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return httpx.AsyncClient(
-        base_url=url, timeout=timeout_s, limits=limits, headers=auth_headers()
-    )
+    return httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits, headers=auth_headers())
 
 
 async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
@@ -148,11 +146,20 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sdxl bench load", description=__doc__)
     parser.add_argument("--url", help="of a running service; without it, one is started here")
-    parser.add_argument("--seconds", type=float, default=30.0, help="duration of each run (%(default)s)")
-    parser.add_argument("--shares", type=json.loads, default=list(SHARES), help="loads, as shares of the capacity, as JSON (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="duration of each run (%(default)s)"
+    )
+    parser.add_argument(
+        "--shares",
+        type=json.loads,
+        default=list(SHARES),
+        help="loads, as shares of the capacity, as JSON (%(default)s)",
+    )
     options, flags = parser.parse_known_args(argv)
     if options.url and flags:
-        needed = "needed none with --url: they are flags of the `sdxl serve` that is started without it"
+        needed = (
+            "needed none with --url: they are flags of the `sdxl serve` that is started without it"
+        )
         raise InvalidParams("flags", " ".join(flags), needed)
     if options.url:
         asyncio.run(measure(options.url, options.seconds, options.shares))

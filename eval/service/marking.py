@@ -85,7 +85,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     marks = [kind for kind in PROVENANCES if kind != OFF]
     parser.add_argument("--kinds", nargs="+", choices=marks, default=marks[-1:])
-    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each run (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="duration of each run (%(default)s)"
+    )
     parser.add_argument("--rounds", type=whole, default=7, help="rounds (%(default)s)")
     parser.add_argument("--save", type=Path, help="write all figures here, as JSON")
     return parser

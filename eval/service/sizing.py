@@ -24,7 +24,7 @@ MB = 1e6
 
 
 def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
-    """Of one image in flight with guidance: the engines' inputs and outputs, and the loop's tensors."""
+    """Of one image in flight with guidance: the engines' and the loop's tensors."""
     latent = side // arch.vae_scale
     axes = {"rows": GUIDED, "latent_h": latent, "latent_w": latent, "tokens": CHUNK}
     specs = network_specs(arch, dtype)
@@ -60,10 +60,14 @@ def tick_costs(page: str) -> dict[tuple[str, int], float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.service.sizing", description=__doc__)
-    parser.add_argument("--side", type=int, default=1024, help="side of the image, in pixels (%(default)s)")
+    parser.add_argument(
+        "--side", type=int, default=1024, help="side of the image, in pixels (%(default)s)"
+    )
     parser.add_argument("--dtype", choices=["float16", "float32"], default="float16")
     parser.add_argument("--url", help="of a running service, to print its measured costs")
-    parser.add_argument("--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})")
+    parser.add_argument(
+        "--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})"
+    )
     options = parser.parse_args(argv)
     parts = image_bytes(SDXL_1_0, options.side, options.dtype)
     print(f"SDXL, an image of {options.side}×{options.side} in flight, {options.dtype}, guided:")

@@ -67,7 +67,7 @@ class PlanCheck:
     def run(self, plan: CachePlan, cost_s: float, pipeline: Pipeline) -> CheckedPlan:
         """The exact plan of a scheduler and guidance goes before the others."""
         folder = self.folder / plan.slug
-        requests = tuple(plan.asked(request) for request in self.task.requests)
+        requests = tuple(plan.apply_to(request) for request in self.task.requests)
         task = replace(self.task, requests=requests)
         whole = self.exact_of(plan)
         source = None if plan == whole else Folder(self.folder / whole.slug / "pictures", task)

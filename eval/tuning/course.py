@@ -74,11 +74,11 @@ class CachePlan:
             values["cache_interval"] = max(1, round(self.course.steps / len(self.deep_steps)))
         return Preset(**values)
 
-    def asked(self, request: GenerationParams) -> GenerationParams:
+    def apply_to(self, request: GenerationParams) -> GenerationParams:
         return replace(request, **self.values(), guided_steps=None)
 
     def step_plan(self, guidance: float) -> StepPlan:
-        return plan_of(self.asked(GenerationParams(guidance=guidance)))
+        return plan_of(self.apply_to(GenerationParams(guidance=guidance)))
 
     def as_dict(self) -> dict[str, Any]:
         return {"course": asdict(self.course), "deep_steps": list(self.deep_steps)}

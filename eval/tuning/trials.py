@@ -42,7 +42,7 @@ class PromptedImages:
         """[images, channels, h, w], on the CPU, in the requests' order."""
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits())
         ids = [
-            loop.submit(self.pipeline.request(plan.asked(params), conditioning))
+            loop.submit(self.pipeline.request(plan.apply_to(params), conditioning))
             for params, conditioning in zip(self.resolved, self.conditionings, strict=True)
         ]
         found: dict[int, Tensor] = {}

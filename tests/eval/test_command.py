@@ -83,7 +83,9 @@ def test_a_wrong_captions_file_is_refused(files: Callable[..., list[str]], tmp_p
     assert said.startswith("captions: ") and "a column 'caption'; found id,caption" in said
 
 
-def test_a_line_without_a_caption_is_refused(files: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_line_without_a_caption_is_refused(
+    files: Callable[..., list[str]], tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong.tsv"
     wrong.write_text(TSV + "3\t4\t\n")
     assert "line 4 has no caption" in refused(*files(captions=wrong))
@@ -95,7 +97,9 @@ def test_too_few_captions_are_refused(files: Callable[..., list[str]]) -> None:
 
 
 @pytest.mark.parametrize("name", ["captions", "inception", "clip", "statistics"])
-def test_a_missing_file_is_refused(name: str, files: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(
+    name: str, files: Callable[..., list[str]], tmp_path: Path
+) -> None:
     said = refused(*files(**{name: tmp_path / "nowhere"}))
     assert said.startswith(f"{name}: ") and "needed a file or folder that is there" in said
     assert f"{name}: None is not allowed" in refused(*files(**{name: None}))
@@ -140,9 +144,7 @@ def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
     "flags",
     [["--precision", "int8"], ["--backend", "torch"], ["--engines", "d"], ["--unchecked"]],
 )
-def test_other_sources_refuse_the_flags_of_engines(
-    source: str, flags: list[str]
-) -> None:
+def test_other_sources_refuse_the_flags_of_engines(source: str, flags: list[str]) -> None:
     said = refused(source, "there", *flags)
     assert said.startswith(flags[0][2:]) and f"{source} loads no engines" in said, said
 

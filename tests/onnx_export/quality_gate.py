@@ -88,7 +88,9 @@ def _score(engines: Engines, interval: int, judges: Judges) -> Scores:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("python -m tests.onnx_export.quality_gate", description="Record the band.")
+    parser = argparse.ArgumentParser(
+        "python -m tests.onnx_export.quality_gate", description="Record the band."
+    )
     parser.add_argument("path", type=Path, help="tests/onnx_export/quality_band.json")
     path = parser.parse_args(argv).path
     with tempfile.TemporaryDirectory() as folder:

@@ -18,9 +18,9 @@ from eval.llm.client import (
     DEADLINE_S,
     LIMITS,
     PROMPTS,
-    Answer,
     Client,
     LlmPrompt,
+    StreamedAnswer,
     concurrent_requests,
     read_prompts,
 )
@@ -81,7 +81,7 @@ def test_every_poisson_arrival_is_counted() -> None:
 
 
 def test_both_limits_must_hold_and_no_answers_hold_neither() -> None:
-    quick = Answer(0.0, first_s=0.4, last_s=0.4 + 3 * 0.03, tokens=4, status=200)
+    quick = StreamedAnswer(0.0, first_s=0.4, last_s=0.4 + 3 * 0.03, tokens=4, status=200)
     late = replace(quick, first_s=0.5, last_s=0.5 + 3 * 0.03)
     slow = replace(quick, last_s=0.4 + 3 * 0.05)
     held = [
@@ -93,19 +93,19 @@ def test_both_limits_must_hold_and_no_answers_hold_neither() -> None:
 
 
 def test_answers_of_one_token_need_only_the_first_limit() -> None:
-    quick = Answer(0.0, first_s=0.4, last_s=0.4, tokens=1, status=200)
-    slow = Answer(0.0, first_s=3.0, last_s=3.0, tokens=1, status=200)
+    quick = StreamedAnswer(0.0, first_s=0.4, last_s=0.4, tokens=1, status=200)
+    slow = StreamedAnswer(0.0, first_s=3.0, last_s=3.0, tokens=1, status=200)
     assert Figures([quick], 1.0).holds(SERVER) and not Figures([slow], 1.0).holds(SERVER)
 
 
 def test_refusals_break_the_limits() -> None:
-    quick = Answer(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
-    refused = Answer(0.0, status=429)
+    quick = StreamedAnswer(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
+    refused = StreamedAnswer(0.0, status=429)
     assert not Figures([quick, *[refused] * 9], 1.0).holds(SERVER)
 
 
 def test_the_table_has_tokens_per_dollar_and_per_joule() -> None:
-    streamed = Answer(0.0, first_s=0.1, last_s=0.4, tokens=4, status=200)
+    streamed = StreamedAnswer(0.0, first_s=0.1, last_s=0.4, tokens=4, status=200)
     table = Figures([streamed], 2.0, joules=8.0).table(SERVER, price=3.6)
     assert table["tokens_per_s"] == 2.0 and table["tokens_per_dollar"] == 2000.0
     assert table["tokens_per_joule"] == 0.5 and table["is_within_limits"]

@@ -11,7 +11,7 @@ import pytest
 
 from eval.llm import tune
 from eval.llm.bench import Figures
-from eval.llm.client import LIMITS, Answer
+from eval.llm.client import LIMITS, StreamedAnswer
 from eval.llm.tune import (
     Options,
     OptionsTrial,
@@ -115,7 +115,7 @@ class SimulatedService:
         return None
 
     def figures(self, rate: float, seconds: float, first_s: float) -> Figures:
-        answer = Answer(0.0, first_s, first_s + 0.1, tokens=10, status=200)
+        answer = StreamedAnswer(0.0, first_s, first_s + 0.1, tokens=10, status=200)
         return Figures([answer] * round(rate * seconds), seconds)
 
     async def streams(self, client: None, count: int, seconds: float) -> Figures:
@@ -196,7 +196,7 @@ def test_a_service_that_answers_no_request_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     service = SimulatedService(monkeypatch)
-    refused = Figures([Answer(0.0, status=503)] * 9, 1.0)
+    refused = Figures([StreamedAnswer(0.0, status=503)] * 9, 1.0)
 
     async def refuse(*_: object) -> Figures:
         return refused

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eval.llm import bench, under_loadgen
-from eval.llm.client import LIMITS, PROMPTS, Answer
+from eval.llm.client import LIMITS, PROMPTS, StreamedAnswer
 from eval.llm.under_loadgen import Streams
 from eval.mlperf.loadgen import ScenarioRun
 
@@ -30,8 +30,8 @@ class Answering:
 
     async def request(
         self, _: str, seed: int, due_s: None = None, on_first: Callable[[], None] = lambda: None
-    ) -> Answer:
-        answer = Answer(time.perf_counter(), status=self.status)
+    ) -> StreamedAnswer:
+        answer = StreamedAnswer(time.perf_counter(), status=self.status)
         if self.status == 200:
             await asyncio.sleep(self.first_s)
             answer.first_s = time.perf_counter()
@@ -46,13 +46,13 @@ class Crowded(Answering):
 
     room, under_way, most = 20, 0, 0
 
-    async def request(self, *args: Any, **more: Any) -> Answer:
+    async def request(self, *args: Any, **more: Any) -> StreamedAnswer:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         try:
             if self.under_way > self.room:
                 await asyncio.sleep(0)
-                return Answer(time.perf_counter(), status=429)
+                return StreamedAnswer(time.perf_counter(), status=429)
             return await super().request(*args, **more)
         finally:
             self.under_way -= 1
@@ -85,9 +85,7 @@ def test_failed_answers_are_counted_and_the_run_ends(tmp_path: Path) -> None:
     assert system.failed >= 459
 
 
-def test_offline_samples_wait_for_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_samples_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
     client: Any = Crowded(0.001, 0.0005)
     client.prompts = [PROMPTS[0]] * 200
@@ -101,7 +99,9 @@ def test_offline_samples_wait_for_room(
     assert Crowded.room < client.most <= 30
 
 
-def test_a_request_that_is_always_refused_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_always_refused_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
     monkeypatch.setattr(under_loadgen, "GIVE_UP_S", 0.01)
     _, system = run_loadgen(tmp_path, Answering(0.0, 0.0, status=429), "server")

@@ -119,7 +119,9 @@ def test_energy_is_of_the_run_alone_and_gives_watts() -> None:
     assert use.figures(ALONE) == {"joules": 6000.0, "watts": 600.0}, "a latency is not a rate"
 
 
-def test_a_run_prints_and_stores_its_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_prints_and_stores_its_energy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counter = itertools.count(0.0, 1000.0)
     run = measured(tmp_path / "run", monkeypatch, lambda: next(counter))
     stored = json.loads((tmp_path / "run" / "result.json").read_text())

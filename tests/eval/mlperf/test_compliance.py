@@ -61,9 +61,7 @@ def test_a_run_with_other_settings_is_refused(
 
 
 @pytest.mark.parametrize("verdicts", [("INVALID", "VALID"), ("VALID", "INVALID")])
-def test_an_invalid_run_fails_the_audit(
-    verdicts: tuple[str, str], tmp_path: Path
-) -> None:
+def test_an_invalid_run_fails_the_audit(verdicts: tuple[str, str], tmp_path: Path) -> None:
     runs = (summarised(tmp_path / str(i), verdict) for i, verdict in enumerate(verdicts))
     result = compliance.test04(*runs)
     name = verdicts.index("INVALID")
@@ -79,9 +77,7 @@ def test_a_picture_missing_from_the_accuracy_run_fails_the_audit(tmp_path: Path)
     assert not result.passed and "2 pictures, 1 the same bytes" in result.text
 
 
-def test_only_an_invalid_run_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_invalid_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
     def measure(_: object, __: object, folder: Path, references: Any = ()) -> None:

@@ -1,5 +1,5 @@
-"""LoadGen accepts runs on the real loop and the real REST service, over fake engines. `make test-long`
-runs the embedded model."""
+"""LoadGen accepts runs on the real loop and the real REST service, over fake engines.
+Long tests run the embedded model."""
 
 from __future__ import annotations
 
@@ -93,9 +93,7 @@ def test_the_server_scenario_over_http_is_valid(tmp_path: Path) -> None:
     assert summary.is_valid, summary.lines
 
 
-def test_eval_reads_the_accuracy_log(
-    runs: Path, task: QualityTask, pipeline: Pipeline
-) -> None:
+def test_eval_reads_the_accuracy_log(runs: Path, task: QualityTask, pipeline: Pipeline) -> None:
     from dataclasses import replace
 
     from sdxl.images import to_pixels
@@ -213,7 +211,9 @@ def test_test04_compares_both_runs_of_the_embedded_model(
     assert (status, line[1]) == ((0, "passed") if ratio <= 1.1 else (1, "FAILED"))
 
 
-def test_a_system_that_fails_answers_every_sample_and_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_fails_answers_every_sample_and_raises(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pipeline, answered = fake_pipeline(), set[int]()
 
     def broken(_: object) -> None:

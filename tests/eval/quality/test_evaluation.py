@@ -72,9 +72,7 @@ def test_scores_do_not_depend_on_the_chunk_size(
         assert scores.figures[name].value == pytest.approx(expected, rel=1e-5), name
 
 
-def test_scored_pictures_are_made_again_to_be_saved(
-    task: QualityTask, tmp_path: Path
-) -> None:
+def test_scored_pictures_are_made_again_to_be_saved(task: QualityTask, tmp_path: Path) -> None:
     run(task, Noise(), tmp_path / "out")
     again, saved = Noise(), tmp_path / "saved"
     Evaluation(task, again, tmp_path / "out", save=saved).run(rounds=1)

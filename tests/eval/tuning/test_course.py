@@ -18,7 +18,7 @@ def test_an_even_plan_is_asked_for_by_its_interval_and_another_by_its_steps() ->
 
 
 def test_a_picture_is_made_as_the_plan_says() -> None:
-    asked = CachePlan(COURSE, (0, 1, 5)).asked(GenerationParams(prompt="a ring", seed=3))
+    asked = CachePlan(COURSE, (0, 1, 5)).apply_to(GenerationParams(prompt="a ring", seed=3))
     assert (asked.prompt, asked.seed, asked.steps) == ("a ring", 3, 10)
     steps = plan_of(asked)
     assert [n for n, step in enumerate(steps) if step.is_deep] == [0, 1, 5]
