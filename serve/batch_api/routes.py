@@ -37,8 +37,8 @@ from serve.batch_api.wire import (
     window_s,
 )
 from serve.errors import Problem, invalid
-from serve.front.batches_off import BATCHES_PATH, FILES_PATH
-from serve.front.clients import client_of
+from serve.front.access import client_of
+from serve.front.api import BATCHES_PATH, FILES_PATH
 from serve.render.destination import SUFFIXES
 from serve.settings import ServeSettings
 

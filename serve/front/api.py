@@ -20,18 +20,17 @@ from starlette.routing import BaseRoute, Match
 import sdxl
 from serve import errors
 from serve.errors import Problem
-from serve.front import metrics, openai_edits
+from serve.front import openai_edits
 from serve.front.a1111 import WITH_PICTURES
+from serve.front.access import Access
 from serve.front.answering import EVENTS_IN_OPENAPI
-from serve.front.batches_off import FILES_PATH, add_off_routes
 from serve.front.body_limit import BodyLimit
 from serve.front.decoding import DecodingThread
 from serve.front.edits import Edits
-from serve.front.error_envelope import REFUSED, ErrorEnvelope, reason_of, response
+from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
 from serve.front.form_routes import add_form_routes
 from serve.front.generations import Generations
 from serve.front.hosts import Hosts
-from serve.front.key_auth import KeyAuth
 from serve.front.keys import Keyring, RateLimiter
 from serve.front.openai_images import (
     ErrorBody,
@@ -44,11 +43,9 @@ from serve.front.openai_images import (
 )
 from serve.front.page import add_pages
 from serve.front.probes import add_probe_routes
-from serve.front.readiness import Readiness
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
 from serve.front.served_models import ServedModel, ServedModels
-from serve.front.state import Front
 from serve.front.text_answers import TextAnswers
 from serve.front.text_routes import add_text_routes
 from serve.llm.asks import TextBackend
@@ -62,12 +59,13 @@ from serve.tracing import tracer_to
 log = logging.getLogger(__name__)
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "what was wrong with the request"},
+    "4XX": {"model": ErrorBody, "description": "the request is wrong"},
     "5XX": {"model": ErrorBody, "description": "the server cannot serve it now"},
 }
+FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 AddRoutes = Callable[[FastAPI, ServeSettings], None]
 OFF = {"/sdapi/": "sdapi", "/v1/chat/": "llm", "/v1/completions": "llm"}
-"""What is served with a setting alone. Files and batches have routes that say so."""
+"""Paths that need a setting. Files and batches have routes that say so."""
 MEDIA = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -85,7 +83,7 @@ def create_app(
     text: TextBackend | None = None,
     add_batch_routes: AddRoutes | None = None,
 ) -> FastAPI:
-    """`backends` in the order of the settings' models."""
+    """`backends` are in the order of the settings' models."""
     models, front = ServedModels(settings, backends), front or Front()
     app = FastAPI(
         title="Stable Diffusion XL with DeepCache",
@@ -117,13 +115,12 @@ def create_app(
         add_off_routes(app)
     else:
         add_batch_routes(app, settings)
-    add_state_routes(app, models, front, text, settings.llm_start_s)
-    add_probe_routes(app, models)
+    add_probe_routes(app, models, front, text, settings.llm_start_s)
     add_pages(app)
     keyring = Keyring.read(Path(settings.keys)) if settings.keys else None
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, settings=settings, larger=larger_bodies(settings))
-    app.add_middleware(KeyAuth, keyring=keyring, hosts=Hosts.of(settings))
+    app.add_middleware(Access, keyring=keyring, hosts=Hosts.of(settings))
     tracer = tracer_to(settings.trace_to)
     if tracer is not None:
         app.add_middleware(RequestTracing, tracer=tracer)
@@ -168,6 +165,19 @@ def add_edit_route(app: FastAPI, edits: Edits) -> None:
         return await edits.answer(request)
 
 
+def add_off_routes(app: FastAPI) -> None:
+    """Files and batches of a service without a folder for them."""
+
+    async def name_setting() -> None:
+        message = "Files and batches are off: this service needs the setting `batches_dir`."
+        raise Problem(404, message, None, "batches_off")
+
+    for path in (FILES_PATH, BATCHES_PATH):
+        for tail in ("", "/{rest:path}"):
+            methods = ["GET", "POST", "DELETE"]
+            app.add_api_route(path + tail, name_setting, methods=methods, include_in_schema=False)
+
+
 def add_model_routes(
     app: FastAPI, models: ServedModels, settings: ServeSettings, llm: str | None
 ) -> None:
@@ -204,61 +214,10 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
         return Response(file, media_type=MEDIA[name.rpartition(".")[2]], headers=headers)
 
 
-def add_state_routes(
-    app: FastAPI,
-    models: ServedModels,
-    front: Front,
-    text: TextBackend | None,
-    llm_start_s: float,
-) -> None:
-    readiness = Readiness(text, llm_start_s) if text else None
-
-    @app.get("/healthz")
-    async def is_alive() -> dict[str, str]:
-        """This process answers."""
-        return {"status": "ok"}
-
-    @app.get("/readyz")
-    async def is_ready() -> dict[str, Any]:
-        """A real picture was made, and more can be. Every model has started, or failed."""
-        told = await models.ready()
-        llm = {"llm": await readiness.state()} if readiness else {}
-        states = {model.id: state_of(card) for model, card in told}
-        return {"status": "ready", **first_of(told), "models": states, **slower_of(told), **llm}
-
-    @app.get(
-        "/metrics",
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {}}, "description": "for Prometheus"}},
-    )
-    async def show_metrics() -> Response:
-        texts = await text.metrics() if text else []
-        page = metrics.page([*await models.metrics(), *texts, *await front.metrics_of_all()])
-        return Response(page, media_type="text/plain; version=0.0.4")
-
-
 def model_of(model: ServedModel, card: ModelCard) -> Model:
     limits = ImageLimits.of(card, model.settings)
     running = RunningEngines.of(card)
     return Model(id=model.id, created=card.created, images=limits, engines=running)
-
-
-def state_of(card: ModelCard | Problem) -> str:
-    return "unavailable" if isinstance(card, Problem) else "ready"
-
-
-def first_of(told: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, str]:
-    """The first model that can make pictures now, and what computes them."""
-    model, card = next((m, card) for m, card in told if isinstance(card, ModelCard))
-    running = RunningEngines.of(card)
-    return {"model": model.id, "backend": running.backend, "precision": running.precision}
-
-
-def slower_of(told: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, Any]:
-    """Models that run on slower engines than their GPU could, and why."""
-    cards = [(model.id, card) for model, card in told if isinstance(card, ModelCard)]
-    reasons = {id_: card.why_slower for id_, card in cards if card.why_slower}
-    return {"slower": reasons} if reasons else {}
 
 
 async def answer_problem(request: Request, problem: Exception) -> Response:

@@ -1,16 +1,18 @@
-"""Around every request, as ASGI middleware: an id, an answer whatever happens, a count, a log line.
+"""Around every request, as ASGI middleware: an id, an answer in any case, a count and a log line.
 
-Nothing that the code below it raises reaches the client but as a Problem. It knows no routes.
+An exception reaches the client only as a Problem. It knows no routes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import Response
@@ -18,26 +20,49 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve import errors
 from serve.errors import Problem
-from serve.front.probes import LIVE, READY
-from serve.front.state import Front
+from serve.front.metrics import FrontMetrics
 from serve.logs import FIELDS
 
 log = logging.getLogger(__name__)
 
+LIVE, READY = "/v1/health/live", "/v1/health/ready"
 ALIVE = ("/healthz", LIVE)
-"""answered to the very end"""
+"""Answered until the process ends."""
 PROBES = (*ALIVE, "/readyz", READY, "/metrics")
-"""Asked every second or so: a line for each would hide the others."""
+"""Requested every second or so: a log line for each would hide the others."""
 WORDS = (
     *("prompt", "negative_prompt", "messages", "text", "suffix"),
     *("hr_prompt", "hr_negative_prompt", "styles", "infotext", "firstpass_image", "init_images"),
 )
-"""What a refusal may quote that is a person's own; of these the log has no more than the code."""
+"""Fields whose private text a refusal may quote; the log gets only the error's code."""
 MAX_REASON = 300
 REFUSED = "refused"
-"""Under which a request's state holds the reason of its refusal: in words, for a raised error holds
-all frames that it came through, and with them what the client had sent."""
+"""Key of the refusal's reason in a request's state. The exception itself would keep all frames that
+it passed, and with them what the client sent."""
 ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass
+class Front:
+    """One front end: its metrics, its open requests, and whether it accepts more."""
+
+    metrics: FrontMetrics = field(default_factory=FrontMetrics)
+    open_requests: int = 0
+    is_draining: bool = False
+    is_signed: bool = True
+    """Answers get the request's id here; Ray's proxy adds it by itself."""
+
+    async def metrics_of_all(self) -> Sequence[Any]:
+        """Metrics of all front ends; this one knows no others."""
+        return self.metrics.collect()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, and return when the last answer is sent."""
+        self.is_draining = True
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + timeout_s
+        while self.open_requests and clock() < until_s:
+            await asyncio.sleep(0.02)
 
 
 class ErrorEnvelope:
@@ -71,19 +96,19 @@ class ErrorEnvelope:
             if not isinstance(error, Problem):
                 log.exception("%s failed", id_)
             if status:
-                # The answer has begun: it can only be broken off.
+                # The answer has begun: it can only be cut off.
                 raise
-            # No variable here holds it longer: its frames are this one, too.
+            # No local variable may hold the error longer: its frames include this one.
             await refusal(state, error)(scope, receive, sign)
         finally:
             self.front.open_requests -= 1
             seconds = time.perf_counter() - began
             self.front.metrics.answered(scope, status, seconds)
-            note(scope, status, seconds)
+            log_request(scope, status, seconds)
 
 
-def note(scope: Scope, status: int, seconds: float) -> None:
-    """A line for a request, with the reason of a refusal."""
+def log_request(scope: Scope, status: int, seconds: float) -> None:
+    """One line, with the reason of a refusal."""
     if scope["path"] in PROBES:
         return
     state = scope["state"]
@@ -98,10 +123,10 @@ def note(scope: Scope, status: int, seconds: float) -> None:
     reason = state.get(REFUSED, "")
     if reason:
         facts["reason"] = reason
-    path, said = json.dumps(facts["path"]), f" {json.dumps(reason)}" if reason else ""
+    path, quoted = json.dumps(facts["path"]), f" {json.dumps(reason)}" if reason else ""
     log.info(
         "%s %s %s %d %.3fs %s%s",
-        *(facts["request_id"], facts["method"], path, status, seconds, facts["key"], said),
+        *(facts["request_id"], facts["method"], path, status, seconds, facts["key"], quoted),
         extra={FIELDS: facts},
     )
 
@@ -119,7 +144,7 @@ def reason_of(problem: Problem) -> str:
 
 
 def response(problem: Problem) -> Response:
-    # ASCII alone: a message may quote what no encoding can carry.
+    # ASCII alone: a message may quote text that no encoding can carry.
     text = json.dumps(problem.body())
     return Response(text, problem.status, problem.headers(), "application/json")
 

@@ -20,6 +20,7 @@ from sdxl.work import standard_images
 from serve import errors
 from serve.errors import Problem
 from serve.front import events
+from serve.front.access import client_of
 from serve.front.answering import (
     commented,
     deadline_of,
@@ -28,7 +29,6 @@ from serve.front.answering import (
     take_rate,
     taken_on,
 )
-from serve.front.clients import client_of
 from serve.front.fan_out import fan_out, in_order
 from serve.front.image_orders import check_plain, orders_of
 from serve.front.keys import RateLimiter

@@ -1,8 +1,8 @@
-"""Under which names the service may be asked: what keeps another site's page in a browser out.
+"""Names under which the service answers: they keep web pages of other sites out.
 
-A page may point a name of its own at this machine (DNS rebinding), and then every answer is its to
-read. An address written as one cannot be pointed anywhere, so a request may always be sent to it; a
-page that lies at another address than this is another site's. It knows no routes.
+Such a page may point its own name at this machine (DNS rebinding) and then read every answer. A
+numeric address cannot be pointed anywhere, so it is always accepted as `Host`. A page whose
+`Origin` is another address belongs to another site. It knows no routes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class Hosts:
 
     @classmethod
     def of(cls, settings: ServeSettings) -> Hosts:
-        """With keys any name passes: a page that has none gets nothing."""
+        """With keys any name passes: a page without a key gets nothing."""
         if settings.keys:
             return cls([ANY])
         return cls([*settings.hosts.split(","), name_in(settings.public_url), settings.host])
 
     def check(self, host: str | None, origin: str | None) -> None:
-        """Raises Problem. What sends no `Host` is no browser; an `Origin` is the page that asks."""
+        """Raises Problem. A request without `Host` is no browser's; `Origin` is the asking page."""
         if ANY in self.names:
             return
-        asked, page = host and name_in(f"//{host}"), page_of(origin)
-        if asked is not None and not (self._is_ours(asked) or is_address(asked)):
-            raise refused("Host", asked)
-        if page is not None and page != asked and not self._is_ours(page):
+        name, page = host and name_in(f"//{host}"), page_of(origin)
+        if name is not None and not (self._is_ours(name) or is_address(name)):
+            raise refused("Host", name)
+        if page is not None and page != name and not self._is_ours(page):
             raise refused("Origin", page)
 
     def _is_ours(self, name: str) -> bool:
@@ -49,7 +49,7 @@ def refused(field: str, name: str) -> Problem:
 
 
 def page_of(origin: str | None) -> str | None:
-    """`null` is a page that may not say where it comes from."""
+    """`null` is a page that hides where it comes from."""
     return origin and (name_in(origin) or origin)
 
 

@@ -12,8 +12,8 @@ from serve import logs
 from serve.fleet.identity import labelled, replica_name
 from serve.fleet.replicas import Replicas, gather
 from serve.front.api import AddRoutes, create_app
+from serve.front.error_envelope import Front
 from serve.front.results import check_shared
-from serve.front.state import Front
 from serve.llm.replicas import LlmReplicas
 from serve.settings import ServeSettings
 

@@ -1,23 +1,31 @@
-"""What operators' tools ask of a service by the names that other inference services gave it: is it
-alive, is it ready, what is it, which licence has it.
+"""Routes for operators and their tools: is the service alive, is it ready, its metrics, its version
+and its licence, under the names that other inference services use too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.responses import Response
 
 import sdxl
-from serve.front.openai_images import Reply
-from serve.front.served_models import ServedModels
+from serve.errors import Problem
+from serve.front import metrics
+from serve.front.error_envelope import LIVE, READY, Front
+from serve.front.openai_images import Reply, RunningEngines
+from serve.front.served_models import ServedModel, ServedModels
+from serve.llm.asks import TextBackend
+from serve.orders import ModelCard
 
 PACKAGE, LICENSE = "sdxl-deepcache", "Apache-2.0"
-LIVE, READY = "/v1/health/live", "/v1/health/ready"
 API = "1"
+STARTING = "starting"
 
 
 class Health(Reply):
@@ -50,7 +58,65 @@ class License(Reply):
     note: str = "of this program; the model's weights have a licence of their own"
 
 
-def add_probe_routes(app: FastAPI, models: ServedModels) -> None:
+class Readiness:
+    """Whether the language model is ready. Pictures wait for its start, but not for one that
+    failed."""
+
+    def __init__(
+        self,
+        text: TextBackend,
+        start_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._text, self._clock = text, clock
+        self._until_s, self._has_started = clock() + start_s, False
+
+    async def state(self) -> str:
+        """`ready` or `unavailable`. Raises Problem, 503, while it may still start."""
+        try:
+            await self._text.card()
+        except Problem as problem:
+            is_first = not self._has_started and self._clock() < self._until_s
+            if is_first and problem.code == STARTING:
+                raise
+            self._has_started = True
+            return "unavailable"
+        self._has_started = True
+        return "ready"
+
+
+def add_probe_routes(
+    app: FastAPI,
+    models: ServedModels,
+    front: Front,
+    text: TextBackend | None,
+    llm_start_s: float,
+) -> None:
+    readiness = Readiness(text, llm_start_s) if text else None
+
+    @app.get("/healthz")
+    async def is_alive() -> dict[str, str]:
+        """This process answers."""
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def is_ready() -> dict[str, Any]:
+        """A real picture was made, and more can be. Every model has started or failed."""
+        cards = await models.ready()
+        llm = {"llm": await readiness.state()} if readiness else {}
+        states = {model.id: state_of(card) for model, card in cards}
+        return {"status": "ready", **first_of(cards), "models": states, **slower_of(cards), **llm}
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "for Prometheus"}},
+    )
+    async def show_metrics() -> Response:
+        texts = await text.metrics() if text else []
+        page = metrics.page([*await models.metrics(), *texts, *await front.metrics_of_all()])
+        return Response(page, media_type="text/plain; version=0.0.4")
+
     @app.get(LIVE)
     async def is_live() -> Health:
         """This process answers."""
@@ -68,7 +134,7 @@ def add_probe_routes(app: FastAPI, models: ServedModels) -> None:
 
     @app.get("/v1/metadata")
     async def tell_metadata() -> Metadata:
-        """Which models there are, and what computes them."""
+        """The models, and the engines that run them."""
         infos = [ModelInfo(shortName=m.id, engines=c.engines) for m, c in await models.cards()]
         return Metadata(version=sdxl.__version__, modelInfo=infos)
 
@@ -78,6 +144,27 @@ def add_probe_routes(app: FastAPI, models: ServedModels) -> None:
         data = text.encode()
         digest = hashlib.sha256(data).hexdigest()
         return License(name=LICENSE, sha=digest, size=len(data), content=text)
+
+
+def state_of(card: ModelCard | Problem) -> str:
+    return "unavailable" if isinstance(card, Problem) else "ready"
+
+
+def first_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, str]:
+    """The first model that can make pictures now, and its engines."""
+    model, card = next((m, card) for m, card in cards if isinstance(card, ModelCard))
+    running = RunningEngines.of(card)
+    return {"model": model.id, "backend": running.backend, "precision": running.precision}
+
+
+def slower_of(cards: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> dict[str, Any]:
+    """Models that run on slower engines than their GPU could, and why."""
+    reasons = {
+        model.id: card.why_slower
+        for model, card in cards
+        if isinstance(card, ModelCard) and card.why_slower
+    }
+    return {"slower": reasons} if reasons else {}
 
 
 def license_text() -> str:

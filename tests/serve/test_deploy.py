@@ -20,7 +20,7 @@ from ray.serve.schema import ServeDeploySchema
 from engines.folders.export_folder import PRECISIONS
 from serve import cli
 from serve.fleet.autoscaling import SCALING
-from serve.front.key_auth import OPEN_PATHS
+from serve.front.access import OPEN_PATHS
 from serve.settings import ServeSettings, is_loopback, read
 from tests.serve.rayservice_schema import RAY_SERVICE
 from tests.serve.services import ROOT

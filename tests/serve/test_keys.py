@@ -12,7 +12,7 @@ from sdxl import cli
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.work import standard_images
 from serve.front import keys
-from serve.front.clients import client_of
+from serve.front.access import client_of
 from serve.front.keys import ApiKey, Keyring, RateLimiter, sha256
 from tests.fakes import FakeClock
 

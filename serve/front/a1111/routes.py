@@ -20,8 +20,8 @@ from sdxl.source import SourceImage
 from serve.errors import invalid, of_params
 from serve.front.a1111 import PREFIX, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
+from serve.front.access import client_of
 from serve.front.answering import deadline_of, in_time, take_rate
-from serve.front.clients import client_of
 from serve.front.decoding import DecodingThread
 from serve.front.edits import check_can_edit, prepared
 from serve.front.fan_out import fan_out

@@ -1,0 +1,95 @@
+"""Who may send requests, as ASGI middleware, and which client a request is from.
+
+With API keys, nobody may without one, except to a few routes. Without keys, no web page of another
+site may. Clients share the queue, so a client must not choose its own name: it is its key, or else
+its address.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serve.errors import Problem
+from serve.front.error_envelope import LIVE, READY
+from serve.front.hosts import Hosts
+from serve.front.keys import ApiKey, Keyring
+
+HEALTH_PATHS = ("/healthz", "/readyz", LIVE, READY)
+OPEN_PATHS = (*HEALTH_PATHS, "/")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+OPEN_PREFIXES = ("/v1/results/", "/web/")
+"""Names of results cannot be guessed; the web page's files hold no secrets and ask for a key."""
+IPV6_PREFIX = 64
+"""bits of an address that identify a client, which may choose the others"""
+
+
+class Access:
+    def __init__(self, app: ASGIApp, keyring: Keyring | None, hosts: Hosts) -> None:
+        self.app, self.keyring, self.hosts = app, keyring, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in HEALTH_PATHS:
+            headers = Headers(scope=scope)
+            origin = None if scope["method"] in SAFE_METHODS else headers.get("origin")
+            self.hosts.check(headers.get("host"), origin)
+            if self.keyring is not None and not is_open(scope["path"]):
+                key = key_in(headers.getlist("authorization"), self.keyring)
+                scope.setdefault("state", {}).update(key=key, key_name=key.name)
+        await self.app(scope, receive, send)
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
+
+
+def key_in(authorizations: Sequence[str], keyring: Keyring) -> ApiKey:
+    """Raises Problem."""
+    if len(authorizations) > 1:
+        message = f"Authorization: needed one header, got {len(authorizations)}."
+        raise Problem(400, message, "Authorization", "invalid_value")
+    key = keyring.find(secret_in(*authorizations)) if authorizations else None
+    if key is None:
+        raise Problem(401, "A valid API key is needed.", None, "invalid_api_key")
+    return key
+
+
+def secret_in(authorization: str) -> str:
+    kind, _, secret = authorization.partition(" ")
+    if kind.lower() == "basic":
+        # Older programs know only a name and a password: the password is the key.
+        return password_in(secret)
+    return secret.strip() if kind.lower() == "bearer" else ""
+
+
+def password_in(coded: str) -> str:
+    try:
+        return b64decode(coded, validate=True).decode("utf-8").partition(":")[2]
+    except ValueError:
+        return ""
+
+
+def client_of(request: Request, header: str) -> tuple[str, float]:
+    """The client's name and the weight of its share. The edge must overwrite `header`."""
+    key: ApiKey | None = getattr(request.state, "key", None)
+    if key is not None:
+        return f"key {key.digest}", key.weight
+    peer = request.client.host if request.client else ""
+    stated = request.headers.getlist(header)[-1:] if header else []
+    return f"address {network_of(stated[0] if stated else peer)}", 1.0
+
+
+def network_of(address: str) -> str:
+    try:
+        parsed = ip_address(address.strip())
+    except ValueError:
+        return address.strip()[:64]
+    if parsed.version == 4:
+        return str(parsed)
+    mapped = parsed.ipv4_mapped
+    return str(mapped or ip_network((parsed, IPV6_PREFIX), strict=False))
