@@ -1,4 +1,4 @@
-"""`sdxl tune`: what is best for a model on this machine, found by trials."""
+"""`sdxl tune` for image models, and `sdxl tune llm`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from sdxl.params import InvalidParams
 
 
 def main(argv: Sequence[str]) -> int:
-    """Of a model that makes pictures, unless it says `llm`."""
     match list(argv):
         case ["llm", *rest]:
             from eval.llm.tune import main as tune_llm

@@ -1,1 +1,1 @@
-"""Which steps of a model should be deep: found by measurement, checked on whole pictures."""
+"""`sdxl tune`: which steps of a model should be deep, by measurement and checks on pictures."""

@@ -1,6 +1,5 @@
-"""`sdxl tune`: for a model, its schedulers and step counts, which steps should run the whole UNet,
-and whether that is worth more than plain choices. It checks everything it can before a model is
-loaded.
+"""`sdxl tune`: which steps of a model should run the whole UNet, by scheduler and step count, and
+whether such plans beat plain choices. Flags are checked before a model is loaded.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ FEWEST_STEPS = 4
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     check(options)
-    # Here and not above: loading PyTorch takes seconds, and a typo in a flag need not wait.
+    # Imported after the flags are checked: PyTorch takes seconds to load.
     from tqdm import tqdm
 
-    from eval.tuning.report import told
+    from eval.tuning.report import summary
 
-    # A person sees a bar move; a log gets a line now and then.
     with tqdm(file=sys.stderr, unit="step", mininterval=1) as bar:
         result = prepare(options, bar).run()
-    print(told(result))
+    print(summary(result))
     return 0
 
 
@@ -66,8 +64,8 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
     task, checkpoint = read_task(options)
     is_drawn = is_embedded(checkpoint) and not options.captions
 
-    def tell(what: str) -> None:
-        bar.set_description_str(what, refresh=False)
+    def report(activity: str) -> None:
+        bar.set_description_str(activity, refresh=False)
         bar.update()
 
     return Tuning(
@@ -77,7 +75,7 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
         unseen_scenes(options.count) if is_drawn else None,
         Path(options.out),
         lambda: time.perf_counter() > until_s,
-        tell,
+        report,
         options.stores_presets,
     )
 
@@ -88,23 +86,34 @@ def build_parser() -> Parser:
 
     parser = Parser(
         prog="sdxl tune",
-        description="Find which steps should run the whole UNet. `sdxl tune llm` is for a language "
+        description="Find which steps should run the whole UNet. `sdxl tune llm` tunes a language "
         "model.",
     )
     add = parser.add_argument
     add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
     add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
     add_folder_flags(parser)
-    add("--out", default="out/tune", metavar="DIR", help="findings (default %(default)s)")
-    add("--prompts", type=whole, default=8, metavar="N", help="to tune on (default %(default)s)")
+    add(
+        "--out",
+        default="out/tune",
+        metavar="DIR",
+        help="results; an interrupted run resumes there (default %(default)s)",
+    )
+    add(
+        "--prompts",
+        type=whole,
+        default=8,
+        metavar="N",
+        help="captions for the search (default %(default)s)",
+    )
     add(
         "--check-prompts",
         type=whole,
         default=64,
         metavar="N",
-        help="others, to check what was found on (default %(default)s)",
+        help="other captions, to check plans on (default %(default)s)",
     )
-    add("--seconds", type=number, metavar="S", help="begin nothing more after so long")
+    add("--seconds", type=number, metavar="S", help="time limit: no new trial begins after it")
     add(
         "--budget",
         dest="budgets",
@@ -112,16 +121,17 @@ def build_parser() -> Parser:
         nargs=len(MEASURED),
         default=BUDGETS,
         metavar="SHARE",
-        help=f"of the exact model's cost, for {', '.join(MEASURED)} (default {BUDGETS})",
+        help=f"the most cost for {', '.join(MEASURED)}, as shares of the exact model's "
+        f"(default {BUDGETS})",
     )
     add(
         "--store-presets",
         action="store_true",
         dest="stores_presets",
-        help="write what low, medium and high should stand for beside the model",
+        help="write the presets low, medium and high beside the model",
     )
     ways = parser.add_argument_group(
-        "what is tried", "all combinations; the first of each together are the exact model"
+        "samplings", "all combinations are tried; the first values are the exact model's"
     )
     several: Any = {"nargs": "+"}
     ways.add_argument("--precision", dest="precisions", default=["fp32"], **several)
@@ -136,13 +146,13 @@ def build_parser() -> Parser:
         type=number,
         default=[1.0],
         metavar="SHARE",
-        help="of the steps, from the first, that are guided (default 1)",
+        help="share of the steps, from the first, that is guided (default 1)",
         **several,
     )
     ways.add_argument("--guidance", type=number, default=argparse.SUPPRESS, metavar="X")
     files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
     for name in ("captions", "inception", "clip", "statistics"):
-        files.add_argument(f"--{name}", metavar="FILE", help="as sdxl eval takes it")
+        files.add_argument(f"--{name}", metavar="FILE", help="as for sdxl eval")
     return parser
 
 
@@ -155,7 +165,7 @@ def check(options: argparse.Namespace) -> None:
         PARAMETERS["steps"].check(steps)
         if steps < FEWEST_STEPS:
             raise InvalidParams(
-                "steps", steps, f"needed at least {FEWEST_STEPS}, to leave some out"
+                "steps", steps, f"needed at least {FEWEST_STEPS}, so that some can be shallow"
             )
     for name in options.schedulers:
         PARAMETERS["scheduler"].check(name)

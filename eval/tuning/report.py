@@ -1,18 +1,30 @@
-"""What a tuning found, as a person reads it: a page and JSON. It measures nothing."""
+"""The report of a tuning: a page, JSON and a plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from eval.measuring.markdown import table_lines
-from eval.tuning.checks import RIGHT, CheckedPlan
-from eval.tuning.result import TuningResult
-from eval.tuning.tuned_course import TunedCourse
+from eval.quality.plot import GREY, STYLE, add_legend, write_figure
+from eval.tuning.results import RIGHT, CheckedPlan, TuningResult
+from eval.tuning.tuned_sampling import TunedSampling
 from sdxl.files import write_atomic, write_json
 
 STEM = "tuning"
 COLUMNS = ("plan", "cost", "FID", "CLIP", "pixel judge", "PSNR, dB")
+PANELS = {
+    "psnr": "PSNR to the exact pictures, dB (higher is better)",
+    "FID": "FID (lower is better)",
+    "clip": "CLIP (higher is better)",
+}
+SCHEDULER_COLOURS = ("#1f4e79", "#d1495b", "#2a9d8f", "#e9a23b", "#6a4c93", "#555555")
+KINDS = {"exact steps": "o", "even caches": "s", "tuned": "*"}
 
 
 def write_report(result: TuningResult, folder: Path) -> None:
@@ -69,12 +81,12 @@ def _cells(each: CheckedPlan, result: TuningResult) -> list[str]:
 
 def verdicts(result: TuningResult) -> str:
     if not result.verdicts:
-        return "No tuned plan was found that is better than even caches, or none was checked yet."
-    found = sorted(result.verdicts, key=lambda each: -each.tuned.cost_s)
-    lines = [f"- {v.tuned.plan} ({result.share(v.tuned):.3f}): {v.told()}." for v in found]
-    paying = sum(v.pays for v in found)
-    said = f"{paying} of {len(found)} tuned plans pay." if paying else "No tuned plan pays here."
-    return "\n".join([said, "", *lines])
+        return "No tuned plan is predicted to beat even caches, or none is checked yet."
+    ordered = sorted(result.verdicts, key=lambda each: -each.tuned.cost_s)
+    lines = [f"- {v.tuned.plan} ({result.share(v.tuned):.3f}): {v}." for v in ordered]
+    paying = sum(v.pays for v in ordered)
+    head = f"{paying} of {len(ordered)} tuned plans pay." if paying else "No tuned plan pays here."
+    return "\n".join([head, "", *lines])
 
 
 def chosen(result: TuningResult) -> str:
@@ -83,28 +95,86 @@ def chosen(result: TuningResult) -> str:
         + (
             str(result.chosen[name].plan)
             if name in result.chosen
-            else "nothing checked costs so little"
+            else "no checked plan costs so little"
         )
         for name, budget_s in result.budgets_s.items()
     ]
-    return "\n".join(["What each quality should stand for:", "", *lines])
+    return "\n".join(["The plan of each quality:", "", *lines])
 
 
-def predictions(tuned: Sequence[TunedCourse]) -> str:
+def predictions(tuned: Sequence[TunedSampling]) -> str:
     lines = []
     for each in tuned:
         if (prediction := each.prediction) is None:
             continue
         adds = "independent errors" if prediction.power == 2 else "errors that point the same way"
         lines.append(
-            f"- {each.course}: {len(each.trials.errors)} plans tried to the end; they add up as "
+            f"- {each.sampling}: {len(each.trials.errors)} plans tried to the end; they add up as "
             f"{adds}, and predictions are off by a factor of {2**prediction.misfit:.2f}."
         )
     return "\n".join(lines)
 
 
-def told(result: TuningResult | None) -> str:
-    """At the end of a command."""
+def summary(result: TuningResult | None) -> str:
+    """The text that the command prints at its end."""
     if result is None:
-        return "time was up before anything was checked; the same command goes on"
+        return "time is up and no plan is checked yet; rerun the same command to resume"
     return "\n\n".join((table(result), verdicts(result), chosen(result)))
+
+
+def plot_tuning(result: TuningResult, stem: Path) -> None:
+    families = list(dict.fromkeys(family_of(each) for each in result.checked))
+    colours = dict(zip(families, SCHEDULER_COLOURS * len(families), strict=False))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(12.5, 4.6), layout="constrained")
+        for axis, (name, title) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+            for family in families:
+                own = [c for c in result.checked if family_of(c) == family and name in c.scores]
+                _draw(axis, own, name, colours[family], result)
+            axis.set_xlabel("cost of an image, share of the exact model's")
+            axis.set_title(title, fontsize=9)
+            axis.margins(x=0.06, y=0.08)
+        add_legend(figure, _legend(colours), ncols=8)
+        write_figure(figure, stem)
+
+
+def family_of(each: CheckedPlan) -> str:
+    """The plans with the same exact pictures, drawn in one colour."""
+    sampling = each.plan.sampling
+    share = "" if sampling.guided_until == 1 else f", guided to {sampling.guided_until:g}"
+    return f"{sampling.precision} {sampling.scheduler}{share}"
+
+
+def kind_of(each: CheckedPlan) -> str:
+    if each.plan.is_exact:
+        return "exact steps"
+    return "even caches" if each.plan.has_even_caches else "tuned"
+
+
+def _draw(
+    axis: Any, own: Sequence[CheckedPlan], name: str, colour: str, result: TuningResult
+) -> None:
+    for kind, marker in KINDS.items():
+        shown = sorted((c for c in own if kind_of(c) == kind), key=lambda c: c.cost_s)
+        axis.plot(
+            [result.share(c) for c in shown],
+            [c.scores[name] for c in shown],
+            color=colour,
+            marker=marker,
+            markersize=11 if kind == "tuned" else 6,
+            markeredgecolor="white",
+            linewidth=0.8,
+            linestyle=":" if kind == "tuned" else "-" if kind == "exact steps" else "--",
+            zorder=3 if kind == "tuned" else 2,
+        )
+
+
+def _legend(colours: dict[str, str]) -> list[Any]:
+    families = [
+        Line2D([], [], color=colour, linewidth=3, label=name) for name, colour in colours.items()
+    ]
+    kinds = [
+        Line2D([], [], color=GREY, linestyle="none", marker=marker, label=kind)
+        for kind, marker in KINDS.items()
+    ]
+    return [*families, *kinds]

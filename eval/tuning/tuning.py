@@ -1,6 +1,5 @@
-"""`sdxl tune`, after its flags are read: each course is searched, and what was found is checked
-beside plain choices. The report is renewed after every check, and a tuning that was killed goes on
-where it was.
+"""`sdxl tune` after its flags are read: search the best plans of each sampling, and check them with
+plain choices. The report is rewritten after every check; an interrupted tuning resumes.
 """
 
 from __future__ import annotations
@@ -17,15 +16,11 @@ from eval.measuring.kept_facts import check_facts
 from eval.quality.frechet import QuickFrechet
 from eval.quality.presets import check_writable, store_presets
 from eval.quality.task import QualityTask
-from eval.tuning.checks import CheckedPlan, PlanCheck
-from eval.tuning.course import CachePlan, Course, even, exact
-from eval.tuning.local_errors import images_at_once
-from eval.tuning.plot import plot_tuning
-from eval.tuning.report import STEM, write_report
-from eval.tuning.result import TuningResult
-from eval.tuning.step_costs import StepCosts, measure_costs
-from eval.tuning.tuned_course import INTERVALS, IsLate, Tell, TunedCourse
-from eval.tuning.verdict import TOLERANCE
+from eval.tuning.measurements import StepCosts, images_at_once, measure_costs
+from eval.tuning.plans import CachePlan, SamplingSpec, even, exact
+from eval.tuning.report import STEM, plot_tuning, write_report
+from eval.tuning.results import TOLERANCE, CheckedPlan, PlanCheck, TuningResult
+from eval.tuning.tuned_sampling import INTERVALS, IsLate, Report, TunedSampling
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import write_json
 from sdxl.mini.scenes import Scene
@@ -33,12 +28,12 @@ from sdxl.pipeline import Pipeline
 
 SETTINGS = "settings.json"
 COST_IMAGES = 8
-"""in flight while costs are measured, where the engines take so many"""
+"""images in flight while costs are measured, if the engines have room"""
 
 
 @dataclass(frozen=True)
 class TuningSpec:
-    """What is asked. What is named first of each is the exact model that all is held against."""
+    """The settings of a tuning. The first value of each is the exact model's."""
 
     model: str
     backend: str
@@ -49,19 +44,21 @@ class TuningSpec:
     budgets: Mapping[str, float]
     """shares of the exact model's cost, by quality"""
     prompts: int
-    """captions to tune on, the task's first; plans are checked on the others"""
+    """the first captions are for the search; plans are checked on the others"""
     folder: str = ""
     takes_unchecked: bool = False
-    """of engines, both"""
+    """like `folder`, for the engines"""
 
-    def courses(self) -> list[Course]:
+    def samplings(self) -> list[SamplingSpec]:
         every = product(self.precisions, self.steps, self.guided_until, self.schedulers)
-        return [Course(name, steps, share, precision) for precision, steps, share, name in every]
+        return [
+            SamplingSpec(name, steps, share, precision) for precision, steps, share, name in every
+        ]
 
 
 @dataclass
 class Tuning:
-    """`scenes` are what the task's captions tell, where they are of drawn scenes."""
+    """One run of `sdxl tune`. `scenes`: the captions' scenes, if they are drawn."""
 
     spec: TuningSpec
     task: QualityTask
@@ -69,22 +66,22 @@ class Tuning:
     scenes: list[Scene] | None
     folder: Path
     is_late: IsLate
-    tell: Tell
+    report: Report
     stores_presets: bool = False
-    """beside the model too, whose `quality` means them from then on"""
-    tuned: list[TunedCourse] = field(default_factory=list)
+    """also beside the model, whose `quality` then uses them"""
+    tuned: list[TunedSampling] = field(default_factory=list)
     checked: list[CheckedPlan] = field(default_factory=list)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
     costs: dict[str, StepCosts] = field(default_factory=dict)
 
     def run(self) -> TuningResult | None:
-        """None where time was up before anything was checked."""
+        """Return None if time is up before a plan is checked."""
         self._open()
-        for course in self.spec.courses():
+        for sampling in self.spec.samplings():
             if self.is_late():
                 break
-            tuned = self._course(course)
-            tuned.run(self.is_late, self.tell)
+            tuned = self._tuned(sampling)
+            tuned.run(self.is_late, self.report)
             self.tuned.append(tuned)
             self._check_all(tuned)
             if result := self._report():
@@ -94,56 +91,55 @@ class Tuning:
     # -- parts ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Go on with what is there, where it is of the same tuning."""
+        """Prepare the folder; raise if it holds another tuning."""
         if self.stores_presets:
             check_writable(self.checkpoint, self.folder)
         facts = {
             "model_digest": self.checkpoint.digest,
             "backend": self.spec.backend,
             "prompts": self.spec.prompts,
-            "exact": asdict(self.spec.courses()[0]),
+            "exact": asdict(self.spec.samplings()[0]),
             "task": self.task.as_dict(),
         }
         if self.spec.folder:
             facts["engines"] = self.spec.folder
         check_facts(self.folder, SETTINGS, facts, "tuning")
 
-    def _course(self, course: Course) -> TunedCourse:
-        return TunedCourse(
-            course,
-            self._pipeline(course.precision),
+    def _tuned(self, sampling: SamplingSpec) -> TunedSampling:
+        return TunedSampling(
+            sampling,
+            self._pipeline(sampling.precision),
             self.task.requests[: self.spec.prompts],
-            self._costs(course.precision),
+            self._costs(sampling.precision),
             sorted(self._budgets_s.values()),
-            self.folder / course.slug,
+            self.folder / sampling.slug,
         )
 
-    def _check_all(self, tuned: TunedCourse) -> None:
+    def _check_all(self, tuned: TunedSampling) -> None:
         for plan in self._wanted(tuned):
             if any(each.plan == plan for each in self.checked):
                 continue
             if self.is_late():
                 return
-            self.tell(f"{plan}: pictures")
-            pipeline = self._pipeline(plan.course.precision)
+            self.report(f"{plan}: pictures")
+            pipeline = self._pipeline(plan.sampling.precision)
             self.checked.append(self._check.run(plan, self._cost_s(plan), pipeline))
             self._report()
 
-    def _wanted(self, tuned: TunedCourse) -> Iterator[CachePlan]:
-        """The exact model first, then plain choices, then tuned plans, which are held against all
-        of those."""
-        course, found = tuned.course, tuned.best()
-        yield self._check.exact_of(exact(course))
-        yield exact(course)
-        for cost_s in (*map(self._cost_s, found), *self._budgets_s.values()):
-            yield from self._fewer_steps(course, cost_s)
+    def _wanted(self, tuned: TunedSampling) -> Iterator[CachePlan]:
+        """The exact model, then plain choices, then tuned plans, which are compared with them."""
+        sampling, best = tuned.sampling, tuned.best()
+        yield self._check.exact_of(exact(sampling))
+        yield exact(sampling)
+        for cost_s in (*map(self._cost_s, best), *self._budgets_s.values()):
+            yield from self._fewer_steps(sampling, cost_s)
         for interval in INTERVALS:
-            yield even(course, interval)
-        yield from found
+            yield even(sampling, interval)
+        yield from best
 
-    def _fewer_steps(self, course: Course, cost_s: float) -> list[CachePlan]:
-        """As many exact steps as cost no more."""
-        plans = (exact(replace(course, steps=n)) for n in range(1, course.steps))
+    def _fewer_steps(self, sampling: SamplingSpec, cost_s: float) -> list[CachePlan]:
+        """The most exact steps that cost no more."""
+        plans = (exact(replace(sampling, steps=n)) for n in range(1, sampling.steps))
         return [p for p in plans if self._cost_s(p) <= cost_s * (1 + TOLERANCE)][-1:]
 
     def _report(self) -> TuningResult | None:
@@ -165,27 +161,27 @@ class Tuning:
         place, is_beside = self.checkpoint, self.stores_presets
         store_presets(chosen, measured, place, self.folder, is_beside_model=is_beside)
 
-    # -- what is made once ------------------------------------------------------------------
+    # -- made once --------------------------------------------------------------------------
 
     @cached_property
     def _check(self) -> PlanCheck:
         from_, task = self.spec.prompts, self.task
         rest = replace(task, captions=task.captions[from_:], requests=task.requests[from_:])
         scenes = None if self.scenes is None else self.scenes[from_:]
-        return PlanCheck(rest, self.folder / "checks", self.spec.courses()[0], scenes)
+        return PlanCheck(rest, self.folder / "checks", self.spec.samplings()[0], scenes)
 
     @cached_property
     def _budgets_s(self) -> dict[str, float]:
-        whole_s = self._cost_s(exact(self.spec.courses()[0]))
+        whole_s = self._cost_s(exact(self.spec.samplings()[0]))
         return {name: share * whole_s for name, share in self.spec.budgets.items()}
 
     def _cost_s(self, plan: CachePlan) -> float:
         guidance = self.task.requests[0].guidance
-        return self._costs(plan.course.precision).of(plan.step_plan(guidance))
+        return self._costs(plan.sampling.precision).of(plan.step_plan(guidance))
 
     def _pipeline(self, precision: str) -> Pipeline:
         if precision not in self.pipelines:
-            self.tell(f"{precision}: engines are loaded")
+            self.report(f"{precision}: load engines")
             spec = self.spec
             self.pipelines[precision] = engines.load(
                 spec.model,
@@ -206,8 +202,8 @@ class Tuning:
         if path.exists():
             return StepCosts.from_dict(json.loads(path.read_text(encoding="utf-8")))
         pipeline = self._pipeline(precision)
-        self.tell(f"{precision}: steps are timed")
+        self.report(f"{precision}: time the steps")
         images = images_at_once(pipeline.engines, COST_IMAGES)
-        found = measure_costs(pipeline, self.task.requests[0], images)
-        write_json(path, found.as_dict(), indent=None)
-        return found
+        costs = measure_costs(pipeline, self.task.requests[0], images)
+        write_json(path, costs.as_dict(), indent=None)
+        return costs

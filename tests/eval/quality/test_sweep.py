@@ -21,7 +21,7 @@ from eval.quality.plot import plot_pareto
 from eval.quality.presets import choose_presets
 from eval.quality.sweep import EXACT, settings_of
 from eval.quality.task import embedded_task
-from eval.tuning.course import CachePlan, Course
+from eval.tuning.plans import CachePlan, SamplingSpec
 from sdxl.checkpoint import find
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.presets import Preset
@@ -184,7 +184,8 @@ def test_tuned_plans_are_settings_that_make_the_same_requests(tmp_path: Path) ->
     tuned = [each for each in settings if each.deep_steps is not None]
     verdicts = json.loads(TUNING.read_text())["verdicts"]
     plans = [
-        CachePlan(Course(**v["plan"]["course"]), tuple(v["plan"]["deep_steps"])) for v in verdicts
+        CachePlan(SamplingSpec(**v["plan"]["course"]), tuple(v["plan"]["deep_steps"]))
+        for v in verdicts
     ]
     given = GenerationParams(seed=3)
     assert len(tuned) == len(plans) == 12 and len({each.slug for each in settings}) == len(settings)

@@ -1,4 +1,4 @@
-"""`sdxl tune` from flags to its report, and what it refuses."""
+"""`sdxl tune` from flags to its report, and the flags that it refuses."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def quick_tuning(
 ) -> Callable[..., Tuning]:
     monkeypatch.setattr(engines, "load", lambda *_, **__: mini)
     monkeypatch.setattr(tuning, "COST_IMAGES", 1)
-    # Drawing takes longer than all the rest here; test_verdict.py draws one.
+    # Drawing takes longer than the rest; test_results.py draws one.
     monkeypatch.setattr(tuning, "plot_tuning", lambda *_: None)
     judges = mini_judges(8)
     task = replace(embedded_task({}, COUNT), load=lambda: judges)
 
-    def made(spec: TuningSpec = SPEC, *, is_late: bool = False) -> Tuning:
+    def make(spec: TuningSpec = SPEC, *, is_late: bool = False) -> Tuning:
         scenes = unseen_scenes(COUNT)
-        told: list[str] = []
-        return Tuning(spec, task, find("mini"), scenes, tmp_path, lambda: is_late, told.append)
+        reports: list[str] = []
+        return Tuning(spec, task, find("mini"), scenes, tmp_path, lambda: is_late, reports.append)
 
-    return made
+    return make
 
 
 @pytest.mark.long
-def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_goes_on_where_it_was(
+def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_resumes(
     quick_tuning: Callable[..., Tuning], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = quick_tuning().run()
-    assert found is not None
+    result = quick_tuning().run()
+    assert result is not None
     page = (tmp_path / "tuning.md").read_text()
     assert "| fp32 euler 4, exact | 1.000 |" in page and "interval 2" in page
     assert re.search(r"tuned plans? pay|No tuned plan", page)
@@ -63,25 +63,25 @@ def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_goes_on_where_it_was
     monkeypatch.setattr(Pipeline, "generate", refuse)
     monkeypatch.setattr(tuning, "measure_costs", refuse)
     again = quick_tuning().run()
-    assert again is not None and again.as_dict()["checked"] == found.as_dict()["checked"]
+    assert again is not None and again.as_dict()["checked"] == result.as_dict()["checked"]
 
 
-def test_time_that_is_up_before_a_check_is_said(quick_tuning: Callable[..., Tuning]) -> None:
+def test_without_time_for_a_check_there_is_no_result(quick_tuning: Callable[..., Tuning]) -> None:
     assert quick_tuning(is_late=True).run() is None
 
 
-def test_a_model_folder_that_cannot_be_written_is_refused_at_once(
+def test_a_read_only_model_folder_is_refused_first(
     quick_tuning: Callable[..., Tuning], tmp_path: Path
 ) -> None:
-    asked = quick_tuning(is_late=True)
+    late = quick_tuning(is_late=True)
     (tmp_path / "file").touch()
-    asked.checkpoint = replace(asked.checkpoint, folder=tmp_path / "file" / "model")
-    asked.stores_presets = True
+    late.checkpoint = replace(late.checkpoint, folder=tmp_path / "file" / "model")
+    late.stores_presets = True
     with pytest.raises(InvalidParams, match="store_presets: .*file/model.*copy .*presets.json"):
-        asked.run()
+        late.run()
 
 
-def test_a_folder_of_another_tuning_is_refused(
+def test_the_folder_of_another_tuning_is_refused(
     quick_tuning: Callable[..., Tuning], tmp_path: Path
 ) -> None:
     quick_tuning(is_late=True).run()
@@ -100,7 +100,7 @@ def test_a_folder_of_another_tuning_is_refused(
         (("--seconds", "0"), "seconds: 0.0 is not allowed; needed more than 0"),
     ],
 )
-def test_a_wrong_flag_is_one_line(
+def test_a_wrong_flag_is_reported_in_one_line(
     flags: tuple[str, ...], said: str, refused: Callable[..., str]
 ) -> None:
     assert re.search(said, refused("tune", *flags))

@@ -1,0 +1,276 @@
+"""Measurements of a tuning: the cost of each kind of step, the error of a single shallow step, and
+the error of whole plans. Results are stored in files, so an interrupted run resumes.
+
+A single step is measured by a probe in the place of the deep engine, with every step deep. After
+each call it also runs the shallow engine on the same inputs with features of earlier steps, and
+records the difference of the noise. So the usual loop is used, and any backend can be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eval.tuning.plans import CachePlan, SamplingSpec, exact
+from sdxl import schedulers
+from sdxl.conditioning import Conditioning
+from sdxl.deepcache import Step, StepPlan
+from sdxl.engine import Engine, Engines
+from sdxl.files import write_json
+from sdxl.flight import Network
+from sdxl.inflight import Failed, InFlight
+from sdxl.params import GenerationParams
+from sdxl.pipeline import ENCODE_BATCH, Pipeline
+from sdxl.policy import Group
+from sdxl.specs import ModelSpec
+
+NOISE = "noise"
+ROUNDS = 5
+MEASURED = GenerationParams(
+    steps=12, deep_steps=(0, 2, 4, 6, 8, 10), guided_steps=(0, 1, 2, 3, 4, 5)
+)
+"""three steps of each kind"""
+KINDS = tuple(Step(is_deep, is_guided) for is_deep in (True, False) for is_guided in (True, False))
+UNITS_A_S = 10**9
+"""`search` takes integer costs: nanoseconds"""
+
+
+@dataclass
+class PromptedImages:
+    """Images whose prompts are encoded once and denoised by many plans."""
+
+    pipeline: Pipeline
+    requests: Sequence[GenerationParams]
+
+    @cached_property
+    def resolved(self) -> list[GenerationParams]:
+        return [self.pipeline.resolve(request) for request in self.requests]
+
+    @cached_property
+    def conditionings(self) -> list[Conditioning]:
+        parts = range(0, len(self.resolved), ENCODE_BATCH)
+        encoded = (self.pipeline.encode(self.resolved[i : i + ENCODE_BATCH]) for i in parts)
+        return [each for part in encoded for each in part]
+
+    def latents(self, plan: CachePlan) -> Tensor:
+        """[images, channels, h, w], on the CPU, in the requests' order."""
+        loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits())
+        ids = [
+            loop.submit(self.pipeline.request(plan.apply_to(params), conditioning))
+            for params, conditioning in zip(self.resolved, self.conditionings, strict=True)
+        ]
+        latents: dict[int, Tensor] = {}
+        for event in loop.drain():
+            if isinstance(event, Failed):
+                raise event.cause
+            latents[event.id] = event.latents.float().cpu()
+        return torch.stack([latents[id_] for id_ in ids])
+
+
+@dataclass
+class PlanTrials:
+    """The errors of tried plans of one sampling: the root mean square over all images' latents."""
+
+    images: PromptedImages
+    sampling: SamplingSpec
+    path: Path
+    errors: dict[tuple[int, ...], float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.errors = {}
+        if self.path.exists():
+            stored = json.loads(self.path.read_text(encoding="utf-8"))
+            self.errors = {tuple(each["deep_steps"]): each["error"] for each in stored}
+
+    def run(self, plan: CachePlan) -> float:
+        if plan.deep_steps not in self.errors:
+            apart = self.images.latents(plan) - self.exact
+            self.errors[plan.deep_steps] = float(apart.square().mean()) ** 0.5
+            rows = [{"deep_steps": deep, "error": e} for deep, e in self.errors.items()]
+            write_json(self.path, rows, indent=None)
+        return self.errors[plan.deep_steps]
+
+    @cached_property
+    def exact(self) -> Tensor:
+        return self.images.latents(exact(self.sampling))
+
+
+# -- single steps ---------------------------------------------------------------------------
+
+
+@dataclass
+class ErrorProbe:
+    """The deep engine, which also measures the shallow engine with older features."""
+
+    deep: Engine
+    shallow: Engine
+    guidance: Sequence[float]
+    """of each image in the call"""
+    ages: int
+    kept: deque[dict[str, Tensor]] = field(init=False)
+    errors: list[list[float]] = field(default_factory=list)
+    """of every step, by age: the mean squared difference of the noise"""
+
+    def __post_init__(self) -> None:
+        self.kept = deque(maxlen=self.ages)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.deep.spec
+
+    def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        self.deep(inputs, outputs)
+        expected, rows = self._guided(outputs[NOISE]), len(outputs[NOISE])
+        differences = []
+        for features in reversed(self.kept):
+            noise = torch.empty_like(outputs[NOISE])
+            given = {
+                t.name: inputs[t.name] if t.name in inputs else features[t.name][:rows].contiguous()
+                for t in self.shallow.spec.inputs
+            }
+            self.shallow(given, {NOISE: noise})
+            differences.append(float((self._guided(noise) - expected).square().mean()))
+        self.errors.append(differences)
+        self.kept.append({name: t.clone() for name, t in outputs.items() if name != NOISE})
+
+    def _guided(self, noise: Tensor) -> Tensor:
+        """The guided noise, as the loop computes it; positive rows come first."""
+        count = len(self.guidance)
+        positive = noise[:count].float()
+        if len(noise) < 2 * count:
+            return positive
+        factors = torch.tensor(self.guidance, device=noise.device).view(-1, 1, 1, 1)
+        return torch.lerp(noise[count : 2 * count].float(), positive, factors)
+
+
+def images_at_once(engines: Engines, most: int) -> int:
+    """The most images that fill a bucket both with and without guidance."""
+    sizes = set(engines.buckets)
+    return max((n for n in range(1, most + 1) if n in sizes and 2 * n in sizes), default=1)
+
+
+def measure_errors(
+    pipeline: Pipeline,
+    sampling: SamplingSpec,
+    requests: Sequence[GenerationParams],
+    path: Path,
+    oldest: int,
+) -> list[list[float]]:
+    """The error of every step in the latents, as root mean square, by the age of its features.
+    Groups stored in `path` are not measured again."""
+    stored: list[Any] = json.loads(path.read_text("utf-8")) if path.exists() else []
+    size = images_at_once(pipeline.engines, len(requests))
+    groups = [requests[i : i + size] for i in range(0, len(requests) - size + 1, size)]
+    for group in groups[len(stored) :]:
+        stored.append(_probed(pipeline, sampling, group, oldest))
+        write_json(path, stored, end="", indent=None)
+    weights = _weights(sampling, pipeline)
+    squares = [
+        [np.mean(each) for each in zip(*rows, strict=True)] for rows in zip(*stored, strict=True)
+    ]
+    return [
+        [weight * float(square) ** 0.5 for square in row]
+        for weight, row in zip(weights, squares, strict=True)
+    ]
+
+
+def _probed(
+    pipeline: Pipeline, sampling: SamplingSpec, group: Sequence[GenerationParams], oldest: int
+) -> list[list[float]]:
+    engines = pipeline.engines
+    probe = ErrorProbe(
+        engines["unet_deep"], engines["unet_shallow"], [r.guidance for r in group], oldest
+    )
+    # Without recordings and calls ahead: a replayed recording would skip the probe.
+    watched = replace(
+        engines,
+        by_name={**engines.by_name, "unet_deep": probe},
+        run_recorded=lambda _, work: work(),
+        calls_ahead=0,
+    )
+    PromptedImages(replace(pipeline, engines=watched), group).latents(exact(sampling))
+    return probe.errors
+
+
+def _weights(sampling: SamplingSpec, pipeline: Pipeline) -> list[float]:
+    """The factors from the noise of a step to the latents: by this step, and by the next one, which
+    may read this step's estimate."""
+    table = schedulers.table(sampling.scheduler, sampling.steps, pipeline.checkpoint.scheduler)
+    b, c, f = (table.rows[:, schedulers.COLUMNS.index(name)] for name in "bcf")
+    later = np.append(c[1:], 0.0)
+    return [float(each) for each in np.abs(b + later * f)]
+
+
+# -- costs ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of one image's step, by kind."""
+
+    seconds: Mapping[Step, float]
+
+    def of(self, plan: StepPlan) -> float:
+        return sum(self.seconds[step] for step in plan)
+
+    def units(self, plan: StepPlan, *, is_deep: bool) -> list[int]:
+        """The cost of every step as a deep one, or as a shallow one."""
+        kinds = (Step(is_deep, step.is_guided) for step in plan)
+        return [round(self.seconds[kind] * UNITS_A_S) for kind in kinds]
+
+    def as_dict(self) -> list[dict[str, Any]]:
+        return [{**step._asdict(), "seconds": s} for step, s in self.seconds.items()]
+
+    @classmethod
+    def from_dict(cls, stored: list[dict[str, Any]]) -> StepCosts:
+        return cls({Step(e["is_deep"], e["is_guided"]): e["seconds"] for e in stored})
+
+
+def measure_costs(pipeline: Pipeline, request: GenerationParams, images: int) -> StepCosts:
+    """Seconds of each kind of step, as the loop measures its engine calls, with `images` copies of
+    the request in flight."""
+    request = replace(
+        request,
+        steps=MEASURED.steps,
+        deep_steps=MEASURED.deep_steps,
+        guided_steps=MEASURED.guided_steps,
+        guidance_interval=None,
+        guidance=max(request.guidance, MEASURED.guidance),
+    )
+    params = pipeline.resolve(request)
+    (conditioning,) = pipeline.encode([params])
+    image = pipeline.request(params, conditioning)
+    limits = replace(pipeline.limits(), rows=pipeline.limits().buckets[-1])
+    loop = InFlight(pipeline.engines, clock_of(pipeline), limits)
+    for round_ in range(ROUNDS + 1):
+        for _ in range(images):
+            loop.submit(image)
+        flight = loop.flights[0]
+        loop.drain()
+        if round_ == 0:
+            # The first round warms up.
+            loop.costs.ticks.clear()
+
+    def of(kind: Step) -> float:
+        network: Network = "unet_deep" if kind.is_deep else "unet_shallow"
+        group = Group(flight.call(network), (), limits.bucket(images * kind.rows))
+        return loop.costs.tick_s(group) / images
+
+    return StepCosts({kind: of(kind) for kind in KINDS})
+
+
+def clock_of(pipeline: Pipeline) -> Callable[[], float]:
+    """On a CPU the process's CPU time, which other work on the machine does not change."""
+    if pipeline.engines.device.type != "cpu":
+        return time.perf_counter
+    return lambda: time.process_time() / torch.get_num_threads()

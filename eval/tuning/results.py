@@ -1,0 +1,301 @@
+"""The results of a tuning: plans checked on whole pictures of unused captions, the comparison of
+tuned plans with plain choices, and the plan for each quality. Plain choices are exact steps and
+even intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eval.measuring.bootstrap import Interval, interval
+from eval.quality.evaluation import Evaluation, Findings
+from eval.quality.frechet import QuickFrechet
+from eval.quality.pareto import Change
+from eval.quality.sources import Folder, Painted
+from eval.quality.task import QualityTask
+from eval.tuning.plans import CachePlan, SamplingSpec, exact
+from eval.tuning.tuned_sampling import TunedSampling
+from sdxl.mini.judge import faults
+from sdxl.mini.scenes import Scene
+from sdxl.pipeline import Pipeline
+from sdxl.presets import EXACT, MEASURED, Presets
+
+NO_FID = 1e-6
+RIGHT = "right"
+"""the share of pictures without a fault, by the pixel judge"""
+ROUNDS = 200
+TOLERANCE = 0.01
+"""Costs that differ by less count as equal."""
+WORDS = {"FID": "FID", "clip": "CLIP", "right": "pixel judge", "psnr": "PSNR"}
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
+    plan: CachePlan
+    cost_s: float
+    """of an image's steps"""
+    findings: Findings
+    fid: float
+
+    @property
+    def scores(self) -> dict[str, float]:
+        means = {name: float(self.findings[name].double().mean()) for name in self.per_picture}
+        return {"FID": self.fid, **means}
+
+    @property
+    def per_picture(self) -> list[str]:
+        return [name for name in ("clip", RIGHT, "psnr") if name in self.findings]
+
+    def loss_to(self, exact: CheckedPlan) -> float:
+        """The worse of FID and CLIP in units of MLPerf's gates; see pareto.Change. If the exact
+        model's pictures are the reference, its FID is 0 and any larger FID is a loss."""
+        mine, whole = self.scores, exact.scores
+        fid = mine["FID"] / max(whole["FID"], NO_FID) - 1
+        return Change(fid, mine["clip"] / whole["clip"] - 1).loss
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.plan.as_dict(), "cost_s": self.cost_s, **self.scores}
+
+
+@dataclass(frozen=True)
+class PlanCheck:
+    """Pictures are compared with exact ones of their scheduler and guidance, at `reference`'s steps
+    and precision. `scenes`: the captions' scenes, if they are drawn."""
+
+    task: QualityTask
+    folder: Path
+    reference: SamplingSpec
+    scenes: list[Scene] | None
+
+    def run(self, plan: CachePlan, cost_s: float, pipeline: Pipeline) -> CheckedPlan:
+        """Check a plan. The exact plan of its scheduler and guidance must be checked before."""
+        folder = self.folder / plan.slug
+        requests = tuple(plan.apply_to(request) for request in self.task.requests)
+        task = replace(self.task, requests=requests)
+        whole = self.exact_of(plan)
+        source = None if plan == whole else Folder(self.folder / whole.slug / "pictures", task)
+        painted = Painted(pipeline, requests)
+        evaluation = Evaluation(task, painted, folder, source, folder / "pictures")
+        evaluation.run(1)
+        findings = dict(evaluation.findings())
+        if self.scenes is not None:
+            findings[RIGHT] = self._judge(Folder(folder / "pictures", task))
+        quick = QuickFrechet(self.task.load().reference)
+        return CheckedPlan(plan, cost_s, findings, quick(findings["features"]))
+
+    def exact_of(self, plan: CachePlan) -> CachePlan:
+        whole = replace(
+            self.reference,
+            scheduler=plan.sampling.scheduler,
+            guided_until=plan.sampling.guided_until,
+        )
+        return exact(whole)
+
+    def _judge(self, folder: Folder) -> torch.Tensor:
+        assert self.scenes is not None
+        pictures = folder.pictures(range(len(self.scenes)))
+        pairs = zip(pictures, self.scenes, strict=True)
+        return torch.tensor([float(not faults(np.asarray(image), s)) for image, s in pairs])
+
+
+# -- verdicts -------------------------------------------------------------------------------
+
+
+class Gap(NamedTuple):
+    """How much better one plan is than another; negative is worse. The interval is paired."""
+
+    value: float
+    interval: Interval
+
+    @property
+    def is_better(self) -> bool:
+        return self.interval.low > 0
+
+    @property
+    def is_worse(self) -> bool:
+        return self.interval.high < 0
+
+
+@dataclass(frozen=True)
+class TuningVerdict:
+    """A tuned plan beside its rivals: `strongest` has the best scores, `nearest` the best PSNR of
+    those with its scheduler and guidance."""
+
+    tuned: CheckedPlan
+    strongest: CheckedPlan
+    gaps: Mapping[str, Gap]
+    nearest: CheckedPlan | None
+    nearness: Gap | None
+
+    @property
+    def pays(self) -> bool:
+        """No score is clearly worse, and a score is clearly better or the pictures are nearer."""
+        is_nearer = self.nearness is not None and self.nearness.is_better
+        gaps = self.gaps.values()
+        return not any(g.is_worse for g in gaps) and (is_nearer or any(g.is_better for g in gaps))
+
+    def __str__(self) -> str:
+        gaps = [self._describe(name, gap, "") for name, gap in self.gaps.items()]
+        text = f"beside {self.strongest.plan}: {', '.join(gaps)}"
+        if self.nearest is not None and self.nearness is not None:
+            text += f"; beside {self.nearest.plan}: {self._describe('psnr', self.nearness, ' dB')}"
+        return f"{'pays' if self.pays else 'does not pay'}: {text}"
+
+    def _describe(self, name: str, gap: Gap, unit: str) -> str:
+        word = "better" if gap.is_better else "worse" if gap.is_worse else "no clear difference"
+        low, high = gap.interval.low, gap.interval.high
+        return f"{WORDS[name]} {word} ({gap.value:+.3g}{unit}, {low:+.3g} to {high:+.3g})"
+
+
+def judge(
+    tuned: CheckedPlan,
+    plain: Sequence[CheckedPlan],
+    exact: CheckedPlan,
+    quick: QuickFrechet,
+    budget_s: float | None = None,
+) -> TuningVerdict | None:
+    """Compare with the plain choices within the budget, by default the plan's cost; None if there
+    is none. FID and CLIP are shares of `exact`'s."""
+    most = (1 + TOLERANCE) * (tuned.cost_s if budget_s is None else budget_s)
+    rivals = [each for each in plain if each.cost_s <= most]
+    if not rivals:
+        return None
+    strongest = min(rivals, key=lambda each: each.loss_to(exact))
+    alike = [each for each in rivals if is_of_same_exact(each.plan, tuned.plan)]
+    # The exact pictures have no PSNR, and no picture is nearer.
+    near = alike if all("psnr" in each.findings for each in alike) else []
+    nearest = max(near, key=lambda each: each.scores["psnr"], default=None)
+    names = [name for name in ("clip", "right") if name in tuned.findings]
+    gaps = {"FID": fid_gap(tuned, strongest, quick)}
+    gaps |= {name: gap(tuned, strongest, name) for name in names}
+    nearness = gap(tuned, nearest, "psnr") if nearest else None
+    return TuningVerdict(tuned, strongest, gaps, nearest, nearness)
+
+
+def is_of_same_exact(one: CachePlan, other: CachePlan) -> bool:
+    """True if both plans are compared with the same exact pictures, so that their PSNR compares."""
+    mine, theirs = one.sampling, other.sampling
+    return (mine.scheduler, mine.guided_until) == (theirs.scheduler, theirs.guided_until)
+
+
+def gap(one: CheckedPlan, other: CheckedPlan, name: str) -> Gap:
+    apart = one.findings[name].double() - other.findings[name].double()
+    value = float(apart.mean())
+    return Gap(value, interval(value, lambda rows: float(apart[rows].mean()), len(apart), ROUNDS))
+
+
+def fid_gap(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Gap:
+    """Lower is better. Both sets are resampled together, so the captions' influence cancels."""
+    mine, theirs = one.findings["features"], other.findings["features"]
+
+    def apart(rows: Tensor) -> float:
+        return quick(theirs[rows]) - quick(mine[rows])
+
+    value = other.fid - one.fid
+    return Gap(value, interval(value, apart, len(mine), ROUNDS))
+
+
+def strongest_within(
+    plain: Iterable[CheckedPlan], exact: CheckedPlan, budget_s: float
+) -> CheckedPlan | None:
+    within = [each for each in plain if each.cost_s <= budget_s * (1 + TOLERANCE)]
+    return min(within, key=lambda each: each.loss_to(exact), default=None)
+
+
+def choose(
+    checked: Sequence[CheckedPlan],
+    exact: CheckedPlan,
+    quick: QuickFrechet,
+    budgets_s: Mapping[str, float],
+) -> dict[str, CheckedPlan]:
+    """For each budget the strongest plain choice, or a tuned plan that pays beside it."""
+    plain = [each for each in checked if each.plan.has_even_caches]
+    chosen: dict[str, CheckedPlan] = {}
+    for name, budget_s in budgets_s.items():
+        best = strongest_within(plain, exact, budget_s)
+        if best is None:
+            continue
+        worthy = [
+            each
+            for each in checked
+            if not each.plan.has_even_caches
+            and each.cost_s <= budget_s * (1 + TOLERANCE)
+            and (verdict := judge(each, plain, exact, quick, budget_s)) is not None
+            and verdict.pays
+        ]
+        chosen[name] = min(worthy, key=lambda each: each.loss_to(exact), default=best)
+    return chosen
+
+
+# -- result ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """`checked[0]` is the exact model."""
+
+    checked: Sequence[CheckedPlan]
+    tuned: Sequence[TunedSampling]
+    budgets_s: Mapping[str, float]
+    """the most that an image may cost, by quality"""
+    quick: QuickFrechet
+    task: str
+    note: str
+
+    @property
+    def exact(self) -> CheckedPlan:
+        return self.checked[0]
+
+    def share(self, checked: CheckedPlan) -> float:
+        """The cost as a share of the exact model's."""
+        return checked.cost_s / self.exact.cost_s
+
+    @property
+    def pictures(self) -> int:
+        return len(self.exact.findings["clip"])
+
+    @cached_property
+    def plain(self) -> list[CheckedPlan]:
+        return [each for each in self.checked if each.plan.has_even_caches]
+
+    @cached_property
+    def verdicts(self) -> list[TuningVerdict]:
+        tuned = [each for each in self.checked if not each.plan.has_even_caches]
+        verdicts = (judge(each, self.plain, self.exact, self.quick) for each in tuned)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    @cached_property
+    def chosen(self) -> dict[str, CheckedPlan]:
+        """Plans of the exact model's precision: a preset cannot choose the engines."""
+        precision = self.exact.plan.sampling.precision
+        eligible = [each for each in self.checked if each.plan.sampling.precision == precision]
+        return choose(eligible, self.exact, self.quick, self.budgets_s)
+
+    @property
+    def presets(self) -> Presets | None:
+        """None until every quality has a plan."""
+        if set(self.chosen) != set(MEASURED):
+            return None
+        return {name: self.chosen[name].plan.preset for name in MEASURED} | EXACT
+
+    def as_dict(self) -> dict[str, Any]:
+        verdicts = [
+            {"plan": v.tuned.plan.as_dict(), "pays": v.pays, "told": str(v)} for v in self.verdicts
+        ]
+        return {
+            "task": self.task,
+            "note": self.note,
+            "pictures": self.pictures,
+            "checked": [each.as_dict() for each in self.checked],
+            "verdicts": verdicts,
+            "chosen": {name: each.plan.as_dict() for name, each in self.chosen.items()},
+            "courses": [each.as_dict() for each in self.tuned],
+        }
