@@ -68,3 +68,11 @@ def broken_links(document: Path) -> list[str]:
         if not path.exists() or (heading and heading not in anchors(path)):
             broken.append(target)
     return broken
+
+
+def missing_files(document: Path) -> list[str]:
+    """Return the files of this repository that the document names and that are not there."""
+    named = re.findall(
+        r"`((?:sdxl|engines|onnx_export|serve|eval|tests)/[\w./-]+)", document.read_text()
+    )
+    return [name for name in named if not (ROOT / name).exists()]

@@ -16,6 +16,7 @@ from tests.documents import (
     broken_links,
     calls_of_sdxl,
     commands,
+    missing_files,
     shell_commands,
     unknown_flags,
 )
@@ -42,6 +43,11 @@ each_document = pytest.mark.parametrize(
 @each_document
 def test_every_link_leads_to_a_file_and_a_heading(document: Path) -> None:
     assert broken_links(document) == []
+
+
+@each_document
+def test_every_file_that_it_names_exists(document: Path) -> None:
+    assert missing_files(document) == []
 
 
 @each_document
