@@ -71,8 +71,12 @@ def broken_links(document: Path) -> list[str]:
 
 
 def missing_files(document: Path) -> list[str]:
-    """Return the files of this repository that the document names and that are not there."""
-    named = re.findall(
-        r"`((?:sdxl|engines|onnx_export|serve|eval|tests)/[\w./-]+)", document.read_text()
-    )
-    return [name for name in named if not (ROOT / name).exists()]
+    """Return the files and modules of this repository that the document names but that are gone."""
+    text = document.read_text()
+    rooms = "(?:sdxl|engines|onnx_export|serve|eval|tests)"
+    files = re.findall(rf"`({rooms}/[\w./-]+)", text)
+    modules = re.findall(rf"python -m ({rooms}[\w.]+\w)", text)
+    names = [*files, *(module.replace(".", "/") for module in modules)]
+    return [
+        name for name in names if not any((ROOT / f"{name}{end}").exists() for end in ("", ".py"))
+    ]
