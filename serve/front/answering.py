@@ -1,11 +1,15 @@
-"""What answers of pictures and of text share: deadlines, a key's limits, how a stream begins."""
+"""What answers of pictures and of text share: deadlines, a key's limits, several orders at once,
+and server-sent events.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -15,11 +19,12 @@ from serve.deadlines import within
 from serve.errors import Problem
 from serve.fleet.beats import NOTHING, patient
 from serve.front.keys import ApiKey, RateLimiter
+from serve.orders import Done
 from serve.settings import ServeSettings
 
 DEADLINE_HEADER = "x-deadline-s"
 GRACE_S = 5.0
-"""How long after a deadline the backend is believed to be about to say so itself."""
+"""How long after a deadline the backend may still report it by itself."""
 COMMENT, COMMENT_S = b":\n\n", 15.0
 SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 EVENTS_IN_OPENAPI: dict[str, dict[str, Any]] = {
@@ -33,14 +38,22 @@ EVENTS_IN_OPENAPI: dict[str, dict[str, Any]] = {
 }
 """of every stream; `itemSchema`, of OpenAPI 3.2, is where readers of 3.1 look for one event too"""
 
-T = TypeVar("T")
+O_contra = TypeVar("O_contra", contravariant=True)
+O = TypeVar("O")  # noqa: E741
 U = TypeVar("U")
+U_co = TypeVar("U_co", covariant=True)
+
+
+class Maker(Protocol[O_contra, U_co]):
+    """An ImageBackend or a TextBackend."""
+
+    def generate(self, order: O_contra, /) -> AsyncGenerator[U_co]: ...
 
 
 def deadline_of(
     asked_s: float | None, request: Request, settings: ServeSettings, *, is_patient: bool = False
 ) -> float:
-    """In the body, else in a header, else the service's own, which `is_patient` has none of."""
+    """The body's, else the header's, else the service's default, which `is_patient` has none of."""
     seconds = asked_s
     text = request.headers.get(DEADLINE_HEADER)
     if seconds is None and text is not None:
@@ -57,7 +70,7 @@ def deadline_of(
 
 
 def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 0.0) -> None:
-    """Of pictures, or of answers; both count alike. `work` is in standard images."""
+    """Count pictures or answers, which weigh alike, against the key. `work`: standard images."""
     key: ApiKey | None = getattr(request.state, "key", None)
     if key is None:
         return
@@ -66,36 +79,110 @@ def take_rate(limiter: RateLimiter, request: Request, count: int, work: float = 
         raise Problem(429, f"The key's limit is {limit}.", None, "rate_limit_exceeded", wait_s)
 
 
-def in_time(updates: AsyncGenerator[T], deadline_s: float) -> AsyncGenerator[T]:
-    """The backend keeps deadlines; should it hang, they hold all the same."""
-    return within(updates, deadline_s + GRACE_S)
+async def fan_out(
+    backend: Maker[O, U], orders: Sequence[O], deadline_s: float, last: type = Done
+) -> AsyncGenerator[tuple[int, U]]:
+    """The updates of all orders, each with its order's index. An order ends with an update of the
+    type `last`. The first failure is raised and cancels the others, as closing this does. The
+    backend keeps the deadline; if it hangs, this ends the wait."""
+    updates = within(merged(backend, orders, last), deadline_s + GRACE_S)
+    async with aclosing(updates):
+        async for each in updates:
+            yield each
 
 
-async def taken_on(
-    updates: AsyncGenerator[tuple[int, U]], count: int, taken: type
-) -> list[tuple[int, U]]:
-    """What came until every order was taken on, which an update of the type `taken` says: only
-    then does a stream begin, so that a refusal is an answer of its own."""
-    early: list[tuple[int, U]] = []
-    waited_for = set(range(count))
+async def merged(
+    backend: Maker[O, U], orders: Sequence[O], last: type
+) -> AsyncGenerator[tuple[int, U]]:
+    news: asyncio.Queue[tuple[int, U | Exception]] = asyncio.Queue()
+    tasks = [
+        asyncio.create_task(_follow(backend, i, order, last, news))
+        for i, order in enumerate(orders)
+    ]
+    left = len(orders)
     try:
-        while waited_for:
+        while left:
+            index, update = await news.get()
+            if isinstance(update, Exception):
+                raise update
+            left -= isinstance(update, last)
+            yield index, update
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _follow(
+    backend: Maker[O, U],
+    index: int,
+    order: O,
+    last: type,
+    news: asyncio.Queue[tuple[int, Any]],
+) -> None:
+    try:
+        async with aclosing(backend.generate(order)) as updates:
+            async for update in updates:
+                news.put_nowait((index, update))
+                if isinstance(update, last):
+                    return
+        raise errors.unexpected()
+    except Exception as error:
+        news.put_nowait((index, error))
+
+
+# -- server-sent events -----------------------------------------------------------------------
+
+
+async def stream(
+    updates: AsyncGenerator[tuple[int, U]],
+    waiting: set[int],
+    accepted: type,
+    describe: Callable[[int, U], bytes],
+    describe_error: Callable[[Problem], bytes],
+    describe_end: Callable[[], bytes] = bytes,
+) -> StreamingResponse:
+    """Begins once each order that is `waiting` has an update of the type `accepted`, so that a
+    refusal is an ordinary answer."""
+    early: list[tuple[int, U]] = []
+    try:
+        while waiting:
             index, update = await anext(updates)
             early.append((index, update))
-            waited_for -= {index} if isinstance(update, taken) else set()
+            waiting = waiting - {index} if isinstance(update, accepted) else waiting
     except BaseException:
         await updates.aclose()
         raise
-    return early
+
+    async def described() -> AsyncGenerator[bytes]:
+        try:
+            async with aclosing(updates):
+                for each in early:
+                    yield describe(*each)
+                async for each in updates:
+                    yield describe(*each)
+            yield describe_end()
+        except Problem as problem:
+            yield describe_error(problem)
+
+    return StreamingResponse(
+        commented(described()), media_type="text/event-stream", headers=SSE_HEADERS
+    )
 
 
-async def commented(text: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """`text`, and a comment, which clients pass over, wherever it pauses: proxies and clients take
-    a connection for dead on which nothing comes for a minute or so."""
-    async with aclosing(text), aclosing(patient(text, lambda: COMMENT_S)) as parts:
+async def commented(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The events, and a comment in every long pause: proxies and clients close a connection that is
+    silent for a minute or so."""
+    async with aclosing(events), aclosing(patient(events, lambda: COMMENT_S)) as parts:
         async for part in parts:
-            yield COMMENT if part is NOTHING else part
+            if part is NOTHING:
+                yield COMMENT
+            elif part:
+                yield part
 
 
-def event_stream(text: AsyncIterator[bytes] | AsyncIterator[str]) -> StreamingResponse:
-    return StreamingResponse(text, media_type="text/event-stream", headers=SSE_HEADERS)
+def server_event(data: dict[str, Any] | Iterable[bytes], name: str = "") -> bytes:
+    """`data` is JSON, or its parts as bytes."""
+    parts = [json.dumps(data).encode()] if isinstance(data, dict) else data
+    head = f"event: {name}\n" if name else ""
+    return b"".join([head.encode(), b"data: ", *parts, b"\n\n"])

@@ -20,13 +20,11 @@ from starlette.routing import BaseRoute, Match
 import sdxl
 from serve import errors
 from serve.errors import Problem
-from serve.front import openai_edits
 from serve.front.a1111 import WITH_PICTURES
 from serve.front.access import Access
 from serve.front.answering import EVENTS_IN_OPENAPI
 from serve.front.body_limit import BodyLimit
-from serve.front.decoding import DecodingThread
-from serve.front.edits import Edits
+from serve.front.edits import EDITS_PATH, DecodingThread, Edits, describe_edit_body
 from serve.front.error_envelope import REFUSED, ErrorEnvelope, Front, reason_of, response
 from serve.front.form_routes import add_form_routes
 from serve.front.generations import Generations
@@ -46,8 +44,7 @@ from serve.front.probes import add_probe_routes
 from serve.front.request_tracing import RequestTracing
 from serve.front.results import ResultStore, folder_of
 from serve.front.served_models import ServedModel, ServedModels
-from serve.front.text_answers import TextAnswers
-from serve.front.text_routes import add_text_routes
+from serve.front.text_answers import TextAnswers, add_text_routes
 from serve.llm.asks import TextBackend
 from serve.llm.expansion import Expander
 from serve.llm.names import id_of
@@ -132,7 +129,7 @@ def create_app(
 
 
 def larger_bodies(settings: ServeSettings) -> dict[str, tuple[int, float]]:
-    with_pictures = (openai_edits.PATH, *(WITH_PICTURES if settings.sdapi else ()))
+    with_pictures = (EDITS_PATH, *(WITH_PICTURES if settings.sdapi else ()))
     return {
         **dict.fromkeys(with_pictures, (settings.max_edit_bytes, settings.edit_timeout_s)),
         FILES_PATH: (settings.max_file_body_bytes, settings.edit_timeout_s),
@@ -155,10 +152,10 @@ def add_generation_routes(app: FastAPI, generations: Generations) -> None:
 
 def add_edit_route(app: FastAPI, edits: Edits) -> None:
     @app.post(
-        openai_edits.PATH,
+        EDITS_PATH,
         responses=GENERATED,
         response_model=ImagesResponse,
-        openapi_extra=openai_edits.documented(),
+        openapi_extra=describe_edit_body(),
     )
     async def edit_image(request: Request) -> Response:
         """Make an image anew, or the part of it that a mask says. Compatible with OpenAI's."""

@@ -1,27 +1,89 @@
-"""`POST /v1/images/edits`: an image and a mask, checked and brought to size, and then an order like
-any other."""
+"""`POST /v1/images/edits`: OpenAI's edits, as a form of files and fields or as JSON with data URLs.
+
+The image and the mask are checked and resized; then the edit is an order like any other.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sdxl.params import InvalidParams, of_rest
+from sdxl.params import PARAMETERS, InvalidParams, of_rest
 from sdxl.source import GivenImage, SourceImage
 from serve import errors
-from serve.front.decoding import DecodingThread
+from serve.errors import Problem, invalid
 from serve.front.generations import Generations
 from serve.front.image_orders import check_limits, params_of, served_sizes
-from serve.front.openai_edits import EditAsked, EditRequest, read_edit
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
+EDITS_PATH = "/v1/images/edits"
+FORM, JSON = "multipart/form-data", "application/json"
+MAX_IMAGES = 16
+"""OpenAI's limit; this service edits one."""
+MAX_FIELDS = 100
+IMAGES = ("image", "image[]")
+LISTS = {each.client_name: each for each in PARAMETERS.values() if each.kind is tuple}
+DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
+NEEDED_URL = "needed a data URL: data:image/png;base64,…"
+M = TypeVar("M", bound=BaseModel)
+Reference = dict[Literal["image_url", "file_id"], str]
 R = TypeVar("R", bound=ImageRequest)
+T = TypeVar("T")
+
+
+class EditRequest(ImageRequest):
+    """The fields of an edit, without its images."""
+
+    kind: ClassVar[str] = "image_edit"
+
+    input_fidelity: Annotated[
+        Literal["low", "high"] | None, Field(description="accepted; see strength")
+    ] = None
+
+
+class EditBody(EditRequest):
+    """The same as JSON."""
+
+    images: Annotated[
+        list[Reference], Field(min_length=1, max_length=MAX_IMAGES, description=NEEDED_URL)
+    ]
+    mask: Reference | None = None
+
+
+@dataclass(frozen=True)
+class EditAsked:
+    """A request as the client sent it, its files not decoded."""
+
+    request: EditRequest
+    image: bytes
+    mask: bytes | None
+
+
+@dataclass
+class DecodingThread:
+    """Decodes one picture after another: a large one takes 100 MB. A cancelled request holds the
+    thread until its decode finishes, unlike a lock around asyncio's own threads."""
+
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "pictures"))
+
+    async def run(self, decode: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, decode)
 
 
 @dataclass
@@ -34,7 +96,7 @@ class Edits:
         return await self.generations.answer(asked, request, source)
 
     async def _read(self, request: Request) -> tuple[EditRequest, SourceImage]:
-        """The files are let go here: an answer may take long."""
+        """The files are freed here: an answer may take long."""
         sent = await read_edit(request)
         model = self.generations.models.choose(sent.request.model)
         card = await model.backend.card()
@@ -55,8 +117,7 @@ def read_images(
 def prepared(
     asked: R, given: GivenImage, card: ModelCard, settings: ServeSettings
 ) -> tuple[R, SourceImage]:
-    """The request with all that it leaves open filled, and its image at its size. Raises
-    InvalidParams."""
+    """The request with every open field filled, and its image resized. Raises InvalidParams."""
     if asked.size in (None, "auto"):
         width, height = given.size(card.sizes, is_part=asked.mask_padding is not None)
         asked = asked.model_copy(update={"size": f"{width}x{height}"})
@@ -70,3 +131,129 @@ def check_can_edit(card: ModelCard) -> None:
     if not card.can_edit:
         message = "This model's engines have no encoder for images; export and build them anew."
         raise errors.Problem(501, message, None, "edits_unavailable")
+
+
+async def read_edit(request: Request) -> EditAsked:
+    """Raises Problem or RequestValidationError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == FORM:
+        return await read_form(request)
+    if kind == JSON:
+        return of_json(await request.body())
+    raise Problem(415, f"needed {FORM} or {JSON}", None, "unsupported_media_type")
+
+
+def of_json(text: bytes) -> EditAsked:
+    body = checked(EditBody, text)
+    image = bytes_of(only_one(body.images), "images")
+    mask = None if body.mask is None else bytes_of(body.mask, "mask")
+    fields = {name: getattr(body, name) for name in body.model_fields_set - {"images", "mask"}}
+    return EditAsked(EditRequest.model_construct(**fields), image, mask)
+
+
+async def read_form(request: Request) -> EditAsked:
+    try:
+        form = await request.form(max_files=2 * MAX_IMAGES, max_fields=MAX_FIELDS)
+    except HTTPException as error:
+        raise invalid(None, f"The form cannot be read: {error.detail}", "invalid_form") from None
+    try:
+        return await of_form(form)
+    finally:
+        await form.close()
+
+
+async def of_form(form: FormData) -> EditAsked:
+    images = [each for name in IMAGES for each in form.getlist(name)]
+    image = await content(only_one(images), "image")
+    masks = form.getlist("mask")
+    if len(masks) > 1:
+        raise invalid("mask", f"mask: {len(masks)} are not allowed; at most one")
+    mask = await content(masks[0], "mask") if masks else None
+    fields = fields_of(form)
+    request = checked(EditRequest, fields)
+    for name, text in fields.items():
+        # pydantic reads 1_0 as 10, as Python does.
+        if isinstance(getattr(request, name), int | float) and "_" in text:
+            raise invalid(name, f"{name}: needed a number, got {text[:40]!r}")
+    return EditAsked(request, image, mask)
+
+
+def only_one(images: Sequence[Any]) -> Any:
+    if len(images) > MAX_IMAGES:
+        raise invalid("image", f"image: {len(images)} images are not allowed; at most {MAX_IMAGES}")
+    if not images:
+        raise invalid("image", "image: needed a file", "missing_required_parameter")
+    if len(images) > 1:
+        message = f"image: {len(images)} images are not possible; this model edits one at a time"
+        raise invalid("image", message)
+    return images[0]
+
+
+async def content(file: UploadFile | str, field: str) -> bytes:
+    if isinstance(file, str):
+        raise invalid(field, f"{field}: needed a file, not text")
+    return await file.read()
+
+
+def fields_of(form: FormData) -> dict[str, Any]:
+    """The form's texts. Lists of numbers are parsed here, other numbers by pydantic."""
+    found: dict[str, Any] = {}
+    for name, values in by_name(form).items():
+        if name in LISTS:
+            found[name] = numbers(name, values)
+        elif len(values) > 1:
+            raise invalid(name[:100], f"{name[:100]}: is there twice")
+        else:
+            (found[name],) = values
+    return found
+
+
+def by_name(form: FormData) -> dict[str, list[Any]]:
+    """OpenAI's clients send a list as `name[]`, once for each entry."""
+    found: dict[str, list[Any]] = {}
+    for name, value in form.multi_items():
+        if name in (*IMAGES, "mask"):
+            continue
+        list_name = name.removesuffix("[]")
+        found.setdefault(list_name if list_name in LISTS else name, []).append(value)
+    return found
+
+
+def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
+    try:
+        return list(LISTS[name].parse(",".join(values).replace("_", "?")))
+    except (TypeError, ValueError):
+        raise invalid(name, f"{name}: needed numbers with commas between") from None
+
+
+def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:
+    """A form's fields are texts, which pydantic converts; JSON's have types, which it checks."""
+    try:
+        if isinstance(values, bytes):
+            return model.model_validate_json(values)
+        return model.model_validate(values, strict=False)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_input=False)) from None
+
+
+def bytes_of(reference: Reference, field: str) -> bytes:
+    url = reference.get("image_url")
+    if url is None or len(reference) > 1:
+        raise invalid(field, f"{field}: needed image_url alone; there are no files here")
+    head = DATA_URL.match(url)
+    if head is None:
+        raise invalid(field, f"{field}: {url[:40]!r} is not fetched; {NEEDED_URL}")
+    try:
+        return base64.b64decode(url[head.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid(field, f"{field}: broken base64; {NEEDED_URL}") from None
+
+
+def describe_edit_body() -> dict[str, Any]:
+    """The body for /openapi.json; FastAPI does not know it, since it is read here."""
+    form = EditRequest.model_json_schema()
+    file = {"type": "string", "format": "binary"}
+    form["properties"] |= {"image": file, "mask": file}
+    form["required"] = ["image", *form["required"]]
+    content = {FORM: {"schema": form}, JSON: {"schema": EditBody.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,4 +1,4 @@
-"""The events of a streamed request, as OpenAI's clients read them, and their text on the wire."""
+"""The events of a streamed request for pictures, as OpenAI's clients read them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 from serve.errors import Problem
+from serve.front.answering import server_event
 from serve.front.openai_images import ImageRequest, Usage
 from serve.front.pictures import filled
 from serve.orders import Done, ImageProgress, Preview
 
 PARTIAL, COMPLETED, PROGRESS = "partial_image", "completed", "progress"
-"""after the request's kind: image_generation.completed"""
+"""Names of events, after the request's kind: image_generation.completed."""
 
 
 def partial(request: ImageRequest, size: str, image: int, number: int, update: Preview) -> bytes:
@@ -56,10 +57,8 @@ def failure(problem: Problem) -> bytes:
 
 
 def wire(event: dict[str, Any], *files: bytes) -> bytes:
-    """An event, its empty `b64_json` filled."""
-    text = json.dumps(event).encode()
-    kind = event["type"].encode()
-    return b"".join([b"event: ", kind, b"\ndata: ", *filled(text, files), b"\n\n"])
+    """The event with its empty `b64_json` filled."""
+    return server_event(filled(json.dumps(event).encode(), files), event["type"])
 
 
 def _picture(event: str, request: ImageRequest, size: str, image: int) -> dict[str, Any]:

@@ -1,19 +1,45 @@
-"""What whoever builds a form asks besides `/v1/models`: what there is to say of a prompt before it
-is sent, and what the model's pictures look like."""
+"""Routes for the web page's form, besides `/v1/models`: facts about a prompt before it is sent, and
+example prompts with pictures.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import Context
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import FastAPI
 from pydantic import Field
 from starlette.responses import Response
 
-from serve.front.examples import Examples
-from serve.front.image_orders import check_characters
-from serve.front.openai_images import Reply, RequestModel
+from sdxl.model_names import MINI_NAME
+from serve.front.generations import collect
+from serve.front.image_orders import check_characters, orders_of
+from serve.front.openai_images import ImageRequest, Reply, RequestModel
 from serve.front.pictures import PicturesResponse
-from serve.front.served_models import ServedModels
+from serve.front.served_models import ServedModel, ServedModels
+
+EMBEDDED = (
+    "a red circle on a blue background",
+    "a yellow star on a black background",
+    "two white squares on a purple background",
+    "a green triangle on a white background",
+    "a purple ring on a yellow background",
+    "an orange cross on a green background",
+)
+"""One prompt for each shape; their pictures are made once and are not selected."""
+ANY = (
+    "a lighthouse at dusk, waves against the rocks, oil painting",
+    "a bowl of lemons by a window, morning light, photograph",
+    "macro photograph of a beetle on a fern, shallow depth of field",
+)
+"""Prompts without pictures, for any other model."""
+SEED = 1
+DEADLINE_S = 300.0
+"""for all pictures; after a failure the next request tries again"""
+MORE = 40
+"""further prompts for the embedded model"""
 
 
 class PromptAsked(RequestModel):
@@ -23,18 +49,18 @@ class PromptAsked(RequestModel):
 
 class PromptAnswer(Reply):
     tokens: int
-    """of the text alone, by whichever of the model's tokenizers finds more"""
+    """of the text alone, by the tokenizer of the model that counts more"""
     max_tokens: int
-    """of a prompt; a negative one may have as many"""
+    """of a prompt; a negative prompt may have as many"""
     unknown_words: tuple[str, ...]
-    """that mean nothing to the model; known of the embedded one alone"""
+    """words that mean nothing to the embedded model; empty for others"""
 
 
 class ExamplePicture(Reply):
     prompt: str
     seed: int | None = None
     b64_json: str | None = None
-    """a PNG that prompt and seed give; of the embedded model alone"""
+    """the PNG of prompt and seed; from the embedded model only"""
 
 
 class ExamplesResponse(Reply):
@@ -46,7 +72,7 @@ def add_form_routes(app: FastAPI, models: ServedModels) -> None:
 
     @app.post("/v1/images/prompts")
     async def examine_prompt(body: PromptAsked) -> PromptAnswer:
-        """How long a prompt is, before pictures are asked of it."""
+        """Count a prompt's tokens before it is sent."""
         model = models.choose(body.model)
         check_characters("prompt", body.prompt, model.settings)
         facts = await model.backend.examine(body.prompt)
@@ -56,11 +82,58 @@ def add_form_routes(app: FastAPI, models: ServedModels) -> None:
 
     @app.get("/v1/images/examples", response_model=ExamplesResponse)
     async def show_examples(model: str | None = None) -> Response:
-        """Prompts to begin with, and what the embedded model makes of its own."""
-        found = await examples.of(models.choose(model))
+        """Example prompts, with pictures for the embedded model."""
+        each = await examples.of(models.choose(model))
         data = [
             ExamplePicture(prompt=e.prompt, seed=e.seed, b64_json=None if e.image is None else "")
-            for e in found
+            for e in each
         ]
         text = ExamplesResponse(data=data).model_dump_json(exclude_none=True).encode()
-        return PicturesResponse(text, [each.image for each in found if each.image is not None])
+        return PicturesResponse(text, [e.image for e in each if e.image is not None])
+
+
+@dataclass(frozen=True)
+class Example:
+    prompt: str
+    seed: int | None = None
+    image: bytes | None = None
+    """the picture of a request with only this prompt and this seed"""
+
+
+class Examples:
+    """Each model's examples, made once."""
+
+    def __init__(self) -> None:
+        self._making: dict[str, asyncio.Task[list[Example]]] = {}
+
+    async def of(self, model: ServedModel) -> list[Example]:
+        """Raises Problem; the next request tries again."""
+        if model.id != MINI_NAME:
+            return [Example(prompt) for prompt in ANY]
+        making = self._making.get(model.id)
+        if making is None or (making.done() and (making.cancelled() or making.exception())):
+            # In this request's context Ray Serve would cancel the pictures with it, and other
+            # requests wait for them too.
+            making = asyncio.create_task(make_examples(model), context=Context())
+            self._making[model.id] = making
+        return await asyncio.shield(making)
+
+
+async def make_examples(model: ServedModel) -> list[Example]:
+    card = await model.backend.card()
+    requests = (ImageRequest(prompt=prompt, seed=SEED, priority="batch") for prompt in EMBEDDED)
+    orders = [o for r in requests for o in orders_of(r, card, model.settings, SEED, DEADLINE_S)]
+    done = await collect(model.backend, orders)
+    pictures = [Example(d.params.prompt, d.params.seed, d.image) for d in done]
+    return pictures + [Example(prompt) for prompt in await asyncio.to_thread(captions)]
+
+
+def captions() -> list[str]:
+    """Captions of scenes that the embedded model knows."""
+    # Here and not above: a front end of another model needs no arrays.
+    import numpy as np
+
+    from sdxl.mini import scenes
+
+    rng = np.random.default_rng(SEED)
+    return [scenes.caption(scenes.sample_scene(rng)) for _ in range(MORE)]

@@ -1,4 +1,4 @@
-"""Pictures over HTTP: from a checked request to its answer, whole or streamed."""
+"""Pictures over HTTP: from a checked request to its answer, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,18 +19,9 @@ from sdxl.params import DRAWN_SEEDS
 from sdxl.source import SourceImage
 from sdxl.work import standard_images
 from serve import errors
-from serve.errors import Problem
 from serve.front import events
 from serve.front.access import client_of
-from serve.front.answering import (
-    commented,
-    deadline_of,
-    event_stream,
-    in_time,
-    take_rate,
-    taken_on,
-)
-from serve.front.fan_out import fan_out, in_order
+from serve.front.answering import deadline_of, fan_out, stream, take_rate
 from serve.front.image_orders import check_plain, orders_of
 from serve.front.keys import RateLimiter
 from serve.front.openai_images import ImageData, ImageRequest, ImagesResponse, Usage
@@ -50,8 +42,6 @@ from serve.orders import (
 )
 from serve.settings import ServeSettings
 
-Stream = AsyncGenerator[tuple[int, Update]]
-
 
 @dataclass
 class Generations:
@@ -64,12 +54,12 @@ class Generations:
     async def answer(
         self, asked: ImageRequest, request: Request, source: SourceImage | None = None
     ) -> Response:
-        """`source`: what the images are made from, of an edit."""
+        """`source`: the image that an edit begins from."""
         if source is None:
             check_plain(asked)
         model = self.models.choose(asked.model)
         card = await model.backend.card()
-        # What waits for ticks that nobody else needs may wait long.
+        # A request that only uses spare ticks may wait long.
         is_patient = asked.priority == "batch"
         deadline_s = deadline_of(asked.deadline_s, request, self.settings, is_patient=is_patient)
         seed = secrets.randbelow(DRAWN_SEEDS)
@@ -105,7 +95,7 @@ class Generations:
         return PicturesResponse(text, [] if is_url else [picture.image for picture in done])
 
     async def _expanded(self, asked: ImageRequest, seed: int) -> ImageRequest:
-        """The request with its prompt told in full."""
+        """The request with its prompt expanded."""
         if self.expander is None:
             raise errors.invalid("expand_prompt", "expand_prompt: no language model is served here")
         words = seed if asked.seed is None else asked.seed
@@ -132,15 +122,28 @@ class Generations:
 async def streamed(
     asked: ImageRequest, orders: Sequence[ImageOrder], backend: ImageBackend
 ) -> Response:
-    updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
-    early = await taken_on(updates, len(orders), Queued)
-    return event_stream(commented(narrate(asked, orders, early, updates)))
+    previews = Counter[int]()
+
+    def describe(index: int, update: Update) -> bytes:
+        match update:
+            case ImageProgress():
+                return events.progress(asked, index, update)
+            case Preview():
+                number, previews[index] = previews[index], previews[index] + 1
+                return events.partial(asked, size(orders[index]), index, number, update)
+            case Done():
+                return events.completed(asked, size(orders[index]), index, update)
+            case Queued():
+                return b""
+
+    updates = fan_out(backend, orders, orders[0].deadline_s)
+    return await stream(updates, set(range(len(orders))), Queued, describe, events.failure)
 
 
 def marked(
     orders: Sequence[ImageOrder], request: Request, model: ImageModel, **more: Any
 ) -> list[ImageOrder]:
-    """As asked for by this HTTP request and its client."""
+    """The orders with this HTTP request's id, trace and client."""
     client, weight = client_of(request, model.settings.client_header)
     marks: dict[str, Any] = {
         "request_id": request.state.request_id,
@@ -162,45 +165,13 @@ def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
 
 
 async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[Done]:
-    """The pictures, in the order asked for."""
+    """The pictures, in the order of their orders."""
     done: dict[int, Done] = {}
-    updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
-    async with aclosing(updates):
+    async with aclosing(fan_out(backend, orders, orders[0].deadline_s)) as updates:
         async for index, update in updates:
             if isinstance(update, Done):
                 done[index] = update
     return [done[index] for index in sorted(done)]
-
-
-async def narrate(
-    asked: ImageRequest,
-    orders: Sequence[ImageOrder],
-    early: list[tuple[int, Update]],
-    updates: Stream,
-) -> AsyncGenerator[bytes]:
-    previews = [0] * len(orders)
-
-    def tell(index: int, update: Update) -> bytes | None:
-        match update:
-            case ImageProgress():
-                return events.progress(asked, index, update)
-            case Preview():
-                previews[index] += 1
-                return events.partial(
-                    asked, size(orders[index]), index, previews[index] - 1, update
-                )
-            case Done():
-                return events.completed(asked, size(orders[index]), index, update)
-            case Queued():
-                return None
-
-    try:
-        async with aclosing(in_order(early, updates)) as news:
-            async for index, update in news:
-                if text := tell(index, update):
-                    yield text
-    except Problem as problem:
-        yield events.failure(problem)
 
 
 def trace_of(request: Request) -> str:

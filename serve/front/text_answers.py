@@ -1,28 +1,72 @@
-"""`POST /v1/chat/completions` and `/v1/completions`: from a checked request to its answer, whole or
-streamed.
+"""The language model over HTTP: `POST /v1/chat/completions` and `/v1/completions`, from a checked
+request to its answer, whole or in the chunks that OpenAI's clients read.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from starlette.requests import Request
+from fastapi import FastAPI, Request
+from fastapi.types import DecoratedCallable
 from starlette.responses import Response
 
 from sdxl.params import DRAWN_SEEDS
 from serve.errors import Problem
-from serve.front.answering import deadline_of, event_stream, in_time, take_rate, taken_on
-from serve.front.fan_out import fan_out, in_order
+from serve.front.answering import (
+    EVENTS_IN_OPENAPI,
+    deadline_of,
+    fan_out,
+    server_event,
+    stream,
+    take_rate,
+)
 from serve.front.keys import RateLimiter
-from serve.front.openai_text import ChatRequest, CompletionRequest, check
-from serve.front.text_wire import DONE, Choice, Wire, failure, usage_of
+from serve.front.openai_text import (
+    AnswerMessage,
+    ChatChoice,
+    ChatRequest,
+    ChatResponse,
+    CompletionRequest,
+    CompletionResponse,
+    TextChoice,
+    TextUsage,
+    check,
+)
 from serve.llm.asks import Delta, Ended, Taken, TextBackend, Update
 from serve.settings import ServeSettings
 
-Stream = AsyncGenerator[tuple[int, Update]]
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+
+def add_text_routes(app: FastAPI, answers: TextAnswers) -> None:
+    def post(path: str, model: type) -> Callable[[DecoratedCallable], DecoratedCallable]:
+        description = "the answer; as events with `stream`"
+        answer = {"model": model, "content": EVENTS_IN_OPENAPI, "description": description}
+        return app.post(path, responses={200: answer}, response_model=model)
+
+    @post("/v1/chat/completions", ChatResponse)
+    async def complete_chat(body: ChatRequest, request: Request) -> Response:
+        """Answer a chat. Compatible with OpenAI's Chat Completions API."""
+        return await answers.answer(body, request)
+
+    @post("/v1/completions", CompletionResponse)
+    async def complete_text(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text. Compatible with OpenAI's Completions API."""
+        return await answers.answer(body, request)
+
+
+@dataclass(frozen=True)
+class Choice:
+    text: str
+    end: Ended
 
 
 @dataclass
@@ -33,6 +77,10 @@ class TextAnswers:
     limiter: RateLimiter
 
     async def answer(self, asked: ChatRequest | CompletionRequest, request: Request) -> Response:
+        is_chat = isinstance(asked, ChatRequest)
+        if self.settings.log_prompts:
+            prompt = asked.messages if isinstance(asked, ChatRequest) else asked.prompt
+            log.info("%s asks for %r", request.state.request_id, prompt)
         check(asked, self.model, self.settings)
         seed = secrets.randbelow(DRAWN_SEEDS) if asked.seed is None else asked.seed
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
@@ -41,18 +89,16 @@ class TextAnswers:
             message = f"prompt: {len(asks)} answers are not allowed; at most {self.settings.max_n}"
             raise Problem(400, message, "prompt", "invalid_value")
         take_rate(self.limiter, request, len(asks))
-        wire = Wire(self.model, isinstance(asked, ChatRequest), asked.has_usage)
-        updates = in_time(fan_out(self.backend, asks, Ended), deadline_s)
-        prompts = len(asks) // (asked.n or 1)
+        wire = Wire(self.model, is_chat, asked.has_usage, prompts=len(asks) // (asked.n or 1))
+        updates = fan_out(self.backend, asks, deadline_s, Ended)
         if asked.stream:
-            early = await taken_on(updates, len(asks), Taken)
-            return event_stream(narrate(wire, early, updates, prompts))
-        choices = await collect(updates)
-        reply = wire.whole(choices, usage_of([c.end for c in choices], prompts))
+            waiting = set(range(len(asks)))
+            return await stream(updates, waiting, Taken, wire.event, wire.failure, wire.last)
+        reply = wire.whole(await collect(updates))
         return Response(reply.model_dump_json(), media_type="application/json")
 
 
-async def collect(updates: Stream) -> list[Choice]:
+async def collect(updates: AsyncGenerator[tuple[int, Update]]) -> list[Choice]:
     texts: dict[int, str] = {}
     ends: dict[int, Ended] = {}
     async with aclosing(updates):
@@ -62,33 +108,77 @@ async def collect(updates: Stream) -> list[Choice]:
                     texts[index] = texts.get(index, "") + update.text
                 case Ended():
                     ends[index] = update
-                case Taken():
-                    pass
     return [Choice(texts.get(index, ""), ends[index]) for index in sorted(ends)]
 
 
-async def narrate(
-    wire: Wire, early: list[tuple[int, Update]], updates: Stream, prompts: int
-) -> AsyncIterator[str]:
-    ends: dict[int, Ended] = {}
+@dataclass
+class Wire:
+    """One answer on the wire; `is_chat` chooses between the two shapes."""
 
-    def tell(index: int, update: Update) -> str:
+    model: str
+    is_chat: bool
+    has_usage: bool
+    prompts: int
+    created: int = field(default_factory=lambda: int(time.time()))
+    ends: dict[int, Ended] = field(default_factory=dict)
+    """of the choices that were streamed"""
+
+    def __post_init__(self) -> None:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        self.id = f"{prefix}-{secrets.token_hex(12)}"
+
+    def whole(self, choices: list[Choice]) -> ChatResponse | CompletionResponse:
+        common: dict[str, Any] = {"id": self.id, "created": self.created, "model": self.model}
+        common["usage"] = usage_of([choice.end for choice in choices], self.prompts)
+        if not self.is_chat:
+            texts = [
+                TextChoice(index=i, text=c.text, finish_reason=c.end.reason)
+                for i, c in enumerate(choices)
+            ]
+            return CompletionResponse(**common, choices=texts)
+        chats = [
+            ChatChoice(index=i, message=AnswerMessage(content=c.text), finish_reason=c.end.reason)
+            for i, c in enumerate(choices)
+        ]
+        return ChatResponse(**common, choices=chats)
+
+    def event(self, index: int, update: Update) -> bytes:
         match update:
             case Taken():
-                return wire.opening(index)
+                # Completions have no event before their first text.
+                opening = {"role": "assistant", "content": ""}
+                return self._choice(index, opening) if self.is_chat else b""
             case Delta():
-                return wire.delta(index, update.text)
+                return self._choice(
+                    index, {"content": update.text} if self.is_chat else update.text
+                )
             case Ended():
-                ends[index] = update
-                return wire.ending(index, update)
+                self.ends[index] = update
+                return self._choice(index, {} if self.is_chat else "", update.reason)
 
-    try:
-        async with aclosing(in_order(early, updates)) as news:
-            async for index, update in news:
-                if text := tell(index, update):
-                    yield text
-        if wire.has_usage:
-            yield wire.usage(usage_of([ends[index] for index in sorted(ends)], prompts))
-        yield DONE
-    except Problem as problem:
-        yield failure(problem)
+    def last(self) -> bytes:
+        if not self.has_usage:
+            return DONE
+        usage = usage_of([self.ends[index] for index in sorted(self.ends)], self.prompts)
+        return self._chunk({"choices": [], "usage": usage.model_dump()}) + DONE
+
+    def failure(self, problem: Problem) -> bytes:
+        return server_event(problem.body())
+
+    def _choice(self, index: int, content: Any, reason: str | None = None) -> bytes:
+        name = "delta" if self.is_chat else "text"
+        choice = {"index": index, name: content, "logprobs": None, "finish_reason": reason}
+        return self._chunk({"choices": [choice], **({"usage": None} if self.has_usage else {})})
+
+    def _chunk(self, rest: Mapping[str, Any]) -> bytes:
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        common = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return server_event({**common, **rest})
+
+
+def usage_of(ends: list[Ended], prompts: int) -> TextUsage:
+    """A prompt counts once, however many choices it has."""
+    choices = max(len(ends) // max(prompts, 1), 1)
+    read = sum(end.prompt_tokens for end in ends[::choices])
+    written = sum(end.completion_tokens for end in ends)
+    return TextUsage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)

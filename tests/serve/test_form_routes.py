@@ -15,7 +15,7 @@ import pytest
 from sdxl.images import read_parameters
 from sdxl.prompt import BODY
 from serve.errors import Problem
-from serve.front import examples
+from serve.front import form_routes
 from serve.front.api import create_app
 from serve.orders import ImageOrder
 from serve.settings import ServeSettings
@@ -94,14 +94,16 @@ def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short: Work
     async def scenario() -> None:
         async with client(short) as http:
             told = (await http.get(EXAMPLES)).json()["data"]
-            pictures, others = told[: len(examples.EMBEDDED)], told[len(examples.EMBEDDED) :]
-            assert [each["prompt"] for each in pictures] == list(examples.EMBEDDED)
+            pictures, others = told[: len(form_routes.EMBEDDED)], told[len(form_routes.EMBEDDED) :]
+            assert [each["prompt"] for each in pictures] == list(form_routes.EMBEDDED)
             for each in pictures[:2]:
                 asked = {"prompt": each["prompt"], "seed": each["seed"]}
                 (data,) = (await http.post(GENERATE, json=asked)).json()["data"]
                 assert data["b64_json"] == each["b64_json"]
                 assert read_parameters(base64.b64decode(each["b64_json"]))["seed"] == each["seed"]
-            assert len(others) == examples.MORE and all(list(each) == ["prompt"] for each in others)
+            assert len(others) == form_routes.MORE and all(
+                list(each) == ["prompt"] for each in others
+            )
             for each in told:
                 facts = (await http.post(PROMPTS, json={"prompt": each["prompt"]})).json()
                 assert facts["unknown_words"] == []
@@ -136,7 +138,7 @@ def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
             answers = await asyncio.gather(*(http.get(EXAMPLES) for _ in range(5)))
             answers.append(await http.get(EXAMPLES, params={"model": "sdxl-mini"}))
             assert len({answer.content for answer in answers}) == 1
-            assert counting.orders == len(examples.EMBEDDED)
+            assert counting.orders == len(form_routes.EMBEDDED)
 
     asyncio.run(scenario())
 
@@ -160,7 +162,7 @@ def test_who_leaves_before_the_examples_are_made_spoils_them_for_nobody(tmp_path
             with suppress(httpx.ReadTimeout):
                 httpx.get(f"{found.url}{EXAMPLES}", timeout=0.2)
         told = httpx.get(f"{found.url}{EXAMPLES}", timeout=90).json()["data"]
-        assert sum("b64_json" in each for each in told) == len(examples.EMBEDDED)
+        assert sum("b64_json" in each for each in told) == len(form_routes.EMBEDDED)
 
 
 def test_of_a_model_that_nobody_here_knows_there_are_only_words(short: Worker) -> None:
@@ -168,6 +170,6 @@ def test_of_a_model_that_nobody_here_knows_there_are_only_words(short: Worker) -
         settings = ServeSettings(models=({"model": "elsewhere/sdxl-base"},))
         async with client_of(create_app([short], settings)) as http:
             data = (await http.get(EXAMPLES)).json()["data"]
-            assert data == [{"prompt": prompt} for prompt in examples.ANY]
+            assert data == [{"prompt": prompt} for prompt in form_routes.ANY]
 
     asyncio.run(scenario())

@@ -14,7 +14,7 @@ from sdxl.infotext import read_text
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from serve.batch.intake import Intake
 from serve.batch.reading import read
-from serve.front.openai_edits import fields_of
+from serve.front.edits import fields_of
 from serve.front.openai_images import Control, ImageRequest
 from serve.render.command import build_parser
 

@@ -18,8 +18,8 @@ from PIL import Image
 
 from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
+from serve.front.edits import EditRequest
 from serve.front.keys import sha256
-from serve.front.openai_edits import EditRequest
 from serve.front.openai_images import ImageRequest
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening

@@ -21,10 +21,8 @@ from serve.errors import invalid, of_params
 from serve.front.a1111 import PREFIX, editing, wire
 from serve.front.a1111.clients import Clients, ClientState, Run
 from serve.front.access import client_of
-from serve.front.answering import deadline_of, in_time, take_rate
-from serve.front.decoding import DecodingThread
-from serve.front.edits import check_can_edit, prepared
-from serve.front.fan_out import fan_out
+from serve.front.answering import deadline_of, fan_out, take_rate
+from serve.front.edits import DecodingThread, check_can_edit, prepared
 from serve.front.generations import marked, work_of
 from serve.front.image_orders import orders_of
 from serve.front.keys import RateLimiter
@@ -127,8 +125,7 @@ class WebuiApi:
         return [run.done[index] for index in sorted(run.done)]
 
     async def _follow(self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend) -> None:
-        updates = in_time(fan_out(backend, orders), orders[0].deadline_s)
-        async with aclosing(updates):
+        async with aclosing(fan_out(backend, orders, orders[0].deadline_s)) as updates:
             async for index, update in updates:
                 match update:
                     case Done():

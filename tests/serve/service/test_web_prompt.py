@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from serve.front import examples
+from serve.front import form_routes
 from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
@@ -102,8 +102,8 @@ def test_a_negative_prompt_that_is_too_long_is_refused_at_itself(page: Visit) ->
 
 def test_the_empty_page_shows_what_the_embedded_model_makes(web: Visit) -> None:
     shown = web.page.locator("#shown button")
-    expect(shown).to_have_text(list(examples.EMBEDDED))
-    for i in range(len(examples.EMBEDDED)):
+    expect(shown).to_have_text(list(form_routes.EMBEDDED))
+    for i in range(len(form_routes.EMBEDDED)):
         image = shown.nth(i).locator("img")
         expect(image).to_be_visible()
         assert image.evaluate("element => element.decode().then(() => element.naturalWidth)") == 128
@@ -129,7 +129,7 @@ def test_an_example_gives_its_prompt_and_seed_and_is_made_again(
         example.focus()
         web.page.keyboard.press("Enter")
         held = web.holds()
-        assert (held["prompt"], held["seed"]) == (examples.EMBEDDED[1], str(examples.SEED))
+        assert (held["prompt"], held["seed"]) == (form_routes.EMBEDDED[1], str(form_routes.SEED))
         expect(web.page.locator("#generate")).to_be_focused()
         web.page.keyboard.press("Enter")
         web.wait_for_pictures()
@@ -146,12 +146,12 @@ def test_of_another_model_the_empty_page_shows_words_alone(
     settings = ServeSettings(models=({"model": "/models/sdxl-of-mine"},))
     with listening_to(create_app([worker], settings)) as url, visit(browser, url, view) as web:
         expect(web.page.locator("#service")).to_have_text("sdxl-of-mine")
-        expect(web.page.locator("#examples button")).to_have_text(list(examples.ANY))
+        expect(web.page.locator("#examples button")).to_have_text(list(form_routes.ANY))
         expect(web.page.locator("#shown button")).to_have_count(0)
         expect(web.page.locator("#toy")).to_be_hidden()
         assert web.violations() == []
         web.page.locator("#examples button").first.click()
-        assert web.holds()["prompt"] == examples.ANY[0]
+        assert web.holds()["prompt"] == form_routes.ANY[0]
         expect(web.page.locator("#prompt-hint")).to_have_text("")
 
 
