@@ -1,4 +1,4 @@
-"""What `make setup` tells uv is what pip was told."""
+"""`make setup` passes pip's settings to uv."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install() -> ModuleType:
     return module
 
 
-def test_uv_looks_where_pip_would(install: ModuleType) -> None:
+def test_uv_uses_pips_indexes(install: ModuleType) -> None:
     flags = install.uv_flags(install.pip_settings(LISTED))
     assert flags[:-2] == [
         *("--default-index", "https://packages.example/simple"),
@@ -39,20 +39,20 @@ def test_uv_looks_where_pip_would(install: ModuleType) -> None:
     ]
 
 
-def test_without_settings_uv_is_told_of_no_place(install: ModuleType) -> None:
+def test_without_settings_uv_gets_no_index(install: ModuleType) -> None:
     assert install.uv_flags(install.pip_settings("")) == ["--index-strategy", "unsafe-best-match"]
 
 
-def test_certificates_hold_for_uv(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_uses_pips_certificates(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    found = install.environment(install.pip_settings(LISTED))
-    assert found["SSL_CERT_FILE"] == "/certificates.pem"
+    environment = install.environment(install.pip_settings(LISTED))
+    assert environment["SSL_CERT_FILE"] == "/certificates.pem"
 
 
-def test_pytorchs_index_is_asked_for_even_where_pytorch_is_installed(
+def test_pytorchs_index_is_queried_even_if_pytorch_is_installed(
     install: ModuleType, tmp_path: Path
 ) -> None:
-    """A double of uv: it is content with what is installed, and reaches no index."""
+    """The double of uv accepts installed packages and reaches no index."""
     uv = tmp_path / "uv"
     uv.write_text('#!/bin/sh\ncase "$*" in *--reinstall*) exit 2 ;; esac\n')
     uv.chmod(0o755)
@@ -60,10 +60,10 @@ def test_pytorchs_index_is_asked_for_even_where_pytorch_is_installed(
 
 
 @pytest.mark.parametrize("has_uv", [True, False])
-def test_pip_installs_where_uv_cannot(
+def test_pip_installs_if_uv_cannot(
     install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_uv: bool
 ) -> None:
-    """Whether there is none, or one that fails."""
+    """uv is missing or fails."""
     uv, pip = tmp_path / "uv", tmp_path / "python"
     uv.write_text("#!/bin/sh\nexit 2\n")
     pip.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')

@@ -1,4 +1,4 @@
-"""The image's lock: hashes of everything that pyproject.toml asks for, in the versions of CI."""
+"""The image's locks: hashes of all requirements in pyproject.toml, in the versions of CI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.dockerfile import ROOT, arguments
 
 BACKENDS = ("tensorrt", "tensorrt-rtx")
 LOCKS = (*BACKENDS, "llm")
-# What the image's Python and system make of the markers.
+# The values of markers in the image.
 IMAGE = {
     "python_version": "3.12",
     "python_full_version": "3.12.3",
@@ -48,7 +48,7 @@ def constrained() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_lock_holds_all_that_the_image_asks_for(backend: str) -> None:
+def test_a_lock_holds_every_requirement_of_the_image(backend: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     facts, versions = project["project"], locked(backend)
     asked = [*facts["dependencies"], *project["build-system"]["requires"]]
@@ -59,11 +59,13 @@ def test_a_lock_holds_all_that_the_image_asks_for(backend: str) -> None:
         if wanted.marker is None or wanted.marker.evaluate(IMAGE):
             found = versions.get(canonicalize_name(wanted.name))
             assert found is not None, f"{wanted} is not in the lock; needed: make lock"
-            assert wanted.specifier.contains(found, prereleases=True), f"{wanted} against {found}"
+            assert wanted.specifier.contains(found, prereleases=True), (
+                f"needs {wanted}, got {found}"
+            )
 
 
 def image_extras() -> list[str]:
-    """Those that the image's own package is installed with, but for its backends."""
+    """Extras of the image's package, without backends."""
     (text,) = (rest for rest in arguments("RUN") if rest.startswith("make setup"))
     (extras,) = re.findall(r"\.\[(.*?)\]", text)
     return [name for name in extras.split(",") if name != "${BACKENDS}"]
@@ -79,7 +81,7 @@ def test_the_language_models_interpreter_has_the_clusters_ray() -> None:
 
 
 @pytest.mark.parametrize("backend", LOCKS)
-def test_a_lock_agrees_with_what_is_tested(backend: str) -> None:
+def test_a_lock_has_the_tested_versions(backend: str) -> None:
     tested = constrained()
     other = {
         name: (version, tested[name])
@@ -90,14 +92,14 @@ def test_a_lock_agrees_with_what_is_tested(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_installed_by_hand_is_the_images(backend: str) -> None:
+def test_a_backend_installed_by_hand_has_the_images_version(backend: str) -> None:
     own = {name: each for name, each in locked(backend).items() if name.startswith("tensorrt")}
     assert backend in own
     missing = own.items() - constrained().items()
     assert not missing, f"{missing} are not in constraints.txt"
 
 
-def test_commands_that_install_a_backend_take_the_constraints() -> None:
+def test_commands_that_install_a_backend_use_the_constraints() -> None:
     documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     commands = [
         line
@@ -110,7 +112,7 @@ def test_commands_that_install_a_backend_take_the_constraints() -> None:
 
 
 @pytest.mark.parametrize("backend", LOCKS)
-def test_a_lock_names_no_place_to_fetch_from(backend: str) -> None:
+def test_a_lock_names_no_index(backend: str) -> None:
     text = (ROOT / "locks" / f"{backend}.txt").read_text()
     assert not re.search(r"://|--(extra-)?index-url|--find-links|@ ", text)
 
@@ -121,8 +123,8 @@ def test_locks_of_several_backends_install_together() -> None:
 
 
 @pytest.mark.slow
-def test_a_file_with_other_bytes_than_the_lock_says_is_not_installed(tmp_path: Path) -> None:
-    """pip itself, as the image calls it, on a wheel that is here."""
+def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
+    """Run pip as the image does, on a local wheel."""
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as file:
         file.writestr("tiny.py", "")

@@ -1,4 +1,4 @@
-"""What a test lacks is said: a skip, and in CI a failure."""
+"""A test that lacks a program or package skips and names it; in CI it fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools import REQUIRED, install, tool
 
-LACKING: dict[str, tuple[Callable[[], object], str]] = {
+MISSING: dict[str, tuple[Callable[[], object], str]] = {
     "program": (lambda: tool("no-such-program", "nothing"), "Debian's package nothing"),
     "package": (
         lambda: install(["sh", "-c", "echo no route >&2; exit 1"], ["a==1"]),
@@ -17,17 +17,17 @@ LACKING: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", LACKING)
-def test_a_test_without_it_skips(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call, said = LACKING[case]
+@pytest.mark.parametrize("case", MISSING)
+def test_a_test_that_lacks_it_skips(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, message = MISSING[case]
     monkeypatch.delenv(REQUIRED, raising=False)
-    with pytest.raises(pytest.skip.Exception, match=said.replace("?", r"\?")):
+    with pytest.raises(pytest.skip.Exception, match=message.replace("?", r"\?")):
         call()
 
 
-@pytest.mark.parametrize("case", LACKING)
+@pytest.mark.parametrize("case", MISSING)
 def test_in_ci_it_fails(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    call, said = LACKING[case]
+    call, message = MISSING[case]
     monkeypatch.setenv(REQUIRED, "1")
-    with pytest.raises(AssertionError, match=said.replace("?", r"\?")):
+    with pytest.raises(AssertionError, match=message.replace("?", r"\?")):
         call()

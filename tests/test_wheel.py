@@ -1,5 +1,5 @@
-"""The wheel alone, as `pip install` leaves it: to draw and to serve, nothing of the repository is
-needed besides. What it depends on comes from the environment of the tests."""
+"""An installed wheel renders and serves without the repository. Its dependencies come from the
+tests' environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an environment in which the wheel is installed."""
+    """Folder of programs of an environment with the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     source, place = folder / "source", folder / "environment"
     for package in MAY_IMPORT:
@@ -54,19 +54,19 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(place)
     python = place / "bin" / "python"
     run(*PIP, "--python", python, "install", *OFFLINE, wheel, folder=folder)
-    # Links inside that folder do not hold here, so this repository stays unknown.
+    # Paths in that folder's own .pth files are ignored here, so this repository is not found.
     (own,) = place.glob("lib/*/site-packages")
     (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    tell = "import sdxl, engines, onnx_export, serve, eval; print(sdxl.__file__, serve.__file__)"
-    for file in run(python, "-c", tell, folder=folder).split():
+    show = "import sdxl, engines, onnx_export, serve, eval; print(sdxl.__file__, serve.__file__)"
+    for file in run(python, "-c", show, folder=folder).split():
         assert Path(file).is_relative_to(own), file
     return place / "bin"
 
 
-def test_it_draws(programs: Path, tmp_path: Path) -> None:
+def test_it_renders(programs: Path, tmp_path: Path) -> None:
     run(programs / "sdxl", "render", PROMPT, "--steps", "4", "--out", "a.png", folder=tmp_path)
-    told = read_parameters((tmp_path / "a.png").read_bytes())
-    assert (told["prompt"], told["model"]) == (PROMPT, "sdxl-mini")
+    parameters = read_parameters((tmp_path / "a.png").read_bytes())
+    assert (parameters["prompt"], parameters["model"]) == (PROMPT, "sdxl-mini")
 
 
 def test_it_serves_pictures_pages_and_its_licence(programs: Path, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Programs that some tests run, and packages that some install in folders of their own. Where one
-is missing or cannot be had the test skips, with what would bring it; in CI that is a failure."""
+"""Find programs that tests run, and install packages into separate folders. If one is missing the
+test skips and says what to install; in CI it fails."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ INSTALL_S = 500.0
 
 
 def tool(name: str, package: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         missing(f"{name} is not installed (Debian's package {package})")
-    return found
+    return path
 
 
-def missing(told: str) -> NoReturn:
-    assert not os.environ.get(REQUIRED), f"{told}, and {REQUIRED} is set"
-    pytest.skip(told)
+def missing(message: str) -> NoReturn:
+    assert not os.environ.get(REQUIRED), f"{message}, and {REQUIRED} is set"
+    pytest.skip(message)
 
 
 def install_python(folder: Path, *packages: str) -> Path:
-    """Into the folder alone, as `make setup` installs; a process with it in PYTHONPATH has them."""
+    """Install into the folder as `make setup` does, for a process with it in PYTHONPATH."""
     installer = (sys.executable, str(ROOT / ".ci" / "install.py"))
     install((*installer, "--target", str(folder), *packages), packages)
     return folder
 
 
 def install_node(folder: Path, *packages: str) -> Path:
-    """Into the folder's node_modules, which programs in that folder find."""
+    """Install into the folder's node_modules."""
     npm = tool("npm", "npm")
     quiet = ("--no-audit", "--no-fund", "--loglevel=error")
     install((npm, "install", "--prefix", str(folder), *quiet, *packages), packages)
@@ -48,5 +48,5 @@ def install_node(folder: Path, *packages: str) -> Path:
 def install(command: Sequence[str], packages: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-500:]
-        missing(f"{' '.join(packages)} could not be installed; is there a network? {said}")
+        output = (done.stderr or done.stdout).strip()[-500:]
+        missing(f"{' '.join(packages)} could not be installed; is there a network? {output}")

@@ -1,5 +1,5 @@
-"""What brings about the messages of docs/troubleshooting.md about models and engines: the commands
-and calls that print them. GPUs and TensorRT are doubles.
+"""Cause the messages of docs/troubleshooting.md about models and engines, with doubles of GPUs and
+TensorRT.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from sdxl.checkpoint import MINI, Checkpoint
 from tests.documents import ROOT
 
 TOOLS = ("bash", "cat", "cksum", "cut", "grep", "sed", "test", "tr", "echo")
-"""What a Makefile's first lines call, and no Python."""
+"""Programs that `make setup` calls before it finds Python."""
 DIGEST = "d" * 64
 
 
 @dataclass
 class Trouble:
-    """Where it is brought about, and by what."""
+    """A folder and pytest's fixtures, for a function that causes a message."""
 
     folder: Path
     patch: pytest.MonkeyPatch
     capture: pytest.CaptureFixture[str]
     log: pytest.LogCaptureFixture
 
-    def said(self, *argv: str) -> str:
-        """By a command that fails."""
+    def error_of(self, *argv: str) -> str:
+        """Run a command that fails; return its error output."""
         assert cli.main(argv) != 0
         return self.capture.readouterr().err
 
     def render(self, *flags: str) -> str:
-        return self.said("render", "a ring", *flags, "--out", str(self.folder / "out.png"))
+        return self.error_of("render", "a ring", *flags, "--out", str(self.folder / "out.png"))
 
     def file(self, name: str, content: bytes = b"") -> str:
         (self.folder / name).write_bytes(content)
@@ -49,7 +49,7 @@ class Trouble:
         return str(self.folder / "a.safetensors")
 
 
-Bring = Callable[[Trouble], str]
+Cause = Callable[[Trouble], str]
 
 
 # -- installing -----------------------------------------------------------------------------
@@ -100,18 +100,18 @@ def with_gpu(trouble: Trouble, name: str | None) -> None:
     trouble.patch.setattr(choice, "local_target", lambda: name and TARGETS[name])
 
 
-def chosen(
+def refusal_of_engines(
     trouble: Trouble, backend: str, folder: Path | None = None, precision: str | None = None
 ) -> str:
-    """Why no engines were taken for a model of the digest."""
+    """Return why no engines were refusal_of_engines for a model of this digest."""
     from engines import choice
     from engines.choice import EngineRequest, choose_engines
 
     trouble.patch.setattr(choice, "model_digest", lambda checkpoint: DIGEST)
     checkpoint = Checkpoint("tiny", trouble.folder / "none")
-    asked = EngineRequest("some/model", checkpoint, precision=precision, folder=str(folder or ""))
+    request = EngineRequest("some/model", checkpoint, precision=precision, folder=str(folder or ""))
     with pytest.raises((RuntimeError, ValueError)) as caught:
-        choose_engines(asked, backend)
+        choose_engines(request, backend)
     return str(caught.value)
 
 
@@ -120,7 +120,7 @@ def without_plans(trouble: Trouble) -> str:
     return trouble.render("--backend", "tensorrt")
 
 
-def with_others_plans(trouble: Trouble) -> str:
+def with_plans_of_another_gpu(trouble: Trouble) -> str:
     from engines.trt import build
     from tests.engines.fake_builds import FakeWorker, order_of, proven
     from tests.engines.tiny_export import write_export
@@ -129,14 +129,14 @@ def with_others_plans(trouble: Trouble) -> str:
     export = write_export(trouble.folder / "export", digest=DIGEST)
     build.build(order_of(export, trouble.folder / "plans"), prove=proven)
     with_gpu(trouble, "h100")
-    return chosen(trouble, "tensorrt-rtx", trouble.folder / "plans")
+    return refusal_of_engines(trouble, "tensorrt-rtx", trouble.folder / "plans")
 
 
-def with_others_weights(trouble: Trouble) -> str:
+def with_engines_of_another_model(trouble: Trouble) -> str:
     from tests.engines.tiny_export import write_export
 
     write_export(trouble.folder / "export", digest="e" * 64)
-    return chosen(trouble, "onnxruntime", trouble.folder / "export")
+    return refusal_of_engines(trouble, "onnxruntime", trouble.folder / "export")
 
 
 def without_check(trouble: Trouble) -> str:
@@ -144,7 +144,7 @@ def without_check(trouble: Trouble) -> str:
 
     export = write_export(trouble.folder / "export", digest=DIGEST)
     replace(export, parity={"findings": [], "note": "no check"}).write()
-    return chosen(trouble, "onnxruntime", trouble.folder / "export")
+    return refusal_of_engines(trouble, "onnxruntime", trouble.folder / "export")
 
 
 def without_check_in_torch(trouble: Trouble) -> str:
@@ -153,7 +153,7 @@ def without_check_in_torch(trouble: Trouble) -> str:
 
     export = write_export(export_place("tiny", DIGEST, "int8"), digest=DIGEST)
     replace(export, precision="int8").write()
-    return chosen(trouble, "torch", precision="int8")
+    return refusal_of_engines(trouble, "torch", precision="int8")
 
 
 def on_torch_instead(trouble: Trouble) -> str:
@@ -177,7 +177,7 @@ def with_overflow(_: Trouble) -> str:
     return str(caught.value)
 
 
-LOCAL: dict[str, Bring] = {
+LOCAL: dict[str, Cause] = {
     "Python 3.11 or newer": without_python,
     "needs an NVIDIA GPU": on_no_gpu,
     "is not known": lambda t: t.render("--model", "x"),
@@ -189,10 +189,10 @@ LOCAL: dict[str, Bring] = {
     "holds no VAE": without_vae,
     "not a whole safetensors": lambda t: t.render("--model", t.file("a.safetensors", b"cut off")),
     "nor could be fetched": from_no_hub,
-    "no fp16 export": lambda t: chosen(t, "onnxruntime", precision="fp16"),
+    "no fp16 export": lambda t: refusal_of_engines(t, "onnxruntime", precision="fp16"),
     "has no engines to run": without_plans,
-    "built for a L40S": with_others_plans,
-    "of the weights": with_others_weights,
+    "built for a L40S": with_plans_of_another_gpu,
+    "of the weights": with_engines_of_another_model,
     "published without a check": without_check,
     "PyTorch's own 8 bits": without_check_in_torch,
     "runs on torch": on_torch_instead,

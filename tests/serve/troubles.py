@@ -1,4 +1,4 @@
-"""What brings about the messages of docs/troubleshooting.md that the service says."""
+"""Cause the messages of docs/troubleshooting.md that the service sends."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, client, client_of
 from tests.serve.workers import fake, fake_pipeline, past_the_deadline, running
-from tests.troubles import Bring, Trouble
+from tests.troubles import Cause, Trouble
 
 PROMPT = "a green star"
-Ask = Callable[[httpx.AsyncClient], Any]
+Send = Callable[[httpx.AsyncClient], Any]
 
 
-def answered(ask: Ask, breaks: str = "", **settings: Any) -> Bring:
-    """By the service, with an engine that fails if one is named: the status, and what it says."""
+def answered(send: Send, broken_engine: str = "", **settings: Any) -> Cause:
+    """Return a function that sends the request and returns the answer's status and message."""
 
-    def bring(_: Trouble) -> str:
+    def cause(_: Trouble) -> str:
         async def scenario() -> str:
             with running() as worker:
-                if breaks:
-                    fake(worker.pipeline, breaks).fault = RuntimeError("out of memory")
+                if broken_engine:
+                    fake(worker.pipeline, broken_engine).fault = RuntimeError("out of memory")
                 async with client(worker, **settings) as http:
-                    return told(await ask(http))
+                    return status_and_message(await send(http))
 
         return asyncio.run(scenario())
 
-    return bring
+    return cause
 
 
-def told(answer: httpx.Response) -> str:
+def status_and_message(answer: httpx.Response) -> str:
     return f"{answer.status_code} {answer.json()['error']['message']}"
 
 
-def generate(path: str = GENERATE, **body: Any) -> Ask:
+def generate(path: str = GENERATE, **body: Any) -> Send:
     return lambda http: http.post(path, json={"prompt": PROMPT, "steps": 2, **body})
 
 
@@ -56,27 +56,27 @@ def without_key(trouble: Trouble) -> str:
     return answered(lambda http: http.get("/v1/models"), keys=keys)(trouble)
 
 
-def late(_: Trouble) -> str:
+def after_the_deadline(_: Trouble) -> str:
     problem = past_the_deadline()
     return f"{problem.status} {problem}"
 
 
-def from_too_many(_: Trouble) -> str:
+def with_too_many_requests(_: Trouble) -> str:
     async def scenario() -> str:
         with running(fake_pipeline(tick_s=0.02), queue=1) as worker:
             async with client(worker) as http:
                 body = {"prompt": PROMPT, "steps": 20, "deadline_s": 60}
                 answers = await asyncio.gather(*(http.post(GENERATE, json=body) for _ in range(12)))
-        return told(next(answer for answer in answers if answer.status_code != 200))
+        return status_and_message(next(answer for answer in answers if answer.status_code != 200))
 
     return asyncio.run(scenario())
 
 
-def before_it_is_ready(_: Trouble) -> str:
+def while_loading(_: Trouble) -> str:
     async def scenario() -> str:
         app = create_app([Worker(fake_pipeline())], ServeSettings())
         async with client_of(app) as http:
-            return told(await http.get("/readyz"))
+            return status_and_message(await http.get("/readyz"))
 
     return asyncio.run(scenario())
 
@@ -92,7 +92,7 @@ def on_a_taken_port(_: Trouble) -> str:
     return str(caught.value)
 
 
-def in_another_jobs_folder(trouble: Trouble) -> str:
+def in_the_folder_of_another_job(trouble: Trouble) -> str:
     from serve.batch.running import describe
     from tests.serve.batch.drawers import order_of, prompts
 
@@ -113,7 +113,7 @@ def interrupted(trouble: Trouble) -> str:
     return trouble.capture.readouterr().err
 
 
-def with_anothers_certificate(trouble: Trouble) -> str:
+def with_another_certificate(trouble: Trouble) -> str:
     pytest.importorskip("c2pa")
     from sdxl.content_credentials import _new_certificate
     from sdxl.provenance import C2PA, Provenance
@@ -125,7 +125,7 @@ def with_anothers_certificate(trouble: Trouble) -> str:
     return str(caught.value)
 
 
-SERVED: dict[str, Bring] = {
+SERVED: dict[str, Cause] = {
     "a client's base URL": answered(generate("/images/generations")),
     "/sdapi/v1/txt2img": answered(generate("/sdapi/v1/txt2img")),
     "The model 'gpt-image-1'": answered(generate(model="gpt-image-1")),
@@ -141,15 +141,15 @@ SERVED: dict[str, Bring] = {
     "is not a name of this service": answered(
         lambda http: http.get("/v1/models", headers={"host": "sdxl.example"})
     ),
-    "Given up": late,
+    "Given up": after_the_deadline,
     "The body is too large": answered(generate(), max_body_bytes=10),
-    "the queue is full": from_too_many,
+    "the queue is full": with_too_many_requests,
     "Refused: ready in": answered(generate(deadline_s=0.001)),
-    "The engine failed": answered(generate(), breaks="unet_prompt"),
-    "still loading": before_it_is_ready,
+    "The engine failed": answered(generate(), broken_engine="unet_prompt"),
+    "still loading": while_loading,
     "needed a free port": on_a_taken_port,
-    "needed a loopback address": lambda t: t.said("serve", "--host", "0.0.0.0"),
-    "the job there has": in_another_jobs_folder,
+    "needed a loopback address": lambda t: t.error_of("serve", "--host", "0.0.0.0"),
+    "the job there has": in_the_folder_of_another_job,
     "sdxl batch: interrupted": interrupted,
-    "needed a certificate chain": with_anothers_certificate,
+    "needed a certificate chain": with_another_certificate,
 }
