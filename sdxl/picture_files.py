@@ -38,7 +38,7 @@ def opened(data: bytes) -> Iterator[Image.Image]:
         # Its own words name a Python object.
         raise BrokenPicture("not a picture") from error
     except Exception as error:
-        raise BrokenPicture(f"not a picture ({type(error).__name__}: {error})") from error
+        raise BrokenPicture(f"not a picture ({error})") from error
 
 
 def file_of(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:

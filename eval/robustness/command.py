@@ -90,7 +90,7 @@ def made(name: str, options: Any) -> RunReport:
 def flags_of(name: str, options: Any, scratch: Path) -> list[str]:
     results = ["--results-dir", str(scratch / "results")]
     if name == "fuzz":
-        return [*CHEAP, *results]
+        return [*CHEAP, *results, "--sdapi", "--batches-dir", str(scratch / "batches")]
     settings = double.Settings(options.speed, options.rows)
     model = double.write(scratch / "sdxl-double", settings)
     several = SEVERAL if name == "soak" else ()

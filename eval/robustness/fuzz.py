@@ -6,13 +6,17 @@ finding is sent again alone. It sends nothing.
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import string
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+
+from PIL import Image
 
 ODD_NUMBERS: tuple[Any, ...] = (
     *(0, -1, 1, 2, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400),
@@ -85,6 +89,9 @@ CHUNKS = (
     b"-1\r\na\r\n",
     (ENDLESS := b"ffffffffffffffff\r\n"),
 )
+BOUNDARIES = ("x", "x", "x", "x", "", "x" * 71, "\u00e9", '"x"')
+CHARSETS = ("", "", "", "utf-8", "undefined", "punycode", "unicode_escape", "idna", "utf-16", "\0")
+FILE_NAMES = ("a.png", "a.jsonl", "", "../a", "\\ud800", "a\0", "a" * 3000, "\u5186")
 CHEAP = {"steps": 1, "size": "64x64", "n": 1, "max_tokens": 2, "max_completion_tokens": 2}
 """what keeps a request that turns out to be good from taking long"""
 
@@ -105,15 +112,23 @@ class Fuzzer:
     def __init__(self, openapi: Mapping[str, Any], host: str, seed: int) -> None:
         self.schemas = openapi.get("components", {}).get("schemas", {})
         self.host, self.seed = host, seed
-        self.routes = [
-            (method.upper(), path, self._body_schema(operation))
+        operations = [
+            (method.upper(), path, operation)
             for path, operations in sorted(openapi["paths"].items())
             for method, operation in sorted(operations.items())
         ]
+        self.routes = [(m, p, body_schema(o, "application/json")) for m, p, o in operations]
+        self.form_routes = [
+            (method, path, schema)
+            for method, path, operation in operations
+            if (schema := body_schema(operation, "multipart/form-data"))
+        ]
+        self.files = files()
         self.kinds: tuple[tuple[float, Callable[[random.Random], tuple[bytes, ...]]], ...] = (
             (0.10, self.valid),
-            (0.40, self.mutated),
-            (0.16, self.garbled),
+            (0.30, self.mutated),
+            (0.16, self.forms),
+            (0.10, self.garbled),
             (0.12, self.headers),
             (0.08, self.paths),
             (0.06, self.pipelined),
@@ -174,6 +189,25 @@ class Fuzzer:
             case _:
                 data *= 2
         return self._request(method, path, bytes(data))
+
+    def forms(self, rng: random.Random) -> tuple[bytes, ...]:
+        """Files and fields, with odd names, charsets and boundaries."""
+        method, path, schema = rng.choice(self.form_routes)
+        fields = self._made(schema, rng)
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            mutate(fields, rng)
+        boundary, charset = rng.choice(BOUNDARIES), rng.choice(CHARSETS)
+        kind = f"multipart/form-data; boundary={boundary}" + f"; charset={charset}" * bool(charset)
+        parts = [
+            field_part(name, each, rng)
+            for name, value in fields.items()
+            for each in (value if isinstance(value, list) else [value])
+        ]
+        line = b"--" + boundary.strip('"').encode()
+        body = b"".join(line + b"\r\n" + part + b"\r\n" for part in parts) + line + b"--\r\n"
+        if rng.random() < 0.1:
+            body = body[: rng.randrange(len(body))]
+        return self._request(method, path, body, [("content-type", kind)])
 
     def headers(self, rng: random.Random) -> tuple[bytes, ...]:
         method, path, schema = rng.choice(self.routes)
@@ -247,11 +281,6 @@ class Fuzzer:
         # Escaped, or lone surrogates could not be written.
         return b"" if value is None else json.dumps(value).encode()
 
-    def _body_schema(self, operation: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        content = operation.get("requestBody", {}).get("content", {})
-        schema: Mapping[str, Any] | None = content.get("application/json", {}).get("schema")
-        return schema
-
     def _made(self, schema: Mapping[str, Any] | None, rng: random.Random) -> Any:
         """A value that fits: some of what is optional, and cheap where it says how much."""
         if schema is None:
@@ -281,6 +310,11 @@ class Fuzzer:
                 return rng.random() < 0.5
             case "null":
                 return None
+            case _ if schema.get("format") == "binary":
+                return rng.choice(self.files)
+            case _ if rng.random() < 0.2:
+                coded = b64encode(rng.choice(self.files)).decode()
+                return rng.choice(("", "data:image/png;base64,")) + coded
             case _:
                 return rng.choice(("a red circle", "64x64", "auto", "a star, 円"))
 
@@ -299,6 +333,54 @@ class Fuzzer:
     def _own(properties: Mapping[str, Any]) -> dict[str, Any]:
         """A model's name that is nobody's would end every request at once."""
         return {"model": None} if "model" in properties else {}
+
+
+def body_schema(operation: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    content = operation.get("requestBody", {}).get("content", {})
+    schema: Mapping[str, Any] | None = content.get(kind, {}).get("schema")
+    return schema
+
+
+def field_part(name: str, value: Any, rng: random.Random) -> bytes:
+    head = f'content-disposition: form-data; name="{name}"'
+    if isinstance(value, bytes):
+        head += f'; filename="{rng.choice(FILE_NAMES)}"'
+    elif not isinstance(value, str):
+        value = json.dumps(value)
+    data = value if isinstance(value, bytes) else value.encode("utf-8", "surrogatepass")
+    return head.encode("utf-8", "surrogatepass") + b"\r\n\r\n" + data
+
+
+def files() -> tuple[bytes, ...]:
+    """Pictures and lists of requests, good ones and broken ones."""
+    good, saved = Image.new("RGB", (64, 64), "red"), []
+    for mode, format in (
+        ("RGB", "PNG"),
+        ("RGBA", "PNG"),
+        ("P", "PNG"),
+        ("L", "JPEG"),
+        ("1", "PNG"),
+    ):
+        buffer = io.BytesIO()
+        good.convert(mode).save(buffer, format)
+        saved.append(buffer.getvalue())
+    palette = saved[2]
+    start = palette.index(b"PLTE") - 4
+    end = start + 12 + int.from_bytes(palette[start : start + 4], "big")
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/images/generations", "body": {}}
+    lines = [
+        json.dumps(line | {"body": {"prompt": "a ring", "steps": 1}}),
+        json.dumps(line | {"custom_id": "\ud800"}),
+        json.dumps(line | {"url": None}),
+        "{",
+    ]
+    return (
+        *saved,
+        *(data[: len(data) // 2] for data in saved),
+        palette[:start] + palette[end:],
+        *("\n".join(lines[i:]).encode() for i in range(len(lines))),
+        *(b"", b"\0" * 100, b"GIF89a", b"<svg/>"),
+    )
 
 
 def mutate(value: Any, rng: random.Random) -> None:

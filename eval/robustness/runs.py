@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -42,6 +43,9 @@ IDLE_S = 60.0
 HANG_S = 10.0
 AT_ONCE = 16
 MOST_FINDINGS = 200
+ANSWERS = (501, 503, 507)
+"""server errors that a request may get"""
+RAW_ERROR = re.compile(rb"Traceback|File \\?\"|\b[A-Z]\w+(?:Error|Exception)\b| object at 0x")
 PARSER_TEXT = b"Invalid HTTP request received."
 """of what is no HTTP: nobody behind the parser hears of it"""
 SOAK: tuple[tuple[float, Client], ...] = (
@@ -272,7 +276,7 @@ def wrong_exchange(case: Case, heard: Exchange) -> str:
     """Empty where the answer is one that a client can live with."""
     if heard.took_s > HANG_S:
         return f"open for {heard.took_s:.0f} s"
-    if bad := [s for s in heard.statuses if s >= 500 and s != 503 and s != 501]:
+    if bad := [s for s in heard.statuses if s >= 500 and s not in ANSWERS]:
         return f"answered {bad}"
     first = heard.first()
     if first is None:
@@ -280,6 +284,8 @@ def wrong_exchange(case: Case, heard: Exchange) -> str:
     status, headers, body = first
     if status in (429, 503) and not headers.get("retry-after"):
         return f"{status} without Retry-After"
+    if status >= 400 and (raw := RAW_ERROR.search(body)):
+        return f"{status}: raw text of an exception, {raw[0].decode()!r}"
     is_refusal = 400 <= status < 600 and case.is_http and body and body != PARSER_TEXT
     if is_refusal and (wrong := clients.wrong_envelope(body)):
         return f"{status}: {wrong}"

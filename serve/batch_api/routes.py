@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import FastAPI, Query, Request
 from fastapi import Path as PathParameter
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from sdxl.files import OutputError
@@ -39,6 +38,7 @@ from serve.batch_api.wire import (
 from serve.errors import Problem, invalid
 from serve.front.access import client_of
 from serve.front.api import BATCHES_PATH, FILES_PATH
+from serve.front.edits import form_in
 from serve.render.destination import SUFFIXES
 from serve.settings import ServeSettings
 
@@ -94,13 +94,7 @@ class BatchApi:
     # -- files ------------------------------------------------------------------------------
 
     async def upload(self, request: Request) -> FileRecord:
-        try:
-            form = await request.form(max_files=1, max_fields=8)
-        except HTTPException as error:
-            raise invalid(
-                None, f"The form cannot be read: {error.detail}", "invalid_form"
-            ) from None
-        try:
+        async with form_in(request, max_files=1, max_fields=8) as form:
             sent, purpose = form.get("file"), form.get("purpose")
             if not isinstance(sent, UploadFile):
                 raise invalid("file", "file: needed a file", "missing_required_parameter")
@@ -108,8 +102,6 @@ class BatchApi:
                 raise invalid("purpose", f"purpose: {str(purpose)[:40]!r}; here is only 'batch'")
             name, data = (sent.filename or "requests.jsonl")[:MOST_NAME], await sent.read()
             life_s = life_of(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
-        finally:
-            await form.close()
         life_s = life_s or int(self.settings.batches_ttl_s)
         owner = owner_of(getattr(request.state, "key", None))
         # Of a front that died Ray's proxy asks another one: the same request makes one file.

@@ -9,8 +9,9 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -28,7 +29,7 @@ from serve import errors
 from serve.errors import Problem, invalid
 from serve.front.generations import Generations
 from serve.front.image_orders import check_limits, params_of, served_sizes
-from serve.front.openai_images import ImageRequest
+from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
 from serve.orders import ModelCard
 from serve.settings import ServeSettings
 
@@ -137,7 +138,8 @@ async def read_edit(request: Request) -> EditAsked:
     """Raises Problem or RequestValidationError."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == FORM:
-        return await read_form(request)
+        async with form_in(request, 2 * MAX_IMAGES, MAX_FIELDS) as form:
+            return await of_form(form)
     if kind == JSON:
         return of_json(await request.body())
     raise Problem(415, f"needed {FORM} or {JSON}", None, "unsupported_media_type")
@@ -151,13 +153,25 @@ def of_json(text: bytes) -> EditAsked:
     return EditAsked(EditRequest.model_construct(**fields), image, mask)
 
 
-async def read_form(request: Request) -> EditAsked:
+@asynccontextmanager
+async def form_in(request: Request, max_files: int, max_fields: int) -> AsyncIterator[FormData]:
+    """Raises Problem where the form cannot be read, or a text of it is no Unicode."""
+    reason = ""
     try:
-        form = await request.form(max_files=2 * MAX_IMAGES, max_fields=MAX_FIELDS)
+        form = await request.form(max_files=max_files, max_fields=max_fields)
     except HTTPException as error:
-        raise invalid(None, f"The form cannot be read: {error.detail}", "invalid_form") from None
+        reason = error.detail
+    except UnicodeError:
+        # Python has codecs that decode nothing, or not what was sent.
+        reason = "its charset does not fit"
+    if reason:
+        raise invalid(None, f"The form cannot be read: {reason}", "invalid_form")
     try:
-        return await of_form(form)
+        for name, value in form.multi_items():
+            text = value if isinstance(value, str) else value.filename or ""
+            if has_surrogate(name + text):
+                raise invalid(name[:100], f"{name[:100]}: {NEEDED_UNICODE}")
+        yield form
     finally:
         await form.close()
 

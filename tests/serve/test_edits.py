@@ -8,6 +8,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +17,13 @@ import pytest
 from PIL import Image
 
 from sdxl.images import read_parameters
+from serve.batch_api.records import Records
+from serve.batch_api.routes import add_batch_routes
+from serve.front.api import create_app
+from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.test_source import SVG, animated, bomb, plain, saved
-from tests.serve.servers import client, error_of
+from tests.serve.servers import client, client_of, error_of
 from tests.serve.workers import fake_pipeline, running
 
 EDIT = "/v1/images/edits"
@@ -260,6 +265,32 @@ def test_another_kind_of_body_is_refused(worker: Worker) -> None:
 
     answer = asyncio.run(scenario())
     assert answer.status_code == 415 and "multipart/form-data" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "unicode_escape"])
+@pytest.mark.parametrize(
+    ("path", "file", "field"), [(EDIT, "image", "prompt"), ("/v1/files", "file", "purpose")]
+)
+def test_a_form_of_an_odd_charset_is_refused_and_stores_nothing(
+    worker: Worker, tmp_path: Path, charset: str, path: str, file: str, field: str
+) -> None:
+    head = '--B\r\ncontent-disposition: form-data; name="%s"'
+    name = f'{head % file}; filename="\\ud800"\r\n\r\n'.encode()
+    text = f"{head % field}\r\n\r\n".encode() + b"batch\r\n"
+    body = name + png() + b"\r\n" + text + b"--B--\r\n"
+    kind = f"multipart/form-data; boundary=B; charset={charset}"
+    settings = ServeSettings(batches_dir=str(tmp_path))
+    Records(settings.batches_dir).prepare()
+    app = create_app([worker], settings, add_batch_routes=add_batch_routes)
+    before = [each for each in tmp_path.rglob("*") if each.is_file()]
+
+    async def scenario() -> httpx.Response:
+        async with client_of(app) as http:
+            return await http.post(path, content=body, headers={"content-type": kind})
+
+    answer = asyncio.run(scenario())
+    assert answer.status_code == 400 and error_of(answer), answer.text
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == before
 
 
 def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
