@@ -1,4 +1,4 @@
-"""What many tests share, made once per run: the embedded model, ours and in diffusers."""
+"""Fixtures of many tests, made once per run: the embedded model, here and in diffusers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def diffusers_mini() -> Any:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must end with this code and one line, and gives the line."""
+    """Return a function that runs a command, which must fail with this code and one line."""
 
     def run(*argv: str, code: int = cli.BAD_REQUEST) -> str:
         assert cli.main(argv) == code
@@ -71,20 +71,19 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 def refused_early(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """As `refused`, in an empty folder that gets no file."""
+    """As `refused`, in an empty folder that must stay empty."""
     monkeypatch.chdir(tmp_path)
 
     def run(*argv: str) -> str:
-        said = refused(*argv)
+        line = refused(*argv)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-        return said
+        return line
 
     return run
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Heavy libraries warn while they are imported; that is theirs, and happens once. Here, the
-    seconds that it takes are not counted as the first test's."""
+    """Import heavy libraries without their warnings, and outside the first test's time limit."""
     if session.config.getoption("numprocesses", None):
         # Another process runs the tests.
         return
@@ -96,15 +95,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def assert_as_alone(model: Pipeline, made: Sequence[Result], asked: Sequence[Asked]) -> None:
-    """Each is the picture that it is by itself."""
+    """Assert that each picture equals the one that its request makes alone."""
     for result, each in zip(made, asked, strict=True):
         (alone,) = model.generate([each])
         assert alone.image is not None and result.image is not None, result.error
         found = psnr(result.image, alone.image)
-        assert found >= 60, f"{result.params}: {found:.1f} dB of itself alone, needed 60"
+        assert found >= 60, f"{result.params}: {found:.1f} dB from itself alone, required 60"
 
 
 def psnr(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of float images in -1..1, in dB."""
+    """Return the PSNR of float images in -1..1, in dB."""
     error = float(((found - expected) / 2).double().pow(2).mean())
     return float("inf") if error == 0 else -10 * float(torch.log10(torch.tensor(error)))

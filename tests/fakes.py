@@ -27,8 +27,8 @@ ARCH = replace(
 
 @dataclass
 class FakeEngine:
-    """Fills every output from means over the inputs, row by row, so that a swapped, stale or
-    missing row shows in the numbers. Raises `fault` at its next call when one is set."""
+    """Fill every output from means over the inputs, row by row, so that a swapped, stale or missing
+    row changes the numbers. If `fault` is set, raise it at the next call."""
 
     spec: ModelSpec
     calls: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
@@ -42,8 +42,8 @@ class FakeEngine:
         if self.fault is not None:
             fault, self.fault = self.fault, None
             raise fault
-        # In float64: a mean's rounding in float32 depends on how many rows there are, and the sine
-        # of some hundreds makes it a thousand times as large.
+        # In float64: in float32 a mean's rounding depends on the number of rows, and the sine of
+        # some hundreds enlarges it a thousand times.
         signal = sum(
             (i + 1) * inputs[t.name].double().flatten(1).mean(1)
             if inputs[t.name].dim() > 1
@@ -64,7 +64,7 @@ def fake_engines(buckets: tuple[int, ...] = (1, 2, 4, 8), arch: Architecture = A
 
 
 def axes(latent_h: int, latent_w: int, tokens: int = 77) -> Axes:
-    """By which the images of one call are told from others."""
+    """Return the axes that all images of a call share."""
     sizes = {"latent_h": latent_h, "latent_w": latent_w, "tokens": tokens}
     return network_specs(ARCH)["unet_deep"].shared_axes(sizes)
 

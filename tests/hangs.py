@@ -1,6 +1,6 @@
-"""A test that hangs fails alone. pytest-timeout interrupts what runs in Python; what never comes
-back from C ends the process here, with all stacks printed. `make test` runs the tests in a process
-of their own, by pytest-xdist, which then reports the test and goes on with the others in a new one.
+"""A test that hangs fails alone. pytest-timeout interrupts Python code. If a call to C never
+returns, this module prints all stacks and ends the process; pytest-xdist reports the test and
+starts a new process for the others.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 GRACE_S = 5.0
-"""for pytest-timeout, which comes first and does less harm"""
+"""Time for pytest-timeout, which does less harm, to act first."""
 SLOW_FIXTURES_S = {
-    # Whichever test comes first starts it: Ray, a service, its models.
+    # The first test starts Ray, a service and its models.
     "running": 300.0,
     "on_ray": 180.0,
-    # Networks are exported, calibrated, or compared with pictures.
+    # Networks are exported, calibrated and compared.
     "exports": 300.0,
     "tiny_export": 180.0,
     "tiny_exports": 180.0,
-    # The pictures that an evaluation is judged by are drawn and measured.
+    # An evaluation's reference pictures are drawn and measured.
     "judges": 180.0,
-    # A model is loaded by the library that ours is compared with.
+    # diffusers loads a model.
     "diffusers_mini": 120.0,
     # A browser starts.
     "browser": 180.0,
 }
-"""What a test may take that needs one of these, unless it says otherwise itself."""
+"""Time limit of a test that uses the fixture, unless it has a timeout mark."""
 SHARING = ("tests/serve/service/", "tests/onnx_export/")
-"""Folders whose tests share what is made once: one service on one Ray; one export of each model."""
+"""Folders whose tests share expensive fixtures: one service on Ray; one export of each model."""
 STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # As in a shell's background: what is started from here would ignore it as well.
+        # A shell's background job ignores SIGINT, and so would processes started from here.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     assert sys.__stderr__ is not None
-    # A copy: while a test runs, its own output is caught.
+    # A copy, because pytest captures stderr while a test runs.
     config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
 
 
@@ -65,7 +65,7 @@ class InGroups(LoadScopeScheduling):
         return next((place for place in SHARING if file.startswith(place)), file)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """The base class hands the test that ended its process out again, for ever."""
+        """Forget the test that ended its process; the base class would run it again for ever."""
         units: dict[str, dict[str, bool]] = self.assigned_work[node]
         pending = ((scope, test) for scope, tests in units.items() for test in tests)
         scope, crashed = next(((s, t) for s, t in pending if not units[s][t]), ("", None))
@@ -83,7 +83,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InGroup
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Before pytest-timeout looks: where others compute, too, a test takes longer, and may."""
+    """Raise the limit on a loaded machine, before pytest-timeout reads it."""
     item.add_marker(pytest.mark.timeout(limit_of(item) * load()), append=False)
     return (yield)
 
@@ -119,14 +119,14 @@ def limited(item: pytest.Item) -> Iterator[None]:
 
 
 def limit_of(item: pytest.Item) -> float:
-    """As pytest-timeout reads it; 0 is none."""
+    """Return the limit as pytest-timeout reads it; 0 is no limit."""
     marker = item.get_closest_marker("timeout")
     if marker is not None:
         return float(marker.args[0] if marker.args else marker.kwargs["timeout"])
-    asked = item.config.getoption("timeout")
-    return float(item.config.getini("timeout") or 0 if asked is None else asked)
+    option = item.config.getoption("timeout")
+    return float(item.config.getini("timeout") or 0 if option is None else option)
 
 
 def load() -> float:
-    """How many want each processor, at least 1."""
+    """Return the number of runnable processes per processor, at least 1."""
     return max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0)

@@ -1,4 +1,4 @@
-"""HTTP servers of a test's own, which say nothing of what they are asked."""
+"""Start silent HTTP servers for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Quiet(BaseHTTPRequestHandler):
 def serving(
     handler: Callable[..., Any], port: int = 0, kind: type[HTTPServer] = ThreadingHTTPServer
 ) -> Iterator[str]:
-    """Its address."""
+    """Yield the server's address."""
     with kind(("127.0.0.1", port), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""Interrupts that strike between any two bytecodes, one place after the other."""
+"""Interrupt a call between any two bytecodes, one place after the other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 
 def at_every_bytecode(call: Callable[[], object], after: Callable[[], object]) -> int:
-    """Interrupt `call` at its first bytecode, then at its second, and so on to its end; `after`
-    each, look whether all is well. Python lets a signal in at some of these places alone."""
-    # What hooks into the collection of garbage is other people's, and cannot raise.
+    """Interrupt `call` at its first bytecode, then at its second, and so on; call `after` each
+    time. Return the number of bytecodes. Python handles signals at only some of these places."""
+    # Hooks of the garbage collector belong to other libraries and cannot raise.
     gc.disable()
     try:
         for place in count():
@@ -53,7 +53,7 @@ def interrupted_at(place: int, call: Callable[[], object]) -> bool:
 
 @contextmanager
 def raising(number: int) -> Iterator[None]:
-    """While it lasts, this signal interrupts as Ctrl-C does."""
+    """Make this signal interrupt as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

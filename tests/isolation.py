@@ -1,5 +1,5 @@
-"""A Linux of one's own for a script: its processes, network, /tmp and shared memory are nobody
-else's, so it may use default ports and kill by name, and may even find the root read-only.
+"""Run a script with its own processes, network, /tmp and shared memory, so that it may use default
+ports and kill by name. The root may be read-only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.tools import ROOT, tool
 
 NAMESPACES = ("--pid", "--net", "--mount", "--fork", "--mount-proc", "--kill-child")
 HERE = Path("/mnt")
-"""where the script finds the folder it was given"""
+"""The script's folder."""
 
 
 @cache
@@ -29,7 +29,7 @@ def run_alone(
     script: str, folder: Path, timeout_s: float, *, is_read_only: bool = False, user: int = 0
 ) -> subprocess.CompletedProcess[str]:
     if not is_permitted():
-        pytest.skip("a process may not have namespaces of its own here; root may")
+        pytest.skip("this needs the right to make namespaces, which root has")
     (folder / "script.sh").write_text(script)
     steps = [
         f"{tool('ip', 'iproute2')} link set lo up",
@@ -51,7 +51,7 @@ def run_alone(
 
 
 def empty_tmp() -> list[str]:
-    """Emptied of all but this project, where that lies in it."""
+    """Return commands that empty /tmp but keep this project if it lies there."""
     emptied = "mount -t tmpfs -o mode=1777 tmpfs /tmp"
     if not ROOT.is_relative_to("/tmp"):
         return [emptied]
@@ -59,7 +59,7 @@ def empty_tmp() -> list[str]:
 
 
 def readable_python() -> list[str]:
-    """Where the interpreter lies in root's home, that home is emptied of all but it."""
+    """Return commands that leave only the interpreter in root's home, if it lies there."""
     base = sys.base_prefix
     if not base.startswith("/root/"):
         return []
@@ -76,8 +76,8 @@ def as_user(user: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """This one's, less what would configure the service, with the commands of our environment."""
-    ours = ("SDXL_", "RAY_", "PYTEST_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+    """Return this environment without settings of the service, with this interpreter's programs."""
+    settings = ("SDXL_", "RAY_", "PYTEST_")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(settings)}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**kept, "PATH": path, "HOME": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}

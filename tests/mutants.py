@@ -1,6 +1,7 @@
-"""Files changed at random, as an attacker or a failing disk would, and what reading them may do.
+"""Change files at random, as an attacker or a failing disk would, and check that readers refuse
+them.
 
-The same seed gives the same mutants. A failure names the seed, so that one mutant can be run alone.
+The same seed gives the same mutants, and a failure names the seed.
 """
 
 from __future__ import annotations
@@ -21,20 +22,19 @@ WRONG: tuple[Any, ...] = (
     *(0.5, 1e308, float("nan"), float("inf"), "", "x", "../x", "/etc/passwd", "a\0b", "\ud800"),
     *("x" * 5000, "~nobody/x", [], {}, [1], [[]], ["x"], [None], {"x": 1}, list(range(1000))),
 )
-"""What stands where something else should: other types, huge numbers, names that lead away."""
+"""Wrong values: other types, huge numbers, paths outside the folder."""
 DEEP = "[" * 200_000 + "]" * 200_000
 DEEP_MARK = "@deep@"
 ALLOWED_S, ALLOWED_BYTES = 60, 2**30
-"""For one mutant, in time of the processor, and for all of them; what is not bounded passes any
-limit."""
+"""Limits of processor time for one mutant, and of memory for all."""
 
 
 class TookTooLong(BaseException):
-    """No Exception, so that nothing that is tested catches it."""
+    """Not an Exception, so that tested code does not catch it."""
 
 
 def change_bytes(data: bytes, chance: random.Random) -> bytes:
-    """A few changes of the kinds that parsers trip over."""
+    """Make a few changes that break parsers."""
     content = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         place = chance.randrange(len(content) + 1)
@@ -58,7 +58,7 @@ def change_bytes(data: bytes, chance: random.Random) -> bytes:
 
 
 def change_json(text: str, chance: random.Random) -> bytes:
-    """One or two fields become something else; now and then it is no JSON any more."""
+    """Replace one or two fields; sometimes make invalid JSON."""
     if chance.random() < 0.2:
         return change_bytes(text.encode(), chance)
     value = json.loads(text)
@@ -98,18 +98,18 @@ def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def check_each(count: int, read: Callable[[random.Random], object]) -> None:
-    """`read` makes one mutant of its chance and reads it: it may succeed, or end in one of our own
-    errors, on one line; never in another one, and never take long or much memory."""
+    """Call `read`, which makes a mutant and reads it. It may succeed or raise an error of ours,
+    described in one line. Other errors, long times and much memory fail."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in range(count):
         with bounded(f"mutant {seed}"):
             try:
                 read(random.Random(seed))
             except Exception as error:
-                said = cli.describe(error)
-                is_ours = "\n" not in said and not said.startswith("unexpected ")
-                assert is_ours, f"mutant {seed}: {said[:500]}"
-                assert len(said) < 20_000, f"mutant {seed}: {len(said)} characters: {said[:300]}"
+                line = cli.describe(error)
+                is_ours = "\n" not in line and not line.startswith("unexpected ")
+                assert is_ours, f"mutant {seed}: {line[:500]}"
+                assert len(line) < 20_000, f"mutant {seed}: {len(line)} characters: {line[:300]}"
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     assert grown < ALLOWED_BYTES, f"took {grown / 2**20:.0f} MiB, allowed {ALLOWED_BYTES >> 20}"
 

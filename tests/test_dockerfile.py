@@ -1,4 +1,4 @@
-"""The Dockerfile: nothing here can build it, so its commands are run or checked one by one."""
+"""The Dockerfile: without Docker here, its commands are run or checked one by one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def setup_command() -> str:
-    (found,) = (rest for rest in arguments("RUN") if rest.startswith("make "))
-    return found
+    (command,) = (rest for rest in arguments("RUN") if rest.startswith("make "))
+    return command
 
 
 def test_every_command_is_bash() -> None:
@@ -40,10 +40,10 @@ def test_it_installs_as_ci_does_with_extras_that_exist() -> None:
     command = ["make", "-n", *setup_command().split()[1:]]
     command = [part.replace("/opt/sdxl", "/nowhere/sdxl") for part in command]
     shell = " ".join(command).replace("${BACKENDS}", "tensorrt")
-    said = subprocess.run(
+    output = subprocess.run(
         ["bash", "-c", shell], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    locked, own = (line for line in said.splitlines() if "pip install" in line)
+    locked, own = (line for line in output.splitlines() if "pip install" in line)
     assert "--require-hashes -r locks/tensorrt.txt" in locked, locked
     assert "--no-deps --no-build-isolation '.[serve,export,eval,c2pa,s3,tensorrt]'" in own, own
     known = PROJECT["optional-dependencies"]
@@ -52,11 +52,11 @@ def test_it_installs_as_ci_does_with_extras_that_exist() -> None:
 
 def test_several_backends_are_installed_from_their_locks() -> None:
     command = ["make", "-n", "setup", "VENV=/nowhere/sdxl", "LOCKED=tensorrt,tensorrt-rtx"]
-    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "--require-hashes -r locks/tensorrt.txt -r locks/tensorrt-rtx.txt" in said, said
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "--require-hashes -r locks/tensorrt.txt -r locks/tensorrt-rtx.txt" in output, output
 
 
-def test_what_it_copies_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     allowed = {
         line.removeprefix("!")
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -71,12 +71,12 @@ def test_what_it_copies_is_there_and_not_ignored() -> None:
     assert packages <= copied, f"{packages - copied} are packages and not in the image"
 
 
-def test_its_python_is_one_that_the_project_takes() -> None:
+def test_the_project_supports_its_python() -> None:
     assert "Programming Language :: Python :: 3.12" in PROJECT["classifiers"]
     assert all("python3.12" in text for text in arguments("RUN") if "python3" in text)
 
 
-def test_nobody_is_root_and_what_is_written_is_a_volume() -> None:
+def test_it_runs_as_a_user_and_writes_to_a_volume() -> None:
     steps = dockerfile.stage("service")
     last = max(place for place, (name, _) in enumerate(steps) if name == "USER")
     assert int(steps[last][1]) > 0, f"it ends as {steps[last][1]}"
@@ -88,7 +88,7 @@ def test_nobody_is_root_and_what_is_written_is_a_volume() -> None:
     assert home in volumes and all(environment[name].startswith(home) for name in written)
 
 
-def test_it_serves_unless_another_command_is_given() -> None:
+def test_it_serves_by_default() -> None:
     program, command, *flags = dockerfile.default_command()
     assert (program, command) == ("sdxl", "serve")
     assert read_settings(flags).keys == "/run/secrets/sdxl_keys"
@@ -97,19 +97,19 @@ def test_it_serves_unless_another_command_is_given() -> None:
     assert command == "serve" and read_settings(flags).keys == "/run/secrets/sdxl_keys"
 
 
-def test_what_the_texts_run_in_it_are_commands_of_the_program() -> None:
-    """After the image's name comes one of `sdxl --help`."""
+def test_documents_run_existing_commands_in_it() -> None:
+    """A command of `sdxl --help` follows the image's name."""
     texts = [ROOT / "Dockerfile", ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    found = {
+    used = {
         command
         for path in texts
         for command in re.findall(r"docker run .*? sdxl(?:-llm)? (\S+)", path.read_text())
     }
-    assert {"serve", "export"} <= found and found <= set(COMMANDS), found
+    assert {"serve", "export"} <= used and used <= set(COMMANDS), used
 
 
 def test_without_engines_triton_can_compile() -> None:
-    """A C compiler and Python's headers: for each kernel it compiles what launches it."""
+    """Triton compiles each kernel's launcher with a C compiler and Python's headers."""
     (text,) = (rest for name, rest in dockerfile.stage("python") if name == "RUN")
     assert {"gcc", "libc6-dev", "python3.12-dev"} <= set(text.split())
 
@@ -121,8 +121,8 @@ def test_the_language_model_comes_from_nvidias_image() -> None:
     assert ("FROM", "${KIND} AS python") in dockerfile.instructions()
 
 
-def test_the_language_models_interpreter_alone_finds_its_images_libraries(tmp_path: Path) -> None:
-    """The stage's own commands, but for pip's and apt's."""
+def test_only_the_language_models_interpreter_finds_its_images_libraries(tmp_path: Path) -> None:
+    """Run the stage's commands, without those of pip and apt."""
     (text,) = (rest for _, rest in dockerfile.stage("llm") if "/opt/trtllm/own" in rest)
     steps = [step for step in text.split(" && ") if "pip" not in step]
     own = tmp_path / "own/bin/python"
@@ -145,14 +145,14 @@ def test_the_language_models_interpreter_alone_finds_its_images_libraries(tmp_pa
     )
 
 
-def test_its_health_check_knows_a_service_that_is_ready() -> None:
+def test_its_health_check_passes_for_a_ready_service() -> None:
     program, *rest = dockerfile.health_check()
     assert program == "python"
 
     def check(url: str) -> int:
         command = [part.replace("http://127.0.0.1:8000", url) for part in rest]
         assert command != rest
-        # Its patience is for the machine that it runs on; this one may be busy.
+        # This machine may be busy.
         command = [part.replace("timeout=5", "timeout=60") for part in command]
         return subprocess.run([sys.executable, *command], capture_output=True).returncode
 
@@ -162,14 +162,14 @@ def test_its_health_check_knows_a_service_that_is_ready() -> None:
 
 
 @pytest.mark.long
-def test_what_it_installs_works_without_the_sources(tmp_path: Path) -> None:
-    """The very command, but for its dependencies, which are here already."""
+def test_the_installed_program_works_without_the_sources(tmp_path: Path) -> None:
+    """Run the install command, without dependencies, which are here."""
     text = (
         setup_command()
         .replace("/opt/sdxl", str(tmp_path / "venv"))
         .replace("python3.12", "python3")
     )
-    # Its builder comes with the lock; here an isolated one is made.
+    # The lock has the build backend; here pip makes an isolated one.
     bare, count = (
         text.replace("PACKAGE=\"'.[", "PACKAGE=\"--no-deps '.[").replace("LOCKED=${BACKENDS}", ""),
         text.count("PACKAGE=\"'.["),

@@ -76,15 +76,15 @@ def test_a_test_that_hangs_fails_alone(
     command = [sys.executable, "-m", "pytest", "-n", "1", "-rA", "-p", "no:cacheprovider"]
     command += ["-c", str(ROOT / "pyproject.toml"), "--timeout", str(LIMIT_S), *chosen]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    outcomes = {name: outcome for outcome, name in re.findall(OUTCOME, said, re.M)}
-    assert {name for name, outcome in outcomes.items() if outcome == "PASSED"} == {*PASS}, said
-    assert {*outcomes} == {*PASS, *in_python, *in_c}, said
-    assert said.count(f"Timeout (>{LIMIT_S:.1f}s) from pytest-timeout") >= len(in_python), said
+    output = done.stdout + done.stderr
+    outcomes = {name: outcome for outcome, name in re.findall(OUTCOME, output, re.M)}
+    assert {name for name, outcome in outcomes.items() if outcome == "PASSED"} == {*PASS}, output
+    assert {*outcomes} == {*PASS, *in_python, *in_c}, output
+    assert output.count(f"Timeout (>{LIMIT_S:.1f}s) from pytest-timeout") >= len(in_python), output
     for name in in_c:
-        assert f"in test_{name}" in said, f"its stack is missing:\n{said}"
+        assert f"in test_{name}" in output, f"its stack is missing:\n{output}"
 
 
 def in_order(*hung: str) -> list[str]:
-    """Tests that pass stand before, between and behind them."""
+    """Return these tests and those that pass, in their order in TESTS."""
     return [name for name in re.findall(r"def test_(\w+)", TESTS) if name in (*PASS, *hung)]

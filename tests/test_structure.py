@@ -1,4 +1,4 @@
-"""The shape of the code itself: who may import whom, what names mean, how fast it starts."""
+"""Rules of the code itself: allowed imports, names, time to start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOMS = {
         "measuring",
     ),
 }
-"""Each imports only those after it."""
+"""Each room imports only those after it."""
 UNKNOWN = {
     "asyncio": ("asyncio",),
     "clock": ("time",),
@@ -61,7 +61,7 @@ UNKNOWN = {
     "tensors": ("numpy", "torch"),
     "torch": ("torch",),
 }
-"""What a module that says it knows no such thing does not import."""
+"""Imports that are forbidden for a module whose docstring says that it knows no such thing."""
 NOT_KNOWN = re.compile(r"knows (?:no|neither|nothing of) ([^.:;]+)")
 ENTRY = ROOT / "sdxl" / "cli.py"
 VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "base", "misc"}
@@ -70,7 +70,7 @@ MODULES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rgl
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything a file imports, at any depth, by statement or by name."""
+    """Yield line and dotted name of every import of a file, by statement or `import_module`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names=names):
@@ -103,7 +103,7 @@ def test_packages_import_only_what_is_below_them() -> None:
 def test_rooms_import_only_what_is_below_them(package: str) -> None:
     rooms = ROOMS[package]
     found = {p.parent.name for p in (ROOT / package).glob("*/__init__.py")}
-    assert found == set(rooms), f"rooms of {package} that have no place in the order, or are gone"
+    assert found == set(rooms), f"rooms of {package}: ROOMS differs from the folders"
     wrong = []
     for room in rooms:
         above = {*rooms[: rooms.index(room)]}
@@ -115,9 +115,8 @@ def test_rooms_import_only_what_is_below_them(package: str) -> None:
     assert not wrong, " → ".join(rooms) + ":\n" + "\n".join(wrong)
 
 
-def test_no_imports_go_round_in_a_circle() -> None:
-    """Those inside functions count too: what needs one there to load at all is two halves of one
-    module. `TopologicalSorter` names the circle."""
+def test_imports_have_no_cycle() -> None:
+    """Imports inside functions count too: modules that need each other are one module."""
     by_name = {dotted(path): path for path in MODULES}
     known = {
         name: {module for _, full in imports(path) if (module := module_of(full, by_name))} - {name}
@@ -134,7 +133,7 @@ def dotted(path: Path) -> str:
 
 
 def module_of(name: str, known: Container[str]) -> str | None:
-    """The module that an imported name is, or is in; a package's own file counts only by itself."""
+    """Return the module that an imported name is, or is defined in."""
     parent = name.rpartition(".")[0]
     return name if name in known else parent if parent in known else None
 
@@ -154,43 +153,43 @@ def test_the_entry_imports_only_what_errors_need() -> None:
     assert names <= {"sdxl", "sdxl.params.InvalidParams"}
 
 
-def test_names_say_something() -> None:
+def test_names_are_not_vague() -> None:
     parts = {path: set(path.relative_to(ROOT).with_suffix("").parts) for path in MODULES}
     vague = [str(path) for path, names in parts.items() if names & VAGUE_NAMES]
     shadowing = [str(path) for path in MODULES if path.stem in SHADOWING_NAMES]
     assert not vague + shadowing
 
 
-def test_no_class_name_means_two_things() -> None:
-    """Of all five packages together."""
+def test_class_names_are_unique() -> None:
+    """In all five packages together."""
     places: dict[str, list[str]] = {}
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     twice = {name: where for name, where in places.items() if len(where) > 1}
-    assert not twice, f"a name says what its class is of: {twice}"
+    assert not twice, f"classes of the same name: {twice}"
 
 
-def test_every_module_says_its_job() -> None:
-    silent = [
+def test_every_module_has_a_docstring() -> None:
+    undocumented = [
         str(path.relative_to(ROOT))
         for path in MODULES
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
-    assert not silent, f"needed a first docstring: {silent}"
+    assert not undocumented, f"modules without a docstring: {undocumented}"
 
 
-def test_a_module_imports_nothing_that_it_says_it_does_not_know() -> None:
+def test_a_module_imports_nothing_that_its_docstring_excludes() -> None:
     wrong = []
     for path in MODULES:
-        said = " ".join(
+        docstring = " ".join(
             (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split()
         )
-        for match in NOT_KNOWN.finditer(said):
+        for match in NOT_KNOWN.finditer(docstring):
             for thing in re.split(r",? (?:and|or|nor) (?:no )?|, (?:no )?", match[1]):
                 if thing not in UNKNOWN:
-                    wrong.append(f"{path.relative_to(ROOT)}: {thing!r} is nothing that is tested")
+                    wrong.append(f"{path.relative_to(ROOT)}: {thing!r} is not in UNKNOWN")
                 wrong += [
                     f"{path.relative_to(ROOT)}:{line} says it knows no {thing}, imports {name}"
                     for line, name in imports(path)
@@ -200,7 +199,7 @@ def test_a_module_imports_nothing_that_it_says_it_does_not_know() -> None:
 
 
 def fastest(command: list[str], runs: int = 7) -> float:
-    """The best of several: a busy machine can only make it slower."""
+    """Return the least of several times: a busy machine only makes it longer."""
     times = []
     for _ in range(runs):
         start = time.perf_counter()
@@ -229,7 +228,7 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
 
 
 def test_every_parameter_is_a_flag_a_field_a_column_a_key_and_a_control() -> None:
-    """Of sdxl/params.py's table, and nothing else is one."""
+    """sdxl/params.py's table is the only source of all of these."""
     import dataclasses
 
     from sdxl.arguments import POSITIONAL
@@ -269,10 +268,12 @@ def test_every_scheduler_has_a_solver_and_every_solver_a_name() -> None:
 def test_the_page_names_no_parameter_whose_control_the_service_describes() -> None:
     from sdxl.params import PARAMETERS
 
-    own = {"prompt", "cache_interval", "seed"}
-    """The page draws these by itself, or must keep their digits."""
+    by_hand = {"prompt", "cache_interval", "seed"}
+    """Controls that the page defines itself."""
     web = ROOT / "serve" / "web"
     text = "".join(p.read_text(encoding="utf-8") for p in sorted(web.glob("*.js")))
     text += (web / "index.html").read_text(encoding="utf-8")
-    named = [n for n in PARAMETERS if n not in own | {"width", "height"} and f'name="{n}"' in text]
+    named = [
+        n for n in PARAMETERS if n not in by_hand | {"width", "height"} and f'name="{n}"' in text
+    ]
     assert not named
