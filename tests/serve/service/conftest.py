@@ -1,5 +1,6 @@
 """One service for all tests that do not harm it: starting one takes longer than most of them. All
-tests in this folder are slow, and one process runs them (tests/hangs.py)."""
+tests in this folder are slow, and one process runs them (tests/hangs.py). On a phone those with
+the marker `phone` are slow, the others long: there the layout or the finger makes a difference."""
 
 from __future__ import annotations
 
@@ -22,8 +23,20 @@ FOLDER = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(FOLDER) and not item.get_closest_marker("long"):
-            item.add_marker(pytest.mark.slow)
+        if item.path.is_relative_to(FOLDER):
+            if is_on_phone(item) and not item.get_closest_marker("phone"):
+                item.add_marker(pytest.mark.long)
+            if not item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.slow)
+
+
+def is_on_phone(item: pytest.Item) -> bool:
+    params = (
+        item.callspec.params.values()
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ()
+    )
+    return any(isinstance(value, View) and value.name == "phone" for value in params)
 
 
 @pytest.fixture(scope="session")

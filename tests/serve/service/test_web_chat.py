@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from sdxl.images import read_parameters
@@ -16,6 +17,7 @@ def say(web: Visit, text: str) -> None:
     web.page.click("#send")
 
 
+@pytest.mark.phone
 def test_an_answer_comes_and_is_drawn(browser: Browser, view: View) -> None:
     with listening(fake_speaker()) as url, visit(browser, url, view) as web:
         say(web, "circle")

@@ -88,6 +88,7 @@ def test_what_is_told_comes_from_warm_runs_alone(
     expect(web.page.locator("#thumbs li")).to_have_count(2)
 
 
+@pytest.mark.phone
 def test_both_lie_in_one_place_and_a_slider_says_how_much_of_each_is_seen(
     web: Visit, shots: Path
 ) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from typing import Any
 
+import pytest
 from PIL import Image
 from playwright.sync_api import FilePayload, expect
 
@@ -51,6 +52,7 @@ def test_a_dropped_picture_is_made_anew_as_strongly_as_asked_and_seen_forming(we
     assert len(set(web.page.evaluate("previews"))) >= 2
 
 
+@pytest.mark.phone
 def test_a_result_is_edited_and_a_picture_from_words_comes_after_it(web: Visit) -> None:
     web.generate(PROMPT, steps="4", seed="3")
     web.wait_for_pictures()

@@ -71,6 +71,7 @@ def changed(file: bytes) -> NDArray[np.bool_]:
     return found
 
 
+@pytest.mark.phone
 def test_what_is_painted_is_made_anew_and_the_rest_stays_to_the_byte(web: Visit) -> None:
     web.page.click("#mask")
     expect(web.page.locator("#painter-canvas")).to_be_focused()
@@ -90,6 +91,7 @@ def test_what_is_painted_is_made_anew_and_the_rest_stays_to_the_byte(web: Visit)
     assert 48 <= top <= 60 and 68 <= bottom <= 80, f"changed from {top} to {bottom}"
 
 
+@pytest.mark.phone
 def test_strokes_are_erased_undone_inverted_and_found_again(web: Visit) -> None:
     act = web.page.locator("#painter")
     web.page.click("#mask")
@@ -179,6 +181,7 @@ def column_means(web: Visit, at: str = "") -> NDArray[np.float64]:
     return found
 
 
+@pytest.mark.phone
 def test_a_picture_is_seen_at_its_own_size_and_larger(web: Visit) -> None:
     web.generate(PROMPT, steps="4")
     web.wait_for_pictures()
@@ -196,6 +199,7 @@ def test_a_picture_is_seen_at_its_own_size_and_larger(web: Visit) -> None:
     assert web.page.evaluate(width) == fitted
 
 
+@pytest.mark.phone
 def test_the_frame_is_dragged_to_a_larger_canvas_that_is_filled(web: Visit) -> None:
     web.page.click("#extend")
     assert web.violations() == []

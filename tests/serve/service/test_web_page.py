@@ -52,6 +52,7 @@ def slow(request: pytest.FixtureRequest, browser: Browser) -> Iterator[tuple[Vis
         yield web, worker
 
 
+@pytest.mark.phone
 def test_a_picture_forms_through_previews(web: Visit) -> None:
     web.generate(PROMPT, steps="40", seed="9")
     web.wait_for_pictures()
@@ -85,6 +86,7 @@ def is_idle(worker: Worker) -> bool:
     return worker.is_idle
 
 
+@pytest.mark.phone
 def test_cancel_frees_the_slots(slow: tuple[Visit, Worker]) -> None:
     web, worker = slow
     web.generate(PROMPT, pictures=4, steps="100")
@@ -116,6 +118,7 @@ def test_a_reload_keeps_the_gallery_and_the_settings(web: Visit) -> None:
     assert PROMPT in facts and "3.5" in facts
 
 
+@pytest.mark.phone
 def test_a_picture_of_the_gallery_gives_its_settings_and_can_be_removed(web: Visit) -> None:
     web.generate(PROMPT, steps="4", cache_interval="3")
     web.wait_for_pictures()
@@ -245,6 +248,7 @@ def test_the_documentation_needs_no_network(browser: Browser, running: Service) 
         expect(web.page.locator("#swagger-ui")).to_contain_text("/v1/images/generations")
 
 
+@pytest.mark.phone
 @pytest.mark.parametrize("view", VIEWS, ids=str)
 def test_everybody_can_use_it_and_this_is_how_it_looks(
     browser: Browser, running: Service, view: View, shots: Path

@@ -69,6 +69,7 @@ def test_who_types_is_counted_when_a_pause_comes(browser: Browser) -> None:
         assert sum(url.endswith(PROMPTS) for url in web.asked) == before + 1
 
 
+@pytest.mark.phone
 def test_a_prompt_that_is_too_long_is_refused_beside_it_and_in_view(page: Visit) -> None:
     page.generate("red " * 400)
     alert = page.page.get_by_role("alert")
@@ -171,6 +172,7 @@ def test_surprises_are_in_the_embedded_model_s_language(web: Visit) -> None:
 # -- and then -------------------------------------------------------------------------------
 
 
+@pytest.mark.phone
 def test_generate_stays_in_reach_on_a_phone(web: Visit) -> None:
     web.generate(PROMPT, steps="4")
     web.wait_for_pictures()

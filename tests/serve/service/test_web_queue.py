@@ -124,6 +124,7 @@ def test_a_removal_is_undone_before_the_viewer_is_left(web: Visit) -> None:
     expect(web.page.locator("#thumbs li")).to_have_count(2)
 
 
+@pytest.mark.phone
 def test_a_long_prompt_leaves_room_for_the_rest(web: Visit) -> None:
     web.page.fill("#prompt", "a red circle " * 300)
     box = web.page.locator("#prompt").bounding_box()

@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "examples" / "generate.mjs"
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module", params=["7.57.0", "6.49.0"])
+@pytest.fixture(scope="module", params=["7.57.0", pytest.param("6.49.0", marks=pytest.mark.long)])
 def packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_node(tmp_path_factory.mktemp("node"), f"openai@{request.param}")
 
