@@ -23,8 +23,8 @@ SHALLOW_SHARE = 0.034
 """a shallow step's arithmetic over a deep one's, until both are measured"""
 MOST_TICKS = 1000
 """costs that are kept: every size of picture brings its own, and each estimate looks at all"""
-
-
+MEASURED = ("encode_s", "image_s", "decode_s", "paste_s")
+"""The costs beside those of UNet calls."""
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
 
 
@@ -50,6 +50,11 @@ class Costs:
     """encoding of an image of the model's own size, which an edit begins with"""
     decode_s: float = 0.0
     """from final latents to an image file, of the model's own size"""
+    paste_s: float = 0.0
+    """Pasting a result into a larger image and writing that file, by its pixels over those of the
+    model's own size; until it is measured, `decode_s`."""
+    pasting_s: float = 0.0
+    """Predicted seconds of pasting that are left for pictures that have no more steps."""
     lasting: frozenset[CostKey] = frozenset()
     """ticks that are never forgotten: those of the warm-up"""
 
@@ -116,18 +121,24 @@ class Costs:
             for network in NETWORKS
         )
         later = flight.later
-        return own_s + (later.delay_s + self.work_s(flight.next_leg, limits) if later else 0.0)
+        if later is None:
+            return own_s + self.pasted_s(flight)
+        return own_s + later.delay_s + self.work_s(flight.next_leg, limits)
 
     def decoded_s(self, flight: Flight, limits: Limits) -> float:
         """From its final latents to its file."""
         return self.decode_s * (size_of(flight) / size_of(limits.standard or flight))
+
+    def pasted_s(self, flight: Flight) -> float:
+        """Seconds that pasting its result takes, one picture after another."""
+        return (self.paste_s or self.decode_s) * flight.pasted
 
     def as_dict(self) -> dict[str, Any]:
         ticks = [
             {**call._asdict(), "axes": dict(call.axes), "bucket": bucket, "seconds": seconds}
             for (call, bucket), seconds in self.ticks.items()
         ]
-        others = {name: getattr(self, name) for name in ("encode_s", "image_s", "decode_s")}
+        others = {name: getattr(self, name) for name in MEASURED}
         return {"ticks": ticks, **others}
 
     @classmethod
@@ -139,7 +150,7 @@ class Costs:
             ): each["seconds"]
             for each in value["ticks"]
         }
-        return cls(ticks, value["encode_s"], value["image_s"], value["decode_s"])
+        return cls(ticks, **{name: value.get(name, 0.0) for name in MEASURED})
 
 
 def size_of(flight: Flight) -> int:
@@ -167,6 +178,7 @@ def project(
     delay_s = dict.fromkeys(states, 0.0)
     finish = {f.id: math.inf for f in flights}
     asked, known = set(states if of is None else of), _Ticks()
+    pasting_until = now + costs.pasting_s
     while asked:
         near = foremost(states.values(), limits)
         plan = plan_tick(near, limits, now)
@@ -187,7 +199,10 @@ def project(
                 delay_s[flight.id] = moved.later.delay_s
                 states[flight.id] = moved.next_leg
             elif moved.is_done:
-                finish[flight.id] = now + delay_s[flight.id] + costs.decoded_s(moved, limits)
+                ready = now + delay_s[flight.id] + costs.decoded_s(moved, limits)
+                if moved.pasted:
+                    ready = pasting_until = max(ready, pasting_until) + costs.pasted_s(moved)
+                finish[flight.id] = ready
                 asked.discard(flight.id)
                 del states[flight.id]
     return finish
@@ -197,12 +212,13 @@ def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: fl
     """No picture is ready later by `project`, in whatever order they run: each row is counted at
     the most that it can cost. Takes a twentieth of the time, and is infinite where costs are not
     known or an image is held."""
-    work_s, after_s = 0.0, 0.0
+    work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
         if flight.is_held:
             return math.inf
         later = flight.later
+        pasting_s += costs.pasted_s(flight)
         delay_s = later.delay_s if later else 0.0
         for leg in (flight, flight.next_leg) if later else (flight,):
             deep, both = leg.plan.deep_rows_before, leg.plan.rows_before
@@ -214,7 +230,7 @@ def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: fl
                     row_s[call] = costs.row_at_most_s(call, limits)
                 work_s += rows * row_s[call] if rows else 0.0
             after_s = max(after_s, delay_s + costs.decoded_s(leg, limits))
-    return now + work_s + after_s
+    return now + work_s + after_s + pasting_s
 
 
 _Ticks = dict[tuple[object, ...], tuple[float, list[int]]]

@@ -79,6 +79,9 @@ class Flight:
     variant: str = PLAIN
     """of the graphs that it runs on"""
     later: Leg | None = None
+    pasted: float = 0.0
+    """Pixels of the image files that the result is pasted into, over those of the model's own size;
+    0: its file has the size that it is made in."""
 
     def call(self, network: Network) -> CallKey:
         return CallKey(network, self.axes, self.variant)

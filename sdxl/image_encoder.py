@@ -31,7 +31,7 @@ class ImageEncoder:
 
     def latents(self, source: SourceImage, *, is_sampled: bool, is_full: bool) -> SourceLatents:
         """`is_full`: at full strength, where diffusers hides what a mask covers."""
-        picture, mask = _pixels(source.part), source.part_mask
+        picture, mask = _pixels(source.image), source.mask
         is_hidden = mask is not None and is_full
         masked = self._masked(picture, mask, is_sampled=is_sampled)
         if masked is not None and is_hidden:

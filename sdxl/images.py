@@ -61,7 +61,7 @@ def to_pixels(image: Tensor) -> Pixels:
 
 
 def pasted(pixels: Pixels, source: SourceImage) -> Pixels:
-    """What was made of a source, in its place there."""
+    """The result of an edit, in its place in the source."""
     return np.array(source.pasted(Image.fromarray(pixels)))
 
 
@@ -114,16 +114,16 @@ def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
 
 
 def forming(
-    latents: Tensor, preview_map: Tensor, size: tuple[int, int], source: SourceImage | None
+    latents: Tensor, preview_map: Tensor, size: tuple[int, int], source: SourceImage | None = None
 ) -> Pixels:
-    """The same at a picture's own size, in its place where it is made of a part of another."""
+    """A preview at the picture's own size; of an edit, in its place in the source."""
     small = Image.fromarray(preview(latents, preview_map))
     pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
     return pixels if source is None else pasted(pixels, source)
 
 
 def encode(
-    pixels: Pixels,
+    pixels: Pixels | Image.Image,
     format: str,
     params: Mapping[str, Any],
     quality: int | None = None,
@@ -132,7 +132,8 @@ def encode(
     """The bytes of a png, jpeg or webp, with what made the picture inside. The same picture gives
     the same bytes: there is no time, place or name of a machine in them. `xmp`: one more
     packet."""
-    image, file = Image.fromarray(pixels), io.BytesIO()
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    file = io.BytesIO()
     if format == "png":
         image.save(file, "PNG", pnginfo=_png_chunks(params, xmp))
     else:

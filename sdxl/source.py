@@ -7,6 +7,7 @@ It knows no networks, no HTTP and no torch.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,36 +31,66 @@ Box = tuple[int, int, int, int]
 """left, top, right, bottom"""
 
 
-@dataclass(frozen=True)
-class SourceImage:
-    """What an edit begins with. `mask` is white where it is to be made anew; none: everywhere."""
+@dataclass(frozen=True, eq=False)
+class WholeImage:
+    """The image that an "only masked" edit changes a part of. It stays compressed: decoded, one of
+    33 megapixels takes 170 MB, so it is decoded for each result and let go."""
 
-    picture: Image.Image
-    """what the result is pasted into"""
-    mask: Image.Image | None
-    box: Box
-    """the part that is worked at"""
+    image: bytes
+    mask: bytes | None
+    """The files as the client sent them."""
     size: tuple[int, int]
-    """width and height that it is worked at in"""
-    digests: Mapping[str, str] = field(default_factory=dict)
-    """what a result says of where it came from"""
+    box: Box
+    blur: int
+    """Pixels that the mask is blurred by."""
+    key: str
+    """Digest of all of these."""
 
-    @property
-    def part(self) -> Image.Image:
-        return self.picture.resize(self.size, SHARP, self.box)
+    def decoded(self) -> DecodedWhole:
+        given = GivenImage.read(self.image, self.mask)
+        assert given.mask is not None
+        image = filled(given.picture) if given.picture.mode == "RGBA" else given.picture
+        return DecodedWhole(image, blurred(given.mask, self.blur), self.box)
 
-    @property
-    def part_mask(self) -> Image.Image | None:
-        return self.mask and self.mask.resize(self.size, EVEN, self.box)
+
+@dataclass(frozen=True)
+class DecodedWhole:
+    image: Image.Image
+    mask: Image.Image
+    box: Box
 
     def pasted(self, made: Image.Image) -> Image.Image:
-        """What was made of the part, in its place; where the mask is black nothing has changed."""
+        """The whole image with `made` in its box, as far as the mask is white."""
+        left, top, right, bottom = self.box
+        result = self.image.copy()
+        made = made.resize((right - left, bottom - top), SHARP)
+        result.paste(made, (left, top), self.mask.crop(self.box))
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class SourceImage:
+    """The image that an edit begins with, at the size that it is edited in."""
+
+    image: Image.Image
+    mask: Image.Image | None
+    """White where the image changes; None: everywhere."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the client's files, for the result's metadata."""
+    whole: WholeImage | None = None
+    """The image that the result is pasted into, if `image` is a part of one."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.image.size
+
+    def pasted(self, made: Image.Image) -> Image.Image:
+        """`made` in its place; where the mask is black nothing has changed."""
+        if self.whole is not None:
+            return self.whole.decoded().pasted(made)
         if self.mask is None:
             return made
-        left, top, right, bottom = self.box
-        whole = self.picture.copy()
-        whole.paste(made.resize((right - left, bottom - top), SHARP), (left, top))
-        return Image.composite(whole, self.picture, self.mask)
+        return Image.composite(made.resize(self.size, SHARP), self.image, self.mask)
 
 
 @dataclass(frozen=True)
@@ -71,6 +102,8 @@ class GivenImage:
     mask: Image.Image | None
     digests: Mapping[str, str]
     """of the files, by the names that a result's metadata has for them"""
+    files: tuple[bytes, bytes | None]
+    """Image and mask, compressed."""
 
     @classmethod
     def read(cls, data: bytes, mask: bytes | None = None) -> GivenImage:
@@ -86,7 +119,9 @@ class GivenImage:
             raise InvalidParams("mask", "all of it kept", "needed a transparent or a white part")
         files = {DIGESTS[0]: data} | ({} if mask is None else {DIGESTS[1]: mask})
         digests = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
-        return cls(picture.convert("RGB" if own is None else "RGBA"), white, digests)
+        mode = "RGB" if own is None else "RGBA"
+        picture = picture if picture.mode == mode else picture.convert(mode)
+        return cls(picture, white, digests, (data, mask))
 
     def size(self, sizes: Sizes, *, is_part: bool) -> tuple[int, int]:
         """What to work at where nobody says: the picture's own size, with no more pixels than the
@@ -119,12 +154,17 @@ class GivenImage:
             picture = picture if picture.size == size else picture.resize(size, SHARP)
             mask = mask and (mask if mask.size == size else mask.resize(size, EVEN))
         picture = filled(picture) if picture.mode == "RGBA" else picture
-        if mask is not None and params.mask_blur:
-            mask = mask.filter(ImageFilter.GaussianBlur(params.mask_blur))
-        box = (0, 0, *picture.size)
-        if mask is not None and params.mask_padding is not None:
-            box = around(mask, params.mask_padding, params.width / params.height)
-        return SourceImage(picture, mask, box, size, self.digests)
+        mask = mask and blurred(mask, params.mask_blur)
+        if params.mask_padding is None:
+            return SourceImage(picture, mask, self.digests)
+        if mask is None:
+            return SourceImage(picture.resize(size, SHARP), None, self.digests)
+        box = around(mask, params.mask_padding, params.width / params.height)
+        text = json.dumps([*self.digests.items(), picture.size, box, params.mask_blur])
+        key = hashlib.sha256(text.encode()).hexdigest()
+        whole = WholeImage(*self.files, picture.size, box, params.mask_blur or 0, key)
+        image, mask = picture.resize(size, SHARP, box), mask.resize(size, EVEN, box)
+        return SourceImage(image, mask, self.digests, whole)
 
 
 def decode(data: bytes, field: str) -> Image.Image:
@@ -164,6 +204,10 @@ def transparent(picture: Image.Image) -> Image.Image | None:
         return None
     alpha = picture.convert("RGBA").getchannel("A")
     return None if alpha.getextrema() == (255, 255) else ImageOps.invert(alpha)
+
+
+def blurred(mask: Image.Image, radius: float | None) -> Image.Image:
+    return mask.filter(ImageFilter.GaussianBlur(radius)) if radius else mask
 
 
 def filled(picture: Image.Image) -> Image.Image:

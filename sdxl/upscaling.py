@@ -13,14 +13,13 @@ from torch.nn.functional import interpolate
 from sdxl.editing import SourceLatents
 from sdxl.images import Pixels
 from sdxl.params import GenerationParams
-from sdxl.source import SourceImage
+from sdxl.source import SHARP, SourceImage
 
 
 def enlarged_picture(pixels: Pixels, leg: GenerationParams) -> SourceImage:
     """Of the size that `leg`, with its size filled, is made in."""
     assert leg.width and leg.height
-    picture = Image.fromarray(pixels)
-    return SourceImage(picture, None, (0, 0, *picture.size), (leg.width, leg.height))
+    return SourceImage(Image.fromarray(pixels).resize((leg.width, leg.height), SHARP), None)
 
 
 def enlarged_latents(latents: Tensor, height: int, width: int) -> SourceLatents:

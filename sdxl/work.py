@@ -11,16 +11,21 @@ from sdxl.cost import SHALLOW_SHARE
 from sdxl.deepcache import StepPlan, plan_of
 from sdxl.params import GenerationParams, Sizes
 
+PASTE_SHARE = 0.1
+"""The work of pasting into an image and writing its file, over that of making one of its size."""
+
 
 def standard_images(
-    params: GenerationParams, sizes: Sizes, *, embeds_guidance: bool = False
+    params: GenerationParams, sizes: Sizes, *, embeds_guidance: bool = False, pasted: int = 0
 ) -> float:
+    """`pasted`: pixels of the files of a larger image that the picture is pasted into."""
     side = sizes.default
 
     def work(each: GenerationParams) -> float:
         return _pixels(each, side) * _row_steps(plan_of(each, embeds_guidance=embeds_guidance))
 
-    return sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
+    made = sum(map(work, params.legs)) / work(GenerationParams(width=side, height=side))
+    return made + PASTE_SHARE * pasted / side**2
 
 
 def _pixels(params: GenerationParams, side: int) -> int:

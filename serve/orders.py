@@ -42,6 +42,17 @@ class ImageOrder:
     model: str = ""
     """which alone may make it, as the settings name it; empty: whichever has this order"""
 
+    @property
+    def pasted_pixels(self) -> int:
+        """Pixels of the files, previews included, that the result is pasted into; 0: of none."""
+        whole = self.source and self.source.whole
+        return math.prod(whole.size) * (1 + len(self.preview_steps)) if whole else 0
+
+    @property
+    def result_pixels(self) -> int:
+        whole = self.source and self.source.whole
+        return math.prod(whole.size if whole else self.params.result_size)
+
 
 @dataclass(frozen=True)
 class Queued:

@@ -83,7 +83,9 @@ class BackendRenderer:
             return
         card = await self.card()
         how = card.embeds_guidance
-        work = standard_images(order.params, card.sizes, embeds_guidance=how)
+        work = standard_images(
+            order.params, card.sizes, embeds_guidance=how, pasted=order.pasted_pixels
+        )
         while wait_s := self._limiter.take(self._key, 1, work)[1]:
             await asyncio.sleep(wait_s)
 

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import (
@@ -23,6 +24,7 @@ from ray.serve.exceptions import (
     ReplicaUnavailableError,
 )
 
+from sdxl.source import SourceImage
 from serve import errors
 from serve.errors import Problem
 from serve.fleet import liveness
@@ -96,6 +98,9 @@ class Replicas:
         self._stream = handle.options(
             stream=True, request_serialization="pickle", response_serialization="pickle"
         )
+        # As a Ray actor's call: Ray's store holds the source of an edit once for all its pictures.
+        self._by_reference = handle.options(stream=True, _by_reference=True)
+        self._sources: WeakKeyDictionary[SourceImage, Any] = WeakKeyDictionary()
         self._liveness = liveness.of_deployment(handle.deployment_name)
         self._card: Known[ModelCard] = Known(partial(ask_any, handle.card))
 
@@ -117,8 +122,11 @@ class Replicas:
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
-            timed = replace(order, deadline_s=left_s)
-            return attempt(self._stream.generate, timed, Done, self._liveness)
+            timed = replace(order, deadline_s=left_s, source=None)
+            if order.source is None:
+                return attempt(self._stream.generate, (timed,), Done, self._liveness)
+            reference = self._stored(order.source)
+            return attempt(self._by_reference.generate, (timed, reference), Done, self._liveness)
 
         # Another attempt is queued again, and comes by steps that were shown.
         heard: set[Hashable] = set()
@@ -128,6 +136,14 @@ class Replicas:
                 if what is None or what not in heard:
                     yield update
                 heard.add(what)
+
+    def _stored(self, source: SourceImage) -> Any:
+        """Ray's reference; it lives as long as a picture of the request needs it."""
+        import ray
+
+        if source not in self._sources:
+            self._sources[source] = ray.put(source)
+        return self._sources[source]
 
     async def metrics(self) -> Sequence[Any]:
         return await gather(self._handle, "metrics")
@@ -193,11 +209,11 @@ async def persevere(
 
 
 async def attempt(
-    method: Any, asked: object, last: type, known: liveness.Liveness
+    method: Any, arguments: Sequence[object], last: type, known: liveness.Liveness
 ) -> AsyncGenerator[Any]:
     """One replica's updates, up to one of the type `last`. Leaving earlier cancels the call; so
     does a replica that says nothing any more, while another one answers."""
-    call = method.remote(asked)
+    call = method.remote(*arguments)
     name, is_over = call_name(call), False
 
     def silent_s() -> float:

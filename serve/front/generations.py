@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
 from collections import Counter
@@ -156,12 +155,19 @@ def marked(
 
 def most_bytes(orders: Sequence[ImageOrder]) -> int:
     """No file is larger than its pixels by more than its metadata."""
-    return sum(3 * math.prod(order.params.result_size) for order in orders)
+    return sum(3 * order.result_pixels for order in orders)
 
 
 def work_of(orders: Sequence[ImageOrder], card: ModelCard) -> float:
-    how = card.embeds_guidance
-    return sum(standard_images(o.params, card.sizes, embeds_guidance=how) for o in orders)
+    return sum(
+        standard_images(
+            order.params,
+            card.sizes,
+            embeds_guidance=card.embeds_guidance,
+            pasted=order.pasted_pixels,
+        )
+        for order in orders
+    )
 
 
 async def collect(backend: ImageBackend, orders: Sequence[ImageOrder]) -> list[Done]:

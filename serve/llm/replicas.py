@@ -37,7 +37,7 @@ class LlmReplicas:
     async def generate(self, ask: Ask) -> AsyncGenerator[Update]:
         def begin(left_s: float) -> AsyncGenerator[Update]:
             timed = replace(ask, deadline_s=left_s)
-            return attempt(self._stream.generate, timed, Ended, self._liveness)
+            return attempt(self._stream.generate, (timed,), Ended, self._liveness)
 
         resumed, number = _Resumed(), 0
         async with aclosing(persevere(begin, ask.deadline_s)) as updates:

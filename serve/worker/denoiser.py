@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from sdxl.admission import Admission
-from sdxl.cost import CostKey, Costs
+from sdxl.cost import MEASURED, CostKey, Costs
 from sdxl.flight import Flight, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, InFlight, Request
 from sdxl.policy import Group, line
@@ -106,7 +106,8 @@ class Denoiser:
         """What whoever comes now will find."""
         known, now = self.loop.costs, self.loop.clock()
         # A copy: the loop learns new costs meanwhile.
-        costs = Costs(dict(known.ticks), known.encode_s, known.image_s, known.decode_s)
+        others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}
+        costs = Costs(dict(known.ticks), **others)
         return Admission(self.here, self.loop.limits, costs, now, costs.encode_s)
 
     @property

@@ -1,7 +1,8 @@
 """Latents to image files, beside the denoising loop: the finished picture and its previews.
 
 One thread decodes; compressing a file takes longer, lets go of the interpreter's lock, and has
-threads of its own.
+threads of its own. Pictures that are pasted into a larger image have one thread, so that few of
+those images are in memory and no other file waits for them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from functools import partial
 from queue import PriorityQueue
 from typing import Any, TypeVar
 
+import numpy as np
+from PIL import Image
 from torch import Tensor
 
 from sdxl import images
@@ -22,7 +25,7 @@ from sdxl.flight import Priority
 from sdxl.params import LATENT
 from sdxl.pipeline import Pipeline
 from sdxl.provenance import OFF, Provenance
-from sdxl.source import SourceImage
+from sdxl.source import DecodedWhole, SourceImage, WholeImage
 from sdxl.upscaling import enlarged_picture
 from serve.orders import Done, Preview, Update
 from serve.worker.job import ImageJob
@@ -54,8 +57,16 @@ class PictureWriter:
         self._latents, self._arrivals = PriorityQueue(), itertools.count()
         self._decoder = ThreadPoolExecutor(1, "decode")
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
+        self._pastes = ThreadPoolExecutor(1, "paste")
+        self._pasting: dict[ImageJob, float] = {}
+        """Predicted seconds of pasting, by jobs that have no more steps."""
+        self._whole: tuple[str, DecodedWhole] | None = None
+        """The last image that was pasted into, by its key; for the thread that pastes."""
 
     def finish(self, job: ImageJob, latents: Tensor) -> None:
+        if job.flight.pasted:
+            self._pasting[job] = self.costs.pasted_s(job.flight)
+            self.costs.pasting_s = sum([*self._pasting.values()])
         self._submit(job, partial(self._decode, job, latents, mark(self.pipeline.engines)))
 
     def enlarge(self, job: ImageJob, latents: Tensor, then: Enlarged) -> None:
@@ -82,10 +93,12 @@ class PictureWriter:
     def close(self) -> None:
         self._decoder.shutdown(cancel_futures=True)
         self._files.shutdown(cancel_futures=True)
+        self._pastes.shutdown(cancel_futures=True)
 
     def _make(self, job: ImageJob, make: Callable[[], Update]) -> None:
         """Files of one job are made at the same time and told in order."""
-        job.last_file = self._files.submit(self._tell, job, make, job.last_file)
+        threads = self._pastes if job.flight.pasted else self._files
+        job.last_file = threads.submit(self._tell, job, make, job.last_file)
 
     def _tell(self, job: ImageJob, make: Callable[[], Update], before: Future[None] | None) -> None:
         if job.is_cancelled:
@@ -111,14 +124,25 @@ class PictureWriter:
 
     def _decode(self, job: ImageJob, latents: Tensor, ready: Mark) -> None:
         if job.is_cancelled:
+            self._forget(job)
             return
         try:
             pixels = self._pixels(latents, ready)
         except Exception as error:
+            self._forget(job)
             job.failed(error)
             return
         decode_s = job.stage("decode_s")
         self._make(job, partial(self._picture, job, pixels, decode_s))
+        assert job.last_file is not None
+        job.last_file.add_done_callback(lambda _: self._forget(job))
+
+    def _forget(self, job: ImageJob) -> None:
+        """It is pasted, or never will be."""
+        if self._pasting.pop(job, None) is not None:
+            self.costs.pasting_s = sum([*self._pasting.values()])
+            if not self._pasting:
+                self._whole = None
 
     def _enlarge(self, job: ImageJob, latents: Tensor, ready: Mark, then: Enlarged) -> None:
         if job.is_cancelled:
@@ -134,13 +158,17 @@ class PictureWriter:
 
     def _picture(self, job: ImageJob, pixels: images.Pixels, decode_s: float) -> Done:
         order, size = job.order, pixels.size / pixels.shape[-1]
-        pixels = self.provenance.mark(self._pasted(job, pixels))
+        standard, began_s = self.pipeline.sizes.default**2, self.pipeline.clock()
+        image = self._pasted(job, pixels)
         xmp = self.provenance.xmp
-        file = images.encode(pixels, order.format, self._metadata(job), order.compression, xmp)
+        file = images.encode(image, order.format, self._metadata(job), order.compression, xmp)
         file = self._sign(file, order.format)
         took_s = decode_s + job.stage("file_s")
-        standard = self.pipeline.sizes.default**2
-        self.costs.decode_s = smoothed(self.costs.decode_s, took_s * standard / size)
+        if job.flight.pasted:
+            paste_s = (self.pipeline.clock() - began_s) * standard / order.result_pixels
+            self.costs.paste_s = smoothed(self.costs.paste_s or None, paste_s)
+        else:
+            self.costs.decode_s = smoothed(self.costs.decode_s, took_s * standard / size)
         job.timings["total_s"] = job.stage_s - job.began_s
         shallow = job.params.all_steps - job.deep_steps
         steps, model = (job.deep_steps, shallow), self.pipeline.model_id
@@ -149,16 +177,31 @@ class PictureWriter:
     def _preview(self, job: ImageJob, step: int, latents: Tensor, ready: Mark) -> Preview:
         if ready is not None:
             ready.synchronize()
-        size, source = job.params.result_size, job.order.source
-        pixels = images.forming(latents, self._preview_map, size, source)
+        pixels = images.forming(latents, self._preview_map, job.params.result_size)
+        image = self._pasted(job, pixels, is_marked=False)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         xmp = self.provenance.xmp
-        file = images.encode(pixels, job.order.format, self._metadata(job), quality, xmp)
+        file = images.encode(image, job.order.format, self._metadata(job), quality, xmp)
         return Preview(file, step)
 
-    def _pasted(self, job: ImageJob, pixels: images.Pixels) -> images.Pixels:
-        source = job.order.source
-        return pixels if source is None else images.pasted(pixels, source)
+    def _pasted(
+        self, job: ImageJob, pixels: images.Pixels, *, is_marked: bool = True
+    ) -> Image.Image:
+        image, source = Image.fromarray(pixels), job.order.source
+        if source is not None and source.whole is not None:
+            image = self._decoded(source.whole).pasted(image)
+        elif source is not None:
+            image = source.pasted(image)
+        if is_marked and self.provenance.is_watermarked:
+            image = Image.fromarray(self.provenance.mark(np.asarray(image)))
+        return image
+
+    def _decoded(self, whole: WholeImage) -> DecodedWhole:
+        """The pictures of one request follow each other: their image is decoded once."""
+        if self._whole is None or self._whole[0] != whole.key:
+            self._whole = None
+            self._whole = whole.key, whole.decoded()
+        return self._whole[1]
 
     def _metadata(self, job: ImageJob) -> dict[str, Any]:
         source = job.order.source

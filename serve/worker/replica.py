@@ -12,7 +12,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
+from sdxl.source import SourceImage, WholeImage
 from serve import errors, logs
 from serve.errors import Problem
 from serve.fleet import autoscaling
@@ -50,8 +52,14 @@ class ImageReplica:
         )
         self.worker.start()
         self.model = settings.model_name
+        self._wholes: WeakValueDictionary[str, WholeImage] = WeakValueDictionary()
 
-    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update | Problem]:
+    async def generate(
+        self, order: ImageOrder, source: SourceImage | None = None
+    ) -> AsyncGenerator[Update | Problem]:
+        """`source`: of an edit; it travels beside the order, once for all pictures of a request."""
+        if source is not None:
+            order = replace(order, source=self._shared(source))
         if order.model and order.model != self.model:
             yield errors.other_model()
             return
@@ -64,6 +72,13 @@ class ImageReplica:
             from serve.worker.outcomes import as_problem
 
             yield as_problem(error)
+
+    def _shared(self, source: SourceImage) -> SourceImage:
+        """Ray makes a copy for each call: the files are kept once."""
+        if source.whole is None:
+            return source
+        whole = self._wholes.setdefault(source.whole.key, source.whole)
+        return replace(source, whole=whole)
 
     async def card(self) -> ModelCard:
         card = await self.worker.card()

@@ -92,8 +92,7 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
 def blank(params: GenerationParams) -> SourceImage:
     """A picture of nothing, to be made anew."""
     assert params.width and params.height
-    size = params.width, params.height
-    return SourceImage(Image.new("RGB", size), None, (0, 0, *size), size)
+    return SourceImage(Image.new("RGB", (params.width, params.height)), None)
 
 
 def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) -> None:

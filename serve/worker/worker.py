@@ -305,6 +305,7 @@ class Worker:
             weight=order.weight,
             request_id=order.request_id,
             later=self._later(params, threads, chunks),
+            pasted=order.pasted_pixels / self.pipeline.sizes.default**2,
         )
 
     def _note_call(self, denoiser: Denoiser, group: Group, seconds: float) -> None:

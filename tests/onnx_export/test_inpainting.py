@@ -25,10 +25,9 @@ def test_an_inpainting_checkpoint_s_graphs_paint_its_pictures(
     folder = export_tiny(checkpoint, tmp_path / "export", precision, prompts=prompts)
     assert folder.graphs["unet_deep"].spec.inputs[0].dims[1] == 9
     text = GenerationParams("a red circle", steps=4, cache_interval=2, seed=3, width=32, height=32)
-    whole = (0, 0, 32, 32)
     noise = np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)
     mask = Image.new("L", (32, 32), 0)
     mask.paste(255, (8, 8, 20, 24))
-    source = SourceImage(Image.fromarray(noise), mask, whole, (32, 32))
+    source = SourceImage(Image.fromarray(noise), mask)
     asked: list[GenerationParams | Edit] = [text, Edit(text.for_edit(has_mask=True), source)]
     painted_as_by_pytorch(checkpoint, folder, asked)

@@ -76,7 +76,7 @@ def painted(pipe: Any, asked: Edit | GenerationParams, output_type: str) -> Tens
     size = params.width, params.height
     picture, mask = Image.new("RGB", size), Image.new("L", size, 255)
     if isinstance(asked, Edit):
-        picture, mask = asked.source.picture, asked.source.mask or mask
+        picture, mask = asked.source.image, asked.source.mask or mask
     set_scheduler(pipe, params.scheduler)
     image: Any = picture
     masked = {}
@@ -183,7 +183,7 @@ def test_a_picture_depends_on_its_mask_and_on_what_is_around_it(model: Pipeline)
     params = params_of("euler", size, 1.0, steps=3)
     one = edit(params, hole(size))
     other = Image.new("RGB", size, (200, 30, 60))
-    given = replace(one, source=replace(one.source, picture=other))
+    given = replace(one, source=replace(one.source, image=other))
     wider = edit(params, Image.new("L", size, 255))
     images = [result.image for result in model.generate([one, given, wider])]
     assert images[0] is not None

@@ -109,13 +109,13 @@ def test_the_colours_around_a_hole_are_spread_into_it() -> None:
     picture = plain(128, 128, "blue")
     canvas.paste(picture, (0, 0))
     params = GenerationParams("a", width=192, height=128, strength=1.0)
-    part = np.asarray(GivenImage.read(saved(canvas)).source(params).part)
+    part = np.asarray(GivenImage.read(saved(canvas)).source(params).image)
     assert np.array_equal(part[:, :128], np.asarray(picture))
     assert (np.abs(part.astype(int) - (0, 0, 255)) <= 8).all()
     # A mask that says more than the hole changes nothing of that.
     mask = Image.new("L", canvas.size, 255)
     masked = GivenImage.read(saved(canvas), saved(mask)).source(params)
-    assert np.array_equal(np.asarray(masked.part), part)
+    assert np.array_equal(np.asarray(masked.image), part)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_what_is_pasted_back_leaves_the_rest_alone() -> None:
     mask.paste(255, (20, 20, 50, 40))
     params = GenerationParams("a", width=128, height=128, mask_padding=8, mask_blur=2, strength=1.0)
     source = GivenImage.read(saved(picture), saved(mask)).source(params)
-    assert source.part.size == (128, 128) and source.mask is not None
+    assert source.size == (128, 128) and source.whole is not None
     made = source.pasted(Image.new("RGB", (128, 128), (0, 255, 0)))
-    before, after, white = map(np.asarray, (picture, made, source.mask))
+    before, after, white = map(np.asarray, (picture, made, source.whole.decoded().mask))
     assert np.array_equal(before[white == 0], after[white == 0])
     assert (after[white == 255] == (0, 255, 0)).all() and (white == 255).any()

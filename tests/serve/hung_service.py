@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sdxl.source import SourceImage
 from serve import app
 from serve.orders import ImageOrder
 from serve.settings import ServeSettings
@@ -55,10 +56,12 @@ class HangingReplica(ImageReplica):
         by_name["unet_deep"] = HangingEngine(by_name["unet_deep"])
         loop.engines = replace(loop.engines, by_name=by_name)
 
-    async def generate(self, order: ImageOrder) -> AsyncGenerator[Any]:
+    async def generate(
+        self, order: ImageOrder, source: SourceImage | None = None
+    ) -> AsyncGenerator[Any]:
         if takes("loop"):
             time.sleep(FOR_EVER_S)
-        async for update in super().generate(order):
+        async for update in super().generate(order, source):
             yield update
 
 

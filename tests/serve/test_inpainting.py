@@ -25,7 +25,7 @@ def test_it_serves_text_images_masks_and_both_ways_of_upscaling(tmp_path: Path) 
     mask.paste(255, (16, 16, 90, 80))
     asked = [ImageOrder(text)]
     for each in (None, mask):
-        source = SourceImage(picture, each, (0, 0, *SIZE), SIZE)
+        source = SourceImage(picture, each)
         asked.append(ImageOrder(text.for_edit(has_mask=each is not None), source=source))
     for upscaler in ("latent", "lanczos"):
         larger = replace(text, upscale=1.25, upscaler=upscaler, upscale_strength=0.6)

@@ -1,0 +1,87 @@
+"""Small files that become large images: what they take from the service and from other clients."""
+
+from __future__ import annotations
+
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.serve.servers import GENERATE
+from tests.serve.service.test_large_answers import Peaks
+from tests.serve.services import service
+
+SIDE = 5792
+EDIT = {
+    "prompt": "a red circle",
+    "steps": "2",
+    "mask_padding": "0",
+    "mask_blur": "64",
+    "n": "10",
+    "deadline_s": "300",
+}
+LIGHT = {"prompt": "a blue square", "steps": 4, "deadline_s": 3}
+LIGHT_REQUESTS = 50
+MOST_GROWN_MB = 700
+KEYS = ("large", "light")
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def flat(mode: str, colour: Any, hole: tuple[int, int, int, int] | None = None) -> bytes:
+    image, file = Image.new(mode, (SIDE, SIDE), colour), io.BytesIO()
+    if hole is not None:
+        image.paste(255, hole)
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_two_large_edits_leave_memory_and_other_clients_promises(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("".join(f"{sha256(key.encode()).hexdigest()} {key}\n" for key in KEYS))
+    files = {
+        "image": ("image.png", flat("RGB", (200, 40, 40)), "image/png"),
+        "mask": ("mask.png", flat("L", 0, (1000, 1000, 4000, 4000)), "image/png"),
+    }
+    assert sum(len(data) for _, data, _ in files.values()) < 200_000
+
+    def edit(url: str) -> httpx.Response:
+        with httpx.Client(base_url=url, timeout=600) as http:
+            return http.post("/v1/images/edits", data=EDIT, files=files, headers=bearer("large"))
+
+    with service(tmp_path, "--keys", str(keys), "--llm", "none") as running:
+        with (
+            httpx.Client(base_url=running.url, headers=bearer("light"), timeout=60) as http,
+            ThreadPoolExecutor(2) as threads,
+        ):
+            for _ in range(5):
+                assert http.post(GENERATE, json=LIGHT).status_code == 200
+            peaks = Peaks(running)
+            edits = [threads.submit(edit, running.url) for _ in range(2)]
+            light: list[tuple[int, float]] = []
+            while len(light) < LIGHT_REQUESTS or not all(each.done() for each in edits):
+                began = time.monotonic()
+                answer = http.post(GENERATE, json=LIGHT)
+                light.append((answer.status_code, time.monotonic() - began))
+                time.sleep(0.1)
+            answers = [each.result() for each in edits]
+            grown = peaks.grown()
+        slowest = max(seconds for _, seconds in light)
+        codes = {code for code, _ in light}
+        print(f"peaks grew by MB {grown}, slowest light request {slowest:.2f} s, {codes}")
+        print([answer.text[:200] for answer in answers])
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert all(len(answer.json()["data"]) == 10 for answer in answers)
+        # 429 is a refusal at once; 408 would be a promise that was broken.
+        assert codes <= {200, 429} and 200 in codes, codes
+        assert grown["ImageIngress"] + grown["ImageReplica"] <= MOST_GROWN_MB, grown
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
