@@ -50,13 +50,14 @@ class WholeImage:
         given = GivenImage.read(self.image, self.mask)
         assert given.mask is not None
         image = filled(given.picture) if given.picture.mode == "RGBA" else given.picture
-        return DecodedWhole(image, blurred(given.mask, self.blur), self.box)
+        return DecodedWhole(image, blurred(given.mask, self.blur).crop(self.box), self.box)
 
 
 @dataclass(frozen=True)
 class DecodedWhole:
     image: Image.Image
     mask: Image.Image
+    """Of the box alone."""
     box: Box
 
     def pasted(self, made: Image.Image) -> Image.Image:
@@ -64,7 +65,7 @@ class DecodedWhole:
         left, top, right, bottom = self.box
         result = self.image.copy()
         made = made.resize((right - left, bottom - top), SHARP)
-        result.paste(made, (left, top), self.mask.crop(self.box))
+        result.paste(made, (left, top), self.mask)
         return result
 
 
@@ -195,7 +196,7 @@ def unfit(image: Image.Image) -> tuple[str, str] | None:
 
 def white_where_masked(mask: Image.Image) -> Image.Image:
     """From a mask that is transparent there, as OpenAI's clients send it, or white."""
-    return transparent(mask) or mask.convert("L")
+    return transparent(mask) or (mask if mask.mode == "L" else mask.convert("L"))
 
 
 def transparent(picture: Image.Image) -> Image.Image | None:

@@ -6,6 +6,7 @@ It decides nothing but how many rows may be in flight.
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +24,15 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.policy import Group, Limits
 from sdxl.slow import named_if_slow
-from sdxl.source import SourceImage
+from sdxl.source import GivenImage, SourceImage
 
 log = logging.getLogger(__name__)
 
 COURSE = GenerationParams("a warm-up", seed=0, steps=4, cache_interval=2)
 """deep, shallow, deep, shallow"""
 ROUNDS, SLOW_S = 2, 10.0
+PASTED_SIDE = 512
+"""Side of the image that pasting is measured with."""
 
 
 class NotReady(RuntimeError):
@@ -87,6 +90,21 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
             began = pipeline.clock()
             rooms.encode(partial(pipeline.encode_image, params, blank(params)))
             costs.image_s = pipeline.clock() - began
+            costs.paste_s = pasting_s(pipeline)
+
+
+def pasting_s(pipeline: Pipeline) -> float:
+    """Of noise, which takes a PNG the longest."""
+    side, part = PASTED_SIDE, pipeline.sizes.default
+    shades = Image.effect_noise((side, side), 100)
+    image, mask = io.BytesIO(), io.BytesIO()
+    Image.merge("RGB", (shades, *(shades.rotate(angle) for angle in (90, 180)))).save(image, "PNG")
+    Image.new("L", (side, side), 255).save(mask, "PNG")
+    params = replace(pipeline.resolve(COURSE), mask_padding=0)
+    source = GivenImage.read(image.getvalue(), mask.getvalue()).source(params)
+    began = pipeline.clock()
+    encode(source.pasted(Image.new("RGB", (part, part))), "png", params.as_dict())
+    return (pipeline.clock() - began) * part**2 / side**2
 
 
 def blank(params: GenerationParams) -> SourceImage:

@@ -201,7 +201,12 @@ def test_what_a_mask_keeps_is_the_source_to_the_byte(mini: Pipeline) -> None:
         (result,) = mini.generate([Edit(params, source)])
         assert result.image is not None and source.mask is not None
         made = pasted(to_pixels(result.image), source)
-        kept = np.asarray(source.whole.decoded().mask if source.whole else source.mask) == 0
+        mask = source.mask
+        if source.whole is not None:
+            whole = source.whole.decoded()
+            mask = Image.new("L", size, 0)
+            mask.paste(whole.mask, whole.box[:2])
+        kept = np.asarray(mask) == 0
         assert made.shape == (size[1], size[0], 3) and kept.mean() > 0.4
         assert np.array_equal(made[kept], np.asarray(drawing(*size))[kept])
         assert not np.array_equal(made, np.asarray(drawing(*size)))

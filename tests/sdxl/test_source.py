@@ -171,6 +171,14 @@ def test_what_is_pasted_back_leaves_the_rest_alone() -> None:
     source = GivenImage.read(saved(picture), saved(mask)).source(params)
     assert source.size == (128, 128) and source.whole is not None
     made = source.pasted(Image.new("RGB", (128, 128), (0, 255, 0)))
-    before, after, white = map(np.asarray, (picture, made, source.whole.decoded().mask))
-    assert np.array_equal(before[white == 0], after[white == 0])
-    assert (after[white == 255] == (0, 255, 0)).all() and (white == 255).any()
+    whole = source.whole.decoded()
+    white = Image.new("L", picture.size, 0)
+    white.paste(whole.mask, whole.box[:2])
+    before, after, shade = map(np.asarray, (picture, made, white))
+    assert np.array_equal(before[shade == 0], after[shade == 0])
+    assert (after[shade == 255] == (0, 255, 0)).all() and (shade == 255).any()
+    # The whole image, composed at once, has the same bytes.
+    left, top, right, bottom = whole.box
+    green = picture.copy()
+    green.paste(Image.new("RGB", (right - left, bottom - top), (0, 255, 0)), (left, top))
+    assert np.array_equal(after, np.asarray(Image.composite(green, picture, white)))

@@ -24,11 +24,12 @@ EDIT = {
     "mask_padding": "0",
     "mask_blur": "64",
     "n": "10",
-    "deadline_s": "300",
+    "deadline_s": "600",
 }
 LIGHT = {"prompt": "a blue square", "steps": 4, "deadline_s": 3}
 LIGHT_REQUESTS = 50
 MOST_GROWN_MB = 700
+FLAGS = ("--llm", "none", "--max-deadline-s", "600")
 KEYS = ("large", "light")
 
 pytestmark = pytest.mark.timeout(900)
@@ -55,7 +56,7 @@ def test_two_large_edits_leave_memory_and_other_clients_promises(tmp_path: Path)
         with httpx.Client(base_url=url, timeout=600) as http:
             return http.post("/v1/images/edits", data=EDIT, files=files, headers=bearer("large"))
 
-    with service(tmp_path, "--keys", str(keys), "--llm", "none") as running:
+    with service(tmp_path, *FLAGS, "--keys", str(keys)) as running:
         with (
             httpx.Client(base_url=running.url, headers=bearer("light"), timeout=60) as http,
             ThreadPoolExecutor(2) as threads,
