@@ -38,6 +38,15 @@ def test_what_is_promised_holds_both_legs_and_what_lies_between() -> None:
     assert found[0] == pytest.approx(10.0 + WORK_S + 4 * 0.1)
 
 
+def test_pictures_are_pasted_one_after_another() -> None:
+    """Into a larger image, after the pictures that already have no more steps."""
+    costs = replace(COSTS, paste_s=2.0, pasting_s=7.0)
+    flights = [replace(ONE, id=0, pasted=3.0), replace(ONE, id=1, pasted=3.0), replace(ONE, id=2)]
+    ready = project(flights, LIMITS, costs, 0.0)
+    assert ready == pytest.approx({0: 7.0 + 6.0, 1: 13.0 + 6.0, 2: 18.0 + 0.1})
+    assert costs.work_s(flights[0], LIMITS) == costs.work_s(flights[2], LIMITS) + 6.0
+
+
 def test_whoever_comes_after_waits_for_both_legs() -> None:
     after = replace(ONE, id=1)
     found = project([BOTH, after], LIMITS, COSTS, 0.0)

@@ -25,7 +25,8 @@ def drawn_costs(rng: random.Random) -> Costs:
     """Any at all: a larger bucket may even cost less."""
     calls = [CallKey(network, sides) for network in NETWORKS for sides in (SMALL, LARGE)]
     ticks = {CostKey(call, b): rng.uniform(0.01, 1.0) for call in calls for b in BUCKETS}
-    return Costs(ticks, decode_s=rng.uniform(0.0, 0.5))
+    seconds = {name: rng.uniform(0.0, 0.5) for name in ("decode_s", "paste_s", "pasting_s")}
+    return Costs(ticks, **seconds)
 
 
 def drawn_flight(rng: random.Random, number: int) -> Flight:
@@ -41,6 +42,7 @@ def drawn_flight(rng: random.Random, number: int) -> Flight:
         request_id=str(number),
         work_s=1.0,
         due=rng.uniform(0.0, 9.0),
+        pasted=rng.choice([0.0, rng.uniform(0.0, 9.0)]),
     )
     if rng.random() < 0.3:
         later = Leg(LARGE, plan(rng.randint(1, 4), 2), rng.uniform(0.0, 1.0))

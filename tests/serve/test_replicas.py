@@ -11,10 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
+from PIL import Image
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.exceptions import BackPressureError
 
 from sdxl.params import GenerationParams, Sizes
+from sdxl.source import SourceImage
 from serve import errors
 from serve.errors import Problem
 from serve.fleet import beats, liveness, replicas
@@ -338,3 +340,29 @@ def test_a_known_card_is_believed_for_a_while_but_does_not_make_it_ready(
             await fleet.card()
 
     asyncio.run(scenario())
+
+
+def test_the_source_of_an_edit_is_stored_once_for_all_pictures_of_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored: list[object] = []
+
+    def put(value: object) -> int:
+        stored.append(value)
+        return len(stored)
+
+    monkeypatch.setattr("ray.put", put)
+    source = SourceImage(Image.new("RGB", (64, 64)), None)
+    orders = [replace(ORDER, source=source) for _ in range(10)]
+    handle = Handle(*[[Queued(0), done(ORDER)]] * len(orders))
+    model = Replicas(handle)
+
+    async def all_pictures() -> None:
+        for order in orders:
+            async with aclosing(model.generate(order)) as updates:
+                assert isinstance([update async for update in updates][-1], Done)
+
+    asyncio.run(all_pictures())
+    assert stored == [source]
+    sent = list(zip(handle.asked[::2], handle.asked[1::2], strict=True))
+    assert all(order.source is None and reference == 1 for order, reference in sent)
