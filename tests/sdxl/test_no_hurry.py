@@ -25,8 +25,8 @@ def drawn_costs(rng: random.Random) -> Costs:
     """Any at all: a larger bucket may even cost less."""
     calls = [CallKey(network, sides) for network in NETWORKS for sides in (SMALL, LARGE)]
     ticks = {CostKey(call, b): rng.uniform(0.01, 1.0) for call in calls for b in BUCKETS}
-    seconds = {name: rng.uniform(0.0, 0.5) for name in ("decode_s", "paste_s", "pasting_s")}
-    return Costs(ticks, **seconds)
+    decode_s, paste_s, pasting_s = (rng.uniform(0.0, 0.5) for _ in range(3))
+    return Costs(ticks, decode_s=decode_s, paste_s=paste_s, pasting_s=pasting_s)
 
 
 def drawn_flight(rng: random.Random, number: int) -> Flight:
