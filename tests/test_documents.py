@@ -60,6 +60,15 @@ def test_every_command_is_bash_and_has_only_flags_that_exist(document: Path) -> 
         assert unknown_flags(call) == [], call
 
 
+def test_architecture_lists_every_package_and_room() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^\| `([\w/]+)` \|", text, re.M)
+    found = {path.parent for depth in ("*", "*/*") for path in ROOT.glob(f"{depth}/__init__.py")}
+    names = {str(folder.relative_to(ROOT)) for folder in found}
+    packages = {name for name in names if not name.startswith("tests")}
+    assert sorted(listed) == sorted(packages | {"serve/web"})
+
+
 @pytest.mark.parametrize("name", NOT_RUN)
 def test_a_block_that_is_not_run_needs_more_than_a_plain_machine(name: str) -> None:
     document = ROOT / "docs" / name
