@@ -226,10 +226,15 @@ def check_files(model: str) -> None:
 
 
 def _check_folder(model: str) -> None:
-    if not (Path(os.path.expanduser(model)) / "model_index.json").exists():
+    folder = Path(os.path.expanduser(model))
+    if not (folder / "model_index.json").exists():
         raise CheckpointError(
             f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
         )
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # Opening a named pipe would wait for its writer.
+            raise CheckpointError(f"{path}: not a regular file")
 
 
 def _find(model: str) -> Checkpoint:

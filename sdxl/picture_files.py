@@ -6,6 +6,7 @@ It does not know what is in them. Importing it loads no PyTorch.
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ class BrokenPicture(ValueError):
     """A file that is no picture, or a damaged one."""
 
 
+class TooLarge(BrokenPicture):
+    """A picture of more pixels than Pillow opens; the text is their number."""
+
+
 @contextmanager
 def opened(data: bytes) -> Iterator[Image.Image]:
     """The picture in these bytes. Raises BrokenPicture alone, for what is read from it inside as
@@ -37,6 +42,9 @@ def opened(data: bytes) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         # Its own words name a Python object.
         raise BrokenPicture("not a picture") from error
+    except Image.DecompressionBombError as error:
+        numbers = re.findall(r"\d+", str(error))
+        raise TooLarge(numbers[0] if numbers else "") from error
     except Exception as error:
         raise BrokenPicture(f"not a picture ({error})") from error
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from PIL import Image, ImageFilter, ImageOps
 
 from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
-from sdxl.picture_files import FORMATS, BrokenPicture, opened
+from sdxl.picture_files import FORMATS, BrokenPicture, TooLarge, opened
 
 MAX_PIXELS = 2**25
 """of a picture that is given; they are counted before it is decoded"""
@@ -178,6 +178,8 @@ def decode(data: bytes, field: str) -> Image.Image:
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
                 return image
+    except TooLarge as error:
+        raise InvalidParams(field, f"{error} pixels", f"at most {MAX_PIXELS} pixels") from None
     except BrokenPicture as error:
         raise InvalidParams(field, f"{len(data)} bytes", f"{needed} ({error})") from None
     raise InvalidParams(field, *wrong)
@@ -189,8 +191,14 @@ def unfit(image: Image.Image) -> tuple[str, str] | None:
         return f"{image.width}x{image.height}", f"at most {MAX_PIXELS} pixels"
     if getattr(image, "is_animated", False):
         return "animated", "needed one picture, not several"
-    if image.mode not in MODES:
-        return f"of mode {image.mode}", "needed grey or RGB, 8 bits a channel"
+    # Pillow reads 16 bits of colour as 8, without rounding.
+    mode = next(
+        (str(tile[3]) for tile in getattr(image, "tile", ()) if ";16" in str(tile[3])), image.mode
+    )
+    if mode not in MODES:
+        return f"of mode {mode}", "needed grey or RGB, 8 bits a channel"
+    if mode in ("P", "PA") and image.palette is None:
+        return "a palette image without a palette", "needed a PNG with its PLTE chunk"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -108,6 +109,14 @@ def test_missing_and_truncated_weights(folder: Path) -> None:
     assert "needed diffusion_pytorch_model.safetensors" in refusal(folder)
     shutil.rmtree(folder / "unet")
     assert "unet: not there; needed a folder in diffusers layout" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["unet/config.json", "vae/diffusion_pytorch_model.safetensors"])
+def test_a_named_pipe_in_place_of_a_file_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=f"{name}: not a regular file"):
+        find(str(folder))
 
 
 @pytest.mark.slow
