@@ -19,7 +19,7 @@ BACKENDS := tensorrt tensorrt-rtx
 IMAGE_EXTRAS := serve export eval c2pa s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-slow test-long check format bench editing-sheet screenshots quality mini-onnx lock full-size full-size-drill clean
+.PHONY: help setup serve load demo test test-slow test-long check format bench editing-sheet screenshots quality mini-onnx lock full-size clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -90,11 +90,8 @@ lock: ## renew the hashes of the image's packages in locks/; needs uv
 	done; \
 	echo 'ray[serve]' | lock llm -
 
-full-size-drill: $(INSTALLED) ## run render, serve, batch and export of SDXL's full size with random weights; hours, 24 GiB
-	$(PYTHON_OF_VENV) -m eval.robustness.drill
-
-full-size: $(INSTALLED) ## export SDXL's full size with random weights and build plans for an L40S
-	$(PYTHON_OF_VENV) -m onnx_export.full_size
+full-size: $(INSTALLED) ## run SDXL's full size with random weights: render, serve, batch, exports, plans; hours, 24 GiB
+	$(PYTHON_OF_VENV) -m eval.robustness.full_size
 
 clean: ## remove the files that these commands made
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
