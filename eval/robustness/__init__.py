@@ -1,1 +1,1 @@
-"""What a service must stand: load beyond what it can do, clients that leave, nonsense, kills."""
+"""A service under overload, disconnecting clients, invalid requests and killed processes."""

@@ -1,5 +1,5 @@
-"""Clients of the REST service as a service has them: who waits, who streams, who fetches later, who
-leaves, who asks for nonsense. Each says what became of it; what that is worth, the caller judges.
+"""Clients of the REST service: they wait, stream, fetch a result by its URL, disconnect early or
+send invalid requests. Each returns an outcome; it does not judge it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eval.service.load import GENERATE
 
 PROMPTS = ("a lighthouse in a storm", "a red circle on a blue background", "ein Boot, 円, 🚢")
 SIZES = ("1024x1024", "1152x896", "896x1152", "768x768")
-NONSENSE: tuple[dict[str, Any], ...] = (
+INVALID: tuple[dict[str, Any], ...] = (
     {},
     {"prompt": ""},
     {"prompt": "a", "size": "100x100"},
@@ -28,8 +28,8 @@ NONSENSE: tuple[dict[str, Any], ...] = (
     {"prompt": "a", "unknown": 1},
     {"prompt": ["a"]},
 )
-LEFT = -1
-"""the status of an answer that its client did not wait for"""
+DISCONNECTED = -1
+"""the status of a request whose client disconnected"""
 WAIT_S = 150.0
 
 
@@ -37,12 +37,12 @@ WAIT_S = 150.0
 class Outcome:
     kind: str
     began_s: float
-    """when it was due, on time.perf_counter"""
+    """its arrival, on time.perf_counter"""
     ended_s: float = 0.0
     status: int = 0
-    """0: the connection broke"""
+    """0 if the connection broke"""
     problem: str = ""
-    """what is wrong with the answer"""
+    """what is wrong with the answer, if anything"""
     deadline_s: float = 20.0
 
     @property
@@ -54,16 +54,17 @@ Client = Callable[[httpx.AsyncClient, random.Random, float], Awaitable[Outcome]]
 
 
 def body(rng: random.Random, deadline_s: float, **more: Any) -> dict[str, Any]:
-    asked = {"prompt": rng.choice(PROMPTS), "seed": rng.randrange(2**32), "deadline_s": deadline_s}
-    return {**asked, **more}
+    required = {"prompt": rng.choice(PROMPTS), "seed": rng.randrange(2**32)}
+    return {**required, "deadline_s": deadline_s, **more}
 
 
-async def waits(http: httpx.AsyncClient, rng: random.Random, due_s: float, **more: Any) -> Outcome:
-    """For a picture, or a few."""
-    asked = body(rng, more.pop("deadline_s", 20.0), **more)
-    outcome = Outcome("waits", due_s, deadline_s=asked["deadline_s"])
+async def request_and_wait(
+    http: httpx.AsyncClient, rng: random.Random, due_s: float, **more: Any
+) -> Outcome:
+    request = body(rng, more.pop("deadline_s", 20.0), **more)
+    outcome = Outcome("wait", due_s, deadline_s=request["deadline_s"])
     try:
-        answer = await http.post(GENERATE, json=asked)
+        answer = await http.post(GENERATE, json=request)
     except httpx.HTTPError as error:
         return broken(outcome, error)
     outcome = answered(outcome, answer)
@@ -71,23 +72,23 @@ async def waits(http: httpx.AsyncClient, rng: random.Random, due_s: float, **mor
         return outcome
     pictures = [data["b64_json"] for data in answer.json()["data"]]
     wrong = [problem for text in pictures if (problem := wrong_picture(text))]
-    if len(pictures) != asked.get("n", 1):
-        wrong.append(f"{len(pictures)} pictures of {asked.get('n', 1)}")
+    if len(pictures) != request.get("n", 1):
+        wrong.append(f"{len(pictures)} pictures of {request.get('n', 1)}")
     return replace(outcome, problem="; ".join(wrong))
 
 
-async def mixes(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    """Any size, now and then several."""
+async def request_mixed(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+    """Request any size, sometimes two pictures."""
     more = {"size": rng.choice(SIZES), "n": rng.choice((1, 1, 1, 2)), "steps": rng.choice((8, 20))}
-    return await waits(http, rng, due_s, **more, deadline_s=60.0)
+    return await request_and_wait(http, rng, due_s, **more, deadline_s=60.0)
 
 
-async def streams(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    asked = body(rng, 60.0, stream=True, partial_images=2, progress=True, steps=12)
-    outcome = Outcome("streams", due_s, deadline_s=60.0)
+async def request_stream(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+    request = body(rng, 60.0, stream=True, partial_images=2, progress=True, steps=12)
+    outcome = Outcome("stream", due_s, deadline_s=60.0)
     last: dict[str, Any] = {}
     try:
-        async with http.stream("POST", GENERATE, json=asked) as answer:
+        async with http.stream("POST", GENERATE, json=request) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     last = json.loads(line.removeprefix("data: "))
@@ -97,17 +98,16 @@ async def streams(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> 
     if outcome.status != 200:
         return outcome
     if "error" in last:
-        # The answer had begun: what it would have been is in the event.
+        # The status was sent before the error, which is in the event.
         return replace(outcome, status=503, problem=f"ended with {last['error']['code']}")
     return replace(outcome, problem=wrong_picture(last.get("b64_json", "")))
 
 
-async def fetches(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    """By the URL that it is told."""
-    asked = body(rng, 60.0, response_format="url", steps=8)
-    outcome = Outcome("fetches", due_s, deadline_s=60.0)
+async def fetch_by_url(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+    request = body(rng, 60.0, response_format="url", steps=8)
+    outcome = Outcome("fetch", due_s, deadline_s=60.0)
     try:
-        answer = await http.post(GENERATE, json=asked)
+        answer = await http.post(GENERATE, json=request)
         outcome = answered(outcome, answer)
         if answer.status_code != 200:
             return outcome
@@ -115,33 +115,32 @@ async def fetches(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> 
     except httpx.HTTPError as error:
         return broken(outcome, error)
     if file.status_code != 200:
-        return replace(outcome, status=file.status_code, problem="its URL is not there")
+        return replace(outcome, status=file.status_code, problem="its URL does not exist")
     return replace(outcome, problem=wrong_file(file.content))
 
 
-async def leaves(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    """At any moment: before the first byte, between two events, within a picture. On a connection
-    of its own, which it closes."""
-    asked = body(rng, 60.0, stream=rng.random() < 0.5, partial_images=3, progress=True, steps=50)
-    if not asked["stream"]:
-        del asked["stream"], asked["partial_images"], asked["progress"]
-    outcome = Outcome("leaves", due_s, deadline_s=60.0)
+async def disconnect_early(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+    """Disconnect at a random moment: before the first byte, between events, within a picture."""
+    request = body(rng, 60.0, stream=rng.random() < 0.5, partial_images=3, progress=True, steps=50)
+    if not request["stream"]:
+        del request["stream"], request["partial_images"], request["progress"]
+    outcome = Outcome("disconnect", due_s, deadline_s=60.0)
     patience_s = rng.expovariate(1 / 0.7)
-    own = httpx.AsyncClient(base_url=http.base_url, headers=http.headers, timeout=WAIT_S)
+    client = httpx.AsyncClient(base_url=http.base_url, headers=http.headers, timeout=WAIT_S)
     try:
-        async with asyncio.timeout(patience_s), own:
-            answer = await own.post(GENERATE, json=asked)
+        async with asyncio.timeout(patience_s), client:
+            answer = await client.post(GENERATE, json=request)
     except TimeoutError:
-        return replace(outcome, ended_s=time.perf_counter(), status=LEFT)
+        return replace(outcome, ended_s=time.perf_counter(), status=DISCONNECTED)
     except httpx.HTTPError as error:
         return broken(outcome, error)
     return answered(outcome, answer)
 
 
-async def blunders(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    outcome = Outcome("blunders", due_s)
+async def send_invalid(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+    outcome = Outcome("invalid", due_s)
     try:
-        answer = await http.post(GENERATE, json=rng.choice(NONSENSE))
+        answer = await http.post(GENERATE, json=rng.choice(INVALID))
     except httpx.HTTPError as error:
         return broken(outcome, error)
     outcome = answered(outcome, answer)
@@ -152,37 +151,35 @@ async def blunders(http: httpx.AsyncClient, rng: random.Random, due_s: float) ->
 
 def answered(outcome: Outcome, answer: httpx.Response) -> Outcome:
     status = answer.status_code
-    is_lacking = status in (429, 503) and "retry-after" not in answer.headers
-    problem = "no Retry-After" if is_lacking else ""
+    lacks_header = status in (429, 503) and "retry-after" not in answer.headers
+    problem = "no Retry-After" if lacks_header else ""
     return replace(outcome, ended_s=time.perf_counter(), status=status, problem=problem)
 
 
 def broken(outcome: Outcome, error: Exception) -> Outcome:
-    said = f"{type(error).__name__}: {error}".rstrip(": ")
-    return replace(outcome, ended_s=time.perf_counter(), problem=said)
+    problem = f"{type(error).__name__}: {error}".rstrip(": ")
+    return replace(outcome, ended_s=time.perf_counter(), problem=problem)
 
 
 def wrong_picture(text: str) -> str:
-    """Of base64; empty where it is a whole file."""
+    """What is wrong with a base64 file; empty for a whole PNG."""
     try:
         return wrong_file(base64.b64decode(text, validate=True))
     except ValueError:
-        return "no base64"
+        return "not base64"
 
 
 def wrong_file(file: bytes) -> str:
     is_whole = file.startswith(b"\x89PNG") and file.endswith(b"IEND\xaeB`\x82")
-    return "" if is_whole else f"no whole PNG: {len(file)} bytes"
+    return "" if is_whole else f"not a whole PNG: {len(file)} bytes"
 
 
 def wrong_envelope(content: bytes) -> str:
-    """Of an error, as OpenAI's clients read it; empty where it fits."""
+    """What is wrong with an error body for OpenAI's clients; empty if nothing is."""
     try:
         error = json.loads(content)["error"]
-        found = {name: type(error[name]) for name in ("message", "type", "param", "code")}
+        is_valid = all(isinstance(error[name], str) for name in ("message", "type"))
+        is_valid &= all(isinstance(error[name], str | None) for name in ("param", "code"))
     except (ValueError, KeyError, TypeError):
-        return f"no envelope: {content[:100]!r}"
-    text, maybe = str, (str, type(None))
-    fits = found["message"] is text and found["type"] is text
-    fits = fits and found["param"] in maybe and found["code"] in maybe
-    return "" if fits else f"no envelope: {content[:100]!r}"
+        is_valid = False
+    return "" if is_valid else f"no envelope: {content[:100]!r}"

@@ -1,7 +1,7 @@
-"""`sdxl bench robustness RUN`: what a service stands, as a report of checks.
+"""`sdxl bench robustness RUN`: load or damage a service, and check conditions.
 
-RUN is load, overload, leavers, soak, fuzz or all. It starts `sdxl serve` here, over a double of
-SDXL's full size (eval/service/double.py); fuzz has the embedded models instead, with text.
+RUN is load, overload, leavers, soak, fuzz or all. It starts `sdxl serve` here with a double of
+SDXL's full size (eval/service/double.py); fuzz uses the embedded models, with text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sdxl.arguments import Parser, check_positive, number, whole
 from sdxl.params import InvalidParams
 
 LIGHT, HEAVY = 0.8, 1.5
-"""shares of what the service can do"""
+"""shares of the service's capacity"""
 CHEAP = (
     *("--max-steps", "2", "--max-n", "2", "--deadline-s", "8", "--max-deadline-s", "8"),
     *("--body-timeout-s", "5"),
@@ -33,35 +33,47 @@ RUNS = ("load", "overload", "leavers", "soak", "fuzz")
 def main(argv: Sequence[str] | None = None) -> int:
     options = read_options(sys.argv[1:] if argv is None else argv)
     names = RUNS if options.run == "all" else (options.run,)
-    is_held = True
+    holds = True
     for name in names:
-        report = made(name, options)
+        report = run(name, options)
         report.write(Path(options.out))
         print(f"{report.name}\n{runs.dump(report)}", flush=True)
-        is_held = is_held and report.holds
-    return 0 if is_held else 1
+        holds = holds and report.holds
+    return 0 if holds else 1
 
 
 def read_options(argv: Sequence[str]) -> Any:
-    parser = Parser(prog="sdxl bench robustness", description="What a service stands.")
+    parser = Parser(
+        prog="sdxl bench robustness", description="Load or damage a service, and check it."
+    )
     add = parser.add_argument
     add("run", metavar="RUN", help=f"all, or one of {', '.join(RUNS)}")
     plan = runs.RunPlan()
-    add("--seconds", type=number, default=plan.seconds, help="of each run (%(default)s)")
-    add("--count", type=whole, default=plan.count, help="who leave; fuzzed requests (%(default)s)")
-    add("--first", type=whole, default=plan.first, help="fuzzed request to begin at (%(default)s)")
-    add("--seed", type=whole, default=plan.seed, help="(%(default)s)")
+    add("--seconds", type=number, default=plan.seconds, help="duration of each run (%(default)s)")
+    add(
+        "--count",
+        type=whole,
+        default=plan.count,
+        help="leavers: clients; fuzz: requests (%(default)s)",
+    )
+    add(
+        "--first",
+        type=whole,
+        default=plan.first,
+        help="fuzz: number of the first request (%(default)s)",
+    )
+    add("--seed", type=whole, default=plan.seed, help="of random choices (%(default)s)")
     add(
         "--kill-every-s",
         type=number,
         default=plan.kill_every_s,
         metavar="S",
-        help="soak: a process each; 0 for none (%(default)s)",
+        help="soak: seconds between two kills of a process; 0 = none (%(default)s)",
     )
     add("--rate", type=number, default=1.0, help="soak: clients a second (%(default)s)")
-    add("--speed", type=number, default=1.0, help="of the double, an H200's being 1 (%(default)s)")
-    add("--rows", type=whole, default=4, help="of the double's largest call (%(default)s)")
-    add("--out", default="out/robustness", metavar="DIR", help="default %(default)s")
+    add("--speed", type=number, default=1.0, help="of the double; 1 = an H200 (%(default)s)")
+    add("--rows", type=whole, default=4, help="rows of the double's largest call (%(default)s)")
+    add("--out", default="out/robustness", metavar="DIR", help="reports (%(default)s)")
     options = parser.parse_args(argv)
     if options.run not in (*RUNS, "all"):
         raise InvalidParams("run", options.run, f"needed all, or one of {', '.join(RUNS)}")
@@ -69,11 +81,11 @@ def read_options(argv: Sequence[str]) -> Any:
     return options
 
 
-def made(name: str, options: Any) -> RunReport:
+def run(name: str, options: Any) -> RunReport:
     plan = runs.RunPlan(
         options.seconds, options.seed, options.kill_every_s, options.count, options.first
     )
-    run: dict[str, Callable[[str], Coroutine[Any, Any, RunReport]]] = {
+    coroutines: dict[str, Callable[[str], Coroutine[Any, Any, RunReport]]] = {
         "load": lambda url: runs.load(url, plan, LIGHT),
         "overload": lambda url: runs.load(url, plan, HEAVY),
         "leavers": lambda url: runs.leave(url, plan),
@@ -84,7 +96,7 @@ def made(name: str, options: Any) -> RunReport:
         tempfile.TemporaryDirectory() as scratch,
         local_service(flags_of(name, options, Path(scratch))) as url,
     ):
-        return asyncio.run(run[name](url))
+        return asyncio.run(coroutines[name](url))
 
 
 def flags_of(name: str, options: Any, scratch: Path) -> list[str]:

@@ -1,7 +1,7 @@
-"""Requests that nobody should send, made from what a service says that it takes.
+"""Invalid requests, derived from a service's OpenAPI document. It sends nothing.
 
-Request number i of a seed is always the same bytes, so that a run goes on where another ended and a
-finding is sent again alone. It sends nothing.
+Request number i of a seed always has the same bytes, so a run can resume at a number and a finding
+can be repeated alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ BOUNDARIES = ("x", "x", "x", "x", "", "x" * 71, "\u00e9", '"x"')
 CHARSETS = ("", "", "", "utf-8", "undefined", "punycode", "unicode_escape", "idna", "utf-16", "\0")
 FILE_NAMES = ("a.png", "a.jsonl", "", "../a", "\\ud800", "a\0", "a" * 3000, "\u5186")
 CHEAP = {"steps": 1, "size": "64x64", "n": 1, "max_tokens": 2, "max_completion_tokens": 2}
-"""what keeps a request that turns out to be good from taking long"""
+"""values that keep a valid request short"""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Case:
     kind: str
     parts: tuple[bytes, ...]
     is_http: bool = True
-    """whether it is a request at all: a parser refuses the others in words of its own"""
+    """False for bytes that are not HTTP, which the parser refuses in its own words"""
     half_closes: bool = False
 
 
@@ -141,7 +141,7 @@ class Fuzzer:
         make = rng.choices([make for _, make in self.kinds], [share for share, _ in self.kinds])[0]
         kind = make.__name__
         parts = make(rng)
-        # Whoever sends no more of what is not whole says so, or the service may wait for it.
+        # After incomplete bytes the client half-closes, or the service may wait for the rest.
         return Case(
             number,
             kind,
@@ -154,20 +154,20 @@ class Fuzzer:
 
     def valid(self, rng: random.Random) -> tuple[bytes, ...]:
         method, path, schema = rng.choice(self.routes)
-        return self._request(method, self._filled(path, rng), self._json(self._made(schema, rng)))
+        return self._request(method, self._filled(path, rng), self._json(self._value(schema, rng)))
 
     def mutated(self, rng: random.Random) -> tuple[bytes, ...]:
-        """One or a few values that do not belong there."""
+        """Valid JSON with a few wrong values."""
         method, path, schema = rng.choice([route for route in self.routes if route[2]])
-        made = self._made(schema, rng)
+        body = self._value(schema, rng)
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
-            mutate(made, rng)
-        return self._request(method, path, self._json(made))
+            mutate(body, rng)
+        return self._request(method, path, self._json(body))
 
     def garbled(self, rng: random.Random) -> tuple[bytes, ...]:
-        """Bytes that were JSON."""
+        """Damaged JSON."""
         method, path, schema = rng.choice([route for route in self.routes if route[2]])
-        data = bytearray(self._json(self._made(schema, rng)))
+        data = bytearray(self._json(self._value(schema, rng)))
         match rng.randrange(8):
             case 0:
                 del data[rng.randrange(len(data)) :]
@@ -193,7 +193,7 @@ class Fuzzer:
     def forms(self, rng: random.Random) -> tuple[bytes, ...]:
         """Files and fields, with odd names, charsets and boundaries."""
         method, path, schema = rng.choice(self.form_routes)
-        fields = self._made(schema, rng)
+        fields = self._value(schema, rng)
         for _ in range(rng.choice((0, 1, 1, 2))):
             mutate(fields, rng)
         boundary, charset = rng.choice(BOUNDARIES), rng.choice(CHARSETS)
@@ -218,7 +218,7 @@ class Fuzzer:
         if rng.random() < 0.4:
             more.append(("content-type", rng.choice(TYPES)))
         return self._request(
-            method, self._filled(path, rng), self._json(self._made(schema, rng)), more
+            method, self._filled(path, rng), self._json(self._value(schema, rng)), more
         )
 
     def paths(self, rng: random.Random) -> tuple[bytes, ...]:
@@ -229,7 +229,7 @@ class Fuzzer:
         return self._request(rng.choice(METHODS), path.replace("{", "%7B"), b"")
 
     def pipelined(self, rng: random.Random) -> tuple[bytes, ...]:
-        """Several on one connection, cut anywhere."""
+        """Several requests on one connection, cut at random places."""
         data = b""
         for _ in range(rng.randint(2, 6)):
             data += self._request(
@@ -242,8 +242,8 @@ class Fuzzer:
     def chunked(self, rng: random.Random) -> tuple[bytes, ...]:
         head = f"POST {rng.choice(self.routes)[1]} HTTP/1.1\r\nHost: {self.host}\r\n"
         head += rng.choice(("", "Content-Length: 5\r\n", "Transfer-Encoding: identity\r\n"))
-        said = "Transfer-Encoding: chunked"
-        head += rng.choice((said, f"{said}, chunked", "transfer-encoding:\tchunked"))
+        chunked = "Transfer-Encoding: chunked"
+        head += rng.choice((chunked, f"{chunked}, chunked", "transfer-encoding:\tchunked"))
         return (f"{head}\r\nConnection: close\r\n\r\n".encode(), rng.choice(CHUNKS))
 
     def raw(self, rng: random.Random) -> tuple[bytes, ...]:
@@ -262,9 +262,9 @@ class Fuzzer:
         *,
         close: bool = True,
     ) -> tuple[bytes, ...]:
-        given = {name for name, _ in more}
+        names = {name for name, _ in more}
         lines = [("host", self.host), *(("connection", "close"),) * close, *more]
-        if body and "content-type" not in given:
+        if body and "content-type" not in names:
             lines.append(("content-type", "application/json"))
         if body or method == "POST":
             lines.append(("content-length", str(len(body))))
@@ -272,24 +272,24 @@ class Fuzzer:
         return (head.encode("utf-8", "surrogatepass") + b"\r\n" + body,)
 
     def _filled(self, path: str, rng: random.Random) -> str:
-        """Its parameters, as something that may be one."""
+        """The path with random words as its parameters."""
         word = "".join(rng.choices(string.ascii_letters + "%._-", k=rng.randint(1, 50)))
         return path if "{" not in path else path.partition("{")[0] + word
 
     @staticmethod
     def _json(value: Any) -> bytes:
-        # Escaped, or lone surrogates could not be written.
+        # ASCII escapes: lone surrogates cannot be encoded.
         return b"" if value is None else json.dumps(value).encode()
 
-    def _made(self, schema: Mapping[str, Any] | None, rng: random.Random) -> Any:
-        """A value that fits: some of what is optional, and cheap where it says how much."""
+    def _value(self, schema: Mapping[str, Any] | None, rng: random.Random) -> Any:
+        """A valid value with some of the optional fields."""
         if schema is None:
             return None
         if "$ref" in schema:
-            return self._made(self.schemas[schema["$ref"].rpartition("/")[2]], rng)
+            return self._value(self.schemas[schema["$ref"].rpartition("/")[2]], rng)
         for several in ("anyOf", "oneOf", "allOf"):
             if several in schema:
-                return self._made(rng.choice(schema[several]), rng)
+                return self._value(rng.choice(schema[several]), rng)
         if "enum" in schema or "const" in schema:
             return rng.choice(schema.get("enum", [schema.get("const")]))
         match schema.get("type"):
@@ -298,7 +298,7 @@ class Fuzzer:
             case "array":
                 count = rng.randint(schema.get("minItems", 1), max(schema.get("minItems", 1), 2))
                 return [
-                    self._made(schema.get("items", {"type": "string"}), rng) for _ in range(count)
+                    self._value(schema.get("items", {"type": "string"}), rng) for _ in range(count)
                 ]
             case "integer":
                 low = int(schema.get("minimum", 0))
@@ -320,18 +320,18 @@ class Fuzzer:
 
     def _object(self, schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
         properties = schema.get("properties", {})
-        needed = set(schema.get("required", ()))
-        names = [n for n in properties if n in needed or rng.random() < 0.25]
-        made = {name: self._made(properties[name], rng) for name in names}
+        required = set(schema.get("required", ()))
+        names = [n for n in properties if n in required or rng.random() < 0.25]
+        values = {name: self._value(properties[name], rng) for name in names}
         return {
-            **made,
+            **values,
             **{n: v for n, v in CHEAP.items() if n in properties},
-            **self._own(properties),
+            **self._default_model(properties),
         }
 
     @staticmethod
-    def _own(properties: Mapping[str, Any]) -> dict[str, Any]:
-        """A model's name that is nobody's would end every request at once."""
+    def _default_model(properties: Mapping[str, Any]) -> dict[str, Any]:
+        """An unknown model's name would refuse every request early."""
         return {"model": None} if "model" in properties else {}
 
 
@@ -384,8 +384,8 @@ def files() -> tuple[bytes, ...]:
 
 
 def mutate(value: Any, rng: random.Random) -> None:
-    """One place of it, in place."""
-    # A copy: what is put there may itself be changed next.
+    """Change one place of the value, in place."""
+    # A copy, because a later mutation may change the inserted value.
     odd = deepcopy(rng.choice((rng.choice(ODD_NUMBERS), rng.choice(ODD_TEXTS), rng.choice(OTHERS))))
     if isinstance(value, list):
         if value and isinstance(value[0], dict | list) and rng.random() < 0.8:

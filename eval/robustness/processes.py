@@ -1,6 +1,6 @@
-"""What the processes below this one hold while something runs: memory, file descriptors, threads.
+"""Memory, file descriptors and threads of child processes over time.
 
-A process is told by words of its command line.
+A process belongs to a title if its command line contains it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 
 PERIOD_S = 1.0
 SETTLED = 0.25
-"""the share of a process's life after which it should hold no more"""
+"""the share of a process's life after which it should not grow"""
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class ProcessWatch:
     seen: dict[tuple[str, int], list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
     def find(self, title: str) -> list[psutil.Process]:
-        """Those that live now, the oldest first."""
+        """Living processes of a title, the oldest first."""
         return sorted(
             (process for name, process in self._running() if name == title),
             key=lambda process: process.create_time(),
         )
 
-    def look(self) -> None:
+    def sample(self) -> None:
         at_s = time.perf_counter() - self.began_s
         for title, process in self._running():
             try:
                 with process.oneshot():
                     rss_mb = process.memory_info().rss / 1e6
-                    sample = Sample(at_s, rss_mb, process.num_fds(), process.num_threads())
+                    current = Sample(at_s, rss_mb, process.num_fds(), process.num_threads())
             except psutil.Error:
                 continue
-            self.seen[title, process.pid].append(sample)
+            self.seen[title, process.pid].append(current)
 
     def _running(self) -> Iterator[tuple[str, psutil.Process]]:
         for process in psutil.Process().children(recursive=True):
@@ -67,15 +67,15 @@ class ProcessWatch:
 
 
 @contextmanager
-def repeating(look: Callable[[], None], period_s: float) -> Iterator[None]:
-    """In a thread of its own, so that load in this process does not hide a sample."""
+def repeating(sample: Callable[[], None], period_s: float) -> Iterator[None]:
+    """Call `sample` periodically in a thread, so that load in this one does not delay it."""
     is_over = threading.Event()
 
-    def follow() -> None:
+    def run() -> None:
         while not is_over.wait(period_s):
-            look()
+            sample()
 
-    thread = threading.Thread(target=follow, name="watch", daemon=True)
+    thread = threading.Thread(target=run, name="watch", daemon=True)
     thread.start()
     try:
         yield
@@ -87,14 +87,14 @@ def repeating(look: Callable[[], None], period_s: float) -> Iterator[None]:
 @contextmanager
 def watching(titles: Sequence[str]) -> Iterator[ProcessWatch]:
     watch = ProcessWatch(titles)
-    watch.look()
-    with repeating(watch.look, PERIOD_S):
+    watch.sample()
+    with repeating(watch.sample, PERIOD_S):
         yield watch
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Of one process: how much more it held at the end than once it had settled."""
+    """How much one process grew between settling and its end."""
 
     title: str
     pid: int
@@ -102,25 +102,25 @@ class Growth:
     rss_mb: float
     peak_mb: float
     late_rss_mb: float
-    """in the second half alone"""
+    """in the second half"""
     descriptors: float
     threads: float
 
 
 def growths(watch: ProcessWatch, least_s: float) -> list[Growth]:
-    """Of those that lived at least so long."""
-    found = []
+    """The growth of each process that lived at least `least_s`."""
+    grown = []
     for (title, pid), samples in watch.seen.items():
         lived_s = samples[-1].at_s - samples[0].at_s
         if lived_s >= least_s:
-            found.append(growth(title, pid, samples))
-    return found
+            grown.append(growth(title, pid, samples))
+    return grown
 
 
 def peaks_of(watch: ProcessWatch, title: str) -> list[float]:
-    """The most MB that each process of a title held, the oldest first."""
-    own = [samples for (name, _), samples in watch.seen.items() if name == title]
-    ordered = sorted(own, key=lambda samples: samples[0].at_s)
+    """The peak MB of each process of a title, the oldest first."""
+    series = [samples for (name, _), samples in watch.seen.items() if name == title]
+    ordered = sorted(series, key=lambda samples: samples[0].at_s)
     return [max(s.rss_mb for s in samples) for samples in ordered]
 
 
@@ -140,6 +140,6 @@ def growth(title: str, pid: int, samples: Sequence[Sample]) -> Growth:
 
 
 def rise(values: Sequence[float]) -> float:
-    """From the first fifth to the last, by medians: a peak in between is no growth."""
+    """The difference between the medians of the last fifth and the first: a peak is no growth."""
     part = max(len(values) // 5, 1)
     return statistics.median(values[-part:]) - statistics.median(values[:part])

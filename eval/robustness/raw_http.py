@@ -1,7 +1,4 @@
-"""One exchange of bytes with an HTTP server: what one likes is sent, and all that comes is read.
-
-HTTP libraries refuse to send what this is for.
-"""
+"""One exchange of arbitrary bytes with an HTTP server. HTTP libraries send only valid ones."""
 
 from __future__ import annotations
 
@@ -23,28 +20,28 @@ class Exchange:
     received: bytes
     took_s: float
     error: str = ""
-    """why no more came; empty where the server closed in order"""
+    """why the exchange ended early; empty if the server closed the connection"""
 
     @property
     def statuses(self) -> list[int]:
-        """Of all answers, as several may come on one connection."""
+        """The status of every answer on the connection."""
         return [int(found) for found in STATUS_LINE.findall(self.received)]
 
     def first(self) -> tuple[int, HTTPMessage, bytes] | None:
-        """Status, headers and body of the first answer, if a whole one came."""
+        """Status, headers and body of the first answer, if it is complete."""
         try:
             response = HTTPResponse(_Bytes(self.received))  # type: ignore[arg-type]
             response.begin()
             return response.status, response.msg, response.read()
         except IncompleteRead as cut:
-            # As of a HEAD, whose length is that of what is not sent.
+            # An answer to HEAD has the length of the body that it omits.
             return response.status, response.msg, cut.partial
         except (HTTPException, OSError, ValueError):
             return None
 
 
 class _Bytes:
-    """As much of a socket as HTTPResponse asks for."""
+    """The part of a socket that HTTPResponse uses."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -56,7 +53,7 @@ class _Bytes:
 async def exchange(
     host: str, port: int, parts: Sequence[bytes], timeout_s: float, *, half_closes: bool = False
 ) -> Exchange:
-    """Sends the parts one by one, and reads until the server closes or `timeout_s` is over."""
+    """Send the parts one by one, and read until the server closes or `timeout_s` passes."""
     began_s, received, error = time.perf_counter(), bytearray(), ""
     writer = None
     try:

@@ -1,4 +1,4 @@
-"""What a run found: checks with what was measured and what is allowed, as JSON and as a plot."""
+"""The report of a run: checks with measured and allowed values, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eval.robustness.processes import Growth, ProcessWatch
 from sdxl.files import prepare_folder, write_atomic, write_json
 
 STEP_S = 10.0
-"""how finely the plot counts answers"""
+"""the plot's interval for counts of answers"""
 GREY = "#555555"
 COLOURS = {"200": "#2a9d8f", "429": "#e9a23b", "left": "#9aa5b1", "other": "#d1495b"}
 ABOVE: dict[str, Any] = {
@@ -28,12 +28,12 @@ ABOVE: dict[str, Any] = {
     "fontsize": 8,
     "ncols": 5,
 }
-"""where a legend hides nothing"""
+"""a legend above its panel"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold."""
+    """One condition."""
 
     name: str
     found: Any
@@ -44,19 +44,19 @@ class Check:
         return f"{'ok ' if self.holds else 'NO '} {self.name}: {self.found}, allowed {self.allowed}"
 
 
-def at_most(name: str, found: float, allowed: float) -> Check:
-    return Check(name, round(found, 3), allowed, found <= allowed)
+def at_most(name: str, measured: float, allowed: float) -> Check:
+    return Check(name, round(measured, 3), allowed, measured <= allowed)
 
 
-def none_of(name: str, found: Sequence[Any]) -> Check:
-    """`found` are all that break it; a few are shown."""
-    shown = [str(each) for each in found[:5]]
-    return Check(name, f"{len(found)}: {shown}" if found else 0, 0, not found)
+def none_of(name: str, broken: Sequence[Any]) -> Check:
+    """`broken`: everything that breaks the condition; the report shows five."""
+    shown = [str(each) for each in broken[:5]]
+    return Check(name, f"{len(broken)}: {shown}" if broken else 0, 0, not broken)
 
 
-def some(name: str, found: int) -> Check:
-    """Or the other checks say nothing."""
-    return Check(name, found, "at least 1", found > 0)
+def some(name: str, count: int) -> Check:
+    """Without any, the other checks mean nothing."""
+    return Check(name, count, "at least 1", count > 0)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class RunReport:
     outcomes: list[Outcome] = field(default_factory=list)
     growths: list[Growth] = field(default_factory=list)
     kills: list[tuple[float, str]] = field(default_factory=list)
-    """when, on time.perf_counter, and whom"""
+    """the time on time.perf_counter, and the title"""
     watch: ProcessWatch | None = None
 
     @property
@@ -98,16 +98,16 @@ class RunReport:
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Counts and times by kind of client."""
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for kind in sorted({each.kind for each in outcomes}):
-        own = [each for each in outcomes if each.kind == kind]
-        took = [each.took_s for each in own if each.status == 200]
-        found[kind] = {
-            "statuses": {str(k): n for k, n in sorted(Counter(o.status for o in own).items())},
+        of_kind = [each for each in outcomes if each.kind == kind]
+        took = [each.took_s for each in of_kind if each.status == 200]
+        by_kind[kind] = {
+            "statuses": {str(k): n for k, n in sorted(Counter(o.status for o in of_kind).items())},
             "p50_s": round(quantile(took, 0.5), 3) if took else None,
             "p99_s": round(quantile(took, 0.99), 3) if took else None,
         }
-    return found
+    return by_kind
 
 
 def rounded(values: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def plot(report: RunReport, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         for killed_s, _ in report.kills:
             axis.axvline(killed_s - zero_s, color=GREY, lw=0.4, ls=":")
-    verdict = "everything held" if report.holds else "not everything held"
-    dotted = "; dotted: a process was killed" if report.kills else ""
+    verdict = "all conditions hold" if report.holds else "a condition fails"
+    dotted = "; dotted: a killed process" if report.kills else ""
     figure.suptitle(f"{report.name}: {verdict}{dotted}", fontsize=10)
     data = io.BytesIO()
     figure.savefig(data, format="png")

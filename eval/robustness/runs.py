@@ -1,4 +1,4 @@
-"""The runs themselves: each takes a service's URL, and fills a report."""
+"""The runs: each takes a service's URL and returns a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import httpx
 
 from eval.measuring.timing import quantile
 from eval.robustness import clients
-from eval.robustness.clients import LEFT, WAIT_S, Client, Outcome
+from eval.robustness.clients import DISCONNECTED, WAIT_S, Client, Outcome
 from eval.robustness.fuzz import Case, Fuzzer
 from eval.robustness.processes import Growth, ProcessWatch, growths, peaks_of, watching
 from eval.robustness.raw_http import Exchange, exchange
@@ -32,11 +32,11 @@ REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor"
 TITLES = (REPLICA, FRONT, PROXY, CONTROLLER)
 GROWTH_MB, COUNT_GROWTH = 100.0, 20.0
 LATE_GROWTH_MB = 25.0
-"""in the second half of a run of LONG_S: within what an allocator gives and takes"""
+"""in the second half of a run of LONG_S: the allocator's noise"""
 LONG_S = 1200.0
 LIFE_SHARE, GENERATIONS = 0.8, 4
 RECOVERY_S = 15.0
-"""After a kill of a front or of the proxy, who was inside or came just then may have lost."""
+"""After a kill of a front end or a proxy, requests inside it or just arriving may fail."""
 CLIENTS = 8
 LEAVING_AT_ONCE = 50
 IDLE_S = 60.0
@@ -47,45 +47,45 @@ ANSWERS = (501, 503, 507)
 """server errors that a request may get"""
 RAW_ERROR = re.compile(rb"Traceback|File \\?\"|\b[A-Z]\w+(?:Error|Exception)\b| object at 0x")
 PARSER_TEXT = b"Invalid HTTP request received."
-"""of what is no HTTP: nobody behind the parser hears of it"""
+"""the parser's answer to bytes that are not HTTP"""
 SOAK: tuple[tuple[float, Client], ...] = (
-    (0.45, clients.mixes),
-    (0.2, clients.streams),
-    (0.15, clients.fetches),
-    (0.1, clients.leaves),
-    (0.1, clients.blunders),
+    (0.45, clients.request_mixed),
+    (0.2, clients.request_stream),
+    (0.15, clients.fetch_by_url),
+    (0.1, clients.disconnect_early),
+    (0.1, clients.send_invalid),
 )
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How much of everything."""
+    """The lengths of the runs."""
 
     seconds: float = 600.0
     seed: int = 0
     kill_every_s: float = 30.0
-    """0 kills nobody"""
+    """0: no kills"""
     count: int = 1000
     first: int = 0
-    """the number of the first fuzzed request: a run goes on where another ended"""
+    """number of the first fuzzed request, to resume a run"""
 
 
 # -- load ------------------------------------------------------------------------------------
 
 
 async def load(url: str, plan: RunPlan, share: float) -> RunReport:
-    """Poisson arrivals at a share of what a closed loop reaches."""
+    """Poisson arrivals at a share of a closed loop's rate."""
     name = "overload" if share > 1 else "load"
     report = RunReport(name, {**asdict(plan), "share": share})
     rng = random.Random(plan.seed)
 
-    async def ask(_: int, due_s: float) -> Outcome:
-        return await clients.waits(http, rng, due_s)
+    async def send(_: int, due_s: float) -> Outcome:
+        return await clients.request_and_wait(http, rng, due_s)
 
     async with connected(url, WAIT_S) as http:
-        rate = rate_of(await closed_loop(ask, CLIENTS, max(plan.seconds / 10, 10.0)))
+        rate = rate_of(await closed_loop(send, CLIENTS, max(plan.seconds / 10, 10.0)))
         with watching(TITLES) as watch:
-            report.outcomes = await open_loop(ask, share * rate, plan.seconds, plan.seed)
+            report.outcomes = await open_loop(send, share * rate, plan.seconds, plan.seed)
     report.facts = {"capacity_per_s": round(rate, 3), "offered_per_s": round(share * rate, 3)}
     report.checks += [
         none_of("only 200 and 429", not_in(report.outcomes, (200, 429))),
@@ -101,7 +101,9 @@ def rate_of(outcomes: Sequence[Outcome]) -> float:
     """Pictures a second."""
     good = sum(outcome.status == 200 for outcome in outcomes)
     if not good:
-        raise SystemExit(f"robustness: no picture came: {Counter(o.problem for o in outcomes)}")
+        raise SystemExit(
+            f"robustness: no picture was returned: {Counter(o.problem for o in outcomes)}"
+        )
     return good / (max(o.ended_s for o in outcomes) - min(o.began_s for o in outcomes))
 
 
@@ -111,11 +113,11 @@ def on_time(outcomes: Sequence[Outcome]) -> list[Check]:
     return [at_most("p99 of the admitted, as a share of their deadline", p99, 1.0)]
 
 
-# -- clients who leave -----------------------------------------------------------------------
+# -- disconnecting clients -------------------------------------------------------------------
 
 
 async def leave(url: str, plan: RunPlan) -> RunReport:
-    """In waves; the first fifth of them is for the processes to take what they keep."""
+    """Disconnect in waves; before growth counts, the processes settle."""
     report = RunReport("leavers", asdict(plan))
     rng = random.Random(plan.seed)
     with watching(TITLES) as watch:
@@ -123,17 +125,17 @@ async def leave(url: str, plan: RunPlan) -> RunReport:
             while len(report.outcomes) < plan.count:
                 wave = min(LEAVING_AT_ONCE, plan.count - len(report.outcomes))
                 due_s = time.perf_counter()
-                coming = [clients.leaves(http, rng, due_s) for _ in range(wave)]
+                coming = [clients.disconnect_early(http, rng, due_s) for _ in range(wave)]
                 report.outcomes += await asyncio.gather(*coming)
             idle_s = await until_idle(http)
-            after = await clients.waits(http, rng, time.perf_counter(), deadline_s=60.0)
+            after = await clients.request_and_wait(http, rng, time.perf_counter(), deadline_s=60.0)
     report.facts = {"idle_after_s": round(idle_s, 2)}
     outcomes = report.outcomes
     report.checks += [
-        none_of("only 200, 429 and those who left", not_in(outcomes, (200, 429, LEFT))),
-        some("clients that left", sum(o.status == LEFT for o in outcomes)),
+        none_of("only 200, 429 and disconnected", not_in(outcomes, (200, 429, DISCONNECTED))),
+        some("disconnected clients", sum(o.status == DISCONNECTED for o in outcomes)),
         at_most("seconds until nothing was in flight", idle_s, IDLE_S),
-        Check("a picture after it", after.status, 200, after.status == 200 and not after.problem),
+        Check("a picture afterwards", after.status, 200, after.status == 200 and not after.problem),
     ]
     judge_growth(report, watch, watch_s(watch), TITLES)
     return report
@@ -154,22 +156,22 @@ async def until_idle(http: httpx.AsyncClient) -> float:
 
 
 async def soak(url: str, plan: RunPlan, rate: float) -> RunReport:
-    """All kinds of clients, and every process killed in its turn."""
+    """All kinds of clients, while every kind of process is killed in turn."""
     report = RunReport("soak", {**asdict(plan), "rate": rate})
     rng = random.Random(plan.seed)
     shares, kinds = [share for share, _ in SOAK], [kind for _, kind in SOAK]
 
-    async def ask(_: int, due_s: float) -> Outcome:
+    async def send(_: int, due_s: float) -> Outcome:
         return await rng.choices(kinds, shares)[0](http, rng, due_s)
 
     with watching(TITLES) as watch:
         async with connected(url, WAIT_S) as http, killing(watch, plan.kill_every_s, report.kills):
-            report.outcomes = await open_loop(ask, rate, plan.seconds, plan.seed)
+            report.outcomes = await open_loop(send, rate, plan.seconds, plan.seed)
     wrong = [o for o in report.outcomes if is_wrong(o) and not is_excused(o, report.kills)]
     excused = sum(is_wrong(o) and is_excused(o, report.kills) for o in report.outcomes)
     report.facts = {"lost_with_a_killed_front_or_proxy": excused}
     report.checks += [
-        none_of("nothing lost but what was inside a killed front or proxy", wrong),
+        none_of("no request lost outside a killed front end or proxy", wrong),
         some("pictures", sum(o.status == 200 for o in report.outcomes)),
         *on_time(report.outcomes),
     ]
@@ -178,7 +180,7 @@ async def soak(url: str, plan: RunPlan, rate: float) -> RunReport:
 
 
 def is_wrong(outcome: Outcome) -> bool:
-    expected = {"blunders": (400, 429, 503), "leaves": (200, 429, 503, LEFT)}
+    expected = {"invalid": (400, 429, 503), "disconnect": (200, 429, 503, DISCONNECTED)}
     allowed = expected.get(outcome.kind, (200, 429, 503))
     return outcome.status not in allowed or bool(outcome.problem)
 
@@ -196,7 +198,7 @@ def is_excused(outcome: Outcome, kills: Sequence[tuple[float, str]]) -> bool:
 async def killing(
     watch: ProcessWatch, every_s: float, kills: list[tuple[float, str]]
 ) -> AsyncIterator[None]:
-    """-9, in turn, one process at a time."""
+    """Send SIGKILL to one process at a time, by title in turn."""
 
     async def kill() -> None:
         turn = 0
@@ -216,12 +218,12 @@ async def killing(
         task.cancel()
 
 
-# -- nonsense --------------------------------------------------------------------------------
+# -- fuzzed requests -------------------------------------------------------------------------
 
 
 @dataclass
 class FuzzAnswers:
-    """What was said to fuzzed requests."""
+    """The answers to fuzzed requests."""
 
     requests: int = 0
     slowest_s: float = 0.0
@@ -229,13 +231,13 @@ class FuzzAnswers:
     """by kind of request"""
     findings: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, case: Case, heard: Exchange) -> None:
+    def add(self, case: Case, answer: Exchange) -> None:
         self.requests += 1
-        self.slowest_s = max(self.slowest_s, heard.took_s)
-        told = [str(status) for status in heard.statuses] or ["none"]
-        self.statuses.setdefault(case.kind, Counter()).update(told)
-        if problem := wrong_exchange(case, heard):
-            self.findings.append(finding(case, heard, problem))
+        self.slowest_s = max(self.slowest_s, answer.took_s)
+        statuses = [str(status) for status in answer.statuses] or ["none"]
+        self.statuses.setdefault(case.kind, Counter()).update(statuses)
+        if problem := wrong_exchange(case, answer):
+            self.findings.append(finding(case, answer, problem))
 
     def facts(self, first: int) -> dict[str, Any]:
         return {
@@ -248,39 +250,39 @@ class FuzzAnswers:
 
 
 async def fuzz(url: str, plan: RunPlan) -> RunReport:
-    """As many requests as asked for, or as time allows."""
-    report, heard, parts = RunReport("fuzz", asdict(plan)), FuzzAnswers(), urlsplit(url)
+    """Send `count` requests, or as many as time allows."""
+    report, answers, parts = RunReport("fuzz", asdict(plan)), FuzzAnswers(), urlsplit(url)
     openapi = httpx.get(f"{url}/openapi.json", timeout=30).json()
     fuzzer = Fuzzer(openapi, parts.netloc, plan.seed)
     numbers = iter(range(plan.first, plan.first + plan.count))
     until_s = time.perf_counter() + plan.seconds
 
-    async def follow() -> None:
+    async def run_client() -> None:
         while time.perf_counter() < until_s and (number := next(numbers, None)) is not None:
             case = fuzzer.case(number)
             host, port = parts.hostname or "", parts.port or 80
             sent = exchange(host, port, case.parts, 2 * HANG_S, half_closes=case.half_closes)
-            heard.add(case, await sent)
+            answers.add(case, await sent)
 
     with watching(TITLES) as watch:
-        await asyncio.gather(*(follow() for _ in range(AT_ONCE)))
-    told = [f"{each['number']} ({each['kind']}): {each['problem']}" for each in heard.findings]
-    report.facts = heard.facts(plan.first)
-    report.checks.append(none_of("answered as it must be", told))
-    report.checks.append(at_most("slowest, s", heard.slowest_s, HANG_S))
+        await asyncio.gather(*(run_client() for _ in range(AT_ONCE)))
+    wrong = [f"{each['number']} ({each['kind']}): {each['problem']}" for each in answers.findings]
+    report.facts = answers.facts(plan.first)
+    report.checks.append(none_of("valid answers", wrong))
+    report.checks.append(at_most("slowest, s", answers.slowest_s, HANG_S))
     judge_growth(report, watch, watch_s(watch), TITLES)
     return report
 
 
-def wrong_exchange(case: Case, heard: Exchange) -> str:
-    """Empty where the answer is one that a client can live with."""
-    if heard.took_s > HANG_S:
-        return f"open for {heard.took_s:.0f} s"
-    if bad := [s for s in heard.statuses if s >= 500 and s not in ANSWERS]:
+def wrong_exchange(case: Case, answer: Exchange) -> str:
+    """What is wrong with the answer; empty if nothing is."""
+    if answer.took_s > HANG_S:
+        return f"open for {answer.took_s:.0f} s"
+    if bad := [s for s in answer.statuses if s >= 500 and s not in ANSWERS]:
         return f"answered {bad}"
-    first = heard.first()
+    first = answer.first()
     if first is None:
-        return "" if not case.is_http else f"no answer ({heard.error or 'closed'})"
+        return "" if not case.is_http else f"no answer ({answer.error or 'closed'})"
     status, headers, body = first
     if status in (429, 503) and not headers.get("retry-after"):
         return f"{status} without Retry-After"
@@ -292,7 +294,7 @@ def wrong_exchange(case: Case, heard: Exchange) -> str:
     return ""
 
 
-def finding(case: Case, heard: Exchange, problem: str) -> dict[str, Any]:
+def finding(case: Case, answer: Exchange, problem: str) -> dict[str, Any]:
     sent = b"".join(case.parts)
     return {
         "number": case.number,
@@ -300,11 +302,11 @@ def finding(case: Case, heard: Exchange, problem: str) -> dict[str, Any]:
         "problem": problem,
         "sent": sent[:2000].decode("latin-1"),
         "sent_bytes": len(sent),
-        "received": heard.received[:500].decode("latin-1"),
+        "received": answer.received[:500].decode("latin-1"),
     }
 
 
-# -- what all share --------------------------------------------------------------------------
+# -- shared ----------------------------------------------------------------------------------
 
 
 def not_in(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:
@@ -319,13 +321,13 @@ def watch_s(watch: ProcessWatch) -> float:
 def judge_growth(
     report: RunReport, watch: ProcessWatch, seconds: float, titles: Sequence[str]
 ) -> None:
-    """Processes that lived as long as the run by themselves; those that were killed and replaced
-    by the most that each generation held: a young process still takes what it takes once."""
+    """Judge processes that lived as long as the run by their own growth, and killed ones by the
+    peaks of their generations, because a young process still grows."""
     report.watch = watch
     report.growths = growths(watch, LIFE_SHARE * seconds)
     for title in titles:
-        own = [each for each in report.growths if each.title == title]
-        report.checks += growth_checks(title, own, seconds)
+        of_title = [each for each in report.growths if each.title == title]
+        report.checks += growth_checks(title, of_title, seconds)
         peaks = peaks_of(watch, title)
         if len(peaks) >= GENERATIONS:
             half = len(peaks) // 2
@@ -333,18 +335,18 @@ def judge_growth(
             report.checks.append(at_most(f"{title}: MB more in later processes", more, GROWTH_MB))
 
 
-def growth_checks(title: str, own: Sequence[Growth], seconds: float) -> list[Check]:
-    if not own:
+def growth_checks(title: str, growths: Sequence[Growth], seconds: float) -> list[Check]:
+    if not growths:
         return []
-    found = [
-        at_most(f"{title}: MB more than once settled", max(g.rss_mb for g in own), GROWTH_MB),
-        at_most(f"{title}: descriptors more", max(g.descriptors for g in own), COUNT_GROWTH),
-        at_most(f"{title}: threads more", max(g.threads for g in own), COUNT_GROWTH),
+    checks = [
+        at_most(f"{title}: MB more than after settling", max(g.rss_mb for g in growths), GROWTH_MB),
+        at_most(f"{title}: more descriptors", max(g.descriptors for g in growths), COUNT_GROWTH),
+        at_most(f"{title}: more threads", max(g.threads for g in growths), COUNT_GROWTH),
     ]
     if seconds >= LONG_S:
-        late = max(g.late_rss_mb for g in own)
-        found.append(at_most(f"{title}: MB more in the second half", late, LATE_GROWTH_MB))
-    return found
+        late = max(g.late_rss_mb for g in growths)
+        checks.append(at_most(f"{title}: MB more in the second half", late, LATE_GROWTH_MB))
+    return checks
 
 
 def dump(report: RunReport) -> str:
