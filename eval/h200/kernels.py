@@ -1,5 +1,5 @@
 """Measured time by the paper's groups: each kernel of a profiled tick beside the work that
-paper_work.py notes of it.
+kernel_work.py notes of it.
 
 Our own kernels start in the order in which they are noted, and so do a library's products, its
 convolutions and its attentions, each kind by itself; whatever else runs is a pass over memory. It
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.speed.paper_tick import inputs_of, unets
-from eval.speed.paper_time import GAPS, USUAL_ROWS
-from eval.speed.paper_work import MEMORY, KernelWork, named_work_of
+from eval.speed.estimated_time import GAPS, USUAL_ROWS
+from eval.speed.kernel_work import MEMORY, KernelWork, named_work_of
+from eval.speed.meta_networks import inputs_of, unets
 
 MICRO = 1e-6
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -1,8 +1,5 @@
-"""docs/h200.md from what `sdxl bench h200` wrote: `python -m eval.h200.page [REPORT...]`, of which
-a later one's figures take the place of an earlier one's.
-
-Without a report, or with a dry run's, it says that nothing was measured and how to measure. It
-computes no figure but ratios of those in the reports.
+"""docs/h200.md from the reports of `sdxl bench h200`: `python -m eval.h200.page [REPORT...]`. The
+figures of a later report replace those of an earlier one.
 """
 
 from __future__ import annotations
@@ -14,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from eval.measuring.markdown import table_lines
-from eval.speed.paper_time import GAPS, table
+from eval.speed.estimated_time import GAPS, USUAL_ROWS
 from eval.speed.variants import COMPILED, COMPILED_CACHED, EAGER, INTERVALS
 
 DOCS = Path(__file__).parents[2] / "docs"
-EXPECTED = DOCS / "h200_expected.json"
 REPORTS = DOCS / "h200"
 RATES = {"full": 2.43, "DeepCache": 4.2}
-"""images/s that are to be reached"""
+"""the goals, in images/s"""
 FULL = "ours, full, images/s at 1024² with guidance"
 CACHED_RATE = "ours, DeepCache (10 + 10), images/s"
 GAIN = "DeepCache over full"
@@ -71,7 +67,6 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     sections = merged(measured)
     lines = ["# On an H200", ""]
     lines += _measured(measured, sections) if measured else _nothing()
-    lines += [*_expected(sections), ""]
     lines += ["## How to measure", "", HOW, "## What it is held against", "", RECORDS]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -95,27 +90,6 @@ def _nothing() -> Iterator[str]:
 def _goals(found: Mapping[str, str]) -> Iterator[str]:
     rows = [[goal, needed, found.get(goal, NOT_YET)] for goal, needed in GOALS.items()]
     yield from table_lines(["to show", "needed", "measured"], rows)
-
-
-def _expected(sections: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("## On paper", "")
-    yield "What the code starts for a picture of 1024×1024, by rates of others. To renew it:"
-    yield "`sdxl bench floor --gpu h200 --rows 2 8 16 32 --json > docs/h200_expected.json`."
-    yield ""
-    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
-    yield from (against_goal(kind, expected["images_per_second"]) for kind in RATES)
-    yield ""
-    yield from table(expected, rates_by_rows(sections))
-
-
-def against_goal(kind: str, rates: Mapping[str, Mapping[str, float]]) -> str:
-    most = max(
-        rate for name, each in rates.items() if name.endswith(kind) for rate in each.values()
-    )
-    verdict = "misses" if most < RATES[kind] else "reaches"
-    return (
-        f"- {kind}: at most {most:.2f} images/s on paper, which {verdict} the goal of {RATES[kind]}"
-    )
 
 
 def _measured(
@@ -143,16 +117,6 @@ def ours(sections: Mapping[str, Any], interval: int, what: str = "images/s") -> 
         name.removeprefix("ours, torch ").removesuffix(ending): value
         for name, value in figures.items()
         if name.startswith("ours, torch ") and name.endswith(ending)
-    }
-
-
-def rates_by_rows(sections: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    rows = str(2 * sections.get("peers", {}).get("batch", 0))
-    kinds = dict(zip(INTERVALS, RATES, strict=True))
-    return {
-        f"{precision}, {kind}": {rows: value["median"]}
-        for interval, kind in kinds.items()
-        for precision, value in ours(sections, interval).items()
     }
 
 
@@ -214,20 +178,18 @@ def _spread(value: Mapping[str, float] | None) -> str:
 
 
 def _groups(reports: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The paper's and what was measured, of the whole UNet; by the number of the report."""
-    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
+    """Measured milliseconds of the whole UNet by group; columns name the report."""
     columns: dict[str, Mapping[str, float]] = {}
     for number, report in enumerate(reports, 1):
         for name, value in report["sections"].get("profile", {}).items():
             precision, _, rest = name.partition(", ")
             if rest == PROFILED and "ms_by_group" in value:
-                columns[f"{precision} on paper"] = expected["groups"][f"{precision} unet_deep"]
                 columns[f"{precision} ({number})"] = value["ms_by_group"]
     columns = dict(sorted(columns.items(), key=lambda column: column[0].split()[0]))
     names = list(dict.fromkeys(group for each in columns.values() for group in each))
     names = [*sorted(n for n in names if n not in LAST), *(n for n in LAST if n in names)]
     yield from table_lines(
-        [f"ms of a call of the whole UNet, {expected['rows']} rows", *columns],
+        [f"ms of a call of the whole UNet, {USUAL_ROWS} rows", *columns],
         [[n, *(f"{each.get(n, 0.0):.1f}" for each in columns.values())] for n in names],
     )
 

@@ -1,1 +1,1 @@
-"""How fast the networks and the loop are, beside others and beside the floor."""
+"""Speed: beside peers, beside the floor, and estimated for other GPUs."""

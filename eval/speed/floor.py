@@ -60,15 +60,15 @@ def build_parser() -> Parser:
 
 
 def print_expected(options: argparse.Namespace) -> None:
-    from eval.speed import paper_plans, paper_time
+    from eval.speed import estimated_plans, estimated_time
 
     if options.plan is None:
-        found = paper_time.report(options.gpu, options.rows)
-        lines = paper_time.table(found)
+        found = estimated_time.report(options.gpu, options.rows)
+        lines = estimated_time.table(found)
     else:
-        plans = [paper_plans.read(text) for text in options.plan or paper_plans.PLANS]
-        found = paper_plans.report(options.gpu, max(options.rows), plans)
-        lines = paper_plans.table(found)
+        plans = [estimated_plans.read(text) for text in options.plan or estimated_plans.PLANS]
+        found = estimated_plans.report(options.gpu, max(options.rows), plans)
+        lines = estimated_plans.table(found)
     print(json.dumps(found, indent=1) if options.is_json else "\n".join(lines))
 
 

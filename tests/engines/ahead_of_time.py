@@ -29,8 +29,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engines.pytorch import eight_bit, triton_attention, triton_tma_product
 from engines.pytorch.launches import OPTIONS, Launch
 from engines.pytorch.tiles import KIB, TENSOR_MEMORY, TileProblem, fitting
-from eval.speed.paper_tick import PRECISIONS, UNETS, launches_of, launches_of_a_picture
-from eval.speed.paper_work import GATED
+from eval.speed.kernel_work import GATED
+from eval.speed.meta_networks import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
 """what a block may have, by compute capability: CUDA C++ Programming Guide, 'Technical

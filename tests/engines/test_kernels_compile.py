@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton comes for Linux alone")
 
 from engines.pytorch.tiles import USUAL
-from eval.speed.paper_work import GATED, GATED_OPERATIONS
+from eval.speed.kernel_work import GATED, GATED_OPERATIONS
 from tests.engines.ahead_of_time import FACTORS, PRODUCTS, SHARED_BYTES, TYPES
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,7 +16,7 @@ from engines.pytorch.eight_bit_attention import attended
 from engines.pytorch.fast_unet import Attention, Block
 from engines.pytorch.joined_layers import joined
 from engines.pytorch.launches import noted
-from eval.speed.paper_tick import launches_of
+from eval.speed.meta_networks import launches_of
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
 
 MOST_ERROR = 0.06

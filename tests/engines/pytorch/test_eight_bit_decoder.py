@@ -126,7 +126,7 @@ def test_a_wide_head_attends_by_products(monkeypatch: pytest.MonkeyPatch, tokens
 
 
 def test_a_decoder_of_sdxl_attends_by_products_alone() -> None:
-    from eval.speed.paper_time import works_of_a_picture
+    from eval.speed.estimated_time import works_of_a_picture
 
     works = [each for each in works_of_a_picture("fp8") if each.group == "attention"]
     assert works and {each.unit for each in works} == {"product"}

@@ -115,7 +115,7 @@ def test_rearranging_holds_no_weight_twice(numbers: tuple[str, Path], unet: nn.M
 def test_8_bit_upsamplers_are_quarters_where_sides_are_doubles() -> None:
     """A map of 62 × 62 latents has sides of 31 and 16: the last is not doubled, but stretched."""
     pytest.importorskip("triton", reason="Triton comes for Linux alone")
-    from eval.speed.paper_tick import launches_of
+    from eval.speed.meta_networks import launches_of
 
     for side, doubled in ((1024, 2), (496, 1)):
         launches = launches_of("unet_deep", "fp8", 2, side)
@@ -185,7 +185,7 @@ def test_each_further_layer_is_what_its_numbers_stand_for(
 def test_a_sum_of_tokens_is_part_of_an_8_bit_product() -> None:
     """As on a GPU: no norm has anything left to add."""
     from engines.pytorch.launches import noted
-    from eval.speed.paper_tick import begun, engines_of
+    from eval.speed.meta_networks import begun, engines_of
 
     for number, has_sums in (("fp16", True), ("int8", False), ("fp8", False)):
         loop = begun(engines_of(number, "mini"), images=1, latent=20)

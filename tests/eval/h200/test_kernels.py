@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from eval.h200.kernels import LIBRARY, TraceMismatch, milliseconds
-from eval.speed import paper_tick
-from eval.speed.paper_time import GAPS
-from eval.speed.paper_work import KernelWork, named_work_of
+from eval.speed import meta_networks
+from eval.speed.estimated_time import GAPS
+from eval.speed.kernel_work import KernelWork, named_work_of
 
 KERNEL_OF = {
     "product": "nvjet_hsh",
@@ -24,8 +24,8 @@ TICKS = 2
 
 @pytest.fixture(scope="module")
 def noted() -> list[tuple[str, KernelWork]]:
-    module = paper_tick.unets("int8")["unet_shallow"]
-    inputs = paper_tick.inputs_of("unet_shallow", 16, 1024)
+    module = meta_networks.unets("int8")["unet_shallow"]
+    inputs = meta_networks.inputs_of("unet_shallow", 16, 1024)
     return list(named_work_of(module, lambda: module(*inputs)))
 
 

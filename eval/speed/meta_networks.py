@@ -1,7 +1,5 @@
-"""A tick of the torch backend on paper: SDXL's networks at full size on the meta device, rearranged
-and in 8 bits as on a GPU, and every kernel of ours that a call would start.
-
-No weights, no GPU, no time: what is known here follows from the code alone.
+"""SDXL's networks at full size on the meta device, in the torch backend's GPU form (rearranged, 8
+bits), and the kernels of ours that a call launches. It needs no weights and no GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def unets(precision: str, model: str = FULL_SIZE) -> Mapping[str, nn.Module]:
     """The UNet's networks in the torch backend's GPU form."""
     with torch.device("meta"):
         unet: Any = build_module("unet", configs_of(model)["unet"])
-        # Not the module's own `to`, which warns of what other models need.
+        # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
         unet = nn.Module.to(unet, torch.float16).to(memory_format=torch.channels_last)
         if precision in NUMBERS:
             put_layers(unet, dict(numbers_of(unet, precision)))
@@ -55,7 +53,7 @@ def unets(precision: str, model: str = FULL_SIZE) -> Mapping[str, nn.Module]:
 
 
 def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
-    """What an export's file holds for the layers of this recipe, without values."""
+    """The tensors that an export holds for the recipe's layers, without values."""
     for name, layer in unet.named_modules():
         if not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
@@ -71,18 +69,18 @@ def numbers_of(unet: nn.Module, precision: str) -> Iterator[tuple[str, Tensor]]:
 
 @cache
 def decoder(precision: str = "fp16", model: str = FULL_SIZE) -> nn.Module:
-    """In the torch backend's GPU form."""
+    """The decoder in the torch backend's GPU form."""
     with torch.device("meta"):
         vae = networks_of("vae", build_module("vae", configs_of(model)["vae"]))
-        found = vae["vae_decoder"].to(torch.float16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = vae["vae_decoder"].to(torch.float16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if precision in NUMBERS:
-            put_decoder_layers(found.decoder)
-        rearrange_decoder(found.decoder)
-        return found
+            put_decoder_layers(network.decoder)
+        rearrange_decoder(network.decoder)
+        return network
 
 
 def engines_of(precision: str, model: str = FULL_SIZE) -> Engines:
-    """The torch backend's, as on a GPU, without memory."""
+    """The torch backend's engines as on a GPU, without memory."""
     arch = architecture_of(configs_of(model))
     specs = network_specs(arch, "float16")
     networks = unets(precision, model)
@@ -97,7 +95,7 @@ def engines_of(precision: str, model: str = FULL_SIZE) -> Engines:
 
 
 def begun(engines: Engines, images: int, latent: int) -> InFlight:
-    """A loop to which as many images of four steps were given: deep, shallow, deep, shallow."""
+    """A loop with `images` images of four steps: deep, shallow, deep, shallow."""
     arch = engines.arch
     conditioning = Conditioning(
         torch.empty(2, CHUNK, arch.context_width, dtype=torch.float16, device="meta"),
@@ -114,24 +112,24 @@ def begun(engines: Engines, images: int, latent: int) -> InFlight:
 
 
 def inputs_of(name: str, rows: int, side: int) -> list[Tensor]:
-    """Of a call in halves at this size in pixels; maps lie channels-last, as the loop's do."""
+    """The fp16 inputs of a call at this size in pixels; maps are channels-last, as in the loop."""
     arch = architecture_of(configs_of(FULL_SIZE))
     latent = side // arch.vae_scale
     axes = {"rows": rows, "tokens": CHUNK, "latent_h": latent, "latent_w": latent}
     spec = network_specs(arch, "float16")[name]
-    made = [torch.empty(t.shape(axes), dtype=torch_dtype(t), device="meta") for t in spec.inputs]
-    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in made]
+    inputs = [torch.empty(t.shape(axes), dtype=torch_dtype(t), device="meta") for t in spec.inputs]
+    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs]
 
 
 def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[Launch]:
-    """Our own kernels in one call, in the order they start."""
+    """The launches of our kernels in one call, in order."""
     with torch.inference_mode(), noted() as launches:
         unets(precision)[name](*inputs_of(name, rows, side))
     return launches
 
 
 def launches_of_a_picture(precision: str, latent: int = 128) -> list[Launch]:
-    """Of decoding one."""
+    """The launches of decoding one picture."""
     with torch.inference_mode(), noted() as launches:
         decoder(precision)(latents_of(1, latent))
     return launches

@@ -1,7 +1,7 @@
-"""`sdxl bench floor --gpu NAME --plan …`: what pictures by plans of steps cost Stable Diffusion XL
-at full size, on paper, and what MLPerf Inference would make of such a plan.
+"""`sdxl bench floor --gpu NAME --plan …`: the estimated cost of pictures by step plans at SDXL's
+full size, and the MLPerf division that allows each plan.
 
-The arithmetic follows from how many steps are deep, whichever they are; seconds from paper_time.py.
+The arithmetic depends on the number of deep steps; seconds come from estimated_time.py.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from eval.measuring.arithmetic import FULL_SIZE, Shapes, calls_a_picture, configs_of
 from eval.measuring.arithmetic import work_of as work_of_model
 from eval.quality.protocol import REQUEST
-from eval.speed.paper_tick import PRECISIONS
-from eval.speed.paper_time import GPUS, TERA, images_per_second
+from eval.speed.estimated_time import GPUS, TERA, images_per_second
+from eval.speed.meta_networks import PRECISIONS
 from sdxl.deepcache import deep_count, plan_of
 from sdxl.params import GenerationParams, InvalidParams
 
 SIDE, ROWS = 1024, 2
-"""An image under guidance has two rows."""
+"""an image with guidance has two rows"""
 PLAN = re.compile(r"(?:([a-z]\w*):)?(\d{1,4})(?:/(\d{1,4})|:(\d+(?:,\d+)*))?", re.ASCII)
 PLANS = (
     *("20", "15", "dpmpp_2m:15"),
@@ -29,7 +29,7 @@ PLANS = (
     *("9", "dpmpp_2m:9", "20/3", "7", "dpmpp_2m:7"),
     *("20:0,2,4,11,18", "dpmpp_2m:20:0,2,4,11,18", "20/4", "6", "dpmpp_2m:6"),
 )
-"""those of docs/tuning.md, the dearest first"""
+"""the plans of docs/tuning.md, the most expensive first"""
 RULES = (
     "MLPerf Inference's rules, mlcommons/inference_policies at 8adac31 (29 July 2025, v5.1; SDXL "
     "left the suite with v6.0): the closed division needs the reference's model, 20 steps of "
@@ -40,12 +40,12 @@ RULES = (
 
 
 def read(text: str) -> GenerationParams:
-    """A plan as it is written on a command line."""
-    found = PLAN.fullmatch(text)
-    if found is None:
+    """Parse a plan of the command line."""
+    match = PLAN.fullmatch(text)
+    if match is None:
         needed = "needed [SCHEDULER:]STEPS[/INTERVAL|:I,J,…], such as 20/2 or dpmpp_2m:20:0,2,5"
         raise InvalidParams("plan", text, needed)
-    scheduler, steps, interval, deep = found.groups()
+    scheduler, steps, interval, deep = match.groups()
     return GenerationParams(
         scheduler=scheduler or GenerationParams.scheduler,
         steps=int(steps),
@@ -54,7 +54,7 @@ def read(text: str) -> GenerationParams:
     )
 
 
-def told(params: GenerationParams) -> str:
+def describe(params: GenerationParams) -> str:
     caches = f"interval {params.interval}" if params.interval > 1 else "exact"
     if params.deep_steps is not None:
         caches = f"deep {','.join(map(str, params.deep_steps))}"
@@ -62,10 +62,9 @@ def told(params: GenerationParams) -> str:
 
 
 def is_closed(params: GenerationParams) -> bool:
-    """Whether the closed division allows it: the reference's steps, all of them whole."""
-    course = params.scheduler, params.steps
+    """True if the closed division allows the plan: the reference's steps, all of them deep."""
     is_exact = deep_count(plan_of(params)) == params.steps
-    return is_exact and course == (REQUEST.scheduler, REQUEST.steps)
+    return is_exact and (params.scheduler, params.steps) == (REQUEST.scheduler, REQUEST.steps)
 
 
 def report(name: str, rows: int, plans: Sequence[GenerationParams]) -> dict[str, Any]:
@@ -78,15 +77,15 @@ def report(name: str, rows: int, plans: Sequence[GenerationParams]) -> dict[str,
 
     full = teraflops(REQUEST.steps, 0)
     rates: dict[tuple[int, int], dict[str, float]] = {}
-    found = []
+    rows_of_table = []
     for params in plans:
         deep = deep_count(plan_of(params))
         steps = deep, params.steps - deep
         if steps not in rates:
             rates[steps] = {each: images_per_second(gpu, each, rows, *steps) for each in PRECISIONS}
-        found.append(
+        rows_of_table.append(
             {
-                "plan": told(params),
+                "plan": describe(params),
                 "deep": deep,
                 "shallow": steps[1],
                 "teraflops": teraflops(*steps),
@@ -95,22 +94,22 @@ def report(name: str, rows: int, plans: Sequence[GenerationParams]) -> dict[str,
                 "mlperf": ["closed", "open"] if is_closed(params) else ["open"],
             }
         )
-    return {"gpu": gpu.name, "rows": rows, "plans": found, "rules": RULES}
+    return {"gpu": gpu.name, "rows": rows, "plans": rows_of_table, "rules": RULES}
 
 
-def table(found: Mapping[str, Any]) -> Iterator[str]:
-    """As Markdown."""
+def table(report: Mapping[str, Any]) -> Iterator[str]:
+    """The report as Markdown."""
     rates = " | ".join(PRECISIONS)
-    title = f"{found['gpu']}, {found['rows']} rows in flight"
-    yield f"{title}: images/s by precision, on paper"
+    title = f"{report['gpu']}, {report['rows']} rows in flight"
+    yield f"{title}: estimated images/s by precision"
     yield ""
     yield f"| plan | deep + shallow | TFLOP an image | of all deep | {rates} | MLPerf |"
     yield f"|{'---|' * (5 + len(PRECISIONS))}"
-    for each in found["plans"]:
+    for each in report["plans"]:
         speeds = " | ".join(f"{each['images_per_second'][name]:.2f}" for name in PRECISIONS)
         cells = (
             f"{each['deep']} + {each['shallow']} | {each['teraflops']:.1f} | {each['share']:.3f}"
         )
         yield f"| {each['plan']} | {cells} | {speeds} | {', '.join(each['mlperf'])} |"
     yield ""
-    yield found["rules"]
+    yield report["rules"]

@@ -1,12 +1,11 @@
-"""`sdxl bench floor --gpu NAME`: how long a tick and a picture should take on a GPU that is not
-here, from the work that paper_work.py notes and from rates that others measured.
+"""`sdxl bench floor --gpu NAME`: the estimated time of a tick and of a picture on a GPU that is not
+here, from the work in kernel_work.py and published rates.
 
     time of a kernel = the longer of  flops × (1 + fill / depth) / rate  and  bytes / bandwidth,
-                       and what it computes behind its sums
+                       plus its operations after the sums
 
-and a gap after each. `fill` is what a tile of a product costs before and after its sums, in terms
-of their depth. Nothing here was measured by this project; docs/h200.md has a column for what will
-be.
+and a gap after each. `fill` is the cost of a tile before and after its sums, in units of their
+depth. This project measured none of the rates; docs/h200.md has its measurements.
 """
 
 from __future__ import annotations
@@ -18,32 +17,33 @@ from functools import cache
 from math import ceil
 from typing import Any
 
-from eval.speed.paper_tick import PRECISIONS, UNETS, decoder, inputs_of, latents_of, unets
-from eval.speed.paper_work import KernelWork, Unit, work_of
+from eval.measuring.markdown import table_lines
+from eval.speed.kernel_work import KernelWork, Unit, work_of
+from eval.speed.meta_networks import PRECISIONS, UNETS, decoder, inputs_of, latents_of, unets
 from sdxl.params import GenerationParams
 
 TERA = 1e12
 USUAL_ROWS = 16
-"""of the call whose groups are shown"""
+"""of the call in the table of groups"""
 GAPS = "gaps"
 TILE = 128
-"""rows and columns of the tiles that a product is shared out in, for whether they fill the GPU"""
+"""rows and columns of a product's tiles, to see whether they fill the GPU"""
 
 
 @dataclass(frozen=True)
 class KernelRate:
-    """TFLOP/s of an H200 in sums of endless depth, and what a tile costs besides."""
+    """TFLOP/s of an H200 in infinitely deep sums, and the extra cost of a tile."""
 
     teraflops: float
     fill: float
     source: str
 
     def __str__(self) -> str:
-        return f"{self.teraflops} TFLOP/s in sums of endless depth; {self.source}"
+        return f"{self.teraflops} TFLOP/s in infinitely deep sums; {self.source}"
 
 
 @dataclass(frozen=True)
-class PaperGpu:
+class EstimatedGpu:
     """`share`: of an H200's arithmetic; `bandwidth`: bytes/s that a copy reads and writes."""
 
     name: str
@@ -55,19 +55,19 @@ class PaperGpu:
 
 COPIED = 4.3e12
 GPUS = {
-    "h200": PaperGpu("H200", 1, COPIED, 132, "a copy by PyTorch 2.11 on an H200: 4.3 TB/s"),
-    "h100": PaperGpu(
+    "h200": EstimatedGpu("H200", 1, COPIED, 132, "a copy by PyTorch 2.11 on an H200: 4.3 TB/s"),
+    "h100": EstimatedGpu(
         "H100", 1, COPIED * 3.35 / 4.8, 132, "data sheets: 3.35 TB/s to the H200's 4.8"
     ),
-    "l40s": PaperGpu(
+    "l40s": EstimatedGpu(
         "L40S", 366 / 989, COPIED * 0.864 / 4.8, 142, "data sheets: 366 TFLOP/s, 864 GB/s"
     ),
 }
 GAP_S = 2e-6
-"""Between two kernels of a CUDA graph. NVIDIA ('Getting Started with CUDA Graphs', 2019) measured
+"""between two kernels of a CUDA graph. NVIDIA ('Getting Started with CUDA Graphs', 2019) measured
 0.5 µs beyond the kernel's own time on a V100; kernels also need time to start and to run out."""
 OTHER_S = 0.010
-"""A picture's share of text encoding, joins and copies: assumed."""
+"""a picture's text encoding, joins and copies: assumed"""
 RATES: dict[tuple[Unit, bool, int], KernelRate] = {
     ("product", False, 16): KernelRate(
         826, 400, "PyTorch 2.11 on an H200, 8192³ of random bfloat16: 788 TFLOP/s"
@@ -87,7 +87,7 @@ ATTENTION = {
     16: {4096: 408.0, 1024: 373.0, 0: 300.0},
     8: {4096: 499.0, 1024: 444.0, 0: 300.0},
 }
-"""TFLOP/s by bits and the least number of tokens, with heads of 64."""
+"""TFLOP/s by bits and the smallest number of tokens, with heads of 64"""
 ATTENTION_SOURCE = (
     "FlashAttention-3 (arXiv 2407.08608), an H100 with heads of 64, 4096 and 1024 tokens: in 16 "
     "bits cuDNN's 408 and 373 TFLOP/s (figure 5); in FP8, ours, those of its Triton kernel, 499 "
@@ -101,18 +101,18 @@ OPERATIONS_SOURCE = (
     "paper has it) at 1.7 GHz, assumed"
 )
 WIDE_HEAD, WIDE_ATTENTION = 256, 100.0
-"""Beyond such a head no fused kernel of Hopper's own takes it; assumed."""
+"""the largest head of a fused Hopper kernel, and the rate beyond it: assumed"""
 
 
-def seconds_of(work: KernelWork, gpu: PaperGpu) -> float:
+def seconds_of(work: KernelWork, gpu: EstimatedGpu) -> float:
     moving = work.bytes / gpu.bandwidth
     if not work.flops:
         return moving
-    behind = work.operations / (LANES * gpu.multiprocessors * CLOCK)
-    return max(moving, work.flops / (flops_per_second(work, gpu) * gpu.share)) + behind
+    after_s = work.operations / (LANES * gpu.multiprocessors * CLOCK)
+    return max(moving, work.flops / (flops_per_second(work, gpu) * gpu.share)) + after_s
 
 
-def flops_per_second(work: KernelWork, gpu: PaperGpu) -> float:
+def flops_per_second(work: KernelWork, gpu: EstimatedGpu) -> float:
     if work.unit == "attention":
         rates = (rate for least, rate in ATTENTION[work.bits].items() if work.tokens >= least)
         return TERA * (next(rates) if work.head <= WIDE_HEAD else WIDE_ATTENTION)
@@ -125,7 +125,7 @@ def flops_per_second(work: KernelWork, gpu: PaperGpu) -> float:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Of the kernels of one group."""
+    """The cost of a group's kernels."""
 
     kernels: int
     flops: float
@@ -133,12 +133,12 @@ class GroupCost:
     seconds: float
 
 
-def costs(works: Iterable[KernelWork], gpu: PaperGpu) -> dict[str, GroupCost]:
-    """By group, what lies between kernels last."""
+def costs(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str, GroupCost]:
+    """The costs by group; the last group is the gaps."""
     grouped: dict[str, list[KernelWork]] = defaultdict(list)
     for work in works:
         grouped[work.group].append(work)
-    found = {
+    by_group = {
         group: GroupCost(
             len(each),
             sum(work.flops for work in each),
@@ -147,12 +147,12 @@ def costs(works: Iterable[KernelWork], gpu: PaperGpu) -> dict[str, GroupCost]:
         )
         for group, each in sorted(grouped.items())
     }
-    kernels = sum(cost.kernels for cost in found.values())
-    return {**found, GAPS: GroupCost(kernels, 0, 0, kernels * GAP_S)}
+    kernels = sum(cost.kernels for cost in by_group.values())
+    return {**by_group, GAPS: GroupCost(kernels, 0, 0, kernels * GAP_S)}
 
 
-def total_s(found: Mapping[str, GroupCost]) -> float:
-    return sum(cost.seconds for cost in found.values())
+def total_s(costs: Mapping[str, GroupCost]) -> float:
+    return sum(cost.seconds for cost in costs.values())
 
 
 def rate_name(key: tuple[Unit, bool, int]) -> str:
@@ -168,13 +168,15 @@ def works_of(network: str, precision: str, rows: int, side: int = 1024) -> tuple
 
 @cache
 def works_of_a_picture(precision: str, side: int = 1024) -> tuple[KernelWork, ...]:
-    """Of decoding one."""
+    """The work of decoding one picture."""
     module, latents = decoder(precision), latents_of(1, side // 8)
     return tuple(work_of(module, lambda: module(latents)))
 
 
-def images_per_second(gpu: PaperGpu, precision: str, rows: int, deep: int, shallow: int) -> float:
-    """Of so many steps of each kind with guidance, when that many rows are always in flight."""
+def images_per_second(
+    gpu: EstimatedGpu, precision: str, rows: int, deep: int, shallow: int
+) -> float:
+    """The rate of pictures with these steps and guidance, with `rows` rows always in flight."""
     calls = dict(zip(UNETS, (deep, shallow), strict=True))
     ticks = sum(
         count * total_s(costs(works_of(name, precision, rows), gpu))
@@ -220,35 +222,21 @@ def report(
     }
 
 
-def milliseconds(works: Iterable[KernelWork], gpu: PaperGpu) -> dict[str, float]:
-    found = costs(works, gpu)
-    each = {group: 1000 * cost.seconds for group, cost in found.items()}
-    return {**each, "sum": 1000 * total_s(found)}
+def milliseconds(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str, float]:
+    by_group = costs(works, gpu)
+    each = {group: 1000 * cost.seconds for group, cost in by_group.items()}
+    return {**each, "sum": 1000 * total_s(by_group)}
 
 
-def table(
-    found: Mapping[str, Any], measured: Mapping[str, Mapping[str, float]] | None = None
-) -> Iterator[str]:
-    """As Markdown, with a column for images/s that were `measured`, by the same names and rows."""
-    columns = list(found["groups"])
-    names = dict.fromkeys(
-        group for each in found["groups"].values() for group in each if group != "sum"
-    )
-    yield f"| {found['gpu']}, {found['rows']} rows, ms a call | {' | '.join(columns)} |"
-    yield f"|{'---|' * (len(columns) + 1)}"
-    for name in (*names, "sum"):
-        cells = (f"{found['groups'][c].get(name, 0):.1f}" for c in columns)
-        yield f"| {name} | {' | '.join(cells)} |"
-    rates = found["images_per_second"]
+def table(report: Mapping[str, Any]) -> Iterator[str]:
+    """The report as Markdown."""
+    groups = report["groups"]
+    names = dict.fromkeys(group for each in groups.values() for group in each if group != "sum")
+    head = f"{report['gpu']}, {report['rows']} rows, ms a call"
+    rows = [[n, *(f"{each.get(n, 0):.1f}" for each in groups.values())] for n in (*names, "sum")]
+    yield from table_lines([head, *groups], rows)
+    rates = report["images_per_second"]
     counts = list(next(iter(rates.values())))
-    heads = [head for count in counts for head in (f"{count} rows", "measured")]
-    yield from ("", f"| images/s | {' | '.join(heads)} |", f"|{'---|' * (len(heads) + 1)}")
-    for name, each in rates.items():
-        known = (measured or {}).get(name, {})
-        cells = (cell for n in counts for cell in (f"{each[n]:.2f}", _known(known.get(n))))
-        yield f"| {name} | {' | '.join(cells)} |"
-    yield from ("", *(f"- {line}" for line in found["assumed"]))
-
-
-def _known(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:.2f}"
+    rows = [[name, *(f"{each[n]:.2f}" for n in counts)] for name, each in rates.items()]
+    yield from ("", *table_lines(["images/s", *(f"{n} rows" for n in counts)], rows))
+    yield from ("", *(f"- {line}" for line in report["assumed"]))

@@ -1,8 +1,8 @@
-"""What one call of a network makes a GPU do: every kernel with its arithmetic and its bytes, noted
-on the meta device. PyTorch's operators and our own kernels alike.
+"""The work of one call of a network: every kernel with its arithmetic and its bytes, recorded on
+the meta device. It covers PyTorch's operators and our kernels.
 
-A tensor that a kernel reads or writes counts once: what is read again comes from the cache.
-paper_time.py makes milliseconds of it.
+A tensor that a kernel reads or writes counts once, because repeated reads hit the cache.
+estimated_time.py turns the work into milliseconds.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ GROUPS = {
     "1×1 convolutions, proj": r"shortcut|\.proj_(in|out)\.|post_quant",
     "3×3 convolutions": r"conv",
 }
-"""of layers, by the name of their weight; the first that fits"""
+"""groups of layers by the name of their weight; the first match counts"""
 ATTENTION, MEMORY = "attention", "passes over memory"
 ALLOCATING = ("aten.empty", "aten.new_empty", "aten._unsafe_view")
 OUR_PRODUCTS = ("_product", "_tma_product", "_gated_product")
 GATED = "_gated_product"
 GATED_OPERATIONS = {torch.int8: 13, torch.float8_e4m3fn: 8}
-"""Instructions for each gated value that the plain product's end does not have: counted in what
-Triton compiles for sm_90 (tests/engines/test_kernels_compile.py). One of them is ex2.approx, of
-which a multiprocessor makes an eighth of what it makes of others, so that 8 are the least."""
+"""Extra instructions of each gated value, counted in Triton's code for sm_90
+(tests/engines/test_kernels_compile.py). One is ex2.approx, which runs at an eighth of the rate of
+others, so 8 is the minimum."""
 OUR_ATTENTIONS = {"_attention": "tokens", "_text_attention": "keys"}
-"""and the parameter that counts what is attended to"""
+"""with the parameter that counts the keys"""
 ATTEND = torch.ops.aten.scaled_dot_product_attention.default
 CONVOLVE = torch.ops.aten.convolution.default
 BIAS = 2
-"""its place among a convolution's arguments"""
+"""its index among a convolution's arguments"""
 
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Of one kernel. `is_ours`: from our own source, not from a library; `bits`: of the factors;
-    `depth`: how many products each sum has; `results`: rows and columns of sums."""
+    """The work of one kernel. `is_ours`: ours, not a library's; `bits`: of the factors; `depth`:
+    products in each sum; `results`: rows and columns of sums."""
 
     group: str
     unit: Unit
@@ -60,19 +60,19 @@ class KernelWork:
     depth: int = 0
     results: tuple[int, int] = (0, 0)
     tokens: int = 0
-    """of one sequence that is attended to"""
+    """keys of one sequence"""
     head: int = 0
-    """channels of an attention's head"""
+    """channels of a head"""
     operations: float = 0
-    """instructions, one for each lane, behind the sums; taken to run when nothing else does"""
+    """instructions per lane after the sums; assumed not to overlap with them"""
 
 
 @dataclass
 class Recorder(TorchDispatchMode):
-    """Notes PyTorch's operators while it is active."""
+    """Records PyTorch's operators while it is active."""
 
     weights: dict[int, tuple[Tensor, str]]
-    found: list[KernelWork] = field(default_factory=list)
+    works: list[KernelWork] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **(kwargs or {}))
         out = attended(*args[:2]) if func is ATTEND else func(*args, **(kwargs or {}))
         if func is CONVOLVE and any(is_last(each) for each in args[:2]):
-            # As cuDNN answers; the meta device forgets the order, and maps would be turned around.
+            # cuDNN keeps channels-last; the meta device does not, which would add copies.
             out = out.contiguous(memory_format=torch.channels_last)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if is_view(func):
@@ -95,16 +95,16 @@ class Recorder(TorchDispatchMode):
         elif not str(func).startswith(ALLOCATING):
             results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
             work = work_of_operator(func, args, kwargs or {}, out, results, self.weights)
-            self.found.append(work)
+            self.works.append(work)
             if func is CONVOLVE and args[BIAS] is not None:
-                # PyTorch adds it to what cuDNN found, in a pass of its own.
+                # PyTorch adds the bias in a pass of its own.
                 moved = 2 * moved_bytes(results)
-                self.found.append(KernelWork(MEMORY, "memory", False, 16, 0, moved))
+                self.works.append(KernelWork(MEMORY, "memory", False, 16, 0, moved))
         return out
 
 
 def attended(query: Tensor, key: Tensor) -> Tensor:
-    """As a GPU's kernels lay it out: the heads of a token side by side."""
+    """The layout of a GPU's kernels: the heads of a token are contiguous."""
     return torch.empty_like(query.transpose(1, 2).contiguous()).transpose(1, 2)
 
 
@@ -144,42 +144,42 @@ def work_of_operator(
     depth = round(flops / 2 / result.numel())
     shape = result.numel() // columns, columns
     unit: Unit = "convolution" if is_convolution else "product"
-    # Without a weight it is of two things that were computed.
+    # A product of two activations belongs to an attention.
     group = group_of(name) if name else ATTENTION
     return KernelWork(group, unit, False, bits, flops, moved, depth, shape)
 
 
 def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) -> KernelWork:
     moved = moved_bytes(launch.tensors)
-    given = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
+    arguments = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False))
     if launch.name in OUR_ATTENTIONS:
-        count, query = given[OUR_ATTENTIONS[launch.name]], given["query"]
+        count, query = arguments[OUR_ATTENTIONS[launch.name]], arguments["query"]
         bits = 8 * tensor_of(query).element_size()
-        flops = 4.0 * given["out"].numel() * count
+        flops = 4.0 * arguments["out"].numel() * count
         heads = {"tokens": count, "head": launch.constants["HEAD"]}
         return KernelWork(ATTENTION, "attention", True, bits, flops, moved, **heads)
     if launch.name not in OUR_PRODUCTS:
         return KernelWork(MEMORY, "memory", True, 16, 0, moved)
     taps = int(launch.constants.get("TAPS", 1))
-    # The weight has the gates' channels too, or those of all quarters of a doubled map.
-    columns = given["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
-    depth, shape = taps * given["channels"], (given["count"], columns)
+    # The weight also has the gates' channels, or those of four quarters of an upsampled map.
+    columns = arguments["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
+    depth, shape = taps * arguments["channels"], (arguments["count"], columns)
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
     work = KernelWork(group_of(name), unit, True, 8, 2.0 * depth * prod(shape), moved, depth, shape)
     if launch.name != GATED:
         return work
-    out: Tensor = given["out"]
+    out: Tensor = arguments["out"]
     return replace(work, operations=out.numel() * GATED_OPERATIONS[out.dtype])
 
 
 def tensor_of(argument: Any) -> Any:
-    """A descriptor's, too."""
+    """The tensor of an argument or of its descriptor."""
     return getattr(argument, "base", argument)
 
 
 def moved_bytes(tensors: list[Tensor]) -> float:
-    """Each once; what is only repeated along a dimension has the bytes that it has in memory."""
+    """The bytes of each tensor once; an expanded dimension counts as in memory."""
     once = {id(t): t for t in tensors}
     return float(sum(stored_bytes(t) for t in once.values()))
 
@@ -194,17 +194,17 @@ def group_of(name: str) -> str:
 
 
 def work_of(network: nn.Module, call: Callable[[], object]) -> Iterator[KernelWork]:
-    """`call` runs the network once."""
+    """The work of `call`, which runs the network once."""
     yield from (work for _, work in named_work_of(network, call))
 
 
 def named_work_of(
     network: nn.Module, call: Callable[[], object]
 ) -> Iterator[tuple[str, KernelWork]]:
-    """With the names of kernels of ours; each kind in the order in which it runs."""
+    """The work with the names of our kernels; each kind in order of launch."""
     named = (*network.named_parameters(), *network.named_buffers())
     weights = {id(t): (t, f".{name}") for name, t in named if name.endswith("weight")}
     with torch.inference_mode(), noted() as launches, Recorder(weights) as recorder:
         call()
-    yield from (("", each) for each in recorder.found)
+    yield from (("", each) for each in recorder.works)
     yield from ((each.name, work_of_launch(each, weights)) for each in launches)

@@ -1,4 +1,4 @@
-"""Plans on paper: read as they are written, counted as everywhere, held to MLPerf's rules."""
+"""Estimated plans: their notation, their cost, and MLPerf's rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.speed.paper_plans import PLANS, is_closed, read, told
+from eval.speed.estimated_plans import PLANS, describe, is_closed, read
 from sdxl.cli import main
 from sdxl.params import InvalidParams
 
@@ -24,22 +24,24 @@ PAGE = (Path(__file__).parents[3] / "docs" / "tuning.md").read_text(encoding="ut
         ("dpmpp_2m:20:0,2,5", "dpmpp_2m 20, deep 0,2,5"),
     ],
 )
-def test_a_plan_is_read_as_it_is_written(text: str, words: str) -> None:
-    assert told(read(text)) == words
+def test_a_plan_is_parsed(text: str, words: str) -> None:
+    assert describe(read(text)) == words
 
 
 @pytest.mark.parametrize("text", ["", "x", "20/", "20:", "20/2/2", "0", "20:1,2", "20:0,20", "a:5"])
-def test_no_other_words_are_a_plan(text: str) -> None:
+def test_other_text_is_not_a_plan(text: str) -> None:
     with pytest.raises(InvalidParams):
         read(text)
 
 
-def test_the_plans_are_those_of_the_page_that_found_them() -> None:
+def test_the_default_plans_are_in_docs_tuning() -> None:
     for text in PLANS:
-        assert f"fp32 {told(read(text))} |" in PAGE, f"docs/tuning.md has no {told(read(text))}"
+        assert f"fp32 {describe(read(text))} |" in PAGE, (
+            f"docs/tuning.md has no {describe(read(text))}"
+        )
 
 
-def test_the_closed_division_allows_the_reference_s_steps_alone() -> None:
+def test_the_closed_division_allows_only_the_reference_steps() -> None:
     assert [text for text in PLANS if is_closed(read(text))] == ["20"]
     assert not is_closed(read("dpmpp_2m:20"))
 
@@ -50,13 +52,13 @@ def test_a_plan_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_the_page_s_table_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_docs_tuning_has_the_commands_table(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "floor", "--gpu", "h200", "--rows", "32", "--plan"]
     assert f"sdxl {' '.join(command)}" in PAGE
     assert main(command) == 0
-    said = capsys.readouterr().out
-    missing = [line for line in said.splitlines() if line.startswith("|") and line not in PAGE]
-    assert not missing, "renew it as the page says:\n" + "\n".join(missing)
+    text = capsys.readouterr().out
+    missing = [line for line in text.splitlines() if line.startswith("|") and line not in PAGE]
+    assert not missing, "renew it as the page describes:\n" + "\n".join(missing)
     assert main([*command, "20", "20/2", "--json"]) == 0
     full, half = json.loads(capsys.readouterr().out)["plans"]
     assert full["teraflops"] == pytest.approx(279.1, abs=0.1)
