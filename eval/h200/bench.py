@@ -1,5 +1,5 @@
-"""What the sections of `sdxl bench h200` share: the model, its 8-bit numbers, and pipelines by
-precision, each made once. It measures nothing.
+"""Shared by the sections of `sdxl bench h200`: the model, its 8-bit numbers and a pipeline for each
+precision, each made once.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BATCH = 8
 
 @dataclass
 class Bench:
-    """`until_s` is of time.perf_counter. A dry run has the embedded model in the full one's
-    place."""
+    """`until_s` is on time.perf_counter. A dry run uses the embedded model instead of the full-size
+    one."""
 
     out: Path
     until_s: float
     is_dry: bool
     chosen: Sequence[str] = ()
-    """precisions; all that are measured unless given"""
+    """precisions; all if empty"""
     _pipelines: dict[tuple[str, str], Pipeline] = field(default_factory=dict)
     _peers: dict[str, Paint] = field(default_factory=dict)
     _parts: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
@@ -55,12 +55,12 @@ class Bench:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        found = ("fp32", "fp8") if self.is_dry else ("fp16", "fp8", "int8")
-        return tuple(each for each in found if not self.chosen or each in self.chosen)
+        every = ("fp32", "fp8") if self.is_dry else ("fp16", "fp8", "int8")
+        return tuple(each for each in every if not self.chosen or each in self.chosen)
 
     @property
     def setting(self) -> BenchSetting:
-        """SDXL's full size with random weights, made on the GPU at the first call."""
+        """SDXL's full size with random weights, written at the first call."""
         if self.is_dry:
             return BenchSetting("mini", 64, steps=2)
         folder = self.out / "model"
@@ -81,24 +81,23 @@ class Bench:
         )
 
     def pipeline(self, precision: str, model: str = "", options: str = "") -> Pipeline:
-        """Through the backend that the service uses."""
-        known = model or self.setting.model, precision
-        if options or known not in self._pipelines:
-            made = self._load(find(known[0]), precision, options)
-            if options:
-                return made
-            self._pipelines[known] = made
-        return self._pipelines[known]
+        """A pipeline of the service's backend."""
+        key = model or self.setting.model, precision
+        if options:
+            return self._load(find(key[0]), precision, options)
+        if key not in self._pipelines:
+            self._pipelines[key] = self._load(find(key[0]), precision, "")
+        return self._pipelines[key]
 
     def warm(self, pipeline: Pipeline, images: int) -> None:
-        """As a service warms up, for calls of so many: the first round pays for what happens once,
+        """Warm up for calls of `images` images, as a service does: the first round loads kernels,
         the second records."""
         with pipeline.engines.warming():
             for _ in range(2):
                 pipeline.generate([replace(self.usual, steps=4, seed=i) for i in range(images)])
 
     def release(self) -> None:
-        """The memory of what pipelines are made of."""
+        """Free the parts that pipelines are made of."""
         self._parts.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -110,19 +109,19 @@ class Bench:
 
     def _load(self, checkpoint: Checkpoint, precision: str, options: str) -> Pipeline:
         numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []
-        # What the others are held against is diffusers' own arithmetic.
-        wanted = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
+        # The reference has diffusers' arithmetic.
+        chosen = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
         load_part = partial(self._copied, checkpoint)
         engines = load_torch(
-            checkpoint, precision=precision, options=wanted, numbers=numbers, load_part=load_part
+            checkpoint, precision=precision, options=chosen, numbers=numbers, load_part=load_part
         )
         return Pipeline(checkpoint, engines)
 
     def _part(self, checkpoint: Checkpoint, name: str) -> nn.Module:
-        """In float32. From the disk once: that takes longer than what is measured."""
+        """A part in float32, read once: reading takes longer than the measurements."""
         key = str(checkpoint.folder), name
         if key not in self._parts:
-            # Not the module's own `to`, which warns of what other models need.
+            # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
             self._parts[key] = nn.Module.to(checkpoint.part(name), self.device)
         return self._parts[key]
 
@@ -130,7 +129,7 @@ class Bench:
         return copy.deepcopy(self._part(checkpoint, name))
 
     def _numbers(self, checkpoint: Checkpoint, precision: str) -> Path:
-        """Maxima over the recipe's steps of two pictures, in float32."""
+        """The file of 8-bit numbers, from float32 maxima of two pictures."""
         path = self.out / f"{checkpoint.name}-{precision}.safetensors"
         if not path.exists():
             names = (*encoders_of(checkpoint), "unet")

@@ -1,10 +1,9 @@
-"""`sdxl bench h200`: everything there is to measure on one H200, in one command of ten minutes.
+"""`sdxl bench h200`: every measurement on one H200, in one command of ten minutes.
 
-The sections run in the order of their worth, each in what time is left; what each has found is
-written after every figure, so that a kill loses nothing, and the same command goes on with what is
-missing or failed. A section that fails says so in the report and leaves the others alone. On a
-machine without a GPU only --dry-run goes: the embedded model, tiny sizes, every path that a CPU can
-take, and no figure worth keeping.
+Sections run in order of importance within the time budget. The report is written after every
+figure; rerun the same command to repeat failed and missing sections. A section that fails is
+recorded and does not stop the others. Without a GPU only --dry-run works: the embedded model at
+tiny sizes, to test every path that a CPU can take.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 FILE = "h200.json"
 BUDGET_S = 560.0
 SHOWN = 400
-"""characters of a figure on the terminal"""
+"""the most characters of a figure on the terminal"""
 
 
 @dataclass(frozen=True)
 class Section:
-    """`needs_s`: with less time left on a GPU it is not begun."""
+    """`needs_s`: on a GPU the section is skipped if less time is left."""
 
     module: str
     function: str
@@ -57,7 +56,6 @@ SECTIONS = {
     "pictures": Section("eval.h200.proof", "pictures", 15),
     "requests": Section("eval.h200.proof", "requests", 20),
     "batching": Section("eval.h200.speed", "batching", 30),
-    "kernels": Section("eval.h200.speed", "kernels_timed", 20),
     "options": Section("eval.h200.speed", "options", 45),
     "peers_compiled": Section("eval.h200.speed", "peers_compiled", 150),
     "peers_1": Section("eval.h200.speed", "peers_1", 30),
@@ -83,18 +81,29 @@ def main(argv: Sequence[str]) -> int:
     bench = Bench(options.out, until_s, options.is_dry, options.precisions)
     report = run(bench, options)
     failed = [name for name in options.sections if "error" in report["sections"][name]]
-    print(f"{place_of(options)}: {len(options.sections)} sections, failed: {failed or 'none'}")
+    print(f"{report_file(options)}: {len(options.sections)} sections, failed: {failed or 'none'}")
     return 1 if failed else 0
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl bench h200", description="Everything on one H200, in one command.")
+    parser = Parser(prog="sdxl bench h200", description="Measure everything on one H200.")
     usual = [name for name, section in SECTIONS.items() if section.is_usual]
     add = parser.add_argument
-    add("--out", type=Path, default=Path("out/h200"), metavar="DIR", help="(default %(default)s)")
-    add("--report", type=Path, metavar="FILE", help="apart from the model (default: DIR/h200.json)")
-    add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
-    add("--sections", nargs="+", default=usual, help=f"of {', '.join(SECTIONS)}")
+    add("--out", type=Path, default=Path("out/h200"), metavar="DIR", help="results (%(default)s)")
+    add("--report", type=Path, metavar="FILE", help="the report (default: DIR/h200.json)")
+    add(
+        "--time-budget",
+        type=number,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="time limit (%(default)s)",
+    )
+    add(
+        "--sections",
+        nargs="+",
+        default=usual,
+        help=f"default: all but rtx_full, of {', '.join(SECTIONS)}",
+    )
     add("--precisions", nargs="+", default=[], help="of fp16, fp8, int8 (default: all)")
     add("--dry-run", action="store_true", dest="is_dry", help="the embedded model, tiny sizes")
     return parser
@@ -103,7 +112,7 @@ def build_parser() -> Parser:
 def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     from eval.measuring.system_description import describe_system
 
-    sections = earlier(place_of(options), bench.is_dry)
+    sections = earlier(report_file(options), bench.is_dry)
     report: dict[str, Any] = {
         "system": describe_system(),
         "is_dry": bench.is_dry,
@@ -117,55 +126,57 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         section = SECTIONS[name]
         if not bench.is_dry and bench.left_s < section.needs_s:
             why = f"{bench.left_s:.0f} s left, needed {section.needs_s:.0f}"
-            # What an earlier run found of it stays.
+            # Figures of an earlier run stay.
             sections.setdefault(name, {})["passed over"] = why
-            save(report, place_of(options))
+            save(report, report_file(options))
             continue
-        found: dict[str, Any] = {}
-        sections[name] = found
+        figures: dict[str, Any] = {}
+        sections[name] = figures
         began_s = time.perf_counter()
         try:
             for key, value in section.begin(bench):
-                found[key] = value
+                figures[key] = value
                 print(f"{name}, {key}: {shown(value)}", flush=True)
-                save(report, place_of(options))
+                save(report, report_file(options))
         except Exception as error:
-            # Recorded and reported at the end: minutes on such a machine are too dear to stop.
-            found["error"] = f"{type(error).__name__}: {error}"
-            found["traceback"] = traceback.format_exc()
-        found["seconds"] = time.perf_counter() - began_s
-        save(report, place_of(options))
-        print(f"{name}: {found['seconds']:.0f} s {found.get('error', '')}", flush=True)
+            # Recorded, and reported at the end: time on the machine is too expensive to stop.
+            figures["error"] = f"{type(error).__name__}: {error}"
+            figures["traceback"] = traceback.format_exc()
+        figures["seconds"] = time.perf_counter() - began_s
+        save(report, report_file(options))
+        print(f"{name}: {figures['seconds']:.0f} s {figures.get('error', '')}", flush=True)
     return report
 
 
-def place_of(options: argparse.Namespace) -> Path:
-    place: Path = options.report or options.out / FILE
-    return place
+def report_file(options: argparse.Namespace) -> Path:
+    file: Path = options.report or options.out / FILE
+    return file
 
 
 def earlier(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
-    """The sections of runs before."""
+    """The sections of earlier runs."""
     if not report.exists():
         return {}
-    found = json.loads(report.read_text(encoding="utf-8"))
-    if found["is_dry"] != is_dry:
-        needed = "needed a place of its own: it holds a run of the other kind, dry or not"
+    stored = json.loads(report.read_text(encoding="utf-8"))
+    if stored["is_dry"] != is_dry:
+        needed = (
+            "needed another file: this one holds a dry run, or --dry-run would mix with real ones"
+        )
         raise InvalidParams("report", str(report), needed)
-    sections: dict[str, dict[str, Any]] = found["sections"]
+    sections: dict[str, dict[str, Any]] = stored["sections"]
     return sections
 
 
-def is_finished(found: Mapping[str, Any]) -> bool:
-    return "seconds" in found and "error" not in found
+def is_finished(section: Mapping[str, Any]) -> bool:
+    return "seconds" in section and "error" not in section
 
 
 def shown(value: object) -> str:
-    """In a line."""
+    """The value as one line of JSON."""
     text = json.dumps(value, default=asdict)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
-def save(report: dict[str, Any], place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_json(place, report, end="", default=asdict)
+def save(report: dict[str, Any], file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, report, end="", default=asdict)

@@ -1,9 +1,9 @@
-"""Measured time by the paper's groups: each kernel of a profiled tick beside the work that
-kernel_work.py notes of it.
+"""The measured time of a profiled tick by group: each kernel is matched with the work that
+kernel_work.py records.
 
-Our own kernels start in the order in which they are noted, and so do a library's products, its
-convolutions and its attentions, each kind by itself; whatever else runs is a pass over memory. It
-reads a trace of PyTorch's profiler, and needs no GPU.
+Our kernels start in the recorded order, and so do a library's products, its convolutions and its
+attentions, each kind separately; every other kernel is a pass over memory. It reads a trace of
+PyTorch's profiler and needs no GPU.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from eval.speed.meta_networks import inputs_of, unets
 
 MICRO = 1e-6
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""categories of what a GPU does, in a trace"""
+"""a GPU's categories in a trace"""
 LIBRARY = {
     "attention": r"sdpa|flash|fmha",
     "convolution": r"fprop|convolve|conv2d",
     "product": r"nvjet|gemm|cutlass",
 }
-"""kernels by their names; the first that fits"""
+"""library kernels by name; the first match counts"""
 
 
 class TraceMismatch(ValueError):
-    """Other kernels ran than were noted."""
+    """The trace has other kernels than were recorded."""
 
 
 @dataclass(frozen=True)
@@ -43,37 +43,37 @@ class Ran:
 
 
 def read(trace: Path) -> list[Ran]:
-    """What ran, in order."""
+    """The kernels of a trace, in order."""
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
-    found = [Ran(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") in DEVICE]
-    return sorted(found, key=lambda ran: ran.start_us)
+    ran = [Ran(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") in DEVICE]
+    return sorted(ran, key=lambda ran: ran.start_us)
 
 
 def milliseconds(
     trace: Path, precision: str, network: str, rows: int = USUAL_ROWS, side: int = 1024
 ) -> dict[str, float]:
-    """Of a tick of that one network, by group, with what lies between kernels."""
+    """Milliseconds of a tick of one network by group, with the gaps between kernels."""
     ran = read(trace)
     module, inputs = unets(precision)[network], inputs_of(network, rows, side)
-    noted = list(named_work_of(module, lambda: module(*inputs)))
-    ours = [(name, work) for name, work in noted if work.is_ours]
+    recorded = list(named_work_of(module, lambda: module(*inputs)))
+    ours = [(name, work) for name, work in recorded if work.is_ours]
     names = {name for name, _ in ours}
-    found: dict[str, float] = defaultdict(float)
+    by_group: dict[str, float] = defaultdict(float)
     ticks = divided(len(ours), [each for each in ran if each.name in names])
     for each, (name, work) in zip(
         (each for each in ran if each.name in names), ours * ticks, strict=True
     ):
         if each.name != name:
-            raise TraceMismatch(f"{each.name} ran where {name} was noted")
-        found[work.group] += each.took_us
+            raise TraceMismatch(f"{each.name} ran where {name} was recorded")
+        by_group[work.group] += each.took_us
     others = [each for each in ran if each.name not in names]
-    for group, took_us in of_libraries(others, [work for _, work in noted], ticks):
-        found[group] += took_us
+    for group, took_us in of_libraries(others, [work for _, work in recorded], ticks):
+        by_group[group] += took_us
     total_us = ran[-1].start_us + ran[-1].took_us - ran[0].start_us
-    found[GAPS] = total_us - sum(found.values())
-    found["sum"] = total_us
-    return {group: us / 1000 / ticks for group, us in found.items()}
+    by_group[GAPS] = total_us - sum(by_group.values())
+    by_group["sum"] = total_us
+    return {group: us / 1000 / ticks for group, us in by_group.items()}
 
 
 def of_libraries(
@@ -86,7 +86,7 @@ def of_libraries(
         expected = [work.group for work in works if work.unit == unit and not work.is_ours]
         expected = [MEMORY] if unit == "memory" else expected
         if len(set(expected)) == 1:
-            # A library may take several kernels for one convolution.
+            # A library may start several kernels for one convolution.
             yield from ((expected[0], each.took_us) for each in kernels)
         elif divided(len(expected), kernels) == ticks:
             groups = expected * ticks
@@ -98,8 +98,8 @@ def unit_of(name: str) -> str:
 
 
 def divided(count: int, kernels: Sequence[Ran]) -> int:
-    """How many ticks they are of."""
+    """The number of ticks with `count` kernels each."""
     ticks, left = divmod(len(kernels), count)
     if left or not ticks:
-        raise TraceMismatch(f"{len(kernels)} kernels where {count} a tick were noted")
+        raise TraceMismatch(f"{len(kernels)} kernels where {count} a tick were recorded")
     return ticks

@@ -39,7 +39,7 @@ GOALS = {
 LAST = (GAPS, "sum")
 NOT_YET = "not yet"
 PROFILED = "interval 1"
-"""where a tick is a call of the whole UNet"""
+"""a tick is then a call of the whole UNet"""
 HOW = """\
 ```console
 $ sdxl bench h200 --out out/h200                            # ten minutes; figures as they come
@@ -47,10 +47,9 @@ $ sdxl bench h200 --out out/h200-more --sections rtx_full   # TensorRT-RTX at fu
 $ python -m eval.h200.page docs/h200/*.json > docs/h200.md  # reports in the order of their names
 ```
 
-The weights are random, of Stable Diffusion XL's full size, drawn on the GPU: speed does not depend
-on them. `--dry-run` walks the same paths on a CPU with the embedded model, for the tests; its
-figures mean nothing. Needed beside the package: its `dev` extra (DeepCache, diffusers) and, for the
-section `rtx`, `tensorrt-rtx`.
+The weights are random, of Stable Diffusion XL's full size: speed does not depend on them.
+`--dry-run` runs the same code on a CPU with the embedded model, for the tests; its figures mean
+nothing. It needs the `dev` extra (DeepCache, diffusers) and, for the section `rtx`, `tensorrt-rtx`.
 """
 RECORDS = """\
 The goals come from MLCommons' published results of MLPerf Inference, Stable Diffusion XL, Offline,
@@ -67,7 +66,7 @@ def page(reports: Sequence[Mapping[str, Any]]) -> str:
     sections = merged(measured)
     lines = ["# On an H200", ""]
     lines += _measured(measured, sections) if measured else _nothing()
-    lines += ["## How to measure", "", HOW, "## What it is held against", "", RECORDS]
+    lines += ["## How to measure", "", HOW, "## The goals", "", RECORDS]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -80,8 +79,7 @@ def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _nothing() -> Iterator[str]:
-    yield "**Nothing here has been measured yet.** No H200 has run this code: the backend, its"
-    yield "kernels and the benchmark were tested on a CPU alone. Every line below waits for a run."
+    yield "**Nothing is measured yet.** Every line below waits for a run on an H200."
     yield ""
     yield from _goals({})
     yield ""
@@ -104,13 +102,13 @@ def _measured(
     yield from _goals(reached(sections))
     yield from ("", *_speeds(sections), "", *_groups(reports), "", *_errors(sections), "")
     yield from (f"- {line}" for report in reports for line in report.get("remarks", ()))
-    yield from ("", "What was passed over, or failed:", "")
+    yield from ("", "Skipped or failed:", "")
     yield from _passed_over(sections)
     yield ""
 
 
 def ours(sections: Mapping[str, Any], interval: int, what: str = "images/s") -> dict[str, Any]:
-    """By precision."""
+    """Our figures by precision."""
     figures = sections.get("peers", {}).get("figures", {}).get(what, {})
     ending = f", interval {interval}"
     return {
@@ -121,7 +119,7 @@ def ours(sections: Mapping[str, Any], interval: int, what: str = "images/s") -> 
 
 
 def reached(sections: Mapping[str, Any]) -> dict[str, str]:
-    """What the goals ask for, as far as it was measured; the quickest precision's."""
+    """The measured values of the goals, by the fastest precision."""
     found: dict[str, str] = {}
     rates = {interval: ours(sections, interval) for interval in INTERVALS}
     full, cached = (best(each) for each in rates.values())

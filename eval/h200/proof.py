@@ -1,5 +1,5 @@
-"""Whether it is right: error against float32 by step, no NaN, pictures alike, and a profile that
-shows that the host never waits within a step.
+"""Correctness sections: the error to float32 by step, NaN, PSNR of pictures, and a profile that
+shows that the host does not wait within a step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ WAITS = (
     "cudaEventSynchronize",
     "cuStreamSynchronize",
 )
-"""by which the host waits; the event's is the loop's own, for the call before the last"""
+"""calls in which the host waits; the loop waits on the event of the call before the last"""
 PROFILED = 6
 LEAST_PSNR_DB = 40.0
 
 
 def agreement(bench: Bench) -> Found:
-    """Relative L2 of every step's noise on float32's own inputs, and of the final latents."""
+    """Relative L2 of every step's noise on float32's inputs, and of the final latents."""
     torch.backends.cudnn.allow_tf32 = False
     for model in dict.fromkeys(("mini", bench.setting.model)):
         reference = bench.pipeline("fp32", model)
@@ -53,36 +53,36 @@ def agreement(bench: Bench) -> Found:
             if precision == "fp32" or (bench.is_dry and precision == "bf16"):
                 continue
             pipeline = bench.pipeline(precision, model)
-            (found,) = pipeline.generate([params])
-            assert found.latents is not None, found.error
+            (result,) = pipeline.generate([params])
+            assert result.latents is not None, result.error
             steps = call_errors(pipeline.engines, calls)
-            latents = relative_norm(found.latents.float().cpu(), expected.latents.float().cpu())
+            latents = relative_norm(result.latents.float().cpu(), expected.latents.float().cpu())
             yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
 
 
 def pictures(bench: Bench) -> Found:
-    """The embedded model's, against float32's on the same machine."""
+    """PSNR of the embedded model's pictures to float32's on the same machine."""
     count = 1 if bench.is_dry else 8
-    asked = [
+    params = [
         replace(bench.usual if bench.is_dry else GenerationParams(), prompt=PROMPTS[i % 4], seed=i)
         for i in range(count)
     ]
-    expected = bench.pipeline("fp32", "mini").generate(asked)
+    expected = bench.pipeline("fp32", "mini").generate(params)
     for precision in bench.precisions:
-        found = bench.pipeline(precision, "mini").generate(asked)
+        results = bench.pipeline(precision, "mini").generate(params)
         values = []
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(results, expected, strict=True):
             assert ours.image is not None and theirs.image is not None, ours.error
             values.append(psnr(ours.image.cpu(), theirs.image.cpu()))
         yield precision, {"psnr_db": values, "least": min(values), "needed_fp16": LEAST_PSNR_DB}
 
 
 def requests(bench: Bench) -> Found:
-    """Random ones, all in flight together; a picture that holds NaN comes back as an error."""
+    """Random requests, all in flight together; a picture with NaN is an error."""
     chance, count = random.Random(0), 4 if bench.is_dry else 100
     for precision in bench.precisions:
-        asked = [_random_request(chance, number, bench.is_dry) for number in range(count)]
-        results = bench.pipeline(precision, "mini").generate(asked)
+        params = [_random_request(chance, number, bench.is_dry) for number in range(count)]
+        results = bench.pipeline(precision, "mini").generate(params)
         errors = [f"{r.params}: {r.error}" for r in results if r.error is not None]
         yield precision, {"requests": count, "broken": len(errors), "errors": errors[:5]}
 
@@ -104,15 +104,15 @@ def profile(bench: Bench) -> Found:
     for precision in bench.precisions[: 1 if bench.is_dry else None]:
         for interval in (1, 2):
             trace = bench.out / f"trace-{precision}-{interval}.json.gz"
-            found = _profiled(bench, bench.pipeline(precision), interval, trace)
+            figures = _profiled(bench, bench.pipeline(precision), interval, trace)
             if interval == 1 and not bench.is_dry:
-                found["ms_by_group"] = milliseconds(trace, precision, "unet_deep", 2 * BATCH)
-            yield f"{precision}, interval {interval}", found
+                figures["ms_by_group"] = milliseconds(trace, precision, "unet_deep", 2 * BATCH)
+            yield f"{precision}, interval {interval}", figures
 
 
 def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> dict[str, Any]:
-    """Steady ticks: the same images go on together, their graphs are there, and what waits for
-    the device is an error. The trace has every kernel."""
+    """Profile ticks of the same images after their graphs are recorded. Waiting for the device is
+    an error. The trace has every kernel."""
     steps = 3 * PROFILED + 8
     params = pipeline.resolve(replace(bench.usual, steps=steps, cache_interval=interval))
     engines = replace(pipeline.engines, calls_ahead=steps)  # no tick waits for another
@@ -147,8 +147,8 @@ def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> d
 
 
 def _read(profiler: Any) -> dict[str, Any]:
-    """Calls by which the host waits (one synchronisation is ours, at the end), what it launches,
-    and where the device's time goes."""
+    """The host's waits (one synchronisation at the end is ours), its launches, and the device's
+    time by kernel."""
     averages = profiler.key_averages()
     calls = Counter({e.key: e.count for e in averages if e.key.startswith("cu")})
     waits = {name: calls[name] for name in WAITS}

@@ -1,5 +1,5 @@
-"""Does TensorRT-RTX run here? Plans for this GPU and for older architectures: built, run, compared
-with PyTorch. An error is the finding, and is kept word for word.
+"""TensorRT-RTX on this GPU: plans for it and for older architectures are built, run and compared
+with PyTorch. Errors are recorded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ARCHITECTURES = ("SM80", "SM89")
 
 
 def small(bench: Bench) -> Found:
-    """The embedded model's Shallow UNet, the smallest graph that has a convolution."""
+    """The embedded model's UNets; the shallow one is the smallest graph with a convolution."""
     export = open_mini()
     for name in ("unet_shallow",) if bench.is_dry else ("unet_shallow", "unet_deep"):
         yield from _probed(bench, export, name, bench.pipeline("fp32", "mini"))
 
 
 def full(bench: Bench) -> Found:
-    """The full-size Deep UNet in halves; its export alone takes about two minutes."""
+    """The full-size deep UNet in fp16; its export takes about two minutes."""
     from onnx_export.export_spec import ExportSpec
     from onnx_export.exporter import export, unchecked
 
@@ -57,7 +57,7 @@ def _probed(bench: Bench, export: ExportFolder, name: str, pipeline: Pipeline) -
 
 
 def _targets(bench: Bench) -> list[Target]:
-    """This GPU by its own name, which tensorrt-rtx calls CURRENT, and those it lists."""
+    """This GPU (CURRENT in tensorrt-rtx), and listed architectures."""
     listed = [listed_target(sm, 1) for sm in ARCHITECTURES]
     here = local_target()
     if bench.is_dry:
@@ -68,21 +68,21 @@ def _targets(bench: Bench) -> list[Target]:
 def _probe(
     bench: Bench, export: ExportFolder, name: str, target: Target, pipeline: Pipeline
 ) -> dict[str, Any]:
-    """One plan alone: a folder of engines would need all of them."""
-    place = bench.out / "rtx" / f"{name}-{target.key}"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    order = BuildSpec(export, target, TENSORRT_RTX, 1, False, place)
-    plan = place / f"{name}.plan"
-    found: dict[str, Any] = {}
+    """Build and run a single plan; a folder of engines would need all networks."""
+    folder = bench.out / "rtx" / f"{name}-{target.key}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    order = BuildSpec(export, target, TENSORRT_RTX, 1, False, folder)
+    plan = folder / f"{name}.plan"
+    results: dict[str, Any] = {}
     try:
-        found["built"] = run_worker(order.job(name, plan), place / "log", lambda share: None)
-        found["bytes"] = plan.stat().st_size
+        results["built"] = run_worker(order.job(name, plan), folder / "log", lambda share: None)
+        results["bytes"] = plan.stat().st_size
         if bench.device.type == "cuda":
-            found |= _run(bench, _opened(bench, export, name, plan), pipeline)
+            results |= _run(bench, _opened(bench, export, name, plan), pipeline)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"
-    return found
+        results["error"] = f"{type(error).__name__}: {error}"
+    return results
 
 
 def _opened(bench: Bench, export: ExportFolder, name: str, plan: Path) -> Engine:

@@ -1,4 +1,4 @@
-"""A trace's kernels find their groups by the order in which they are noted."""
+"""The kernels of a trace are matched with their groups in order."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TICKS = 2
 
 
 @pytest.fixture(scope="module")
-def noted() -> list[tuple[str, KernelWork]]:
+def recorded() -> list[tuple[str, KernelWork]]:
     module = meta_networks.unets("int8")["unet_shallow"]
     inputs = meta_networks.inputs_of("unet_shallow", 16, 1024)
     return list(named_work_of(module, lambda: module(*inputs)))
 
 
 def write(path: Path, names: list[str]) -> Path:
-    """Each kernel takes 3 µs, and 1 µs lies between two."""
+    """Kernels of 3 µs with gaps of 1 µs."""
     events = [
         {"cat": "kernel", "name": name, "ts": 4.0 * i, "dur": 3.0} for i, name in enumerate(names)
     ]
@@ -40,22 +40,22 @@ def write(path: Path, names: list[str]) -> Path:
 
 
 def test_each_kernel_counts_in_its_group(
-    noted: list[tuple[str, KernelWork]], tmp_path: Path
+    recorded: list[tuple[str, KernelWork]], tmp_path: Path
 ) -> None:
-    names = [name or KERNEL_OF[work.unit] for name, work in noted]
+    names = [name or KERNEL_OF[work.unit] for name, work in recorded]
     trace = write(tmp_path / "trace.json.gz", names * TICKS)
-    found = milliseconds(trace, "int8", "unet_shallow")
-    for group in {work.group for _, work in noted}:
-        count = sum(work.group == group for _, work in noted)
-        assert found.pop(group) == pytest.approx(0.003 * count), group
-    assert found.pop("sum") == pytest.approx(0.004 * len(noted), rel=0.01)
-    assert found == {GAPS: pytest.approx(0.001 * len(noted), rel=0.01)}
+    by_group = milliseconds(trace, "int8", "unet_shallow")
+    for group in {work.group for _, work in recorded}:
+        count = sum(work.group == group for _, work in recorded)
+        assert by_group.pop(group) == pytest.approx(0.003 * count), group
+    assert by_group.pop("sum") == pytest.approx(0.004 * len(recorded), rel=0.01)
+    assert by_group == {GAPS: pytest.approx(0.001 * len(recorded), rel=0.01)}
 
 
-def test_other_kernels_than_were_noted_are_refused(
-    noted: list[tuple[str, KernelWork]], tmp_path: Path
+def test_other_kernels_than_recorded_are_refused(
+    recorded: list[tuple[str, KernelWork]], tmp_path: Path
 ) -> None:
-    ours = [name for name, work in noted if work.is_ours]
+    ours = [name for name, work in recorded if work.is_ours]
     trace = write(tmp_path / "trace.json.gz", ours[1:])
     with pytest.raises(TraceMismatch, match=f"{len(ours) - 1} kernels where {len(ours)} a tick"):
         milliseconds(trace, "int8", "unet_shallow")
