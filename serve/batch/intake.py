@@ -20,7 +20,7 @@ from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
-from serve.batch.rows import MAX_ID, BatchRow, ShardPiece, content_id, seed_of, stem_of
+from serve.batch.rows import BatchRow, ShardPiece, checked_id, content_id, seed_of
 from serve.errors import Problem, invalid, of_params
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
@@ -105,7 +105,7 @@ class Intake:
         read = self._of_batch_line if is_line else self._of_columns
         given, said, values, n = read(record.values)
         pictures = places(record.values, record.folder)
-        id_ = content_id(said) if given is None else id_of(given)
+        id_ = content_id(said) if given is None else checked_id(given)
         ids = [picture_id(id_, i, n) for i in range(n)]
         if (given is None or self.are_ids_checked) and any(map(used.line_of, ids)):
             # An earlier row says the same, or "a" has two pictures and "a-0" is there as well: the
@@ -123,7 +123,6 @@ class Intake:
         self, id_: str, values: Mapping[str, Any], n: int, index: int
     ) -> tuple[str, GenerationParams]:
         id_ = picture_id(id_, index, n)
-        stem_of(id_)
         seed = values.get("seed")
         if seed is not None and index:
             GenerationParams(seed=seed)
@@ -216,15 +215,6 @@ def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
 
 class Unreadable(ValueError):
     """A line that holds no record."""
-
-
-def id_of(given: object) -> str:
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise InvalidParams("id", given, "needed text")
-    id_ = str(given)
-    if not 1 <= len(id_) <= MAX_ID:
-        raise InvalidParams("id", id_[:40], f"needed 1 to {MAX_ID} characters")
-    return id_
 
 
 def picture_id(id_: str, index: int, n: int) -> str:

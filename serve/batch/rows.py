@@ -67,6 +67,20 @@ def content_id(given: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:ID_HEX]
 
 
+def checked_id(given: object) -> str:
+    """A row's `id` or a line's `custom_id`. Raises InvalidParams."""
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise InvalidParams("id", given, "needed text")
+    id_ = str(given)
+    if not 1 <= len(id_) <= MAX_ID:
+        raise InvalidParams("id", id_[:40], f"needed 1 to {MAX_ID} characters")
+    try:
+        id_.encode()
+    except UnicodeEncodeError:
+        raise InvalidParams("id", id_, "needed valid Unicode, without lone surrogates") from None
+    return id_
+
+
 def seed_of(id_: str) -> int:
     digest = hashlib.sha256(b"seed of " + id_.encode()).digest()
     return int.from_bytes(digest[:8], "big") % DRAWN_SEEDS
@@ -75,10 +89,7 @@ def seed_of(id_: str) -> int:
 def stem_of(id_: str) -> str:
     """A file name for an id, without its ending: one for one, and without any character that means
     something to a file system, a shell or a URL."""
-    try:
-        stem = quote(id_, safe="")
-    except UnicodeEncodeError:
-        raise InvalidParams("id", id_, "needed valid Unicode, without lone surrogates") from None
+    stem = quote(id_, safe="")
     if stem.startswith("."):
         stem = "%2E" + stem[1:]
     return bounded(stem, id_)

@@ -132,7 +132,11 @@ class FolderStore:
         return (self.root / name).read_bytes()
 
     def remove(self, name: str) -> None:
-        (self.root / name).unlink(missing_ok=True)
+        path = self.root / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(path, error) from error
 
     def names(self, folder: str) -> list[str]:
         try:

@@ -33,6 +33,8 @@ NOT_MADE = {
     "failed": "This request was not executed: the batch failed.",
 }
 
+LOST = {"code": "picture_missing", "message": "The picture is missing from the service's store."}
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -75,7 +77,12 @@ def count(batch: BatchRecord, path: Path, store: Store, status: str) -> Counted:
 def lines(batch: BatchRecord, path: Path, store: Store, part: Part) -> Iterator[bytes]:
     for answer, _ in answered(batch, path, store, batch.status):
         if answer.part == part:
-            yield from filled(answer.text, [store.get(entry.file) for entry in answer.files])
+            try:
+                files = [store.get(entry.file) for entry in answer.files]
+            except FileNotFoundError:
+                yield lost(answer)
+                continue
+            yield from filled(answer.text, files)
 
 
 def answered(
@@ -86,6 +93,13 @@ def answered(
     for record in read_jsonl(path):
         mine = entries.of_line(record.line)
         yield answer_of(batch, record, mine, status), mine
+
+
+def lost(answer: Answer) -> bytes:
+    """The line of a request whose pictures were removed from the store, as long as the whole line:
+    the response has announced its length."""
+    facts = json.loads(answer.text) | {"response": None, "error": LOST}
+    return json.dumps(facts).encode().ljust(answer.size - 1) + b"\n"
 
 
 class Peeked:
@@ -171,4 +185,7 @@ def picture(store: Store, ordinal: int) -> tuple[str, bytes] | None:
     found = ledger.read(store, shard_name(ordinal // SHARD)).get(ordinal)
     if found is None or found.error is not None:
         return None
-    return found.file, store.get(found.file)
+    try:
+        return found.file, store.get(found.file)
+    except FileNotFoundError:
+        return None

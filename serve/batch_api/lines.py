@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from serve.batch.reading import Record, read_jsonl
-from serve.batch.rows import MAX_ID
 from serve.errors import Problem
 from serve.models import ImageModel, choose
 from serve.settings import MAX_N
@@ -88,11 +87,12 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
             needed = f"{shown}: is not known; needed {', '.join(FIELDS)}"
             raise WrongLine("unknown_parameter", needed, shown)
     id_, method, url, body = (record.values[name] for name in FIELDS)
-    if not isinstance(id_, str) or not 1 <= len(id_) <= MAX_ID:
-        raise WrongLine("invalid_custom_id", f"needed text of 1 to {MAX_ID}", "custom_id")
-    if id_ in seen:
+    if id_ is None:
+        raise WrongLine("missing_required_parameter", "custom_id: is missing", "custom_id")
+    # Any other wrong id is the request's own error, found when the batch runs.
+    if isinstance(id_, str) and id_ in seen:
         raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")
-    seen.add(id_)
+    seen.add(str(id_))
     if method != "POST":
         raise WrongLine("invalid_method", f"{str(method)[:20]!r}: needed POST", "method")
     if url != endpoint:

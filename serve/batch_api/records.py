@@ -160,10 +160,11 @@ class Records:
         self.store.remove(f"{DATA}/{id_}")
 
     def unnamed_data(self) -> set[str]:
-        """What no record names: it is not there yet, or a crash came between the two."""
+        """Data without a record that can be read: it is not written yet, or a crash came between
+        the two, or a disk damaged it."""
         data = set(self.store.names(DATA))
-        named = (self.store.names(f"{FILES}/{owner}") for owner in self.owners(FILES))
-        return data - {name.removesuffix(".json") for names in named for name in names}
+        named = {file.id for owner in self.owners(FILES) for file in self.files(owner)}
+        return data - named
 
     # -- batches ----------------------------------------------------------------------------
 
@@ -172,6 +173,10 @@ class Records:
 
     def batch(self, owner: str, id_: str) -> BatchRecord | None:
         return self._get(BATCHES, owner, id_, BatchRecord)
+
+    def has_batch(self, owner: str, id_: str) -> bool:
+        """True if there is a record, readable or not."""
+        return bool(ID.fullmatch(id_)) and self._has(f"{BATCHES}/{owner}/{id_}.json")
 
     def batches(self, owner: str) -> list[BatchRecord]:
         return self._all(BATCHES, owner, BatchRecord)

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request
@@ -100,7 +101,8 @@ class BatchApi:
                 raise invalid("file", "file: needed a file", "missing_required_parameter")
             if purpose != PURPOSE:
                 raise invalid("purpose", f"purpose: {str(purpose)[:40]!r}; here is only 'batch'")
-            name, data = (sent.filename or "requests.jsonl")[:MOST_NAME], await sent.read()
+            name = checked_name(sent.filename or "requests.jsonl")
+            data = await sent.read()
             life_s = life_of(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
         life_s = life_s or int(self.settings.batches_ttl_s)
         owner = owner_of(getattr(request.state, "key", None))
@@ -186,6 +188,9 @@ class BatchApi:
 
     def need_batch(self, owner: str, id_: str) -> BatchRecord:
         batch = self.records.batch(owner, id_)
+        if batch is None and self.records.has_batch(owner, id_):
+            message = f"The record of {id_} cannot be read; the service's administrator can help."
+            raise Problem(503, message, "id", "record_unreadable")
         if batch is None:
             raise Problem(404, f"There is no batch {id_[:80]!r}.", "id", "not_found")
         return batch
@@ -248,7 +253,8 @@ def add_file_routes(app: FastAPI, api: BatchApi) -> None:
     @app.delete(FILES_PATH + "/{file_id}")
     async def delete_file(file_id: str, request: Request) -> FileDeleted:
         file = await asyncio.to_thread(api.need_file, owner_in(request), file_id)
-        await asyncio.to_thread(api.records.drop_file, owner_in(request), file)
+        drop = partial(api.records.drop_file, owner_in(request), file)
+        await asyncio.to_thread(with_room, drop)
         return FileDeleted(id=file.id)
 
     @app.get(FILES_PATH + "/{file_id}/content", response_class=Response, responses=CONTENT)
@@ -297,12 +303,22 @@ def owner_in(request: Request) -> str:
     return owner_of(getattr(request.state, "key", None))
 
 
+def checked_name(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        message = "file: its name must be valid Unicode, without lone surrogates"
+        raise invalid("file", message) from None
+    return name[:MOST_NAME]
+
+
 def life_of(anchor: object, seconds: object) -> int | None:
     """Seconds that an upload asks for its file."""
     if anchor is None and seconds is None:
         return None
     text = str(seconds)
-    is_fine = text.isascii() and text.isdigit() and MIN_LIFE_S <= int(text[:9]) <= MAX_LIFE_S
+    is_number = text.isascii() and text.isdigit() and len(text) <= 9
+    is_fine = is_number and MIN_LIFE_S <= int(text) <= MAX_LIFE_S
     if anchor != "created_at" or not is_fine:
         needed = f"anchor=created_at and seconds={MIN_LIFE_S} to {MAX_LIFE_S}"
         raise invalid("expires_after", f"expires_after: needed {needed}")

@@ -44,7 +44,8 @@ LOOK_S, LOOK_AT_BUCKET_S = 0.5, 5.0
 NOTE_S = 2.0
 """How often a record says how far its batch is."""
 AGAIN_S = 10.0
-"""A job that could not go on is tried again, until its window ends."""
+"""The pause before a batch that an error stopped is tried again."""
+MOST_FAILURES, MOST_TEXT = 3, 500
 SWEEP_S = 600.0
 UNFINISHED_S = 24 * 3600
 """No file takes as long to be written."""
@@ -66,6 +67,20 @@ class Turn:
 
 
 @dataclass
+class Failures:
+    """How often in a row one batch was stopped by the same error."""
+
+    text: str = ""
+    pictures: int = 0
+    count: int = 0
+
+    def add(self, text: str, pictures: int) -> int:
+        is_same = (text, pictures) == (self.text, self.pictures)
+        self.text, self.pictures, self.count = text, pictures, self.count + 1 if is_same else 1
+        return self.count
+
+
+@dataclass
 class BatchRunner:
     records: Records
     settings: ServeSettings
@@ -77,6 +92,7 @@ class BatchRunner:
     _turns: dict[str, Turn] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
     _again_s: dict[str, float] = field(default_factory=dict)
+    _failures: dict[str, Failures] = field(default_factory=dict)
     _leave: threading.Event = field(default_factory=threading.Event)
     _swept_s: float = 0.0
     _unnamed: set[str] = field(default_factory=set)
@@ -120,9 +136,9 @@ class BatchRunner:
             if time.monotonic() >= self._again_s.get(batch.id, 0.0):
                 try:
                     self._consider(batch, open_batches)
-                except Exception:
+                except Exception as error:
                     # The others have their turns, and the sweep may make the room that it needs.
-                    self._try_again(batch.id)
+                    self._try_again(batch, error)
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
             sweep(self.records, int(self.clock()))
@@ -242,17 +258,34 @@ class BatchRunner:
             is_whole = turn.run.make()
             if (is_whole or turn.ends_as is not None) and not self._is_over(turn.batch):
                 self._end(turn.batch, turn.ends_as or "completed")
-        except (BatchFailed, OutputError, InvalidParams) as error:
-            log.warning("%s is tried again in %g s: %s", id_, AGAIN_S, error)
-            self._again_s[id_] = time.monotonic() + AGAIN_S
-        except Exception:
-            self._try_again(id_)
+        except Exception as error:
+            self._try_again(turn.batch, error)
         finally:
             del self._turns[id_]
 
-    def _try_again(self, id_: str) -> None:
-        log.exception("%s is tried again in %g s", id_, AGAIN_S)
-        self._again_s[id_] = time.monotonic() + AGAIN_S
+    def _try_again(self, batch: BatchRecord, error: Exception) -> None:
+        """After a pause; the third time in a row that the same error stops it, without a picture
+        made in between, the batch ends as failed. A full disk may have room later: it is waited
+        for until the window ends."""
+        is_expected = isinstance(error, BatchFailed | OutputError | InvalidParams)
+        log.warning("%s: %s", batch.id, error, exc_info=None if is_expected else error)
+        text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+        failures = self._failures.setdefault(batch.id, Failures())
+        count = failures.add(text, batch.pictures_done)
+        if count < MOST_FAILURES or isinstance(error, OutputError):
+            log.warning("%s is tried again in %g s", batch.id, AGAIN_S)
+            self._again_s[batch.id] = time.monotonic() + AGAIN_S
+            return
+        del self._failures[batch.id]
+        if self._is_over(batch):
+            return
+        errors = [lines.error_of("batch_failed", text[:MOST_TEXT])]
+        try:
+            self._end(batch, "failed", errors)
+        except Exception:
+            # What stops the batch may stop its files, too.
+            log.exception("%s has no output files", batch.id)
+            self._fail(batch, errors)
 
     def _is_over(self, batch: BatchRecord) -> bool:
         """While a service is replaced another runner may end it, and it may even be gone by now."""

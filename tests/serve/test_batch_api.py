@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,12 +17,16 @@ import openai
 import pytest
 
 from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.files import OutputError
 from sdxl.images import read_parameters
 from sdxl.pipeline import Pipeline
+from serve.batch_api import runner as batch_runner
+from serve.batch_api.batch_job import BatchJobRun
 from serve.batch_api.records import Records
-from serve.batch_api.routes import add_batch_routes
-from serve.batch_api.runner import BatchRunner, sweep
+from serve.batch_api.routes import MOST_NAME, add_batch_routes, checked_name, life_of
+from serve.batch_api.runner import BatchRunner, sweep, sweep_data
 from serve.batch_api.webhooks import Outbox
+from serve.errors import Problem
 from serve.front.api import create_app
 from serve.front.keys import sha256
 from serve.settings import ServeSettings
@@ -180,6 +185,7 @@ WRONG_FILES: dict[str, tuple[tuple[Any, ...], str, int | None]] = {
     "twice": ((line("a"), line("a")), "duplicate_custom_id", 2),
     "another place": ((line("a") | {"url": "/v1/chat/completions"},), "mismatched_endpoint", 1),
     "get": ((line("a") | {"method": "GET"},), "invalid_method", 1),
+    "a null id": ((line("a") | {"custom_id": None},), "missing_required_parameter", 1),
     "no id": (({"method": "POST", "url": URL, "body": {}},), "missing_required_parameter", 1),
     "a picture on disk": ((line("a") | {"image": "/etc/passwd"},), "unknown_parameter", 1),
     "a name that is no Unicode": ((line("a") | {"\ud800": 1},), "unknown_parameter", 1),
@@ -195,6 +201,124 @@ def test_a_file_that_is_none_of_requests_fails_as_a_whole(tmp_path: Path) -> Non
             assert batch.status == "failed" and batch.output_file_id is None, case
             assert batch.errors and batch.errors.data, case
             assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number), case
+
+
+def test_a_wrong_custom_id_is_that_request_s_error(tmp_path: Path) -> None:
+    """A lone surrogate stopped the whole batch until its window ended."""
+    wrong = ["\ud800", "", "x" * 600, [1]]
+    with doors(tmp_path) as found:
+        lines = [line("a") | {"custom_id": id_} for id_ in wrong]
+        batch = found.ended(found.begin(*lines, line("b")))
+        assert batch.status == "completed"
+        assert [each["custom_id"] for each in found.lines(batch.output_file_id)] == ["b"]
+        errors = found.lines(batch.error_file_id)
+        assert [each["custom_id"] for each in errors] == wrong
+        assert {each["response"]["status_code"] for each in errors} == {400}
+
+
+def test_a_batch_that_the_same_error_stops_three_times_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def broken(self: BatchJobRun) -> bool:
+        tries.append(1)
+        raise RuntimeError("a worker's bug \ud800")
+
+    monkeypatch.setattr(BatchJobRun, "make", broken)
+    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.0)
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(line("a")))
+    assert batch.status == "failed" and len(tries) == 3
+    (error,) = batch.errors.data
+    assert (error.code, error.message) == ("batch_failed", r"RuntimeError: a worker's bug \ud800")
+
+
+def test_stopping_a_batch_stops_its_driver_if_it_has_one() -> None:
+    stopped: list[int] = []
+    run = BatchJobRun(*[None] * 5)  # type: ignore[arg-type]
+    run.stop()
+    run._driver = SimpleNamespace(stop=lambda: stopped.append(1))  # type: ignore[assignment]
+    run.stop()
+    assert stopped == [1]
+
+
+def test_a_batch_waits_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, tries = BatchJobRun.make, list[int]()
+
+    def full(self: BatchJobRun) -> bool:
+        tries.append(1)
+        if len(tries) <= 5:
+            raise OutputError(Path("x"), OSError(28, "No space left on device"))
+        return make(self)
+
+    monkeypatch.setattr(BatchJobRun, "make", full)
+    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.0)
+    with doors(tmp_path) as found:
+        assert found.ended(found.begin(line("a"))).status == "completed" and len(tries) == 6
+
+
+def test_a_file_name_with_a_lone_surrogate_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+    """Its data stayed, and no client could list or delete them."""
+    with pytest.raises(Problem, match="valid Unicode"):
+        checked_name("\ud800")
+    assert checked_name("é" * 400) == "é" * MOST_NAME
+
+
+def test_data_whose_record_cannot_be_read_are_removed(tmp_path: Path) -> None:
+    with doors(tmp_path) as found:
+        file = found.upload(line("a"))
+        (record,) = (tmp_path / "batches" / "files").rglob(f"{file.id}.json")
+        record.write_text('{"torn')
+        unnamed = sweep_data(found.runner.records, set())
+        assert unnamed == {file.id}
+        assert sweep_data(found.runner.records, unnamed) == set()
+        assert not list((tmp_path / "batches" / "data").iterdir())
+
+
+@pytest.mark.parametrize("seconds", ["000003600999999999999", "3599", "9" * 4301, "1_0000", "x"])
+def test_a_file_s_lifetime_is_checked_in_full(seconds: str) -> None:
+    with pytest.raises(Problem, match="expires_after"):
+        life_of("created_at", seconds)
+    assert life_of("created_at", "3600") == 3600
+
+
+def test_a_picture_that_is_missing_from_the_store_is_an_error_in_its_line(tmp_path: Path) -> None:
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(line("a"), line("b"), line("c")))
+        images = (tmp_path / "batches" / "jobs" / batch.id / "images").rglob("*.png")
+        next(path for path in images if path.stem == "b").unlink()
+        answers = found.lines(batch.output_file_id)
+    assert [each["custom_id"] for each in answers] == ["a", "b", "c"]
+    assert answers[1]["error"]["code"] == "picture_missing" and answers[1]["response"] is None
+    assert answers[0]["error"] is None is answers[2]["error"]
+
+
+def test_a_damaged_record_of_a_batch_is_503_and_not_404(tmp_path: Path) -> None:
+    with doors(tmp_path) as found:
+        batch = found.ended(found.begin(line("a")))
+        (record,) = (tmp_path / "batches" / "batches").rglob(f"{batch.id}.json")
+        record.write_text(record.read_text()[:40])
+        with pytest.raises(openai.InternalServerError) as error:
+            found.client.batches.retrieve(batch.id)
+        assert error.value.status_code == 503 and error.value.code == "record_unreadable"
+        assert found.client.batches.list().data == []
+
+
+def test_a_file_in_a_read_only_folder_is_507_when_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with doors(tmp_path) as found:
+        file = found.upload(line("a"))
+        with monkeypatch.context() as patch, pytest.raises(openai.InternalServerError) as error:
+            patch.setattr(Path, "unlink", refuse)
+            found.client.files.delete(file.id)
+        assert error.value.status_code == 507
 
 
 @pytest.mark.slow
