@@ -1,8 +1,8 @@
 """Who may send requests, as ASGI middleware, and which client a request is from.
 
-With API keys, nobody may without one, except to a few routes. Without keys, no web page of another
-site may. Clients share the queue, so a client must not choose its own name: it is its key, or else
-its address.
+With API keys, every request needs one, but for a few open routes. Without keys, no web page of
+another site may. Clients share the queue, so a client must not choose its own name: it is its key,
+or else its address.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def create_app(
     add_edit_route(app, Edits(generations, decoding))
     add_form_routes(app, models)
     if settings.sdapi:
-        # Here and not above: most services have no need of it.
+        # Here and not above: most services do not need it.
         from serve.front.a1111.routes import add_webui_routes
 
         add_webui_routes(app, models, settings, limiter, decoding)
@@ -158,7 +158,7 @@ def add_edit_route(app: FastAPI, edits: Edits) -> None:
         openapi_extra=describe_edit_body(),
     )
     async def edit_image(request: Request) -> Response:
-        """Make an image anew, or the part of it that a mask says. Compatible with OpenAI's."""
+        """Redraw an image, or only its masked part. Compatible with OpenAI's Images API."""
         return await edits.answer(request)
 
 
@@ -182,7 +182,7 @@ def add_model_routes(
 
     @app.get("/v1/models", response_model_exclude_none=True)
     async def list_models() -> ModelList:
-        """The first is the one for requests that name none."""
+        """The first is the default of requests that name no model."""
         return ModelList(data=[*(model_of(*each) for each in await models.cards()), *texts])
 
     # A hub id has a slash in it.
@@ -200,7 +200,7 @@ def add_result_route(app: FastAPI, store: ResultStore) -> None:
 
     @app.get("/v1/results/{name}", response_class=Response, responses={200: content})
     async def fetch_result(name: str) -> Response:
-        """A picture that was asked for as a `url`."""
+        """A picture that was requested as a `url`."""
         file = await asyncio.to_thread(store.get, name)
         if file is None:
             raise Problem(404, "There is no such result, or no longer.", None, "not_found")
@@ -250,12 +250,12 @@ async def answer_status(request: Request, error: Exception) -> Response:
     answer = refused(request, problem)
     answer.headers.update(error.headers or {})
     if error.status_code == 405:
-        answer.headers["allow"] = ", ".join(sorted(methods_there(request)))
+        answer.headers["allow"] = ", ".join(sorted(methods_of_path(request)))
     return answer
 
 
 def hint_for(path: str, routes: Sequence[BaseRoute]) -> str:
-    """What is mostly wrong where a client asks for this."""
+    """The most likely mistake of a client that requests this path."""
     if any(route.matches(scope_of(f"/v1{path}"))[0] is not Match.NONE for route in routes):
         return "a client's base URL ends with /v1"
     for prefix, setting in OFF.items():
@@ -270,7 +270,7 @@ def scope_of(path: str) -> dict[str, Any]:
     return {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
 
 
-def methods_there(request: Request) -> set[str]:
-    """Of every route of this path: the framework knows those of the first."""
+def methods_of_path(request: Request) -> set[str]:
+    """The methods of every route of this path; the framework knows those of the first only."""
     there = (r for r in request.app.routes if r.matches(request.scope)[0] is not Match.NONE)
     return {method for route in there for method in getattr(route, "methods", None) or ()}

@@ -1,8 +1,7 @@
-"""One connection to Ray's HTTP proxy: how much of a request is held, and for how long, until it is
-whole.
+"""Bounds on one connection to Ray's HTTP proxy: the size of a request's head, and the time for it.
 
-uvicorn reads a request's headers without a bound on their size or time, and Ray's proxy trusts some
-of them. Ray calls `bound` in the proxy's process before it listens. It knows no routes.
+uvicorn reads headers without a limit on their size or time, and Ray's proxy trusts some of them.
+Ray calls `bound` in the proxy's process before it listens. It knows no routes.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ from serve.front.handover import Handover
 from serve.front.proxied import Proxied
 
 MAX_HEAD_BYTES = 32 * 1024
-"""request line and headers; a trailer, and whatever else the parser keeps back, likewise"""
+"""Limit of the request line and headers together, and of bytes that the parser keeps back."""
 MAX_HEADERS = 100
 HEAD_TIMEOUT_S = 10.0
 LINGER_S = 2.0
-"""A connection that is closed at once may lose the answer that was just written."""
+"""Closing at once may lose the answer that was just written."""
 TRUSTED = re.compile(
     rb"x-request-timeout-seconds|x-request-disconnect-disabled|x-session-id"
     rb"|serve-multiplexed-model-id|x-serve-.*"
 )
-"""Headers by which Ray's proxy lets a client switch off time-outs or choose a replica."""
+"""Headers with which a client could switch off timeouts of Ray's proxy or choose a replica."""
 REQUEST_ID = b"x-request-id"
 ID = re.compile(rb"[A-Za-z0-9_-]{1,64}")
 
 
 def bound() -> list[Middleware]:
-    """Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. Ray leaves the choice of a protocol to
-    uvicorn, and here is uvicorn's table of them."""
+    """RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function. Ray lets uvicorn choose the
+    protocol class, so uvicorn's table of them is changed."""
     logs.configure(os.environ.get(logs.VARIABLE, logs.TEXT))
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedProtocol.__name__}"
     return [Middleware(Handover), Middleware(Proxied)]
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's own, with bounds, and with our words for what it refuses."""
+    """uvicorn's protocol with limits and with our error envelope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # There are no websockets here: a request for one is a request like any other.
+        # Without websockets a request for one is an ordinary request.
         self.ws_protocol_class = None
         self._held = 0
-        """bytes since the parser last told of something"""
+        """bytes since the parser's last callback"""
         self._is_in_head = self._is_refused = False
         self._problem: Problem | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -67,21 +66,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._limit is None and self._owes_nothing:
+        if self._limit is None and self._is_idle:
             self._wait_for_head()
         self._held += len(data)
         super().data_received(data)
         if self._held > MAX_HEAD_BYTES and not self._is_refused:
             self._refuse(too_large())
 
-    # -- the parser's news ------------------------------------------------------------------
+    # -- callbacks of the parser ------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Of trailers, which come after the head, nobody here wants to know.
+        # Trailers come after the head and are ignored.
         if self._is_in_head and is_passed_on(name.lower(), value):
             super().on_header(name, value)
 
@@ -101,22 +100,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._problem or invalid(None, msg, "invalid_http"))
 
-    # -- the end of patience ----------------------------------------------------------------
+    # -- timeouts and refusals --------------------------------------------------------------
 
     @property
-    def _owes_nothing(self) -> bool:
+    def _is_idle(self) -> bool:
         """No request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
-        self._limit = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+        self._limit = self.loop.call_later(HEAD_TIMEOUT_S, self._time_out)
 
     def _stop_waiting(self) -> None:
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         if self._is_in_head:
             message = "The headers did not arrive in time."
             self._refuse(Problem(408, message, None, "header_timeout"))
@@ -124,10 +123,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, problem: Problem) -> None:
-        """Say why, and read no more. In the middle of another answer nothing can be said."""
+        """Answer with the problem and read no more. In the middle of another answer only close."""
         self._stop_waiting()
         self._is_refused = True
-        if not self._owes_nothing:
+        if not self._is_idle:
             self.transport.close()
             return
         self.transport.write(answer(problem))
@@ -147,7 +146,7 @@ def too_large() -> Problem:
 
 
 def answer(problem: Problem) -> bytes:
-    """The envelope, as bytes on the wire."""
+    """The error envelope as an HTTP/1.1 answer."""
     body = json.dumps(problem.body())
     head = [
         f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}",

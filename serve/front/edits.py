@@ -130,7 +130,7 @@ def prepared(
 
 def check_can_edit(card: ModelCard) -> None:
     if not card.can_edit:
-        message = "This model's engines have no encoder for images; export and build them anew."
+        message = "This model's engines have no encoder for images; export and build them again."
         raise errors.Problem(501, message, None, "edits_unavailable")
 
 

@@ -1,7 +1,7 @@
-"""In Ray's proxy: a request whose front dies, or hangs while another answers, is asked again.
+"""In Ray's proxy: retries a request whose front end dies, or hangs while another one answers.
 
-Until an answer has begun nobody has seen anything of it, and every request may be made twice. It
-knows no routes.
+Until an answer begins the client has seen none of it, and every request may run twice. It knows no
+routes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FRONT = "ImageIngress"
 REQUEST_ID = b"x-request-id"
 LOOK_S, LEAVE_S, PAUSE_S = 0.5, 1.0, 0.1
 PATIENCE_S = 30.0
-"""So long a request whose fronts keep dying is asked again."""
-MOST_KEPT = 64 << 20
-"""bytes of a body; a longer one is not asked again"""
+"""How long a request is retried while its front ends keep dying."""
+MAX_KEPT = 64 << 20
+"""bytes of a body; a request with a longer one is not retried"""
 DISCONNECT: Message = {"type": "http.disconnect"}
 
 
@@ -39,7 +39,7 @@ class Handover:
         self._fronts = fronts or liveness.of_deployment(FRONT)
         self.trimming = Trimming()
         self._open = Counter[str]()
-        """requests by their id: what a service asks for one request of its own often has one"""
+        """open requests by id; several may share one"""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,13 +47,13 @@ class Handover:
             return
         body = Body(receive)
         try:
-            await self._ask_fronts(body, scope, send)
+            await self._try_fronts(body, scope, send)
         finally:
             # Ray's own frames may hold the request in a cycle long after its end.
             body.kept.clear()
             self.trimming.schedule(body.size)
 
-    async def _ask_fronts(self, body: Body, scope: Scope, send: Send) -> None:
+    async def _try_fronts(self, body: Body, scope: Scope, send: Send) -> None:
         until_s = time.monotonic() + PATIENCE_S
         name = id_of(scope)
         scope["headers"] = with_id(scope["headers"], name)
@@ -61,15 +61,17 @@ class Handover:
             attempt = Attempt(body, send)
             self._open[name] += 1
             try:
-                await self._ask(scope, name, attempt)
+                await self._attempt(scope, name, attempt)
             finally:
                 self._close(name)
             if attempt.has_begun or body.is_over or not body.is_kept:
                 return
             if time.monotonic() > until_s:
-                await answer(Problem(503, "No front could answer.", None, "unavailable", 5.0), send)
+                await answer(
+                    Problem(503, "No front end could answer.", None, "unavailable", 5.0), send
+                )
                 return
-            log.warning("%s: the front was lost; another is asked", name)
+            log.warning("%s: the front end was lost; the request is retried", name)
             await asyncio.sleep(PAUSE_S)
 
     def _close(self, name: str) -> None:
@@ -78,33 +80,33 @@ class Handover:
             del self._open[name]
             self._fronts.left(name)
 
-    async def _ask(self, scope: Scope, name: str, attempt: Attempt) -> None:
-        """Returns when the front has answered, is gone, or hangs."""
+    async def _attempt(self, scope: Scope, name: str, attempt: Attempt) -> None:
+        """Returns when the front end has answered, is gone, or hangs."""
         began_s = time.monotonic()
-        asked = asyncio.ensure_future(self.app(scope, attempt.receive, attempt.send))
+        call = asyncio.ensure_future(self.app(scope, attempt.receive, attempt.send))
         try:
-            while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+            while not (await asyncio.wait({call}, timeout=LOOK_S))[0]:
                 if attempt.may_be_left and self._hangs(name, began_s):
                     attempt.leave()
-                    await asyncio.wait({asked}, timeout=LEAVE_S)
+                    await asyncio.wait({call}, timeout=LEAVE_S)
                     return
-            asked.result()
+            call.result()
         finally:
-            asked.cancel()
+            call.cancel()
 
     def _hangs(self, name: str, began_s: float) -> bool:
-        """And another front does not."""
+        """True if this front end hangs and another one does not."""
         if not self._fronts.has_any:
             return False
         front = self._fronts.holder(name)
         if front is None:
-            # One that works takes a request at once.
+            # A working front end accepts a request at once.
             return time.monotonic() - began_s > SILENCE_S and self._fronts.has_silent
         return self._fronts.silent_s(front) > SILENCE_S
 
 
 class Body:
-    """What the client sends, kept for as long as it may be needed again."""
+    """What the client sends, kept while a retry may need it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -112,11 +114,11 @@ class Body:
         self.kept: list[Message] = []
         self.size = 0
         self.is_over = False
-        """the client has left"""
+        """The client has disconnected."""
 
     @property
     def is_kept(self) -> bool:
-        return self.size <= MOST_KEPT
+        return self.size <= MAX_KEPT
 
     async def message(self, number: int) -> Message:
         if self.is_kept and number < len(self.kept):
@@ -130,7 +132,7 @@ class Body:
 
 
 class Attempt:
-    """One front's view of the request, and its answer."""
+    """One front end's view of the request, and its answer."""
 
     def __init__(self, body: Body, send: Send) -> None:
         self._body, self._send = body, send
@@ -143,7 +145,7 @@ class Attempt:
         return self._body.is_kept and not (self.has_begun or self._body.is_over)
 
     def leave(self) -> None:
-        """For this front the client is gone."""
+        """Let this front end see a disconnect."""
         self._is_left.set()
 
     async def receive(self) -> Message:
@@ -166,7 +168,7 @@ class Attempt:
 
 
 def id_of(scope: Scope) -> str:
-    """As the client gave it, or one of ours."""
+    """The client's id, or a new one."""
     given = dict(scope["headers"]).get(REQUEST_ID, b"").decode("latin-1")
     return given or str(uuid.uuid4())
 

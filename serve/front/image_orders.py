@@ -1,4 +1,4 @@
-"""From what a client asks to orders: what the service and its model allow; the rest filled in."""
+"""From a request to orders: checks what the service and its model allow, and fills in the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def orders_of(
     first_seed: int,
     deadline_s: float,
 ) -> list[ImageOrder]:
-    """One order an image. Raises Problem for what this server or its model does not allow."""
+    """One order for each picture. Raises Problem for what the service or its model refuses."""
     check_limits(request, card, settings)
     seed = first_seed if request.seed is None else request.seed
     count = request.n or 1
@@ -50,7 +50,7 @@ def orders_of(
 
 
 def check_plain(request: ImageRequest) -> None:
-    """That it says nothing of an image to begin with, which it cannot have."""
+    """Refuse fields that only an edit can have."""
     for each in PARAMETERS.values():
         if each.is_for_edits and getattr(request, each.client_name) is not None:
             name = each.client_name
@@ -80,7 +80,7 @@ def check_characters(field: str, text: str, settings: ServeSettings) -> None:
 
 
 def check_other_media(request: ImageRequest) -> None:
-    """What OpenAI's newer models take besides, and no still picture can follow."""
+    """Refuse fields of OpenAI's newer models that mean nothing for a still picture."""
     for field, format in OF_OTHER_MEDIA.items():
         if getattr(request, field) is not None:
             allowed = "png, jpeg, webp"
@@ -97,9 +97,9 @@ def params_of(
     settings: ServeSettings,
     edit_strength: float | None = None,
 ) -> GenerationParams:
-    """`edit_strength` is that of an edit which names none."""
+    """`edit_strength`: the default strength of an edit."""
     width, height = size_of(request.size, card, settings)
-    # An explicit field of the request wins.
+    # A field of the request wins over the preset.
     preset = card.presets[request.effective_quality]
     asked = {each.name: getattr(request, each.client_name) for each in of_rest()}
     if preset.steps > settings.max_steps and asked["steps"] is None:
@@ -131,7 +131,7 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
 
 
 def nearest_size(width: int, height: int, sizes: Sizes, most: int) -> tuple[int, int]:
-    """Of the same shape as far as the model's limits allow; the answer's `size` says which."""
+    """The same shape, as far as the model's limits allow; the answer's `size` states it."""
     scale = min(1.0, most / max(width, height))
     scale = max(scale, sizes.minimum / min(width, height))
 
@@ -144,6 +144,6 @@ def nearest_size(width: int, height: int, sizes: Sizes, most: int) -> tuple[int,
 
 
 def preview_steps(steps: int, count: int) -> tuple[int, ...]:
-    """Evenly between the first step and the last; fewer where there are few steps."""
+    """Evenly spaced between the first step and the last; fewer for few steps."""
     wanted = {round(steps * (i + 1) / (count + 1)) for i in range(count)}
     return tuple(sorted(step for step in wanted if 0 < step < steps))

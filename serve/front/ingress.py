@@ -27,9 +27,9 @@ class ImageIngress:
         llm: Any = None,
         batches: tuple[AddRoutes, Any] | None = None,
     ) -> None:
-        """`replicas` are handles in the order of the settings' models; `results_mark` is of the
-        folder of results as whoever deployed this sees it; `batches` are the routes of files and
-        batches, and what makes them, which Ray starts with this."""
+        """`replicas` are handles in the order of the settings' models; `results_mark` is the mark
+        of the results folder on the deploying node; `batches` are the routes of files and batches
+        and the deployment that runs them, which Ray starts with this one."""
         logs.configure(settings.log_format)
         check_shared(settings.results_dir, results_mark)
         self.settings, self.handles, self.llm = settings, replicas, llm
@@ -46,19 +46,19 @@ class ImageIngress:
         return labelled(self.front.metrics.collect(), ingress=replica_name())
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Every proxy asks. A request under way counts a second, whatever it takes."""
+        """Every proxy polls this. An open request counts as one second, however long it takes."""
         open_s = float(self.front.open_requests)
         return {"at_s": time.time(), "ready_in_s": open_s, "alone_s": 0.0, "each_s": 1.0}
 
     async def check_health(self) -> None:
-        """Ray asks, and replaces a front whose event loop does not get to it."""
+        """Ray calls it, and replaces a front end whose event loop does not answer."""
 
     async def drain(self, timeout_s: float) -> None:
         await self.front.drain(timeout_s)
 
 
 class OneOfFronts(Front):
-    """Whichever front is asked, the page is the same."""
+    """Every front end shows the metrics of all."""
 
     async def metrics_of_all(self) -> Sequence[Any]:
         from ray import serve as ray_serve

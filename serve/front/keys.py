@@ -1,4 +1,4 @@
-"""API keys: a file of hashes, so that whoever reads it cannot use them, and how often each may ask.
+"""API keys: a file of hashes, which cannot be used as keys, and the rate limits of each key.
 
 A line is `<sha256 of the key> <name> [<images a minute>] [work=<standard images a minute>]
 [weight=<of its share>]`. It knows no HTTP.
@@ -40,11 +40,11 @@ class ApiKey:
     work_a_minute: float | None = None
     """in standard images (sdxl/work.py)"""
     weight: float = 1.0
-    """of its share of a replica that others want too"""
+    """of its share of a replica that other clients use too"""
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """By what is counted, a minute's worth."""
+        """Limits a minute, by unit."""
         stated = {"images": self.images_a_minute, "standard images": self.work_a_minute}
         return {unit: most for unit, most in stated.items() if most is not None}
 
@@ -66,7 +66,7 @@ class Keyring:
             if not text:
                 continue
             match = LINE.fullmatch(text)
-            # Not the line itself: somebody may have put a key there in the clear.
+            # Not the line itself: it may hold a key in clear text.
             place = f"{path}, line {number}"
             if match is None:
                 raise InvalidParams("keys", place, NEEDED)
@@ -88,7 +88,7 @@ class Keyring:
         return cls(keys)
 
     def find(self, secret: str) -> ApiKey | None:
-        """Compares with every key, so that the time taken tells nothing."""
+        """Compares with every key, so that the time reveals nothing."""
         digest = sha256(secret)
         found = None
         for key in self.keys:
@@ -98,16 +98,16 @@ class Keyring:
 
 
 class RateLimiter:
-    """A bucket of tokens for each limit of a key, filled evenly and holding a minute's worth.
-    `share` of a key's rate is this one's to grant: others grant the rest."""
+    """A token bucket for each limit of a key, refilled evenly; it holds a minute of the rate. This
+    process grants `share` of a key's rate, other front ends the rest."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, share: float = 1.0) -> None:
         self._clock, self._share = clock, share
         self._tokens: dict[tuple[str, str], tuple[float, float]] = {}
 
     def take(self, key: ApiKey, images: int, work: float = 0.0) -> tuple[str, float]:
-        """0 s if they are granted; else the limit that says no, and the seconds until they would
-        be. More than a minute's worth is granted when the bucket is full, and then paid off."""
+        """Return 0 s if the request is granted; else the limit that is reached, and the seconds to
+        wait. A request above a full bucket is granted when the bucket is full, then paid off."""
         now, asked = self._clock(), {"images": float(images), "standard images": work}
         left: dict[str, float] = {}
         for unit, rate in key.limits.items():
@@ -123,29 +123,33 @@ class RateLimiter:
 
 
 def sha256(secret: str) -> str:
-    # A fast hash is enough for what was drawn from 256 bits of chance.
+    # A fast hash is enough for 256 random bits.
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def main(argv: Sequence[str]) -> int:
     """`sdxl key`"""
     parser = Parser(prog="sdxl key", description="Make an API key. It is shown once.")
-    parser.add_argument("name", help="whose it is; it appears in the log")
-    parser.add_argument("--file", default="keys.txt", help="where its hash goes (%(default)s)")
-    parser.add_argument("--rate", type=whole, metavar="N", help="images a minute, unless unlimited")
+    parser.add_argument("name", help="name of the key's owner; it appears in the log")
+    parser.add_argument(
+        "--file", default="keys.txt", help="file to append its hash to (%(default)s)"
+    )
+    parser.add_argument(
+        "--rate", type=whole, metavar="N", help="images a minute; unlimited unless given"
+    )
     parser.add_argument(
         "--work",
         type=float,
         metavar="N",
-        help="standard images a minute, unless unlimited: one is an image of the model's own size, "
-        "default steps and guidance; twice the pixels or twice the steps count as two",
+        help="standard images a minute; unlimited unless given. One is an image of the model's own "
+        "size, default steps and guidance; twice the pixels or twice the steps count as two",
     )
     parser.add_argument(
         "--weight",
         type=float,
         default=1.0,
         metavar="W",
-        help="of its share where others wait too: 2 gets twice what 1 gets (%(default)s)",
+        help="weight of its share while others wait: 2 gets twice what 1 gets (%(default)s)",
     )
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
@@ -185,7 +189,7 @@ def append(path: Path, line: str) -> None:
         with open(descriptor, "a", encoding="utf-8") as file:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                # An editor may have left the last line open.
+                # An editor may have left the last line without its end.
                 line = "\n" + line
             file.write(line + "\n")
     except OSError as error:

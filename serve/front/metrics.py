@@ -1,4 +1,4 @@
-"""What the HTTP front counts, and the page that Prometheus reads, of all processes together."""
+"""Counters of an HTTP front end, and the metrics page of all processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FrontMetrics:
         )
 
     def answered(self, scope: Scope, status: int, seconds: float) -> None:
-        """A status of 0 is a client that left before its answer."""
+        """A status of 0 is a client that disconnected before its answer."""
         route = getattr(scope.get("route"), "path", "unknown")
         self.requests.labels(route, str(status or 499)).inc()
         self.seconds.labels(route).observe(seconds)
@@ -38,7 +38,7 @@ class FrontMetrics:
 
 
 def page(metrics: Sequence[Any]) -> bytes:
-    """In Prometheus' text format. Families of one name, from several processes, become one."""
+    """In Prometheus' text format. Families of the same name from several processes are merged."""
     registry = CollectorRegistry()
     registry.register(_Gathered(metrics))
     return generate_latest(registry)

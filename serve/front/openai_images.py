@@ -1,4 +1,4 @@
-"""OpenAI's Images API as data: what a client may ask, and what it hears.
+"""OpenAI's Images API as data: requests and answers.
 
 Fields beyond OpenAI's own travel at top level, as its SDK's `extra_body` sends them.
 """
@@ -33,7 +33,7 @@ class RequestModel(BaseModel):
     @field_validator("*")
     @classmethod
     def _is_unicode(cls, value: Any) -> Any:
-        """JSON can spell halves of characters, which no tokenizer takes and no answer can hold."""
+        """JSON can hold lone surrogates, which no tokenizer accepts and no answer can encode."""
         for text in value if isinstance(value, list) else (value,):
             if isinstance(text, str) and has_surrogate(text):
                 raise PydanticCustomError("unicode", NEEDED_UNICODE)
@@ -45,7 +45,7 @@ def has_surrogate(text: str) -> bool:
 
 
 def field_of(each: Parameter) -> Any:
-    """A parameter of a picture as a field that a client may leave out."""
+    """A picture's parameter as an optional field."""
     facts: dict[str, Any] = {"description": each.help}
     if each.kind in (int, float):
         facts |= {"ge": each.low, "le": each.high}
@@ -58,20 +58,20 @@ PictureFields: Any = create_model(
     __base__=RequestModel,
     **{each.client_name: field_of(each) for each in of_rest()},
 )
-"""Every parameter of sdxl/params.py's table; what a request may ask besides is below."""
+"""Every parameter of the table in sdxl/params.py; other fields of a request are below."""
 
 
 class ImageRequest(PictureFields):
     kind: ClassVar[str] = "image_generation"
-    """what the names of its events begin with"""
+    """prefix of its events' names"""
 
     prompt: Annotated[str, Field(min_length=1, description=PARAMETERS["prompt"].help)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     size: Annotated[str, Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT")] | None = None
-    quality: Annotated[Quality | None, Field(description="stands for steps and cache_interval")] = (
-        None
-    )
+    quality: Annotated[
+        Quality | None, Field(description="a preset of steps and cache_interval")
+    ] = None
     response_format: Literal["url", "b64_json"] | None = None
     output_format: Format | None = None
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
@@ -82,9 +82,9 @@ class ImageRequest(PictureFields):
     style: Annotated[
         Literal["vivid", "natural"] | None, Field(description="accepted; has no effect")
     ] = None
-    user: Annotated[str | None, Field(description="as safety_identifier, by its old name")] = None
+    user: Annotated[str | None, Field(description="the old name of safety_identifier")] = None
     safety_identifier: Annotated[
-        str | None, Field(max_length=512, description="told again in the answer; not stored")
+        str | None, Field(max_length=512, description="returned in the answer; not stored")
     ] = None
     complexity: Annotated[
         Literal["low", "medium", "high"] | None, Field(description="refused; see quality")
@@ -98,17 +98,19 @@ class ImageRequest(PictureFields):
     ] = None
     # Beyond OpenAI's own, besides PictureFields.
     deadline_s: Annotated[
-        float | None, Field(gt=0, description="seconds; what cannot make it is refused at once")
+        float | None,
+        Field(gt=0, description="seconds; a request that would be late is refused at once"),
     ] = None
     priority: Annotated[
         Literal["interactive", "batch"] | None,
-        Field(description="batch: only in ticks that nothing interactive needs, without deadline"),
+        Field(description="batch: only in spare ticks, without a deadline"),
     ] = None
     progress: Annotated[
         bool | None, Field(description="progress events while streaming: step, eta, queue")
     ] = None
     expand_prompt: Annotated[
-        bool | None, Field(description="let the language model say more; see revised_prompt")
+        bool | None,
+        Field(description="let the language model expand the prompt; see revised_prompt"),
     ] = None
 
     @property
@@ -196,7 +198,7 @@ JSON_TYPES: dict[type, Any] = {str: "string", int: "integer", float: "number", t
 
 
 class Control(Reply):
-    """A parameter of a picture, for whoever builds a form."""
+    """A picture's parameter, for programs that build a form."""
 
     name: str
     """in a picture's metadata"""
@@ -213,11 +215,11 @@ class Control(Reply):
     maximum: int | float | None = None
     choices: tuple[str, ...] | None = None
     is_for_edits: bool | None = None
-    """it means something only with an image to begin with"""
+    """It applies to edits only."""
     is_for_masks: bool | None = None
-    """and of those, where a mask says which part"""
+    """It applies to edits with a mask only."""
     edit_defaults: tuple[int | float, ...] | None = None
-    """what an edit takes where nobody names it: without a mask, and with one"""
+    """Default of an edit without a mask, and with one."""
 
     @classmethod
     def of(cls, each: Parameter) -> Control:
@@ -240,7 +242,7 @@ class Control(Reply):
 
 
 class RunningEngines(Reply):
-    """What computes the pictures, and why nothing faster does."""
+    """The engines that make the pictures, and why faster ones do not."""
 
     backend: str
     precision: str
@@ -248,16 +250,16 @@ class RunningEngines(Reply):
 
     @classmethod
     def of(cls, card: ModelCard) -> RunningEngines:
-        said = card.engines
+        engines = card.engines
         return cls(
-            backend=str(said.get("backend", "")),
-            precision=str(said.get("precision", "")),
-            passed_over={k: str(v) for k, v in dict(said.get("passed_over") or {}).items()},
+            backend=str(engines.get("backend", "")),
+            precision=str(engines.get("precision", "")),
+            passed_over={k: str(v) for k, v in dict(engines.get("passed_over") or {}).items()},
         )
 
 
 class ImageLimits(Reply):
-    """What a request for pictures may ask, for whoever builds a form."""
+    """Limits of a request for pictures, for programs that build a form."""
 
     default_side: int
     min_side: int
@@ -267,12 +269,11 @@ class ImageLimits(Reply):
     max_steps: int
     max_prompt_chars: int
     can_edit: bool
-    """/v1/images/edits makes pictures from others"""
+    """This model serves /v1/images/edits."""
     at_once: int
-    """pictures that are best under way at once, over all replicas; 0: not known"""
+    """Best number of concurrent pictures over all replicas; 0 if unknown."""
     presets: dict[str, dict[str, Any]]
-    """the parameters that each `quality` stands for, steps and cache interval among them; auto is
-    medium"""
+    """Parameters of each `quality`, with steps and cache interval; auto is medium."""
     schedulers: tuple[str, ...] = tuple(SCHEDULERS)
     parameters: tuple[Control, ...]
 
@@ -294,7 +295,7 @@ class ImageLimits(Reply):
 
 
 def controls_of(card: ModelCard) -> Iterator[Control]:
-    """With what is taken of a request that names neither steps nor quality."""
+    """With the defaults of a request that names neither steps nor quality."""
     preset = card.presets[SAME_QUALITY["auto"]]
     usual: dict[str, dict[str, Any]] = {
         "steps": {"default": preset.steps},
@@ -310,7 +311,7 @@ class Model(Reply):
     created: int
     owned_by: str = "sdxl-deepcache"
     images: ImageLimits | None = None
-    """of a model that makes pictures"""
+    """for a model that makes pictures"""
     engines: RunningEngines | None = None
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's chat and completions APIs as data: what a client may ask, and what it means here.
+"""OpenAI's chat and completions APIs as data: requests, their meaning here, and answers.
 
 It knows no HTTP server.
 """
@@ -33,7 +33,7 @@ class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
-    # What an answer carries besides, and a client that continues the talk sends back.
+    # Fields of an answer, which a client sends back to continue the chat.
     refusal: Neutral = None
     annotations: Neutral = None
     tool_calls: None = None
@@ -43,15 +43,17 @@ class ChatMessage(RequestModel):
     @field_validator("content", mode="before")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """Of a picture among the parts the two kinds of content would say less."""
+        """Name a picture among the parts; pydantic's union would report less."""
         parts = (
             [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
         )
         for kind in (part.get("type") for part in parts):
             if isinstance(kind, str) and kind != "text":
-                told = {"kind": repr(kind[:40])}
+                facts = {"kind": repr(kind[:40])}
                 raise PydanticCustomError(
-                    "not_text", "a part of type {kind} is not possible; this model reads text", told
+                    "not_text",
+                    "a part of type {kind} is not possible; this model reads text",
+                    facts,
                 )
         return value
 
@@ -59,7 +61,7 @@ class ChatMessage(RequestModel):
         text = self.content
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
-        # What newer clients call a developer, chat templates call the system.
+        # Chat templates know the role `developer` as `system`.
         return Message("system" if self.role == "developer" else self.role, text)
 
 
@@ -90,7 +92,7 @@ class StreamOptions(RequestModel):
 
 
 class TextRequest(RequestModel):
-    """What both routes take."""
+    """Fields of both routes."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -188,7 +190,7 @@ class CompletionRequest(TextRequest):
 
 
 def check(request: ChatRequest | CompletionRequest, model: str, settings: ServeSettings) -> None:
-    """Raises Problem for what this server does not allow or cannot do."""
+    """Raises Problem for a request that this service does not allow or cannot serve."""
     check_model(request.model, model, settings)
     if request.n is not None and request.n > settings.max_n:
         raise invalid("n", f"n: {request.n} is not allowed; at most {settings.max_n}")
@@ -196,9 +198,9 @@ def check(request: ChatRequest | CompletionRequest, model: str, settings: ServeS
         raise invalid("logprobs", "logprobs: the model's backend does not give them")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "stream_options: needed stream to be true")
-    unmet: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
-    unmet |= {"echo": False, "suffix": None, "best_of": 1}
-    for field, neutral in unmet.items():
+    neutral_values: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
+    neutral_values |= {"echo": False, "suffix": None, "best_of": 1}
+    for field, neutral in neutral_values.items():
         value = getattr(request, field, None)
         if value is not None and value != neutral:
             raise invalid(field, f"{field}: {value!r} is not possible here; leave it out")

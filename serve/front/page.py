@@ -1,6 +1,6 @@
-"""What a browser is shown: the web page at `/` and the API's documentation at `/docs`, as files.
+"""Files for a browser: the web page at `/` and the API's documentation at `/docs`.
 
-Everything comes from this origin, and the headers hold the browser to it.
+Everything comes from this origin; the headers allow no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def hash_of_inline_script() -> str:
-    """Of the page's few lines that must run before anything is painted."""
+    """Hash of the page's few lines that must run before the first paint."""
     (script,) = INLINE.findall((SERVE / "web" / "index.html").read_bytes())
     return base64.b64encode(hashlib.sha256(script).digest()).decode("ascii")
 
@@ -31,7 +31,7 @@ POLICY = {
     "default-src": "'none'",
     "script-src": f"'self' 'sha256-{hash_of_inline_script()}'",
     "style-src": "'self'",
-    # Pictures arrive inside JSON, and the gallery keeps them in the browser.
+    # Pictures arrive in JSON, and the browser stores the gallery.
     "img-src": "'self' blob: data:",
     "connect-src": "'self'",
     "base-uri": "'none'",
@@ -39,16 +39,16 @@ POLICY = {
     "frame-ancestors": "'none'",
 }
 HEADERS = {
-    "content-security-policy": "; ".join(f"{what} {whence}" for what, whence in POLICY.items()),
+    "content-security-policy": "; ".join(f"{name} {sources}" for name, sources in POLICY.items()),
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    # A new version shows at once; what is unchanged is a 304.
+    # A new version shows at once; an unchanged file is a 304.
     "cache-control": "no-cache",
 }
 
 
 class Files(StaticFiles):
-    """A folder of files with our headers."""
+    """A folder of files, served with our headers."""
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:
         answer = super().file_response(*arguments, **options)
@@ -57,15 +57,15 @@ class Files(StaticFiles):
 
 
 def add_pages(app: FastAPI) -> None:
-    # A machine's own table may call scripts text/plain, which `nosniff` then forbids to run.
+    # A machine's table may call scripts text/plain, and with `nosniff` they would not run.
     mimetypes.add_type("text/javascript", ".js")
     for path, below, folder in (("/", "/web", "web"), ("/docs", "/docs", "swagger_ui")):
         files = Files(directory=SERVE / folder)
-        app.router.add_route(path, front_of(files), include_in_schema=False)
+        app.router.add_route(path, index_of(files), include_in_schema=False)
         app.mount(below, files)
 
 
-def front_of(files: Files) -> Any:
+def index_of(files: Files) -> Any:
     async def show(request: Request) -> Response:
         return await files.get_response("index.html", request.scope)
 

@@ -1,7 +1,7 @@
-"""Files inside JSON: base64 that goes from a picture's bytes to the answer's in one copy.
+"""Pictures in JSON: base64 is copied once from a picture's bytes into the answer.
 
-A text is written without its pictures, every one an empty string, and cut where they belong. No
-model checks or escapes megabytes of which every character is known. It knows no routes.
+The JSON text is written with an empty string for each picture and split there, so that pydantic
+does not check and escape megabytes of base64. It knows no routes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 SMALL_BYTES = 256 * 1024
-"""An answer that is sent whole. Each part of one is a message from process to process, which costs
-more than a copy of so little."""
+"""An answer up to this size is sent whole: a message between processes costs more than a copy."""
 EMPTY = re.compile(rb'("b64_json": ?)""')
-"""Nothing else of a JSON text looks so: inside a string every quote has a backslash before it."""
+"""No other part of a JSON text matches: inside a string every quote has a backslash before it."""
 
 
 def filled(text: bytes, files: Sequence[bytes]) -> Iterator[bytes]:
-    """The text, a part for every file; joined, it is whole."""
+    """The text in parts, each file filled in; joined, they are the whole text."""
     head, *rest = EMPTY.split(text)
     yield head
     for file, field, tail in zip(files, rest[::2], rest[1::2], strict=True):
@@ -34,7 +33,7 @@ def length(text: bytes, files: Sequence[bytes]) -> int:
 
 
 class PicturesResponse(Response):
-    """Sends the parts of a large answer one by one: there is never a second copy of them all."""
+    """Sends a large answer part by part, so that no second copy of the whole exists."""
 
     def __init__(self, text: bytes, files: Sequence[bytes]) -> None:
         self.text, self.files = text, files
@@ -51,6 +50,6 @@ class PicturesResponse(Response):
             return
         for part in filled(self.text, self.files):
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            # Others have their turn, and what is sent may leave before the next is encoded.
+            # Other requests run meanwhile, and this part may be sent before the next is encoded.
             await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

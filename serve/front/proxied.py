@@ -1,7 +1,7 @@
-"""Around Ray's HTTP proxy, as ASGI middleware in its process: what the proxy says by itself gets
-our envelope, and an answer that it lost is told to the log, where the front has long written 200.
+"""Around Ray's HTTP proxy, as ASGI middleware in its process: the proxy's own errors get our
+envelope, and an answer that it lost is logged, since the front end has already logged a 200.
 
-A small body travels with its request, where Ray has the front fetch it by a call of its own. It
+A small body travels with its request; otherwise the front end fetches it with a second call. It
 knows no routes.
 """
 
@@ -23,10 +23,10 @@ from serve.front.error_envelope import request_id, response
 log = logging.getLogger(__name__)
 
 CARRIED = "sdxl.body"
-"""The ASGI extension that holds a body."""
+"""Name of the ASGI extension that holds a body."""
 SMALL_BYTES = 64 * 1024
 CARRY_S = 0.05
-"""A body that takes longer goes Ray's way."""
+"""A body that arrives later is fetched by the front end."""
 
 
 class Proxied:
@@ -40,13 +40,13 @@ class Proxied:
         is_gone = has_begun = is_replaced = is_over = False
         early = await carry(scope, receive)
 
-        async def hear() -> Message:
+        async def receive_message() -> Message:
             nonlocal is_gone
             message = early.pop(0) if early else await receive()
             is_gone = is_gone or message["type"] == "http.disconnect"
             return message
 
-        async def say(message: Message) -> None:
+        async def send_message(message: Message) -> None:
             nonlocal has_begun, is_replaced, is_over
             if message["type"] == "http.response.start":
                 has_begun, is_replaced = True, is_plain_error(message)
@@ -57,7 +57,7 @@ class Proxied:
             if not is_replaced:
                 await send(message)
 
-        await self.app(scope, hear, say)
+        await self.app(scope, receive_message, send_message)
         if is_over or is_gone:
             return
         name = request_id(scope)
@@ -69,19 +69,19 @@ class Proxied:
 
 
 def problem_of(status: int) -> Problem:
-    """The application has every path: a proxy that finds none has not heard of it yet."""
+    """The application has every path, so a 404 of the proxy means that it does not know it yet."""
     return errors.no_routes() if status == 404 else errors.of_status(status)
 
 
 def signed(problem: Problem, scope: Scope) -> Response:
-    """With the id that Ray gave the request, if the client did not."""
+    """With the client's request id, or the one that Ray gave."""
     answer = response(problem)
     answer.headers["x-request-id"] = request_id(scope)
     return answer
 
 
 async def carry(scope: Scope, receive: Receive) -> list[Message]:
-    """What was received and is not with the scope: nothing, if the body is whole."""
+    """Put a small body into the scope. Return the messages received of any other."""
     declared = dict(scope["headers"]).get(b"content-length", b"")
     early: list[Message] = []
     if not declared.isdigit() or len(declared) > 5 or not 0 < int(declared) <= SMALL_BYTES:
@@ -100,6 +100,6 @@ async def carry(scope: Scope, receive: Receive) -> list[Message]:
 
 
 def is_plain_error(start: Mapping[str, Any]) -> bool:
-    """Ray's own; every error of ours is JSON."""
+    """True for an error of Ray's; all of ours are JSON."""
     kinds = [value for name, value in start["headers"] if bytes(name).lower() == b"content-type"]
     return start["status"] >= 400 and not any(b"json" in bytes(kind) for kind in kinds)

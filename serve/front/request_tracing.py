@@ -1,4 +1,4 @@
-"""A span around every request that asks for work, as ASGI middleware. It knows no routes."""
+"""A tracing span around every POST request, as ASGI middleware. It knows no routes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pictures that are fetched by their URL: on disk, for a while, up to a size, under names that
-cannot be guessed. Several processes may share the folder; on several machines they must, or a
-picture that one put is not found by another. It knows no HTTP.
+"""Pictures that clients fetch by URL: files with names that cannot be guessed, kept for a limited
+time and up to a total size. Processes may share the folder; on several machines they must, so that
+each finds every picture. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 NAME = re.compile(r"[A-Za-z0-9_-]{43}\.(png|jpeg|webp)")
 MARK = ".shared"
 SWEEP_S = 10.0
-"""Expired files, and what other processes put, are looked for this often."""
+"""How often expired files, and files of other processes, are looked for."""
 KEPT = 0.9
-"""of the room, when it is used up: so that not every picture after it looks through all files"""
+"""share of a full store that is kept, so that the next pictures need not list all files"""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,7 +39,7 @@ def folder_of(results_dir: str) -> Path:
 
 
 def private_folder() -> Path:
-    """In the common place for temporary files, but nobody else's to list: names are the keys."""
+    """A folder below the temporary files that no other user can list: names act as keys."""
     folder = Path(tempfile.gettempdir()) / f"sdxl-results-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700)
@@ -51,7 +51,7 @@ def private_folder() -> Path:
 
 
 def mark(folder: Path) -> str:
-    """What tells this folder from every other, from whichever machine one looks."""
+    """A text that identifies this folder on every machine."""
     prepare_folder(folder)
     with suppress(FileExistsError), (folder / MARK).open("x") as file:
         file.write(secrets.token_hex(16))
@@ -59,7 +59,7 @@ def mark(folder: Path) -> str:
 
 
 def check_shared(results_dir: str, expected: str) -> None:
-    """Raises InvalidParams unless the folder here is the one that was marked."""
+    """Raises InvalidParams if this node's folder is not the marked one."""
     folder = folder_of(results_dir)
     try:
         is_same = (folder / MARK).read_text() == expected
@@ -96,7 +96,7 @@ class ResultStore:
         self._swept_s, self._held = float("-inf"), 0
 
     def check_room(self, size: int) -> None:
-        """Raises Problem, 507, if so many bytes cannot be kept here, whatever were removed."""
+        """Raises Problem, 507, if the store cannot keep `size` bytes even when emptied."""
         if not os.access(self.folder, os.W_OK):
             raise unwritable()
         self._sweep(room=0)
@@ -104,8 +104,8 @@ class ResultStore:
             raise full()
 
     def put(self, file: bytes, format: str) -> str:
-        """The name to fetch it by. On a full disk the oldest give way; raises Problem, 507, if that
-        is not enough."""
+        """Return the name to fetch it by. A full disk loses its oldest files. Raises Problem, 507,
+        if that is not enough or nothing can be written."""
         name = f"{secrets.token_urlsafe(32)}.{format}"
         while True:
             try:
@@ -122,7 +122,7 @@ class ResultStore:
         return name
 
     def get(self, name: str) -> bytes | None:
-        """None if there never was one, or its time is over."""
+        """None if there is no such picture, or it has expired."""
         if not NAME.fullmatch(name):
             return None
         path = self.folder / name
@@ -133,7 +133,7 @@ class ResultStore:
             return None
 
     def _sweep(self, room: int) -> None:
-        """Remove what is over, then the oldest until there is room."""
+        """Remove expired files, then the oldest until there is room."""
         now = self.clock()
         if now - self._swept_s < SWEEP_S and self._held + room <= self.max_bytes:
             return
@@ -143,12 +143,12 @@ class ResultStore:
         most = KEPT * self.max_bytes if is_full else self.max_bytes
         for made_s, size, path in files:
             if now - made_s > self.ttl_s or self._held + room > most:
-                # Another process may have been first.
+                # Another process may have removed it.
                 path.unlink(missing_ok=True)
                 self._held -= size
 
     def _drop_oldest(self, size: int) -> bool:
-        """As many as free this many bytes; whether there was any."""
+        """Remove the oldest files until `size` bytes are free. Return whether there was one."""
         files = sorted(self._files())
         freed = 0
         for _, held, path in files:
@@ -164,6 +164,6 @@ class ResultStore:
         for path in self.folder.iterdir():
             if NAME.fullmatch(path.name):
                 with suppress(OSError):
-                    told = path.stat()
-                    found.append((told.st_mtime, told.st_size, path))
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
         return found

@@ -1,6 +1,6 @@
-"""The image models that a front can ask, each with whoever makes its pictures, and what all say.
+"""The image models of a front end, each with its backend, and their cards, states and metrics.
 
-One that is away holds up nobody who asks for another. It knows no Ray and no routes.
+A model that does not answer delays no request for another. It knows no Ray and no routes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from serve.orders import ImageBackend, ModelCard
 from serve.settings import ServeSettings
 
 PATIENCE_S = 1.0
-"""What is left to the others once one model has answered."""
+"""How long to wait for other models once one has answered."""
 START_S = 300.0
-"""How long a front is not ready while one of its models was never there."""
+"""How long a front end waits for a model's first start before it is ready without it."""
 
 Ask = Callable[[ImageBackend], Awaitable[ModelCard]]
 
@@ -49,30 +49,30 @@ class ServedModels:
         return choose(asked, self.all)
 
     async def cards(self) -> list[tuple[ServedModel, ModelCard]]:
-        """Of one that is away, its last; raises Problem where none was ever there."""
-        told = await self._told(lambda backend: backend.card())
-        self._cards |= {model.id: card for model, card in told if isinstance(card, ModelCard)}
+        """A model that does not answer has its last card. Raises Problem if there is no card."""
+        answers = await self._answers(lambda backend: backend.card())
+        self._cards |= {model.id: card for model, card in answers if isinstance(card, ModelCard)}
         found = [(model, self._cards[model.id]) for model in self.all if model.id in self._cards]
-        return found or raised(told)
+        return found or raise_first(answers)
 
     async def ready(self) -> list[tuple[ServedModel, ModelCard | Problem]]:
-        """Raises Problem, 503, where none can make a picture, or one may still come up first."""
-        told = await self._told(lambda backend: backend.ready())
-        away = {model.id for model, card in told if isinstance(card, Problem)}
-        self._were_ready |= {model.id for model, _ in told} - away
-        if len(away) == len(told) or (away - self._were_ready and self._clock() < self._until_s):
-            raised(told)
-        return told
+        """Raises Problem, 503, if no model can make a picture, or one may still start."""
+        answers = await self._answers(lambda backend: backend.ready())
+        away = {model.id for model, card in answers if isinstance(card, Problem)}
+        self._were_ready |= {model.id for model, _ in answers} - away
+        if len(away) == len(answers) or (away - self._were_ready and self._clock() < self._until_s):
+            raise_first(answers)
+        return answers
 
     async def metrics(self) -> list[Any]:
         each = await asyncio.gather(*(model.backend.metrics() for model in self.all))
         return [metric for metrics in each for metric in metrics]
 
-    async def _told(self, ask: Ask) -> list[tuple[ServedModel, ModelCard | Problem]]:
+    async def _answers(self, ask: Ask) -> list[tuple[ServedModel, ModelCard | Problem]]:
         tasks = [asyncio.ensure_future(ask(model.backend)) for model in self.all]
         try:
             await until_patience_ends(tasks)
-            return [(model, said(task)) for model, task in zip(self.all, tasks, strict=True)]
+            return [(model, answer_of(task)) for model, task in zip(self.all, tasks, strict=True)]
         finally:
             for task in tasks:
                 task.cancel()
@@ -90,7 +90,7 @@ async def until_patience_ends(tasks: Sequence[asyncio.Future[ModelCard]]) -> Non
             patience_s = PATIENCE_S
 
 
-def said(task: asyncio.Future[ModelCard]) -> ModelCard | Problem:
+def answer_of(task: asyncio.Future[ModelCard]) -> ModelCard | Problem:
     if not task.done() or task.cancelled():
         return errors.starting()
     error = task.exception()
@@ -101,5 +101,5 @@ def said(task: asyncio.Future[ModelCard]) -> ModelCard | Problem:
     raise error
 
 
-def raised(told: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> Any:
-    raise next(problem for _, problem in told if isinstance(problem, Problem))
+def raise_first(answers: Sequence[tuple[ServedModel, ModelCard | Problem]]) -> Any:
+    raise next(problem for _, problem in answers if isinstance(problem, Problem))

@@ -1,4 +1,4 @@
-// A conversation with the language model. What it answers can be drawn.
+// A chat with the language model; its answers can be drawn.
 
 import { lose, needKey } from "./connection.js";
 import { byId, chip, make } from "./elements.js";
@@ -7,13 +7,13 @@ import { generate } from "./making.js";
 import { chat } from "./service.js";
 import { showTab } from "./tabs.js";
 
-/** What to begin with. */
+/** Example messages. */
 const HELPED = ["a big ring", "two red things"];
 
-/** What was said so far, as the API takes it. */
+/** Messages so far, for the API. */
 let turns = [];
 let model = null;
-/** Ends the answer that is coming; null while none is. */
+/** Stops the running answer; null if there is none. */
 let running = null;
 
 export function startChat() {
@@ -30,7 +30,7 @@ export function startChat() {
   byId("chat-clear").onclick = clear;
 }
 
-/** Without a language model there is no chat; the embedded one does one thing. */
+/** Without a language model there is no chat; the embedded one only expands prompts. */
 export function offerChat(id) {
   model = id ?? null;
   const isHelper = model === "mini-llm";

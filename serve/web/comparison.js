@@ -1,11 +1,11 @@
-// DeepCache off and on: the same picture with both, and how long each takes once warm.
+// DeepCache off and on: the same picture with both, and the time of each when warm.
 
 import { draw } from "./drawing.js";
 import { cacheWords, secondsWords } from "./parameters.js";
 
-/** Of either side, in turn; the pair that is shown came first, and warmed both up. */
+/** Timed runs of each side in turn; the pair on show came first and was the warm-up. */
 const RUNS = 5;
-/** Nobody sees them: their previews would take time, too. */
+/** Without previews, which take time too. */
 const UNSEEN = [{ progress() {}, preview() {} }];
 
 /** [off, on]: the settings of either side. */
@@ -20,7 +20,7 @@ export async function drawBoth(sides, tiles, signal, onDone) {
   for (const [i, side] of sides.entries()) await draw(side, [tiles[i]], signal, onDone);
 }
 
-/** Says how far it is, and at last what it found. */
+/** Yields progress texts, and the result last. */
 export async function* timeBoth(sides, signal) {
   const seconds = [[], []];
   for (let run = 1; run <= RUNS; run += 1) {

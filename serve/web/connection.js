@@ -1,4 +1,4 @@
-// Whether the service is there, which model it has, whether it wants a key.
+// Does the service answer, which model has it, does it need a key.
 
 import { byId } from "./elements.js";
 import { askForKey, forgetKey, storedKey } from "./key.js";
@@ -8,12 +8,12 @@ import { describe, ready } from "./service.js";
 const RETRY_MS = 2000;
 const LOOK_MS = 10_000;
 
-/** From GET /v1/models; undefined until it is known. */
+/** From GET /v1/models; undefined until then. */
 export let model;
 let isWaiting = false;
 let hear;
 
-/** `onModel` hears of the model, whenever it is found. */
+/** Calls `onModel` whenever the model is found. */
 export function startConnection(onModel) {
   hear = onModel;
   byId("key").onclick = changeKey;
@@ -21,18 +21,18 @@ export function startConnection(onModel) {
   return connect();
 }
 
-/** Somebody found that the service does not answer. */
+/** The service does not answer. */
 export function lose(error) {
   show(error.status === 503 ? "not ready" : "no answer", "gone");
   if (!isWaiting) setTimeout(wait, RETRY_MS);
   isWaiting = true;
 }
 
-/** Ask for a key, and with one do what needed it. */
+/** Request a key, then call `then`. */
 export async function needKey(then) {
   show("needs a key", "locked");
   if (await askForKey()) await connect(then);
-  else notify("Nothing can be made without a key.", { action: ["Enter a key", () => needKey(then)] });
+  else notify("The service makes no pictures without a key.", { action: ["Enter a key", () => needKey(then)] });
 }
 
 async function connect(then = () => {}) {
@@ -52,7 +52,7 @@ async function wait() {
   else connect();
 }
 
-/** It may go while nobody asks anything of it. */
+/** It may stop between requests. */
 async function look() {
   if (isWaiting || document.hidden || !model) return;
   await ready().catch(lose);
@@ -67,6 +67,6 @@ function show(text, state) {
   byId("service").textContent = text;
   byId("service").dataset.state = state;
   byId("key").hidden = storedKey() === null && state !== "locked";
-  // Its documentation is behind the key too, and a link cannot show one.
+  // The documentation needs the key too, and a link cannot send one.
   byId("docs").hidden = !byId("key").hidden;
 }

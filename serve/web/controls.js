@@ -1,5 +1,5 @@
-// The form's controls for a picture's parameters, as the service describes them, beside those that
-// the page has already: the prompt, DeepCache, the size.
+// The form's controls for parameters that the service describes. The page itself has those for the
+// prompt, DeepCache and the size.
 
 import { byId, make } from "./elements.js";
 
@@ -11,7 +11,7 @@ export function buildControls(form, parameters) {
   }
 }
 
-/** What is taken where a control of edits is left empty. */
+/** Defaults of empty controls of edits. */
 export function showEditDefaults(form, parameters, hasMask) {
   for (const { name, edit_defaults: usual } of parameters) {
     if (!usual) continue;
@@ -62,7 +62,7 @@ function controlOf(
   });
 }
 
-/** Without a name: the form does not hold it. */
+/** Without a name, so that the form ignores it. */
 function sliderOf({ name, label, minimum, maximum }, control) {
   return make("input", {
     id: `${name}-slider`, type: "range", min: minimum, max: maximum, step: (maximum - minimum) / 20,

@@ -1,4 +1,4 @@
-// One request: what arrives goes to the tiles, finished pictures to whoever keeps them.
+// One request: events go to the tiles, finished pictures to the gallery.
 
 import { parametersIn } from "./picture_file.js";
 import { requestOf } from "./requests.js";
@@ -14,7 +14,7 @@ export async function draw(settings, tiles, signal, onDone) {
     if (kind === "partial_image") await tile.preview(event);
     if (kind === "completed") {
       const picture = await pictureOf(event);
-      // What was typed; the language model made more of it.
+      // The typed prompt, before expansion.
       if (settings.expand_prompt) picture.typed = settings.prompt;
       pictures[event.image_index] = picture;
       onDone(picture, tile, settings.source);
@@ -24,7 +24,7 @@ export async function draw(settings, tiles, signal, onDone) {
   return pictures;
 }
 
-/** The file itself says what it was made from. */
+/** Parameters from the file itself. */
 async function pictureOf({ b64_json, timings }) {
   const file = fileOf(b64_json);
   const seconds = timings.total_s - (timings.queue_s ?? 0);

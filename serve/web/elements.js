@@ -6,7 +6,7 @@ export const byId = (id) => document.getElementById(id);
 export const chip = (text, onclick) =>
   make("li", {}, make("button", { type: "button", class: "chip", onclick }, text));
 
-/** What moves while pressed is not clicked. */
+/** A control that moves while pressed gets no click. */
 export async function released() {
   while (document.querySelector(":active")) await new Promise(requestAnimationFrame);
 }

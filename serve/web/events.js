@@ -1,4 +1,4 @@
-// Server-sent events out of a response's body, as the objects that their data holds.
+// Server-sent events of a response's body, as the objects in their data.
 
 const END = "[DONE]";
 
@@ -16,7 +16,7 @@ export async function* eventsOf(body) {
   }
 }
 
-// Not every browser can iterate over a stream by itself.
+// Not every browser can iterate over a stream.
 async function* chunksOf(stream) {
   const reader = stream.getReader();
   try {

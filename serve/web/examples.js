@@ -1,11 +1,11 @@
-// What to begin with: prompts, and of the embedded model what it makes of them.
+// Example prompts, with pictures for the embedded model.
 
 import { fileOf } from "./drawing.js";
 import { byId, chip, make, released } from "./elements.js";
 import { writeForm } from "./form.js";
 import { examples } from "./service.js";
 
-/** So many prompts have a chip each. */
+/** Prompts that get a chip. */
 const FEW = 3;
 
 export async function offerExamples(model) {
@@ -17,7 +17,7 @@ export async function offerExamples(model) {
   byId("examples").replaceChildren(...prompts.length > FEW
     ? [chip("Surprise me", surprise)]
     : prompts.map((prompt) => chip(prompt, () => writeForm({ prompt }))));
-  // The empty stage may be gone by now.
+  // The empty stage may be gone.
   byId("shown")?.replaceChildren(...all.filter((each) => each.b64_json).map(shown));
 }
 

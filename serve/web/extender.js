@@ -1,4 +1,4 @@
-// A larger canvas around the picture: each side of the frame is dragged, or moved by arrow keys.
+// A larger canvas around the picture: drag each side of the frame, or use arrow keys.
 
 import { byId, make } from "./elements.js";
 import { MOVES, show } from "./painter.js";
@@ -21,7 +21,7 @@ export function startExtender() {
 function startHandle(handle) {
   const { side } = handle.dataset;
   const along = (x, y) => x * OUTWARDS[side][0] + y * OUTWARDS[side][1];
-  // Twice as much is shown.
+  // The frame shows twice the picture.
   const pixelsAlong = ({ clientX, clientY }) =>
     along(clientX, clientY) * 2 * from.width / byId("easel").clientWidth;
   let start;
@@ -63,7 +63,7 @@ function set(handle, pixels) {
 const sizeNow = () =>
   [from.width + added.left + added.right, from.height + added.top + added.bottom];
 
-/** What was added, and is to be made, is transparent in both. */
+/** The added part is transparent in both. */
 async function extended() {
   const [width, height] = sizeNow();
   const draw = async (file) => {

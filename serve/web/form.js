@@ -1,4 +1,4 @@
-// The form: its settings as an object, and back. It remembers itself between visits.
+// The form: to settings and back. Its draft outlives a reload.
 
 import { buildControls, showEditDefaults } from "./controls.js";
 import { byId, make } from "./elements.js";
@@ -28,7 +28,7 @@ function valueIn(name, text) {
   return isNumber && text ? Number(text) : text.trim();
 }
 
-/** Whether it can be asked; the first wrong field is shown. */
+/** Is the form valid? Shows the first wrong field. */
 export function reportForm() {
   form.querySelector("details :invalid")?.closest("details").setAttribute("open", "");
   return form.reportValidity();
@@ -46,7 +46,7 @@ export function writeForm(settings) {
   form.dispatchEvent(new Event("input"));
 }
 
-/** All but the prompt as at first. */
+/** Defaults for all but the prompt. */
 export const resetForm = () =>
   writeForm({ ...DEFAULTS, ...usualSettings(), prompt: form.elements.prompt.value });
 
@@ -55,13 +55,13 @@ export function startForm() {
     for (const value of place.dataset.values.split(" ")) offer(place.dataset.name, value);
   }
   offer("size", DEFAULTS.size);
-  // Typed before this program was there.
+  // Typed before this program ran.
   const prompt = form.elements.prompt.value;
   form.addEventListener("input", changed);
   writeForm({ ...DEFAULTS, ...draft(), ...(prompt && { prompt }) });
 }
 
-/** What the models allow, from GET /v1/models. */
+/** Limits of the models, from GET /v1/models. */
 export function limitForm({ images, chat }) {
   limits = images;
   learn(images.parameters);
@@ -79,7 +79,7 @@ export function limitForm({ images, chat }) {
   showSource(source);
 }
 
-/** What is said of it and of its mask, where there is one. */
+/** Shows the controls for a source and its mask. */
 export function showSource(next) {
   source = next;
   const mayEdit = Boolean(next) && Boolean(limits?.can_edit);
@@ -100,7 +100,7 @@ const draft = () => JSON.parse(localStorage.getItem(DRAFT) ?? "{}");
 
 function changed() {
   const settings = readForm();
-  // With controls that are not there yet.
+  // Includes controls that do not exist yet.
   localStorage.setItem(DRAFT, JSON.stringify({ ...draft(), ...settings }));
   for (const field of form.querySelectorAll("[aria-invalid]")) field.removeAttribute("aria-invalid");
   form.querySelector(".notice")?.remove();
@@ -113,14 +113,14 @@ function changed() {
       : `DeepCache: the whole network in ${cacheWords(interval)}, a small part of it in the others.`;
 }
 
-/** Set where nobody sees it. */
+/** Labels of changed settings in the closed part. */
 const unusual = (settings) =>
   [...byId("more").querySelectorAll("label")].filter(({ htmlFor: name, control }) => {
     const usual = { ...DEFAULTS, ...usualSettings() }[name];
     return control && !control.matches(":disabled") && usual !== undefined && settings[name] !== usual;
   }).map((label) => label.textContent);
 
-/** A choice that a list lacks; a restored picture may have any. */
+/** Adds a missing choice; a restored picture may have any value. */
 function offer(name, value) {
   const list = form.elements[name];
   const place = form.querySelector(`.choice[data-name=${name}]`);

@@ -9,7 +9,7 @@ import { openViewer } from "./viewer.js";
 
 const PAGE = 48;
 
-/** Each has a `url` as long as the page lives. */
+/** Each has a `url` while the page lives. */
 let pictures = [];
 let shown = PAGE;
 
@@ -23,7 +23,7 @@ export async function startGallery() {
     pictures = (await store.kept()).reverse().map(withUrl);
     await store.keepSourcesOf(new Set(pictures.flatMap(sourcesOf)));
   } catch {
-    notify("This browser lets the page keep nothing: the gallery lasts until it is closed.");
+    notify("This browser stores nothing for this page: the gallery ends with it.");
   }
   render();
 }
@@ -45,7 +45,7 @@ const sourcesOf = ({ params }) => [params.image_sha256, params.mask_sha256];
 
 const withUrl = (picture) => ({ ...picture, url: URL.createObjectURL(picture.file) });
 
-/** Towards the older ones with 1, the newer with -1. */
+/** 1: the next older; -1: the next newer. */
 const neighbour = (picture, step) => pictures[pictures.indexOf(picture) + step];
 
 async function remove(picture) {
@@ -67,8 +67,8 @@ function render() {
   byId("older").hidden = pictures.length <= shown;
   byId("clear").hidden = pictures.length === 0;
   byId("gallery-note").textContent = pictures.length
-    ? `${pictures.length} kept in this browser alone`
-    : "What you make is kept in this browser alone.";
+    ? `${pictures.length} kept in this browser only`
+    : "Your pictures are kept in this browser only.";
 }
 
 function thumb(picture) {

@@ -1,4 +1,4 @@
-// The API key: for this tab, or in this browser if its owner says so.
+// The API key: for this tab, or stored in this browser on request.
 
 import { byId } from "./elements.js";
 import { ask } from "./dialogs.js";

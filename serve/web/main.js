@@ -1,4 +1,4 @@
-// The page: what its parts are, and what its buttons and keys do.
+// The page: its parts, buttons and keys.
 
 import { offerChat, startChat } from "./chat.js";
 import { startConnection } from "./connection.js";

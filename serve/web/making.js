@@ -1,4 +1,4 @@
-// Making pictures, one order at a time. Others wait, and outlive a reload.
+// Makes pictures, one order at a time. Waiting orders outlive a reload.
 
 import { drawBoth, sidesOf, timeBoth, titlesOf } from "./comparison.js";
 import { lose, model, needKey } from "./connection.js";
@@ -17,9 +17,9 @@ const REFRESH_MS = 200;
 sessionStorage.tab ??= Math.random();
 const WORK = `orders of ${sessionStorage.tab}`;
 
-/** { isComparison, settings }: the first is being made, while anything is. */
+/** { isComparison, settings }; the first is running. */
 let orders = [];
-/** Ends what is being made; null while nothing is. */
+/** Cancels the running order; null if none. */
 let running = null;
 
 export const cancel = () => running?.abort();
@@ -29,12 +29,12 @@ export const compareSides = () => order(true);
 function order(isComparison) {
   if (!reportForm()) return;
   const settings = { ...readForm(), source };
-  // Settled now, so that a reload makes the same picture.
+  // Chosen now, so that a reload makes the same picture.
   settings.seed ||= String(crypto.getRandomValues(new Uint32Array(1))[0]);
   put([...orders, { isComparison, settings }]);
 }
 
-/** What was not done when the page was left. */
+/** Orders that were waiting when the page closed. */
 export async function resume() {
   const kept = await keptWork(WORK).catch(() => null);
   if (!orders.length) put(kept ?? []);
@@ -89,13 +89,13 @@ function finish(words) {
   if (words) announce(words);
 }
 
-/** On a phone it begins below what one sees while asking. */
+/** On a phone it is below the visible part. */
 function showStage() {
   const stage = byId("stage");
   if (stage.getBoundingClientRect().top > innerHeight / 2) stage.scrollIntoView();
 }
 
-/** Whether the orders that wait may go on. */
+/** May the waiting orders run? */
 function fail(error, tiles, again) {
   const isCancelled = error.name === "AbortError";
   for (const tile of tiles) tile.stop(isCancelled ? "cancelled" : "not made");

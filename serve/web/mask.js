@@ -1,11 +1,11 @@
-// A mask being painted, on a canvas of the picture's size; what was done can be undone.
+// A mask on a canvas of the picture's size, with undo.
 
 const COLOUR = "#f0288c";
-/** Sides of the small copy that says how much is painted. */
+/** Sides of a small copy, to measure the painted share. */
 const SAMPLES = 256;
 
 const DRAW = {
-  /** What is transparent in a picture. */
+  /** The transparent part of a picture. */
   hole(context, { image }, { width, height }) {
     context.globalCompositeOperation = "copy";
     context.fillRect(0, 0, width, height);
@@ -18,7 +18,7 @@ const DRAW = {
     context.beginPath();
     const [[x, y], ...others] = points;
     context.moveTo(x, y);
-    // A line of no length draws nothing.
+    // A line without length draws nothing.
     for (const point of others.length ? others : [[x + 0.01, y]]) context.lineTo(...point);
     context.stroke();
   },
@@ -32,7 +32,7 @@ const DRAW = {
 };
 
 export class PaintedMask {
-  /** `image` is transparent where the mask begins painted. */
+  /** `image`: transparent where the mask is painted at first. */
   constructor(canvas, image) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
@@ -51,7 +51,7 @@ export class PaintedMask {
     this.draw(step);
   }
 
-  /** The stroke that was begun last goes on. */
+  /** Continues the last stroke. */
   extend(point) {
     const stroke = this.done.at(-1);
     stroke.points.push(point);
@@ -76,7 +76,7 @@ export class PaintedMask {
     DRAW[step.kind](this.context, step, this.canvas);
   }
 
-  /** From 0, nothing, to 1. */
+  /** Painted share, 0 to 1. */
   get share() {
     const small = new OffscreenCanvas(SAMPLES, SAMPLES).getContext("2d");
     small.drawImage(this.canvas, 0, 0, SAMPLES, SAMPLES);
@@ -86,7 +86,7 @@ export class PaintedMask {
     return sum / (255 * SAMPLES * SAMPLES);
   }
 
-  /** A PNG, transparent where it is painted. */
+  /** A PNG, transparent where painted. */
   toFile() {
     const canvas = document.createElement("canvas");
     Object.assign(canvas, { width: this.canvas.width, height: this.canvas.height });

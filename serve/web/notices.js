@@ -1,14 +1,14 @@
-// What the page says in words, to the eye and to a screen reader.
+// Messages, on the page and for screen readers.
 
 import { byId, make } from "./elements.js";
 import { controlFor } from "./parameters.js";
 
-/** Said once, without moving anything. */
+/** For screen readers alone. */
 export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-/** One notice at a time. `action` is [label, function]; `field` is what it is about. */
+/** One notice at a time. `action` is [label, function]; `field` is the wrong field. */
 export function notify(text, { kind = "info", action = null, field = null } = {}) {
   const close = make("button", { class: "quiet", "aria-label": "Dismiss", onclick: dismiss }, "✕");
   const buttons = action
@@ -18,7 +18,7 @@ export function notify(text, { kind = "info", action = null, field = null } = {}
   const notice = make("div", { class: "notice", "data-kind": kind }, words, ...buttons, close);
   dismiss();
   if (field) field.after(notice);
-  // What lies behind an open viewer cannot be clicked.
+  // Behind an open viewer nothing can be clicked.
   else (document.querySelector("dialog[open] .facts") ?? byId("notices")).append(notice);
   notice.scrollIntoView({ block: "nearest" });
   return words;
@@ -26,7 +26,7 @@ export function notify(text, { kind = "info", action = null, field = null } = {}
 
 export const dismiss = () => byId("said")?.parentNode.remove();
 
-/** A ServiceError in words, and where it was about a field, at that field. */
+/** Shows a ServiceError, at its field if it has one. */
 export function explain(error, again) {
   const action = ["Try again", again];
   if (error.status === 429) return busy(error, action);
@@ -45,10 +45,10 @@ function wordsFor({ status, message }) {
   return message || `The service failed (${status}).`;
 }
 
-/** The button counts down; the words are said once. */
+/** The button counts down; the text is announced once. */
 function busy({ message, retryAfterS }, [label, again]) {
   let left = retryAfterS ?? 1;
-  const text = `The service is busy. ${message} It is worth trying again in ${left} s.`;
+  const text = `The service is busy. ${message} Try again in ${left} s.`;
   const button = notify(text, { kind: "error", action: [label, again] }).nextElementSibling;
   const tick = () => {
     button.disabled = left > 0;
@@ -59,7 +59,7 @@ function busy({ message, retryAfterS }, [label, again]) {
   tick();
 }
 
-/** Where to say more of it. */
+/** The place for its notice. */
 function markField(param) {
   const field = byId("ask").elements[controlFor(param)];
   if (!(field instanceof HTMLElement)) return;

@@ -1,4 +1,4 @@
-// Painting a mask over the picture: by mouse, pen, finger or keys alone.
+// Paints a mask over the picture: by mouse, pen, finger or keys.
 
 import { byId } from "./elements.js";
 import { PaintedMask } from "./mask.js";
@@ -26,7 +26,7 @@ const KEYS = {
 };
 
 let mask;
-/** The brush, in the picture's pixels, and whether it paints. */
+/** The brush in the picture's pixels, and is it down? */
 let at = [0, 0];
 let isDown = false;
 
@@ -51,7 +51,7 @@ export function startPainter() {
   byId("painter-leave").onclick = () => painter.close();
 }
 
-/** `onMask(file)` gets the mask as a PNG, or null where nothing is painted. */
+/** `onMask(file)` gets the mask as a PNG, or null if empty. */
 export async function openPainter({ file, mask: before, width, height }, url, onMask) {
   const image = await createImageBitmap(before ?? file);
   Object.assign(canvas, { width, height });
@@ -59,7 +59,7 @@ export async function openPainter({ file, mask: before, width, height }, url, on
   at = [width / 2, height / 2];
   isDown = false;
   const made = () => (mask.share > 0 ? mask.toFile() : null);
-  show("paint", "Paint what is to be made anew", url, width / height, made, onMask);
+  show("paint", "Paint the part to redraw", url, width / height, made, onMask);
   canvas.focus();
   showBrush();
   tell();
@@ -67,7 +67,7 @@ export async function openPainter({ file, mask: before, width, height }, url, on
 
 const isPainting = () => painter.dataset.mode === "paint";
 
-/** For extender.js, too. `then` gets what is `made` at the end. */
+/** Also for extender.js. `then` gets the result of `made`. */
 export function show(mode, title, url, ratio, made, then) {
   painter.dataset.mode = mode;
   byId("painter-title").textContent = title;
@@ -143,5 +143,5 @@ function tell() {
   painter.querySelector("[data-act=undo]").disabled = !mask.done.length;
   painter.querySelector("[data-act=redo]").disabled = !mask.undone.length;
   if (isDown) byId("painter-says").textContent = "painting";
-  else byId("painter-says").textContent = `${(mask.share * 100).toFixed(0)}% is made anew`;
+  else byId("painter-says").textContent = `${(mask.share * 100).toFixed(0)}% will be redrawn`;
 }

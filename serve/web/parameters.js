@@ -1,4 +1,4 @@
-// What a picture is made from: as the form holds it, as the API is asked, as a person reads it.
+// A picture's parameters: in the form, in a request, in words.
 
 /** As GET /v1/models describes them. */
 let table = [];
@@ -6,14 +6,14 @@ export const learn = (parameters) => {
   table = parameters.filter(({ field }) => field !== "size");
 };
 
-/** The settings of whom nobody asked anything. */
+/** Default settings. */
 export const usualSettings = () =>
   Object.fromEntries(table.map((each) => [each.name, each.default ?? ""]));
 
-/** The control that an error of the service is about. */
+/** The control of a field that an error names. */
 export const controlFor = (field) => table.find((each) => each.field === field)?.name ?? field;
 
-/** As fields of a request; what is left open stays unsaid. */
+/** As fields of a request; empty ones are left out. */
 export function fieldsOf(settings) {
   return Object.fromEntries(Object.entries(settings)
     .filter(([, value]) => value !== "" && value !== false)
@@ -23,12 +23,12 @@ export function fieldsOf(settings) {
     }));
 }
 
-/** Whether a picture was made from another one. */
+/** Was it made from another picture? */
 export const isEdit = (params) => params.image_sha256 !== undefined;
 
 /** The form's settings that make this picture again. */
 export function settingsOf({ width, height, ...params }) {
-  // Until the service has described them, those that the picture names.
+  // Before the service describes them: the picture's.
   const names = table.length ? table.map(({ name }) => name) : Object.keys(params);
   const entries = names.map((name) => [name, asSetting(params[name])]);
   return {
@@ -36,7 +36,7 @@ export function settingsOf({ width, height, ...params }) {
     seed: String(params.seed),
     n: 1,
     size: `${width}x${height}`,
-    // What it was made from is what the language model said already.
+    // Its prompt is already expanded.
     expand_prompt: false,
   };
 }
@@ -67,7 +67,7 @@ const wordsOf = (name, value) =>
 export const secondsWords = (seconds) =>
   `${seconds < 10 ? seconds.toFixed(2) : seconds.toFixed(1)}\u00a0s`;
 
-/** An estimate, so not to the hundredth. */
+/** An estimate, in whole seconds. */
 export const leftWords = (seconds) => `about ${Math.max(1, Math.round(seconds))}\u00a0s`;
 
 export function fileName({ params }) {

@@ -1,8 +1,8 @@
-// What a PNG says about how it was made: the service writes it into a text chunk named `sdxl`.
+// Parameters in a PNG: the service writes them into a text chunk named `sdxl`.
 
 const SIGNATURE = [137, 80, 78, 71, 13, 10, 26, 10];
 
-/** The parameters in a Blob or File; null if it does not say. */
+/** The parameters in a Blob or File, or null. */
 export async function parametersIn(blob) {
   const bytes = new Uint8Array(await blob.arrayBuffer());
   if (!SIGNATURE.every((value, i) => bytes[i] === value)) return null;
@@ -28,13 +28,13 @@ function textOf(type, data) {
   const name = new TextDecoder("latin1").decode(data.subarray(0, end));
   if (type === "tEXt") return [name, new TextDecoder("latin1").decode(data.subarray(end + 1))];
   if (type !== "iTXt") return [null, ""];
-  // Then two bytes on compression, a language, and the name in it, each ended by a zero.
+  // Then two bytes on compression, a language and a translated name, each ended by a zero.
   const language = data.indexOf(0, end + 3);
   const translated = data.indexOf(0, language + 1);
   return [name, new TextDecoder().decode(data.subarray(translated + 1))];
 }
 
-// A seed may have more digits than a number can hold: it stays text.
+// A seed may exceed a number here, so it stays text.
 function parse(text) {
   try {
     const found = JSON.parse(text.replace(/("seed": *)(\d+)/, '$1"$2"'));

@@ -1,12 +1,12 @@
-// What the service says of a prompt before it is sent: words unknown to its model, and the length
-// once that is near what is allowed.
+// Hints on a prompt before it is sent: words that the model does not know, and a length near the
+// limit.
 
 import { model } from "./connection.js";
 import { byId, released } from "./elements.js";
 import { examine } from "./service.js";
 
 const PAUSE_MS = 300;
-/** Of what is allowed. */
+/** Share of the limit. */
 const NEAR = 0.75;
 
 let timer;

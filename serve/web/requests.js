@@ -1,4 +1,4 @@
-// What the API is asked: JSON for pictures from words, a form for those from another picture.
+// Requests to the API: JSON for pictures from a prompt, a form for edits.
 
 import { fieldsOf, isEdit } from "./parameters.js";
 import { json } from "./service.js";
@@ -14,14 +14,14 @@ export function requestOf({ source, ...settings }) {
     stream: true,
     partial_images: MOST_PREVIEWS,
     progress: true,
-    // Whoever watches it form can wait.
+    // Previews make waiting easier.
     deadline_s: DEADLINE_S,
     ...fieldsOf(settings),
   };
   return source ? formOf(fields, source) : { path: FROM_WORDS, ...jsonOf(fields) };
 }
 
-/** The seed is put in as text: it may exceed what a number holds here. */
+/** The seed is inserted as text: it may exceed a number here. */
 function jsonOf({ seed, ...fields }) {
   const { body, headers } = json(fields);
   return { body: seed ? `${body.slice(0, -1)},"seed":${BigInt(seed)}}` : body, headers };
@@ -35,7 +35,7 @@ function formOf(fields, { file, mask }) {
   return { path: FROM_PICTURE, body, headers: {} };
 }
 
-/** The same picture for a terminal. */
+/** The same request as a curl command. */
 export function curlOf(settings, params) {
   const fields = fieldsOf(settings);
   const files = params.mask_sha256 ? "-F image=@image.png -F mask=@mask.png" : "-F image=@image.png";

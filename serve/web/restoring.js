@@ -1,4 +1,4 @@
-// A picture that was made here, dropped or chosen from disk, gives its settings back.
+// Restores the settings of a picture that is dropped or opened.
 
 import { model } from "./connection.js";
 import { byId } from "./elements.js";
@@ -19,7 +19,7 @@ export function startRestoring() {
     byId("drop-source").hidden = !canEdit();
   });
   addEventListener("dragleave", (event) => {
-    // Leaving the window leads to no other element.
+    // Leaving the window has no related element.
     if (!event.relatedTarget) curtain.hidden = true;
   });
   addEventListener("drop", (event) => {
@@ -58,10 +58,10 @@ export async function restore(params, name) {
   byId("prompt").focus();
 }
 
-/** `mini` and `sdxl-mini` are one. */
+/** `mini` and `sdxl-mini` are the same. */
 const bare = (id) => id.replace(/^sdxl-/, "");
 
-/** What it was made from, if this browser knows it; whether nothing is missing. */
+/** Restores its source if this browser has it. Is nothing missing? */
 async function restoreSource(params, name) {
   setSource(null);
   if (!isEdit(params)) return true;

@@ -1,10 +1,10 @@
-// The service's API, as far as this page needs it. Whatever fails is a ServiceError.
+// The part of the service's API that this page uses. Every failure is a ServiceError.
 
 import { eventsOf } from "./events.js";
 import { storedKey } from "./key.js";
 
 export class ServiceError extends Error {
-  /** `status` 0: there was no answer, or it broke off. */
+  /** `status` 0: no answer, or a broken one. */
   constructor(status, { message = "", param = null, code = null } = {}, retryAfterS = null) {
     super(message);
     Object.assign(this, { status, param, code, retryAfterS });
@@ -17,13 +17,13 @@ export async function describe() {
   return { ...data.find((model) => model.images), chat: data.find((model) => !model.images)?.id };
 }
 
-/** Throws while it cannot make pictures. */
+/** Throws unless it can make pictures. */
 export const ready = () => call("readyz");
 
-/** Prompts to begin with, and what the embedded model makes of its own. */
+/** Example prompts, with pictures for the embedded model. */
 export const examples = async () => (await (await call("v1/images/examples")).json()).data;
 
-/** A prompt's length for the model, and what of it means nothing to it. */
+/** A prompt's tokens, and its unknown words. */
 export const examine = async (prompt) =>
   (await call("v1/images/prompts", { method: "POST", ...json({ prompt }) })).json();
 
@@ -64,7 +64,7 @@ async function call(path, options = {}) {
   throw new ServiceError(answer.status, body.error, seconds);
 }
 
-// An abort is what somebody wanted, and stays what it is.
+// An abort is deliberate and stays an AbortError.
 function asServiceError(error) {
   const isKnown = error instanceof ServiceError || error.name === "AbortError";
   return isKnown ? error : new ServiceError(0);

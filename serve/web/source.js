@@ -1,4 +1,4 @@
-// The picture that another is made from. It outlives a reload.
+// The picture that an edit starts from. It outlives a reload.
 
 import { byId } from "./elements.js";
 import { openExtender, startExtender } from "./extender.js";
@@ -9,7 +9,7 @@ import * as store from "./store.js";
 
 const WORK = "source";
 
-/** { file, name, width, height, mask: a PNG or null }; null: from words alone. */
+/** { file, name, width, height, mask: a PNG or null }; null: no edit. */
 export let source = null;
 let url;
 let urlOfMask;
@@ -39,16 +39,16 @@ export async function startSource() {
   if (kept && !source) setSource(kept);
 }
 
-/** The service says whether its model can. */
+/** Can the model edit? */
 export const canEdit = () => !byId("source").hidden;
 
-/** Whether it could be read. */
+/** Could it be read? */
 export async function useFile(file, name = file.name, mask = null) {
   try {
     const { width, height } = await createImageBitmap(file);
     await setSource({ file, name, width, height, mask });
   } catch {
-    notify(`${name} is no picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, {
+    notify(`${name} is not a picture that this browser can read. Needed: a PNG, JPEG or WebP file.`, {
       kind: "error",
     });
     return false;
@@ -57,12 +57,12 @@ export async function useFile(file, name = file.name, mask = null) {
   return true;
 }
 
-/** A picture of the gallery is what the next one is made from. */
+/** Edit a picture of the gallery. */
 export async function editPicture(picture) {
   if (await useFile(picture.file, picture.params.prompt)) byId("ask").elements.prompt.focus();
 }
 
-/** To make a picture again, or see both. */
+/** Its source, to make it again or compare. */
 export function keepSource({ file, mask }, { image_sha256: digest, mask_sha256: digestOfMask }) {
   store.keepSource(digest, file).catch(() => {});
   if (mask) store.keepSource(digestOfMask, mask).catch(() => {});

@@ -8,7 +8,7 @@ import { makeWipe } from "./wipe.js";
 
 const stage = byId("stage");
 
-/** Empty tiles in place of what was there. */
+/** Replaces the tiles with empty ones. */
 export function setStage(count, [width, height], titles = []) {
   const tiles = Array.from({ length: count }, (_, i) => new PictureTile(i, count, width / height, titles[i]));
   const grid = make("div", { class: "tiles", "data-count": count });
@@ -18,7 +18,7 @@ export function setStage(count, [width, height], titles = []) {
   return tiles;
 }
 
-/** Two pictures that are done come into one place. */
+/** Two finished pictures in one place. */
 export function joinTiles([before, after], size) {
   const [left, right] = [before, after].map((tile) => tile.image.src);
   stage.firstChild.replaceWith(makeWipe(left, right, size, [before.name, after.name]));
@@ -55,23 +55,23 @@ class PictureTile {
     if (!position) this.state = "forming";
   }
 
-  /** Time passes between events, too. */
+  /** Also between events. */
   showProgress() {
     if (this.etaAtMs === undefined) return;
     this.words.textContent = `${this.place}, ${leftWords((this.etaAtMs - performance.now()) / 1000)} left`;
   }
 
-  /** Resolves when it can be seen: previews that arrive at once are still seen one by one. */
+  /** Resolves when it is visible, so that previews show one by one. */
   preview({ b64_json: base64, step }) {
     const part = step / this.steps;
     this.image.hidden = false;
-    // A preview has few pixels, so it is softened: less with every step.
+    // A preview has few pixels, so it is blurred, less with every step.
     this.frame.style.setProperty("--blur", `${5 - 2.5 * part}cqw`);
     this.image.src = `data:image/png;base64,${base64}`;
     return new Promise((resolve) => { this.image.onload = this.image.onerror = resolve; });
   }
 
-  /** `onEdit` is null where nothing can be edited. */
+  /** `onEdit` is null without edits. */
   done(picture, onOpen, onEdit) {
     delete this.etaAtMs;
     this.bar.remove();
@@ -107,7 +107,7 @@ class PictureTile {
   }
 }
 
-/** Until the last of them is done; null while nobody knows. */
+/** Seconds until the last is done; null if unknown. */
 export function secondsLeft(tiles) {
   const ends = tiles.map((tile) => tile.etaAtMs).filter((at) => at !== undefined);
   return ends.length ? Math.max(0, Math.max(...ends) - performance.now()) / 1000 : null;

@@ -1,11 +1,11 @@
-// What this browser keeps, in its own database. Nothing of it goes elsewhere.
+// This browser's database. Nothing in it is sent anywhere.
 
 const NAME = "sdxl-deepcache";
 const VERSION = 2;
 const PICTURES = "pictures";
-/** What pictures were made from, by the SHA-256 that their metadata says of it. */
+/** Sources of pictures, by the SHA-256 in the pictures' metadata. */
 const SOURCES = "sources";
-/** What is not done yet, by name. */
+/** Waiting orders, by name. */
 const WORK = "work";
 
 let opened;
@@ -27,7 +27,7 @@ function open() {
   return opened;
 }
 
-/** Resolves when it is on disk, to what `act` asked for. */
+/** Resolves when it is on disk, to the result of `act`. */
 async function inStore(name, mode, act) {
   const transaction = (await open()).transaction(name, mode);
   const request = act(transaction.objectStore(name));
@@ -44,13 +44,13 @@ const read = (name, act) => inStore(name, "readonly", act);
 export const keep = (picture) => write(PICTURES, (store) => store.add(picture));
 export const remove = (id) => write(PICTURES, (store) => store.delete(id));
 export const removeAll = () => write(PICTURES, (store) => store.clear());
-/** The oldest first. */
+/** Oldest first. */
 export const kept = () => read(PICTURES, (store) => store.getAll());
 
 export const keepSource = (digest, file) => write(SOURCES, (store) => store.put(file, digest));
-/** undefined where it is not kept. */
+/** undefined if missing. */
 export const keptSource = (digest) => read(SOURCES, (store) => store.get(digest));
-/** All but these go. */
+/** Removes all others. */
 export async function keepSourcesOf(digests) {
   const all = await read(SOURCES, (store) => store.getAllKeys());
   for (const digest of all.filter((each) => !digests.has(each))) {

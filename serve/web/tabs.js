@@ -1,4 +1,4 @@
-// Pictures or chat: one is seen, the other keeps what it holds.
+// Pictures or chat: one is visible, the other keeps its state.
 
 import { byId } from "./elements.js";
 

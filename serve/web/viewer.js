@@ -1,4 +1,4 @@
-// One picture large, with what it was made from.
+// One large picture, with its parameters.
 
 import { byId, make } from "./elements.js";
 import { writeForm } from "./form.js";
@@ -25,7 +25,7 @@ const ACTIONS = {
     viewer.close();
     await editPicture(shown);
     const anew = { size: "auto", strength: "", upscale: 2, upscale_strength: 0.2 };
-    // Numbers of steps are this picture's.
+    // Step numbers belong to this picture.
     const old = settingsOf(shown.params);
     writeForm({ ...old, ...anew, deep_steps: "", guided_steps: "" });
     byId("ask").requestSubmit();
@@ -49,7 +49,7 @@ const button = (does) => viewer.querySelector(`[data-do=${does}]`);
 
 let shown;
 let gallery;
-/** What the picture was made from, if it is known; both in one place, if they are seen. */
+/** Shows the source over the picture, if it is known. */
 let before;
 let wipe = null;
 
@@ -63,7 +63,7 @@ export function startViewer() {
     if (by && !isZoomed() && !wipe?.contains(event.target)) step(by);
     if (!event.ctrlKey) zoom(event.key);
   };
-  // Only pages from a secure origin may write to the clipboard.
+  // Only secure origins may write to the clipboard.
   button("copy").hidden = !navigator.clipboard;
 }
 

@@ -1,10 +1,10 @@
-// Two pictures in one place; a slider says how much of each is seen.
+// Two pictures in one place; a slider sets how much of each shows.
 
 import { make } from "./elements.js";
 
 export function makeWipe(before, after, [width, height], [left, right]) {
   const slider = make("input", {
-    type: "range", min: 0, max: 100, value: 50, "aria-label": `How much is seen of ${left}`,
+    type: "range", min: 0, max: 100, value: 50, "aria-label": `Visible part of ${left}`,
     oninput: () => wipe.style.setProperty("--at", `${slider.value}%`),
   });
   const wipe = make("div", { class: "easel wipe" },

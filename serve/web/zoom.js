@@ -1,4 +1,4 @@
-// A picture larger than its place: by buttons and keys, moved by hand or by scrolling.
+// Enlarges a picture: by buttons and keys, moved by dragging or scrolling.
 
 import { byId } from "./elements.js";
 
@@ -6,7 +6,7 @@ const LEVELS = [0.25, 0.5, 1, 2, 4, 8];
 
 const place = byId("view");
 const image = byId("viewer-image");
-/** Screen's pixels for one of the picture's; null: all that fits. */
+/** Screen pixels for one of the picture's; null: fitted. */
 let scale = null;
 
 export function startZoom() {
@@ -23,7 +23,7 @@ export function startZoom() {
 
 export const isZoomed = () => scale !== null;
 
-/** By "+", "-" or "0", which fits it in again. */
+/** By "+", "-" or "0", which fits it. */
 export function zoom(how) {
   const now = scale ?? image.clientWidth / image.naturalWidth;
   if (how === "0") setScale(null);

@@ -108,8 +108,11 @@ def test_one_that_hangs_is_waited_for_where_nobody_answers() -> None:
     assert asked(fronts).content == b"you said a ring" and len(fronts.asked) == 1
 
 
-def test_a_request_of_the_same_id_that_ends_takes_no_other_from_its_front() -> None:
-    """While some third front says nothing: whose request nobody has is soon asked again."""
+def test_a_request_of_the_same_id_that_ends_takes_no_other_from_its_front(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a third front end is silent, a request that no front end holds is soon retried."""
+    monkeypatch.setattr(handover, "SILENCE_S", 2.0)
     known, paths = Liveness(), list[str]()
     known.keep(["works", "silent"])
 

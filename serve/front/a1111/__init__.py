@@ -1,5 +1,5 @@
-"""stable-diffusion-webui's API, as far as there is something behind it."""
+"""stable-diffusion-webui's API, as far as this service supports it."""
 
 PREFIX = "/sdapi/v1"
 WITH_PICTURES = (f"{PREFIX}/img2img", f"{PREFIX}/png-info")
-"""whose requests hold pictures"""
+"""Routes whose requests hold pictures."""

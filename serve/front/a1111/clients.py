@@ -1,7 +1,7 @@
-"""What each client of stable-diffusion-webui's API has under way and has set for itself.
+"""Requests and options of each client of stable-diffusion-webui's API.
 
-One client's interrupt or options never touch another's. It is this process's memory: with several
-fronts a client's next call may reach another. It knows no HTTP.
+One client's interrupt or options never affect another's. The state lives in this process: with
+several front ends a client's next call may reach another one. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_CLIENTS = 1000
 
 @dataclass(eq=False)
 class Run:
-    """One request under way."""
+    """One running request."""
 
     count: int
     steps: int
@@ -30,7 +30,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """Of its steps, those that were taken."""
+        """The share of its steps that are done."""
         taken = sum(self.steps if i in self.done else self._step(i) for i in range(self.count))
         return taken / (self.steps * self.count)
 
@@ -39,8 +39,8 @@ class Run:
         return max((each.eta_s for each in self.progress.values()), default=0.0)
 
     def _step(self, index: int) -> int:
-        told = self.progress.get(index)
-        return min(told.step, self.steps) if told else 0
+        progress = self.progress.get(index)
+        return min(progress.step, self.steps) if progress else 0
 
 
 @dataclass
@@ -53,7 +53,7 @@ class ClientState:
             run.is_interrupted.set()
 
     def progress(self) -> dict[str, Any]:
-        """As stable-diffusion-webui tells it; of several requests the one that began first."""
+        """In stable-diffusion-webui's form; of several requests the first."""
         run = self.runs[0] if self.runs else None
         state = {
             "skipped": False,
@@ -80,7 +80,7 @@ class Clients:
         self._states: OrderedDict[str, ClientState] = OrderedDict()
 
     def of(self, client: str) -> ClientState:
-        """Those who have asked nothing for the longest time are forgotten first."""
+        """The state; the least recently used ones are dropped beyond the limit."""
         state = self._states.setdefault(client, ClientState())
         self._states.move_to_end(client)
         while len(self._states) > MOST_CLIENTS:

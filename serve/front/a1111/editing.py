@@ -1,6 +1,6 @@
-"""`img2img` of stable-diffusion-webui: its image and its mask, as an edit of our own.
+"""`img2img` of stable-diffusion-webui: its image and its mask as an edit of this service.
 
-What is asked and cannot be done is refused by name. It knows no HTTP server.
+A field that this service cannot follow is refused by name. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from serve.front.a1111.wire import TextToImage, image_bytes, request_of
 from serve.front.openai_images import ImageRequest
 
 FILL, ORIGINAL = 0, 1
-"""What a masked part begins with: the colours around it, or itself; 2 and 3 are not here."""
+"""Start of a masked part: the colours around it, or itself; 2 and 3 are not supported."""
 MASK_BLUR = 4
 
 
@@ -34,7 +34,7 @@ class ImageToImage(TextToImage):
 
 
 def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, GivenImage]:
-    """In our own words. Raises Problem, or InvalidParams of the image."""
+    """The same request for /v1. Raises Problem, or InvalidParams for the image."""
     for name, allowed in (("resize_mode", (0,)), ("inpainting_fill", (FILL, ORIGINAL))):
         value = getattr(asked, name)
         if value not in (None, *allowed):
@@ -69,7 +69,7 @@ def given_of(asked: ImageToImage) -> GivenImage:
 
 
 def white_of(mask: Image.Image) -> Image.Image:
-    """White where it is to be made anew: there, a mask's own opacity counts, if it has any."""
+    """White where the image is redrawn. A mask's opacity counts, if it has any."""
     if mask.has_transparency_data:
         alpha = mask.convert("RGBA").getchannel("A")
         if alpha.getextrema() != (255, 255):

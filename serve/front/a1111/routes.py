@@ -1,7 +1,5 @@
 """`/sdapi/v1/…`: stable-diffusion-webui's API over the same backend, with the same admission, keys
-and limits as `/v1`.
-
-It is added only when the setting says so.
+and limits as `/v1`. The setting `sdapi` adds it.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ EMPTY_LISTS = (
     *("loras", "sd-vae", "hypernetworks", "face-restorers"),
     *("realesrgan-models", "prompt-styles", "script-info"),
 )
-"""What clients look through before they begin, and nothing here has any of."""
+"""Lists that clients request at their start; they are empty here."""
 
 
 @dataclass
@@ -75,9 +73,9 @@ class WebuiApi:
         wanted, image = await self.decoding.run(source)
         orders = self._orders(wanted, model, card, request, image)
         take_rate(self.limiter, request, len(orders), work_of(orders, card))
-        # What was sent is not sent back.
-        told = asked.model_copy(update={"init_images": [], "mask": None})
-        return await self._answer(told, orders, model, state)
+        # The answer does not repeat the images.
+        echo = asked.model_copy(update={"init_images": [], "mask": None})
+        return await self._answer(echo, orders, model, state)
 
     async def _answer(
         self,
@@ -111,7 +109,7 @@ class WebuiApi:
     async def _run(
         self, orders: Sequence[ImageOrder], run: Run, backend: ImageBackend
     ) -> list[Done]:
-        """The pictures; of an interrupted request those that were done."""
+        """The pictures; of an interrupted request those that are finished."""
         making = asyncio.ensure_future(self._follow(orders, run, backend))
         stop = asyncio.ensure_future(run.is_interrupted.wait())
         try:
@@ -145,17 +143,17 @@ def add_webui_routes(
 
     @app.post(f"{PREFIX}/txt2img")
     async def make_webui_images(body: wire.TextToImage, request: Request) -> dict[str, Any]:
-        """Make pictures from text, as stable-diffusion-webui's clients ask for them."""
+        """Make pictures from text, for clients of stable-diffusion-webui."""
         return await api.make(body, request)
 
     @app.post(f"{PREFIX}/img2img")
     async def edit_webui_image(body: editing.ImageToImage, request: Request) -> dict[str, Any]:
-        """Make an image anew, or the part of it that a mask says."""
+        """Redraw an image, or only its masked part."""
         return await api.edit(body, request)
 
     @app.post(f"{PREFIX}/png-info")
     async def read_webui_picture(body: wire.PictureInfo) -> dict[str, Any]:
-        """What a picture says of how it was made."""
+        """Read a picture's parameters from its metadata."""
         return await asyncio.to_thread(picture_info, wire.image_bytes(body.image))
 
     @app.get(f"{PREFIX}/progress")
@@ -163,7 +161,7 @@ def add_webui_routes(
         return api.state_of(request).progress()
 
     async def interrupt(request: Request) -> dict[str, Any]:
-        """End this client's requests; each answers with the pictures that it has."""
+        """End this client's requests; each answers with its finished pictures."""
         api.state_of(request).interrupt()
         return {}
 
@@ -183,7 +181,7 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
 
     @app.post(f"{PREFIX}/options")
     async def set_webui_options(body: dict[str, Any], request: Request) -> None:
-        """They hold for this client's requests alone."""
+        """Set options of this client's requests."""
         api.state_of(request).options |= wire.checked_options(body, api.models.all)
 
     @app.get(f"{PREFIX}/cmd-flags")
@@ -191,7 +189,7 @@ def add_option_routes(app: FastAPI, api: WebuiApi) -> None:
         return {}
 
     async def refresh() -> None:
-        """Nothing is there that could have become more."""
+        """Nothing can change while the service runs."""
 
     for name in ("checkpoints", "loras", "vae"):
         app.post(f"{PREFIX}/refresh-{name}", name=f"webui_refresh_{name}")(refresh)
@@ -228,11 +226,11 @@ def add_list_routes(app: FastAPI, api: WebuiApi) -> None:
 
     @app.get(f"{PREFIX}/memory")
     async def tell_webui_memory() -> dict[str, Any]:
-        """Of this front's machine; what the replicas' GPUs hold is in /metrics."""
+        """Memory of this front end's machine; that of the GPUs is in /metrics."""
         return memory()
 
     async def nothing() -> list[Any]:
-        """There are none here."""
+        """An empty list: this service has none."""
         return []
 
     for name in EMPTY_LISTS:
@@ -263,7 +261,7 @@ def infotext_of(file: bytes) -> str:
 
 
 def texts_of(file: bytes) -> tuple[str, dict[str, str]]:
-    """The `parameters` text, and everything else that a picture says in words."""
+    """The `parameters` text, and the other texts of a picture's metadata."""
     from sdxl.picture_files import BrokenPicture, words_of
 
     try:

@@ -1,7 +1,6 @@
-"""stable-diffusion-webui's requests and answers as data, and what they mean in our own.
+"""stable-diffusion-webui's requests and answers as data, and their translation to /v1.
 
-What a client asks and this service does not do is refused by name, never left out in silence. It
-knows no HTTP server.
+A field that this service cannot follow is refused by name, never ignored. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ Steps = Annotated[int, Field(ge=1)]
 FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 CHECKPOINT, FORMAT, SKIPPED = "sd_model_checkpoint", "samples_format", "CLIP_stop_at_last_layers"
 SUFFIX = ".safetensors"
-"""that clients show behind a model's name"""
+"""the ending of a model's name that clients show"""
 OPTIONS: dict[str, Any] = {FORMAT: "png", SKIPPED: 2}
-"""What a client may set for itself, besides the checkpoint. SDXL always skips CLIP's last layer."""
+"""Options of a client besides the checkpoint. SDXL always skips CLIP's last layer."""
 UNSET: dict[str, tuple[Any, ...]] = {
     "restore_faces": (False,),
     "tiling": (False,),
@@ -47,7 +46,7 @@ UNSET: dict[str, tuple[Any, ...]] = {
     "s_noise": (1,),
     "init_images": ([],),
 }
-"""What cannot be done here, and the values that do not ask for it; none is one of them."""
+"""Features that are not supported, with their values that mean `off`, as null does."""
 UNSET_OF_HIRES: dict[str, tuple[Any, ...]] = {
     "hr_resize_x": (0,),
     "hr_resize_y": (0,),
@@ -57,14 +56,14 @@ UNSET_OF_HIRES: dict[str, tuple[Any, ...]] = {
     "hr_prompt": ("",),
     "hr_negative_prompt": ("",),
 }
-"""The same of a second leg."""
+"""The same for a second leg."""
 HIRES_UPSCALERS = {each.capitalize(): each for each in UPSCALERS}
 HIRES_UPSCALER, HIRES_STRENGTH = "Latent", 0.75
-"""of who names none"""
+"""defaults of a request that names neither"""
 
 
 class TextToImage(BaseModel):
-    """What is not named here has no part in the picture: where files are saved, and the like."""
+    """Other fields do not affect the picture, such as where to save files."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -110,7 +109,7 @@ class PictureInfo(BaseModel):
 def chosen_options(
     asked: TextToImage, options: dict[str, Any], models: Sequence[ImageModel]
 ) -> dict[str, Any]:
-    """The client's own, and over them the request's."""
+    """The client's options, overridden by the request's."""
     return {**options, **checked_options(asked.override_settings or {}, models)}
 
 
@@ -125,7 +124,7 @@ def name_in(options: dict[str, Any]) -> str | None:
 
 
 def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
-    """In our own words. Raises Problem for what is not done here."""
+    """The same request for /v1. Raises Problem for unsupported features."""
     check_features(asked)
     if asked.count > MAX_N:
         raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
@@ -154,7 +153,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
 
 
 def size_asked(asked: TextToImage) -> str | None:
-    """None where neither side is said."""
+    """None if neither side is given."""
     for name, side, other in (("width", asked.width, "height"), ("height", asked.height, "width")):
         if not side and (asked.width or asked.height):
             raise invalid(name, f"{name}: needed it beside {other}, or neither of them")
@@ -162,7 +161,7 @@ def size_asked(asked: TextToImage) -> str | None:
 
 
 def upscale_of(asked: TextToImage) -> dict[str, Any]:
-    """What a second leg is asked for. There, its steps are as many as are taken."""
+    """Fields of the second leg. A1111 counts the steps that it takes, /v1 those of the schedule."""
     check_unset(asked, UNSET_OF_HIRES)
     name = asked.hr_upscaler or HIRES_UPSCALER
     if name not in HIRES_UPSCALERS:
@@ -201,7 +200,7 @@ def check_unset(asked: TextToImage, fields: Mapping[str, tuple[Any, ...]]) -> No
 
 
 def is_active(script: object) -> bool:
-    """Clients name scripts that they do not use, with arguments that say no."""
+    """Clients name scripts that they do not use, with arguments that switch them off."""
     arguments = script.get("args") if isinstance(script, dict) else script
     if isinstance(arguments, dict):
         return arguments.get("enabled", True) is not False
@@ -227,20 +226,20 @@ def scheduler_asked(asked: TextToImage) -> str | None:
 
 
 def _samplers_with_schedules() -> str:
-    """Each sampler, and in brackets what it goes with beside the checkpoint's own levels."""
-    told: dict[str, list[str]] = {}
+    """Each sampler, with its other schedules in brackets."""
+    by_label: dict[str, list[str]] = {}
     for each in SCHEDULERS.values():
-        schedules = told.setdefault(each.label, [])
+        schedules = by_label.setdefault(each.label, [])
         if each.levels:
             schedules.append(SCHEDULE_LABELS[each.levels])
     return ", ".join(
         f"{label} ({', '.join(schedules)})" if schedules else label
-        for label, schedules in told.items()
+        for label, schedules in by_label.items()
     )
 
 
 def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> dict[str, Any]:
-    """Those that mean something here, as they were set."""
+    """The supported options, as they were set."""
     for name, value in options.items():
         if name == CHECKPOINT:
             try:
@@ -272,7 +271,7 @@ def answer_of(
 def info_of(
     asked: TextToImage, done: Sequence[Done], texts: Sequence[str], model: ImageModel
 ) -> dict[str, Any]:
-    """Other clients read seeds and texts of the single pictures here."""
+    """Some clients read each picture's seed and text here."""
     all_params = [each.params for each in done]
     facts: dict[str, Any] = {
         "all_prompts": [params.prompt for params in all_params],
@@ -325,7 +324,7 @@ def schedulers() -> list[dict[str, Any]]:
 
 
 def upscalers() -> list[dict[str, Any]]:
-    """Those that enlarge pictures."""
+    """Upscalers of finished pictures."""
     empty = {"model_name": None, "model_path": None, "model_url": None}
     return [{"name": LANCZOS.capitalize(), **empty, "scale": MAX_UPSCALE}]
 

@@ -104,7 +104,7 @@ def test_both_lie_in_one_place_and_a_slider_says_how_much_of_each_is_seen(
     if web.view.name == "desktop":
         web.page.locator("#stage").screenshot(path=shots / "web-compare.png")
     # By keyboard as by hand.
-    slider = wipe.get_by_label("How much is seen of DeepCache off")
+    slider = wipe.get_by_label("Visible part of DeepCache off")
     slider.focus()
     web.page.keyboard.press("End")
     before = "element => getComputedStyle(element).clipPath"

@@ -157,7 +157,7 @@ def test_before_and_after_lie_in_one_place(web: Visit) -> None:
     web.wait_for_pictures()
     web.page.locator("#thumbs button").first.click()
     web.page.get_by_role("button", name="Before and after").click()
-    slider = web.page.get_by_role("slider", name="How much is seen of before")
+    slider = web.page.get_by_role("slider", name="Visible part of before")
     expect(slider).to_be_focused()
     assert web.violations() == []
 
@@ -175,7 +175,7 @@ def test_before_and_after_lie_in_one_place(web: Visit) -> None:
 
 def column_means(web: Visit, at: str = "") -> NDArray[np.float64]:
     if at:
-        web.page.get_by_role("slider", name="How much is seen of before").fill(at)
+        web.page.get_by_role("slider", name="Visible part of before").fill(at)
     shot = pixels(web.page.locator(".wipe").screenshot())
     found: NDArray[np.float64] = shot[60:].mean(axis=0)
     return found
