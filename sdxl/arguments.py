@@ -1,4 +1,4 @@
-"""Command lines: a parser whose errors are one line, and the flags that fill GenerationParams.
+"""Command lines: a parser with one-line errors, and the flags of GenerationParams.
 
 Names, types, defaults and help come from sdxl/params.py.
 """
@@ -16,15 +16,13 @@ from sdxl.provenance import CERTIFICATE, HELP, METADATA, PRIVATE_KEY, Provenance
 
 T = TypeVar("T")
 MODEL = "a folder in diffusers layout, a .safetensors file, or a hub id, org/name[@revision]"
-VAE = "a .safetensors file whose VAE takes the place of the model's"
-"""what flags that name a model say of it"""
-UNCHECKED = "take engines that were never held against the model, too"
-"""what `--unchecked` says"""
-QUALITY = f"steps and cache interval by the model's own presets: {', '.join(QUALITIES)}"
+VAE = "a .safetensors file with the VAE to use instead of the model's"
+UNCHECKED = "also take engines that were never compared with the model"
+QUALITY = f"steps and cache interval from the model's presets: {', '.join(QUALITIES)}"
 VAE_MARK = ",vae="
-"""between a model's name and that of the VAE it gets"""
+"""Separates a model's name from its VAE's."""
 POSITIONAL = ("prompt",)
-"""Parameters that a command takes without a flag."""
+"""Positional parameters of a command."""
 METAVARS = {str: "TEXT", int: "N", float: "X"}
 NEEDED: Mapping[Any, str] = {
     str: "text",
@@ -36,7 +34,7 @@ NEEDED: Mapping[Any, str] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises where argparse would print its usage and exit: sdxl/cli.py reports errors."""
+    """Raises ArgumentError instead of printing the usage: sdxl/cli.py reports errors."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -60,8 +58,8 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag per parameter. Flags not given stay unset (argparse.SUPPRESS): with `--from`, values
-    stored in the image fill only what the user left out."""
+    """Add a flag for each parameter. Flags not given stay unset (argparse.SUPPRESS): with `--from`,
+    the picture's stored values fill only these."""
     group = parser.add_argument_group("parameters of a picture")
     for each in PARAMETERS.values():
         if each.name not in POSITIONAL:
@@ -75,8 +73,7 @@ def add_generation_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:
-    """Its parameters, and what a command that makes files of pictures takes besides: how they are
-    marked, and a quality's name, which stands for some of the parameters."""
+    """Add the flags of a command that writes pictures: parameters, provenance and quality."""
     add = parser.add_argument
     add("--provenance", default=METADATA, metavar="KIND", help=f"{HELP} (default %(default)s)")
     add("--certificate", default="", metavar="FILE", help=CERTIFICATE)
@@ -90,12 +87,12 @@ def given_provenance(options: argparse.Namespace) -> Provenance:
 
 
 def model_with(model: str, vae: str | None) -> str:
-    """One name for a model and the VAE that it gets."""
+    """One name for a model and its VAE."""
     return f"{model}{VAE_MARK}{vae}" if vae else model
 
 
 def given_params(options: argparse.Namespace) -> dict[str, Any]:
-    """The parameters that were on the command line."""
+    """Parameters set on the command line."""
     return {name: getattr(options, name) for name in PARAMETERS if hasattr(options, name)}
 
 

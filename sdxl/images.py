@@ -1,7 +1,4 @@
-"""Pixels and files of pictures: a picture carries the parameters that make it again.
-
-It does not know how a picture is made, nor where its bytes go.
-"""
+"""Pixels and files of pictures. A file holds the parameters that make the picture again."""
 
 from __future__ import annotations
 
@@ -36,15 +33,15 @@ MAX_JPEG_EXIF = 65_000
 
 
 class BrokenImage(RuntimeError):
-    """A decoder's output that is not a picture."""
+    """A decoder's output with values that are not finite."""
 
 
 class NoParameters(ValueError):
-    """A file that does not say how it was made."""
+    """A file without parameters."""
 
 
 class BrokenPreviewMap(ValueError):
-    """A checkpoint's preview.json that holds no map: what it should hold."""
+    """A checkpoint's preview.json without a valid map."""
 
 
 def to_pixels(image: Tensor) -> Pixels:
@@ -66,7 +63,7 @@ def pasted(pixels: Pixels, source: SourceImage) -> Pixels:
 
 
 def rounded(image: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where the image is, without waiting: its pixels, and whether all are numbers."""
+    """Pixels of an image, and whether all values are finite; on its device, without waiting."""
     exact = image.float()
     scaled = (exact * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1)
     return (scaled * 255).round().to(torch.uint8).contiguous(), exact.isfinite().all()
@@ -129,9 +126,8 @@ def encode(
     quality: int | None = None,
     xmp: str | None = None,
 ) -> bytes:
-    """The bytes of a png, jpeg or webp, with what made the picture inside. The same picture gives
-    the same bytes: there is no time, place or name of a machine in them. `xmp`: one more
-    packet."""
+    """The bytes of a png, jpeg or webp with the picture's parameters. The same picture gives the
+    same bytes: they hold no time, place or machine name. `xmp`: one more metadata packet."""
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     file = io.BytesIO()
     if format == "png":
@@ -145,20 +141,19 @@ def encode(
 
 
 def check_metadata(params: Mapping[str, Any], format: str) -> None:
-    """Refuse, before the work, parameters that the format has no room for."""
+    """Refuse parameters that do not fit into the format, before the work starts."""
     if format == "jpeg":
         _exif(params, format)
 
 
-def told(params: Mapping[str, Any]) -> dict[str, Any]:
-    """What a picture says of itself: of edits nothing where it is none."""
-    quiet = (p.name for p in PARAMETERS.values() if p.is_for_edits or p.is_told_if_given)
-    unsaid = {name for name in quiet if params.get(name) is None}
-    return {name: value for name, value in params.items() if name not in unsaid}
+def stored_fields(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that a picture's metadata holds: optional ones only if they are set."""
+    optional = {p.name for p in PARAMETERS.values() if p.is_for_edits or p.is_stored_if_set}
+    return {name: v for name, v in params.items() if v is not None or name not in optional}
 
 
 def read_parameters(source: Path | bytes) -> dict[str, Any]:
-    """What `encode` was told. Raises NoParameters for a file that does not say."""
+    """The parameters in a file of `encode`. Raises NoParameters if there are none."""
     data = source if isinstance(source, bytes) else source.read_bytes()
     try:
         with opened(data) as image:
@@ -178,7 +173,7 @@ def _png_chunks(params: Mapping[str, Any], xmp: str | None) -> PngImagePlugin.Pn
     chunks = PngImagePlugin.PngInfo()
     for name, text in (
         ("parameters", parameters_text(params)),
-        ("sdxl", json.dumps(told(params), ensure_ascii=False)),
+        ("sdxl", json.dumps(stored_fields(params), ensure_ascii=False)),
     ):
         # tEXt holds Latin-1 alone; the other kind of chunk holds the rest.
         try:
@@ -195,7 +190,7 @@ def _exif(params: Mapping[str, Any], format: str) -> bytes:
     text = parameters_text(params)
     coded = b"ASCII\0\0\0" + text.encode() if text.isascii() else None
     exif = Image.Exif()
-    exif[IMAGE_DESCRIPTION] = json.dumps(told(params))
+    exif[IMAGE_DESCRIPTION] = json.dumps(stored_fields(params))
     exif.get_ifd(EXIF_IFD)[USER_COMMENT] = coded or b"UNICODE\0" + text.encode("utf-16-be")
     data = exif.tobytes()
     if format == "jpeg" and len(data) > MAX_JPEG_EXIF:

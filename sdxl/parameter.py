@@ -1,4 +1,4 @@
-"""What one parameter of a picture is: its name, its bounds, how a value is read and checked."""
+"""One parameter of a picture: its name and bounds, and how its values are parsed and checked."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, get_args, get_origin
 
 MAX_STEPS = 1000
 FEW_STEPS = 8
-"""A schedule of fewer is for models that were made for few: its steps are far apart."""
+"""A schedule with fewer steps is for models trained for few: its steps are far apart."""
 USUAL_INTERVAL = 2
-"""One step in so many is deep where nobody says and the steps are not few."""
+"""The default cache interval, except with few steps."""
 SIZE = "size"
-"""what REST calls width and height together"""
+"""The REST field for width and height together."""
 
 
 class InvalidParams(ValueError):
-    """A request that cannot be served as asked: which field, what it held, what it may hold."""
+    """A refused request: the field, its value, and the values that are allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
@@ -31,39 +31,39 @@ class InvalidParams(ValueError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A line of the table."""
+    """One line of the table."""
 
     label: str
-    """for people, on the page"""
+    """Shown on the page."""
     help: str
     low: float = -math.inf
     high: float = math.inf
     choices: tuple[str, ...] = ()
     rest: str = ""
-    """its name over REST, where it is not the same"""
+    """The REST name, if it differs."""
     infotext: str = ""
-    """its name in the `parameters` text that other programs read; none: the text's own lines"""
+    """The name in the `parameters` text that other programs read; empty if it has its own line."""
     metavar: str = ""
     placeholder: str = ""
-    """what the page shows where nothing is given"""
+    """Shown on the page while the field is empty."""
     is_for_edits: bool = False
-    """it means something only where a picture is made from another one"""
+    """Used by edits only."""
     is_for_masks: bool = False
-    """and of those, where a mask says which part"""
+    """Used by edits with a mask only."""
     edit_defaults: tuple[Any, ...] = ()
-    """what an edit takes where nobody names it: without a mask, and with one"""
-    is_told_if_given: bool = False
-    """a picture says nothing of it unless it was asked for: its bytes are those from before"""
+    """Defaults of an edit without a mask and with one."""
+    is_stored_if_set: bool = False
+    """Stored in metadata only if the request set it, so other pictures stay byte-identical."""
     name: str = ""
     kind: type = str
-    """str, int, float, or tuple for several numbers"""
+    """str, int, float, or tuple for several numbers."""
     item: type = int
-    """int or float: of a tuple's numbers"""
+    """int or float: the type of a tuple's numbers."""
     default: Any = None
 
     @property
     def column(self) -> str:
-        """Its name in a file of rows: as over REST, but REST says width and height in one."""
+        """The batch column: the REST name, but width and height have a column each."""
         return self.rest if self.rest and self.rest != SIZE else self.name
 
     @property
@@ -75,19 +75,19 @@ class Parameter:
             _CHECKS[self.kind](self, value)
 
     def parse(self, text: str) -> Any:
-        """From a command line or a CSV file; ValueError where the text is not of its kind."""
+        """Parse text of a command line or CSV file. Raises ValueError."""
         if self.kind is tuple:
             return tuple(self.item(number) for number in text.split(","))
         return self.kind(text)
 
     @property
     def stored_kind(self) -> Any:
-        """As JSON and tables hold it, which have no tuples."""
+        """The type in JSON and tables, which have no tuples."""
         return GenericAlias(list, (self.item,)) if self.kind is tuple else self.kind
 
 
 def kind_of(hint: Any) -> dict[str, type]:
-    """Of `int | None` int, of `tuple[int, ...]` tuple and int."""
+    """`int | None` gives int; `tuple[int, ...]` gives tuple and int."""
     if isinstance(hint, UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     kind = get_origin(hint)
@@ -103,7 +103,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check_whole(p: Parameter, value: Any) -> None:
-    # Whole numbers without bounds of their own have the model's, which `resolve` knows.
+    # Whole numbers without bounds have the model's, which `resolve` checks.
     if not math.isinf(p.high) and not (is_int(value) and p.low <= value <= p.high):
         raise InvalidParams(p.name, value, f"needed a whole number from {p.low} to {p.high}")
 
@@ -127,7 +127,7 @@ def _check_text(p: Parameter, value: object) -> None:
 
 
 def _check_numbers(p: Parameter, value: Any) -> None:
-    """Step numbers, or the two ends of a part."""
+    """Check step numbers, or the two ends of a range."""
     of_its_kind = is_int if p.item is int else _is_number
     is_numbers = bool(value) and all(map(of_its_kind, value))
     is_rising = is_numbers and value[0] >= 0 and all(a < b for a, b in itertools.pairwise(value))

@@ -1,8 +1,8 @@
-"""What a picture is made from: one table of fields, and the frozen dataclass that holds them.
+"""The parameters of a picture: one table of fields, and the frozen dataclass that holds them.
 
-Each parameter is stated here once: name, type, default, bounds, what it is called over REST and by
-other programs, label and help. Flags, the REST body and its schema, a batch's columns, pictures'
-metadata and the web page's controls are derived from the table. Without any heavy import.
+Each parameter is stated here once: name, type, default, bounds, REST name, name in other programs,
+label and help. Flags, the REST body and its schema, batch columns, metadata of pictures and the
+controls of the web page are derived from the table. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from sdxl.sizes import Sizes as Sizes
 T = TypeVar("T")
 MAX_SEED = 2**63 - 1
 DRAWN_SEEDS = 2**32
-"""A seed that nobody names is drawn below this, so that a person can read it out."""
+"""Random seeds are below this: short enough to copy by hand."""
 MAX_PROMPT_CHARS = 10_000
 EDIT_STRENGTH, MASK_STRENGTH = 0.8, 1.0
-"""of who names none; what is masked is made anew altogether"""
+"""Default strengths without and with a mask."""
 MAX_MASK_BLUR, MAX_MASK_PADDING = 64, 1024
-"""pixels"""
+"""In pixels."""
 ENCODINGS = ("mean", "sample")
-"""of an image: the mean of its latents, or a sample of them"""
+"""How the VAE encodes an image: to the mean of its latents, or to a sample of them."""
 UPSCALERS = LANCZOS, LATENT = "lanczos", "latent"
-"""what is enlarged: the decoded picture by Lanczos' filter, or its latents between their values"""
+"""Enlarge the decoded picture with a Lanczos filter, or interpolate its latents."""
 UPSCALE_STRENGTH = 0.4
 MAX_UPSCALE = 4.0
-"""the model's largest size allows less"""
+"""The model's largest size may allow less."""
 
 
 def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
@@ -44,29 +44,29 @@ def parameter(default: Any, label: str, text: str, **facts: Any) -> Any:
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """One image. Defaults are the embedded model's best; None is filled by `resolve`."""
+    """One picture. Defaults are best for the embedded model; `resolve` fills None."""
 
     prompt: str = parameter(
-        "", "Prompt", "what to draw; (word:1.3) weighs it", high=MAX_PROMPT_CHARS
+        "", "Prompt", "what to draw; (word:1.3) gives a word more weight", high=MAX_PROMPT_CHARS
     )
     negative_prompt: str | None = parameter(
         None,
         "Negative prompt",
-        "what to keep out of it",
+        "what to keep out of the picture",
         high=MAX_PROMPT_CHARS,
         placeholder="What you do not want to see",
     )
     width: int | None = parameter(
-        None, "Width", "the model's own size unless given", rest=SIZE, metavar="PIXELS"
+        None, "Width", "in pixels (default: the model's own)", rest=SIZE, metavar="PIXELS"
     )
     height: int | None = parameter(
-        None, "Height", "the model's own size unless given", rest=SIZE, metavar="PIXELS"
+        None, "Height", "in pixels (default: the model's own)", rest=SIZE, metavar="PIXELS"
     )
     steps: int = parameter(20, "Steps", "denoising steps", low=1, high=MAX_STEPS, infotext="Steps")
     guidance: float = parameter(
         5.0,
         "Guidance",
-        "how closely to follow the prompt; 1 or less for no guidance",
+        "how closely to follow the prompt; 1 or less = no guidance",
         low=0,
         high=100,
         rest="guidance_scale",
@@ -75,7 +75,7 @@ class GenerationParams:
     seed: int | None = parameter(
         None,
         "Seed",
-        "start of the noise; image i of n uses seed + i; random unless given",
+        "fixes the noise; picture i of n uses seed + i (default: random)",
         low=0,
         high=MAX_SEED,
         infotext="Seed",
@@ -92,17 +92,17 @@ class GenerationParams:
     cache_interval: int | None = parameter(
         None,
         "DeepCache",
-        "run the whole UNet in one step of so many; 1 is the exact model (unless given: "
-        f"{USUAL_INTERVAL}, with fewer than {FEW_STEPS} steps 1)",
+        f"full UNet every N steps; 1 = no caching (default {USUAL_INTERVAL}, "
+        f"below {FEW_STEPS} steps 1)",
         low=1,
         high=MAX_STEPS,
         infotext="Cache interval",
-        placeholder=f"{USUAL_INTERVAL}, with fewer than {FEW_STEPS} steps 1",
+        placeholder=f"{USUAL_INTERVAL}, below {FEW_STEPS} steps 1",
     )
     deep_steps: tuple[int, ...] | None = parameter(
         None,
         "Deep steps",
-        "the very steps that run the whole UNet, from 0; instead of cache_interval",
+        "step numbers, from 0, that run the full UNet; replaces cache_interval",
         infotext="Deep steps",
         placeholder="such as 0,2,5",
         metavar="I,J,…",
@@ -110,27 +110,27 @@ class GenerationParams:
     guidance_interval: tuple[float, float] | None = parameter(
         None,
         "Guidance interval",
-        "the part of the steps that is guided, as two shares of them: 0,0.6 for the first six of "
-        "ten; a step without guidance computes half as much",
+        "apply guidance only in this range of the steps: 0,0.6 = the first 6 of 10; "
+        "a step without guidance costs half",
         infotext="Guidance interval",
-        is_told_if_given=True,
+        is_stored_if_set=True,
         placeholder="0,1",
         metavar="FROM,TO",
     )
     guided_steps: tuple[int, ...] | None = parameter(
         None,
         "Guided steps",
-        "the very steps that are guided, from 0; instead of guidance_interval",
+        "step numbers, from 0, that are guided; replaces guidance_interval",
         infotext="Guided steps",
-        is_told_if_given=True,
+        is_stored_if_set=True,
         placeholder="such as 0,1,2",
         metavar="I,J,…",
     )
     strength: float | None = parameter(
         None,
         "Strength",
-        "the share of the steps that an image is made anew in, above 0 to 1 for all (unless "
-        f"given: {EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g})",
+        "how much to change the image, above 0; 1 = completely (default "
+        f"{EDIT_STRENGTH}, with a mask {MASK_STRENGTH:g})",
         low=0,
         high=1,
         infotext="Denoising strength",
@@ -141,7 +141,7 @@ class GenerationParams:
     mask_blur: int | None = parameter(
         None,
         "Mask blur",
-        "how far to soften the mask's edges, in pixels; a sharp edge unless given",
+        "soften the mask's edges by this many pixels (default 0)",
         low=0,
         high=MAX_MASK_BLUR,
         infotext="Mask blur",
@@ -152,7 +152,7 @@ class GenerationParams:
     mask_padding: int | None = parameter(
         None,
         "Only masked",
-        "work at the masked part alone, enlarged, with so many pixels around it",
+        "redraw only the masked part, enlarged, with this many pixels around it",
         low=0,
         high=MAX_MASK_PADDING,
         infotext="Masked area padding",
@@ -163,7 +163,7 @@ class GenerationParams:
     encoding: str | None = parameter(
         None,
         "Encoding",
-        f"of the image, one of {', '.join(ENCODINGS)}: the same every time, or drawn by the seed",
+        "VAE encoding of the image: mean (deterministic) or sample (random, by the seed)",
         choices=ENCODINGS,
         is_for_edits=True,
         metavar="NAME",
@@ -172,43 +172,43 @@ class GenerationParams:
     upscale: float | None = parameter(
         None,
         "Upscale",
-        "enlarge the finished picture so many times and make it anew at that size; 1 does not",
+        "upscale factor, then refine; 1 = off",
         low=1,
         high=MAX_UPSCALE,
         infotext="Hires upscale",
-        is_told_if_given=True,
+        is_stored_if_set=True,
         placeholder="1",
         metavar="TIMES",
     )
     upscaler: str | None = parameter(
         None,
         "Upscaler",
-        f"how upscale enlarges, one of {', '.join(UPSCALERS)}: the picture, or its latents",
+        "what to enlarge: the picture (lanczos) or its latents (latent)",
         choices=UPSCALERS,
         infotext="Hires upscaler",
-        is_told_if_given=True,
+        is_stored_if_set=True,
         metavar="NAME",
         placeholder=LANCZOS,
     )
     upscale_strength: float | None = parameter(
         None,
         "Upscale strength",
-        "the share of the steps that are taken at the larger size, above 0 to 1 (unless given: "
-        f"{UPSCALE_STRENGTH})",
+        "how much to change the enlarged picture, above 0; 1 = completely "
+        f"(default {UPSCALE_STRENGTH})",
         low=0,
         high=1,
         infotext="Hires strength",
-        is_told_if_given=True,
+        is_stored_if_set=True,
         placeholder=str(UPSCALE_STRENGTH),
     )
     upscale_steps: int | None = parameter(
         None,
         "Upscale steps",
-        "of the schedule at the larger size, of which upscale_strength takes its share; as many "
-        "as steps unless given",
+        "denoising steps at the larger size; upscale_strength is the part that runs (default: as "
+        "steps)",
         low=1,
         high=MAX_STEPS,
-        is_told_if_given=True,
+        is_stored_if_set=True,
         placeholder="as steps",
     )
 
@@ -221,15 +221,15 @@ class GenerationParams:
             if numbers is not None and numbers[-1] >= self.taken_steps:
                 raise InvalidParams(name, numbers, needed_steps(self.taken_steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
-            raise InvalidParams("deep_steps", self.deep_steps, "needed 0 the first of them")
+            raise InvalidParams("deep_steps", self.deep_steps, "needed 0 as the first step")
         if self.is_upscaled:
             strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
             self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
             return
-        unread = ("upscaler", "upscale_strength", "upscale_steps")
-        self._check_unsaid(unread, "needed upscale with it, above 1")
+        unused = ("upscaler", "upscale_strength", "upscale_steps")
+        self._check_unset(unused, "needed upscale with it, above 1")
 
-    def _check_unsaid(self, names: Iterable[str], needed: str) -> None:
+    def _check_unset(self, names: Iterable[str], needed: str) -> None:
         for name in names:
             if (value := getattr(self, name)) is not None:
                 raise InvalidParams(name, value, needed)
@@ -241,12 +241,12 @@ class GenerationParams:
 
     @property
     def is_edit(self) -> bool:
-        """A picture is made from another one."""
+        """True if the request edits an image."""
         return self.strength is not None
 
     @property
     def taken_steps(self) -> int:
-        """An edit leaves out the first ones, as in diffusers."""
+        """An edit skips the first steps, as in diffusers."""
         return self.steps if self.strength is None else int(self.steps * self.strength)
 
     @property
@@ -255,12 +255,12 @@ class GenerationParams:
 
     @property
     def has_few_steps(self) -> bool:
-        """At one of its sizes. What counts is how far apart steps are, not how many are taken."""
+        """True if any leg's schedule has few steps; an edit's skipped steps count, too."""
         return any(leg.steps < FEW_STEPS for leg in self.legs)
 
     @property
     def interval(self) -> int:
-        """One step in so many is deep; where nobody said, all of few."""
+        """The cache interval; by default 1 for few steps."""
         return usual(self.cache_interval, 1 if self.has_few_steps else USUAL_INTERVAL)
 
     @property
@@ -269,8 +269,8 @@ class GenerationParams:
 
     @property
     def legs(self) -> tuple[GenerationParams, ...]:
-        """What is denoised one after the other: the picture, and if it is upscaled, the same made
-        anew at the larger size. Steps with numbers of their own are the first one's."""
+        """The legs in order: the picture, and if it is upscaled, its refinement at the larger size.
+        `deep_steps` and `guided_steps` apply to the first leg."""
         if not self.is_upscaled:
             return (self,)
         bare = replace(self, upscale=None, upscaler=None, upscale_strength=None, upscale_steps=None)
@@ -287,12 +287,12 @@ class GenerationParams:
 
     @property
     def all_steps(self) -> int:
-        """That are taken, of all legs."""
+        """Steps taken in all legs."""
         return sum(leg.taken_steps for leg in self.legs)
 
     @property
     def result_size(self) -> tuple[int, int]:
-        """Width and height of the finished picture, of a resolved request."""
+        """Width and height of the finished picture; the request must be resolved."""
         last = self.legs[-1]
         assert last.width and last.height
         return last.width, last.height
@@ -302,35 +302,35 @@ class GenerationParams:
         return side and round(side * times / Sizes.multiple) * Sizes.multiple
 
     def for_edit(self, *, has_mask: bool) -> GenerationParams:
-        """The same for a picture that is made from another one, its strength filled. Whoever asks
-        for nothing but its upscaling gets the second leg alone, of the image at that size."""
+        """The request for an edit, its strength filled. A request that only upscales its image
+        becomes the second leg alone."""
         if has_mask and self.is_upscaled:
             needed = "needed no mask with it; upscale the result by itself"
             raise InvalidParams("upscale", self.upscale, needed)
         if not has_mask:
-            of_masks = (each.name for each in PARAMETERS.values() if each.is_for_masks)
-            self._check_unsaid(of_masks, "needed a mask with it")
+            for_masks = (each.name for each in PARAMETERS.values() if each.is_for_masks)
+            self._check_unset(for_masks, "needed a mask with it")
         if self.is_upscaled and not self.is_edit:
-            anew = "for an image, or a strength to make it anew by first"
+            redrawn = "to upscale an image, or a strength to redraw it first"
             if self.upscaler == LATENT:
-                raise InvalidParams("upscaler", LATENT, f"needed {LANCZOS} {anew}")
-            self._check_unsaid(("deep_steps", "guided_steps"), f"needed none {anew}")
+                raise InvalidParams("upscaler", LATENT, f"needed {LANCZOS} {redrawn}")
+            self._check_unset(("deep_steps", "guided_steps"), f"needed none {redrawn}")
             return self.legs[-1]
         strength = PARAMETERS["strength"].edit_defaults[has_mask]
         return self if self.is_edit else replace(self, strength=strength)
 
     def check_plain(self) -> None:
-        """That nothing is said of an image where none is given."""
-        of_edits = (each.name for each in PARAMETERS.values() if each.is_for_edits)
-        self._check_unsaid(of_edits, "needed an image with it, to make it anew")
+        """Refuse parameters of edits in a request without an image."""
+        for_edits = (each.name for each in PARAMETERS.values() if each.is_for_edits)
+        self._check_unset(for_edits, "needed an image to edit")
 
     @property
     def is_guided(self) -> bool:
-        """Guidance of 1 or less means none, as in diffusers: one row instead of two."""
+        """False for a guidance of 1 or less, as in diffusers: one row instead of two."""
         return self.guidance > 1
 
     def resolve(self, sizes: Sizes, new_seed: Callable[[], int]) -> GenerationParams:
-        """The same request with nothing left open, checked against what the model allows."""
+        """The request with every open field filled, checked against the model's sizes."""
         resolved = replace(
             self,
             width=sizes.resolve("width", self.width),
@@ -344,20 +344,20 @@ class GenerationParams:
         return resolved
 
     def check_result(self, sizes: Sizes) -> None:
-        """That what is finished fits, too, of a request with its size filled."""
+        """Refuse an upscaled size that the model does not allow. The request's size is filled."""
         if not self.is_upscaled:
             return
         across, down = self.result_size
         if max(across, down) > sizes.maximum or across % sizes.multiple or down % sizes.multiple:
-            found = f"{self.width}x{self.height} becomes {across}x{down}"
-            needed = f"{found}; needed multiples of {sizes.multiple} up to {sizes.maximum}"
+            sizes_text = f"{self.width}x{self.height} becomes {across}x{down}"
+            needed = f"{sizes_text}; needed multiples of {sizes.multiple} up to {sizes.maximum}"
             raise InvalidParams("upscale", self.upscale, needed)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def as_rest(self) -> dict[str, Any]:
-        """What a service is asked, so that it makes this picture; what is open stays unsaid."""
+        """The body of a REST request for this picture, without its open fields."""
         body = {p.client_name: getattr(self, p.name) for p in of_rest()}
         body |= {"cache_interval": self.interval}
         if self.width and self.height:
@@ -366,7 +366,7 @@ class GenerationParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GenerationParams:
-        """From JSON; a key it does not know is an error, never dropped."""
+        """From JSON. An unknown key is an error."""
         for key in values:
             if key not in PARAMETERS:
                 raise InvalidParams(key, values[key], f"needed one of {', '.join(PARAMETERS)}")
@@ -382,7 +382,7 @@ def usual(value: T | None, default: T) -> T:
 
 
 def of_rest() -> Iterator[Parameter]:
-    """Those that REST has a field for, each its own."""
+    """Parameters with a REST field of their own."""
     return (p for p in PARAMETERS.values() if p.rest != SIZE)
 
 

@@ -328,9 +328,9 @@ def report(result: Result, path: Path, order: RenderSpec) -> None:
 
 def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
     """`deep_steps` counts here; the explicit plan that a request may hold is `deep_plan`."""
-    from sdxl.images import told
+    from sdxl.images import stored_fields
 
-    params = told(result.params.as_dict())
+    params = stored_fields(result.params.as_dict())
     plan = params.pop("deep_steps")
     return {
         "file": str(path),

@@ -98,10 +98,10 @@ def is_another(path: Path, metadata: Mapping[str, Any] | None) -> bool:
     """Whether something is there that is not the picture with this metadata."""
     if not path.exists():
         return False
-    from sdxl.images import NoParameters, read_parameters, told
+    from sdxl.images import NoParameters, read_parameters, stored_fields
 
     try:
-        return read_parameters(path) != json.loads(json.dumps(told(metadata or {})))
+        return read_parameters(path) != json.loads(json.dumps(stored_fields(metadata or {})))
     except (OSError, NoParameters):
         return True
 

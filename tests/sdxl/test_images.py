@@ -108,7 +108,9 @@ def test_a_map_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
 def test_a_picture_from_text_says_nothing_of_edits() -> None:
     """Its bytes are those from before there were any; one of an image says all."""
     plain, edit = params(), params(strength=0.5, mask_blur=0)
-    assert not {"strength", "mask_blur", "mask_padding", "encoding"} & set(images.told(plain))
+    assert not {"strength", "mask_blur", "mask_padding", "encoding"} & set(
+        images.stored_fields(plain)
+    )
     read = images.read_parameters(images.encode(PIXELS, "png", edit))
     assert (read["strength"], read["mask_blur"]) == (0.5, 0) and "encoding" not in read
 
@@ -119,11 +121,13 @@ def test_a_picture_says_how_it_was_made(format: str, prompt: str, tmp_path: Path
     made = params(prompt=prompt, negative_prompt=prompt or None, deep_steps=(0, 3, 9))
     data = images.encode(PIXELS, format, made)
     read = images.read_parameters(data)
-    assert read == images.told({**made, "deep_steps": [0, 3, 9]})
+    assert read == images.stored_fields({**made, "deep_steps": [0, 3, 9]})
     model = read.pop("model")
     assert {**GenerationParams.from_dict(read).as_dict(), "model": model} == made
     (tmp_path / "picture").write_bytes(data)
-    assert images.read_parameters(tmp_path / "picture") == json.loads(json.dumps(images.told(made)))
+    assert images.read_parameters(tmp_path / "picture") == json.loads(
+        json.dumps(images.stored_fields(made))
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -180,7 +184,9 @@ def test_jpeg_says_before_the_work_that_a_prompt_is_too_long() -> None:
         images.check_metadata(long, "jpeg")
     for format in ("png", "webp"):
         images.check_metadata(long, format)
-        assert images.read_parameters(images.encode(PIXELS, format, long)) == images.told(long)
+        assert images.read_parameters(images.encode(PIXELS, format, long)) == images.stored_fields(
+            long
+        )
 
 
 def silent_png() -> bytes:

@@ -68,7 +68,7 @@ def test_a_picture_tells_it_and_says_nothing_where_it_was_not_asked() -> None:
     text = images.parameters_text({**MADE.as_dict(), "model": "m"})
     assert {name: read_text(text).params[name] for name in WANTED} == WANTED
     plain = GenerationParams("a star", seed=3, width=64, height=64).as_dict()
-    assert not set(WANTED) & set(images.told(plain))
+    assert not set(WANTED) & set(images.stored_fields(plain))
 
 
 def test_the_page_is_told_what_its_lists_hold() -> None:
