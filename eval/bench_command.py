@@ -1,4 +1,4 @@
-"""`sdxl bench`: a table of benchmarks, each a module with a `main` of its own."""
+"""`sdxl bench`: a table of benchmarks, each a module with a `main`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ BENCHMARKS = {
     "peers": ("speed.peers", "speed against diffusers and others, same weights and steps"),
     "floor": (
         "speed.floor",
-        "the arithmetic of a step, and the share of the machine's best reached",
+        "the arithmetic of a step, and how near engines are to the machine's limit",
     ),
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
-    "marking": ("service.marking", "what provenance and watermark cost a service"),
-    "h200": ("h200.command", "everything on one H200 in ten minutes; --dry-run anywhere"),
+    "marking": ("service.marking", "the cost of provenance and watermark in a service"),
+    "h200": ("h200.command", "every measurement on one H200, in ten minutes; --dry-run anywhere"),
     "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
     "robustness": (
         "robustness.command",
-        "load beyond capacity, leavers, nonsense, kills, a soak: what the service stands",
+        "overload, disconnects, invalid requests, kills, a soak",
     ),
-    "sizing": ("service.sizing", "what an image in flight takes, and where the knee lies"),
-    "llm": ("llm.bench", "a language model: first token, each token, tokens a dollar"),
+    "sizing": ("service.sizing", "memory of an image in flight, and the cost of UNet calls"),
+    "llm": ("llm.bench", "a language model: time to tokens, tokens per second and dollar"),
 }
-"""Module below eval, and what it measures."""
+"""module below eval, and what it measures"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
             result: int = importlib.import_module(f"eval.{BENCHMARKS[name][0]}").main(rest)
             return result
         case _:
-            asked = argv[0] if argv else None
-            raise InvalidParams("benchmark", asked, f"needed one of {', '.join(BENCHMARKS)}")
+            unknown = argv[0] if argv else None
+            raise InvalidParams("benchmark", unknown, f"needed one of {', '.join(BENCHMARKS)}")
 
 
 def usage() -> str:

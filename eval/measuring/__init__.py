@@ -1,1 +1,1 @@
-"""What every measurement needs: timings that pair, the machine, its ceilings, intervals."""
+"""Shared by measurements: paired timings, the machine, its ceilings, intervals, PSNR, energy."""

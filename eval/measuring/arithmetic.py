@@ -1,8 +1,7 @@
-"""What a network's call computes and moves at the least, derived from its modules and its spec.
+"""The arithmetic and the minimum memory traffic of a network's call, from its modules and its spec.
 
-Modules are built on the meta device from a checkpoint's configs: no weights are needed. The bytes
-are those that cannot be avoided: every weight once, every input and output once. It measures
-nothing.
+Modules are built on the meta device from a checkpoint's configs, without weights. The bytes are the
+minimum: every weight, input and output once. It measures nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sdxl.networks.parts import networks_of
 from sdxl.specs import CHUNK, Architecture, Cut, ModelSpec, image_axes, network_specs
 
 FULL_SIZE = "sdxl-1.0"
-"""the name that stands for the real model's shape, without its weights"""
+"""the name of the real model's shape, without weights"""
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WIDTH = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
 
@@ -33,7 +32,7 @@ Configs = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class CallWork:
-    """Of one call."""
+    """The work of one call."""
 
     flops: float
     weight_bytes: float
@@ -46,7 +45,7 @@ class CallWork:
 
 @dataclass(frozen=True)
 class Shapes:
-    """How large a call is: images' side in pixels, and rows of a UNet's call."""
+    """The size of a call: the images' side in pixels, and the rows of a UNet's call."""
 
     side: int
     rows: int
@@ -74,7 +73,7 @@ def architecture_of(configs: Configs) -> Architecture:
 def work_of(
     configs: Configs, shapes: Shapes, precision: str, cut: Cut = "reference"
 ) -> dict[str, CallWork]:
-    """Every network's, by name."""
+    """The work of every network, by name."""
     arch = architecture_of(configs)
     specs = network_specs(arch, DTYPES.get(precision, "float16"), cut)
     return {
@@ -84,13 +83,13 @@ def work_of(
 
 
 def calls_a_picture(deep: int, shallow: int) -> dict[str, int]:
-    """Of every network, with so many steps of each kind."""
+    """The calls of every network for one picture with these steps."""
     steps = {"unet_prompt": 1, "unet_deep": deep, "unet_shallow": shallow}
     return {**steps, "vae_decoder": 1, "clip_l": 1, "clip_g": 1}
 
 
 def meta_networks(configs: Configs, cut: Cut = "reference") -> Iterator[tuple[str, nn.Module]]:
-    """Names and shapes, without memory for weights."""
+    """The networks by name, on the meta device."""
     with torch.device("meta"):
         for part in NETWORK_FOLDERS:
             yield from networks_of(part, build_module(part, configs[part]), cut).items()
@@ -122,13 +121,13 @@ def _work(network: nn.Module, spec: ModelSpec, axes: Mapping[str, int], precisio
 
 
 def _counted(dtype: str) -> torch.dtype:
-    """Arithmetic is the same at any width; the modules are built in float32."""
+    """The type of a counted tensor: modules are float32, since width does not change arithmetic."""
     return torch.int64 if dtype == "int64" else torch.float32
 
 
 @contextmanager
 def _called(network: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Its layers by name, as they are called: a network may hold some that it does not need."""
+    """Yield the layers that run, by name: a network may hold others."""
     called: dict[str, nn.Module] = {}
     hooks = [
         module.register_forward_pre_hook(lambda m, _, name=name: called.update({name: m}))
@@ -143,7 +142,7 @@ def _called(network: nn.Module) -> Iterator[dict[str, nn.Module]]:
 
 
 def _weight_bytes(layers: Mapping[str, nn.Module], spec: ModelSpec, precision: str) -> float:
-    """An 8-bit network's weights have a byte where its recipe says so."""
+    """The bytes of the weights; those quantised by the recipe have one byte."""
     usual = WIDTH[spec.outputs[0].dtype]
     total = float(usual * sum(p.numel() for each in layers.values() for p in each.parameters()))
     if precision not in RECIPES or not spec.name.startswith("unet"):
@@ -159,7 +158,7 @@ def _weight_bytes(layers: Mapping[str, nn.Module], spec: ModelSpec, precision: s
 
 
 def _stored(name: str) -> str:
-    """A recipe names layers as the checkpoint does; the networks hold them in stem, core, tail."""
+    """The checkpoint's name of a layer, which recipes use; networks have stem, core and tail."""
     head, _, rest = name.partition(".")
     if head == "first_skips":
         return f"down_blocks.0.{rest}"

@@ -1,4 +1,4 @@
-"""Confidence intervals by resampling what was measured. It does not know what the rows are."""
+"""Confidence intervals by bootstrap. It does not know what the rows are."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Interval:
 
 
 def interval(value: float, score: Callable[[Tensor], float], count: int, rounds: int) -> Interval:
-    """How far a set of as many rows may lie from `value`; `score` takes the indices of rows drawn.
+    """The interval of `value` over sets of `count` rows; `score` takes the indices of a resample.
 
-    The resamples' spread about their own mean, laid around the value: FID of a resample is biased
-    upwards, since it repeats pictures, and percentiles alone would not even hold the value.
+    It is the resamples' spread about their mean, centred on the value: FID of a resample is biased
+    upwards because it repeats pictures, so percentiles alone would exclude the value.
     """
     generator = torch.Generator().manual_seed(SEED)
-    drawn = torch.tensor(
+    scores = torch.tensor(
         [score(torch.randint(count, (count,), generator=generator)) for _ in range(rounds)],
         dtype=torch.float64,
     )
     tail = (1 - CONFIDENCE) / 2
-    low, high = (drawn - drawn.mean()).quantile(torch.tensor([tail, 1 - tail]).double())
+    low, high = (scores - scores.mean()).quantile(torch.tensor([tail, 1 - tail]).double())
     return Interval(value + float(low), value + float(high))

@@ -1,4 +1,4 @@
-"""The best this machine does at multiplying and at copying memory, measured."""
+"""The measured maximum of this machine in matrix products and memory copies."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import torch.nn.functional as F
 
 SIDES = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
 CONVOLVED = (8, 128, 32, 32)
-"""rows, channels, height, width; as many channels come out"""
+"""rows, channels, height, width; output channels equal input channels"""
 COPIED_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Operations a second of products, and bytes a second of a copy (read and write)."""
+    """FLOP/s of products, and bytes/s of a copy (read and write)."""
 
     flops: float
     bytes: float
 
     def floor_s(self, flops: float, bytes: float) -> float:
-        """No call that computes and moves so much ends sooner."""
+        """The least seconds of a call with this work."""
         return max(flops / self.flops, bytes / self.bytes)
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    found = [_matmul(side, device, dtype) for side in SIDES[device.type]]
+    flops = [_matmul(side, device, dtype) for side in SIDES[device.type]]
     if device.type == "cpu":
-        # PyTorch's matrix product leaves half of some processors' vector units unused.
-        found.append(_convolution(dtype))
-    return Ceilings(max(found), _copy(device))
+        # On some processors PyTorch's matrix product uses half of the vector units.
+        flops.append(_convolution(dtype))
+    return Ceilings(max(flops), _copy(device))
 
 
 def _matmul(side: int, device: torch.device, dtype: torch.dtype) -> float:
@@ -58,7 +58,7 @@ def _copy(device: torch.device) -> float:
 
 
 def fastest(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the quickest of several: the rest was slowed by something else."""
+    """Seconds of the fastest of several runs, which other work slowed least."""
     times = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Tables in Markdown. It does not know what is in them."""
+"""Tables in Markdown."""
 
 from __future__ import annotations
 

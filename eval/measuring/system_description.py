@@ -1,4 +1,4 @@
-"""What a measurement ran on: processor, memory, accelerators, software. No name of a machine."""
+"""The machine of a measurement: processor, memory, accelerators, software; no host name."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ def describe_system() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """With family and model where there are such: a maker's processors share a name for years, at
-    twice the speed."""
-    found: dict[str, str] = {}
+    """The name with family and model, if known: generations share a name."""
+    facts: dict[str, str] = {}
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             name, _, value = line.partition(":")
-            found.setdefault(name.strip(), value.strip())
-    name = found.get("model name", platform.machine())
-    if "cpu family" not in found:
+            facts.setdefault(name.strip(), value.strip())
+    name = facts.get("model name", platform.machine())
+    if "cpu family" not in facts:
         return name
-    return f"{name} (family {found['cpu family']}, model {found['model']})"
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def memory_bytes() -> int:
@@ -54,8 +53,8 @@ def accelerators() -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions

@@ -1,4 +1,4 @@
-"""Paired timings: variants take turns in one process, so a ratio holds when the machine drifts."""
+"""Paired timings: variants take turns in one process, so that drift of the machine cancels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from functools import partial
 
 Run = Callable[[], object]
 Timed = Callable[[Run], float]
-"""runs it, and gives the seconds that it took"""
+"""runs it and returns the seconds"""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over rounds: its median, and the least and the most that was seen."""
+    """The median, minimum and maximum of a figure over rounds."""
 
     median: float
     low: float
@@ -31,7 +31,7 @@ class Spread:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The least of them that such a share does not exceed; not a number where there are none."""
+    """The smallest value that the share of values does not exceed; NaN without values."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)] if ordered else math.nan
 
@@ -43,7 +43,7 @@ def wall_s(run: Run) -> float:
 
 
 def cpu_s(run: Run) -> float:
-    """Of this process alone, over its threads: what other processes take is left out."""
+    """CPU seconds of this process per thread, which other processes do not change."""
     import torch
 
     start = time.process_time()
@@ -52,7 +52,7 @@ def cpu_s(run: Run) -> float:
 
 
 def cuda_s(run: Run) -> float:
-    """By the GPU's own clock, until all that was enqueued is done."""
+    """Seconds by the GPU's clock, until the enqueued work is done."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -71,8 +71,8 @@ def take_turns(
     timed: Timed = wall_s,
     until_s: float = float("inf"),
 ) -> dict[str, list[float]]:
-    """Seconds of every round by variant; each round runs all of them once, in turning order. After
-    the first, none begins past `until_s` of time.perf_counter."""
+    """Seconds of every round by variant. Each round runs every variant once, in rotated order.
+    After the first, no round begins past `until_s` on time.perf_counter."""
     for variant in variants.values():
         for _ in range(warmup):
             variant()
@@ -82,7 +82,7 @@ def take_turns(
 def in_turns(
     measures: Mapping[str, Callable[[], float]], rounds: int, until_s: float = float("inf")
 ) -> dict[str, list[float]]:
-    """Figures of every round; see take_turns."""
+    """The figures of every round; see take_turns."""
     figures: dict[str, list[float]] = {name: [] for name in measures}
     names = list(measures)
     for round_ in range(rounds):
@@ -94,5 +94,5 @@ def in_turns(
 
 
 def ratio(of: list[float], to: list[float]) -> Spread:
-    """Round by round, how many times the first takes of the second."""
+    """The ratio of the first to the second, round by round."""
     return Spread.of([a / b for a, b in zip(of, to, strict=True)])

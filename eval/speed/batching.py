@@ -2,14 +2,12 @@
 
 sdxl bench batching [--model mini] [--costs costs.json]
 
-With equal requests, with the service's own qualities, and with steps that differ more. The engines'
-calls are measured, every bucket, deep and shallow. Then each discipline serves the same Poisson
-arrivals in simulated time, where a call takes what was measured: in flight by the service's own
-policy; static by a greedy batcher, which starts with what is queued and runs as long as the longest
-of it, with the batch and the wait that are best for it at that very load; by one that only puts
-alike requests together; and one by one. "Ideal" is what no device does: one by one, in order, each
-image at the cost per row of full calls. Encoding and decoding overlap with all of them and are left
-out.
+Calls of every bucket are measured, deep and shallow. Then each discipline serves the same Poisson
+arrivals in simulated time, with equal and with mixed requests: in flight by the service's policy;
+static by a greedy batcher that starts with the queue and runs as long as its longest request, with
+the best batch size and wait for that load; static with equal requests only; and one by one. "Ideal"
+runs images one by one at a full call's cost per row, which no device does. Encoding and decoding
+are omitted.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ OURS = "in flight"
 IMAGES, WARM_SHARE = 2000, 0.1
 LOADS = (0.5, 0.8, 0.95)
 WAITS = (0.0, 0.25, 0.5, 1.0)
-"""shares of one image's time"""
+"""as shares of one image's time"""
 
 
 class Arrival(NamedTuple):
@@ -58,15 +56,15 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredDevice:
-    """Measured calls at one shape, and the limits under which the service runs it."""
+    """Measured calls at one size, and the service's limits."""
 
     costs: Costs
     limits: Limits
     image: Flight
-    """one of that size"""
+    """an image of that size"""
 
     def batch_s(self, images: int, kind: Kind) -> float:
-        """All steps of a static batch."""
+        """Seconds of all steps of a static batch."""
         bucket = self.limits.bucket(images * ROWS)
         deep, shallow = self.call_s("unet_deep", bucket), self.call_s("unet_shallow", bucket)
         return sum(deep if step.is_deep else shallow for step in deepcache.plan(*kind))
@@ -79,7 +77,7 @@ class MeasuredDevice:
         return [bucket // ROWS for bucket in self.limits.buckets if bucket >= ROWS]
 
     def capacity(self, mix: Sequence[Kind]) -> float:
-        """Images a second of the best batch, always full, each of one kind."""
+        """Images a second of the best batch size, always full, with one kind a batch."""
         return max(
             images / statistics.fmean(self.batch_s(images, kind) for kind in mix)
             for images in self.batches
@@ -90,10 +88,10 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
     costs = Costs()
     for bucket in pipeline.limits().buckets:
         guidance = USUAL.guidance if bucket >= ROWS else 1.0
-        asked = replace(
+        request = replace(
             USUAL, prompt="a ring", seed=0, steps=6, cache_interval=2, guidance=guidance
         )
-        params = [pipeline.resolve(asked)] * max(bucket // ROWS, 1)
+        params = [pipeline.resolve(request)] * max(bucket // ROWS, 1)
         conditionings = pipeline.encode(params)
         for _ in range(2):
             loop = pipeline.in_flight()
@@ -118,11 +116,11 @@ def stored(path: Path) -> MeasuredDevice:
 
 
 def arrivals_at(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[Arrival]:
-    chance, now, found = random.Random(1), 0.0, []
+    rng, now, arrivals = random.Random(1), 0.0, []
     for _ in range(count):
-        now += chance.expovariate(rate)
-        found.append(Arrival(now, chance.choice(mix)))
-    return found
+        now += rng.expovariate(rate)
+        arrivals.append(Arrival(now, rng.choice(mix)))
+    return arrivals
 
 
 def in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
@@ -157,8 +155,8 @@ def static(
     *,
     is_alike: bool = False,
 ) -> list[float]:
-    """Starts with what is queued once it is full, or the first has waited long enough; `is_alike`:
-    only with what is of the first one's kind."""
+    """A batch starts when it is full or its first request has waited `wait_s`. `is_alike`: batch
+    only requests of the first one's kind."""
     latencies = [0.0] * len(arrivals)
     waiting = list(range(len(arrivals)))
     now = 0.0
@@ -225,7 +223,7 @@ def table(device: MeasuredDevice) -> str:
 def disciplines(
     device: MeasuredDevice, arrivals: Sequence[Arrival]
 ) -> dict[str, tuple[list[float], str]]:
-    """Latencies by name, and what was best for those that have a choice."""
+    """Latencies by discipline, with the best batch and wait of the static ones."""
     return {
         OURS: (in_flight(device, arrivals), ""),
         "static": best_static(device, arrivals, is_alike=False),
@@ -236,9 +234,9 @@ def disciplines(
 
 
 def rows(device: MeasuredDevice, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
-    found = disciplines(device, arrivals)
-    for title, (latencies, note) in found.items():
-        mean, ratio = statistics.fmean(settled(latencies)), p99(found[OURS][0]) / p99(latencies)
+    by_name = disciplines(device, arrivals)
+    for title, (latencies, note) in by_name.items():
+        mean, ratio = statistics.fmean(settled(latencies)), p99(by_name[OURS][0]) / p99(latencies)
         yield f"{load:<6.0%}{title:<14}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
 
 
@@ -246,8 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sdxl bench batching", description=__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--backend", default="auto")
-    parser.add_argument("--costs", type=Path, help="measured before, as --save wrote them")
-    parser.add_argument("--save", type=Path, help="where to keep what was measured")
+    parser.add_argument("--costs", type=Path, help="use costs that --save wrote")
+    parser.add_argument("--save", type=Path, help="write the measured costs here")
     options = parser.parse_args(argv)
 
     if options.costs:

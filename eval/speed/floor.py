@@ -1,9 +1,9 @@
-"""`sdxl bench floor`: the arithmetic and the bytes of each stage, the least time they take on this
-machine, and the share of that which each engine reaches.
+"""`sdxl bench floor`: the arithmetic and bytes of each stage, their least time on this machine, and
+the share of it that each engine reaches.
 
-`--model sdxl-1.0` derives the real model's figures from its shape alone, and times nothing. Nor
-does `--gpu`: it says how long a full-size call of the torch backend should take on a GPU that is
-not here; with `--plan`, what pictures by those plans cost there.
+`--model sdxl-1.0` derives the real model's figures from its shape and times nothing. `--gpu`
+estimates the time of full-size calls of the torch backend on another GPU; with `--plan`, the cost
+of pictures by step plans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     if options.plan is not None and not options.gpu:
         raise InvalidParams("plan", " ".join(options.plan), "needed --gpu with it")
     if options.gpu:
-        print_expected(options)
+        print_estimate(options)
         return 0
     report = measure(options)
     print(json.dumps(report) if options.is_json else table(report))
@@ -40,36 +40,48 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl bench floor", description="How near engines are to the least time.")
+    parser = Parser(
+        prog="sdxl bench floor", description="How near engines are to the machine's least time."
+    )
     add = parser.add_argument
-    add("--model", default="mini", help="as elsewhere, or sdxl-1.0 for the arithmetic alone")
-    add("--backend", nargs="+", default=["torch", "onnxruntime"])
+    add(
+        "--model",
+        default="mini",
+        help="a model, or sdxl-1.0 for the arithmetic alone (%(default)s)",
+    )
+    add("--backend", nargs="+", default=["torch", "onnxruntime"], help="default: both")
     add("--precision", default="fp32", help="of weights and activations (default %(default)s)")
-    add("--rows", type=whole, nargs="+", default=[2, 16], help="of a UNet's call; two an image")
-    add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
-    add("--gpu", choices=("h200", "h100", "l40s"), help="expected milliseconds and images/s there")
+    add(
+        "--rows",
+        type=whole,
+        nargs="+",
+        default=[2, 16],
+        help="of a UNet's call, two an image (%(default)s)",
+    )
+    add("--side", type=whole, metavar="PIXELS", help="of the image (default: the model's)")
+    add("--gpu", choices=("h200", "h100", "l40s"), help="estimate this GPU instead")
     add(
         "--plan",
         nargs="*",
         metavar="PLAN",
-        help="with --gpu: pictures by these, [SCHEDULER:]STEPS[/INTERVAL|:I,J,…]; those of "
-        "docs/tuning.md where none is named",
+        help="with --gpu: estimate plans, [SCHEDULER:]STEPS[/INTERVAL|:I,J,…] (without a PLAN: "
+        "those of docs/tuning.md)",
     )
-    add("--json", action="store_true", dest="is_json")
+    add("--json", action="store_true", dest="is_json", help="print the figures as JSON")
     return parser
 
 
-def print_expected(options: argparse.Namespace) -> None:
+def print_estimate(options: argparse.Namespace) -> None:
     from eval.speed import estimated_plans, estimated_time
 
     if options.plan is None:
-        found = estimated_time.report(options.gpu, options.rows)
-        lines = estimated_time.table(found)
+        report = estimated_time.report(options.gpu, options.rows)
+        lines = estimated_time.table(report)
     else:
         plans = [estimated_plans.read(text) for text in options.plan or estimated_plans.PLANS]
-        found = estimated_plans.report(options.gpu, max(options.rows), plans)
-        lines = estimated_plans.table(found)
-    print(json.dumps(found, indent=1) if options.is_json else "\n".join(lines))
+        report = estimated_plans.report(options.gpu, max(options.rows), plans)
+        lines = estimated_plans.table(report)
+    print(json.dumps(report, indent=1) if options.is_json else "\n".join(lines))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -89,7 +101,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     configs = configs_of(options.model)
     side = options.side or architecture_of(configs).default_side
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # 8-bit engines are held against the ceiling of what they compute in where they are not.
+    # 8-bit engines are compared with the ceiling of their other precision.
     dtype = getattr(torch, DTYPES.get(options.precision, "float16"))
     ceilings = measure_ceilings(device, dtype)
     report: dict[str, Any] = {
@@ -121,10 +133,10 @@ def load(options: argparse.Namespace) -> dict[str, Engines]:
 def calls_of(
     shapes: Shapes, work: dict[str, CallWork], ceilings: Ceilings, loaded: dict[str, Engines]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"rows": shapes.rows, "stages": {}}
+    call: dict[str, Any] = {"rows": shapes.rows, "stages": {}}
     for name, each in work.items():
         floor_s = ceilings.floor_s(each.flops, each.bytes)
-        found["stages"][name] = {
+        call["stages"][name] = {
             "flops": each.flops,
             "bytes": each.bytes,
             "floor_s": floor_s,
@@ -133,7 +145,7 @@ def calls_of(
                 for backend, engines in loaded.items()
             },
         }
-    return found
+    return call
 
 
 def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict[str, float]:
@@ -143,7 +155,7 @@ def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict
     from sdxl.engine import allocate, torch_dtype
 
     engine, axes = engines[name], shapes.axes(engines.arch)
-    # Not all alike: a GPU is quicker at numbers that change few bits.
+    # Random values: a GPU is faster on numbers that change few bits.
     inputs = {
         t.name: torch.randn(t.shape(axes), device=engines.device).abs().to(torch_dtype(t))
         for t in engine.spec.inputs
@@ -154,20 +166,20 @@ def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict
 
 
 def image_of(call: dict[str, Any]) -> dict[str, Any]:
-    """A picture of the usual steps with guidance, whole and with DeepCache."""
+    """A picture of the default steps with guidance, exact and at interval 2."""
     from eval.measuring.arithmetic import calls_a_picture
 
     usual, stages = GenerationParams(), call["stages"]
     images = max(call["rows"] // 2, 1)
-    found = {}
+    by_interval = {}
     for interval in (1, 2):
         deep = -(-usual.steps // interval)
         counts = calls_a_picture(deep, usual.steps - deep)
-        found[f"interval {interval}"] = {
+        by_interval[f"interval {interval}"] = {
             key: sum(n * stages[name][key] for name, n in counts.items()) / images
             for key in ("flops", "floor_s")
         }
-    return found
+    return by_interval
 
 
 def table(report: dict[str, Any]) -> str:
@@ -184,7 +196,7 @@ def table(report: dict[str, Any]) -> str:
         head = "".join(f"{name:>22}" for name in names)
         lines.append(f"{'stage':<14}{'GFLOP':>12}{'MB':>10}{'floor ms':>13}{head}")
         lines += [stage_line(name, stage) for name, stage in call["stages"].items()]
-    lines.append(f"\na picture, {GenerationParams().steps} steps with guidance, at the least")
+    lines.append(f"\na picture, {GenerationParams().steps} steps with guidance, minimum")
     lines += [
         f"  {name}: {each['flops'] / GIGA:.1f} GFLOP, {1000 * each['floor_s']:.2f} ms"
         for name, each in report["image"].items()

@@ -1,8 +1,8 @@
-"""`sdxl bench peers`: same weights, prompts, steps, sizes and threads, in one run.
+"""`sdxl bench peers`: speed beside peers with the same weights, prompts, steps, sizes and threads.
 
-Variants take turns, round after round; figures are medians with the least and the most. Peak
-memory is of a process of its own for each variant. On a GPU the model is a random-weight one of
-SDXL's full size at 1024×1024: speed does not depend on the weights' values. It judges nothing.
+Variants take turns in every round; figures are the median, minimum and maximum. Peak memory is
+measured in one process for each variant. On a GPU the model has SDXL's full size with random
+weights, at 1024×1024: speed does not depend on the weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sdxl.files import prepare_folder, write_atomic, write_json
 FULL_SIZE = Path("out/full-size/model")
 BUDGET_S = 540.0
 LOOPS_SHARE = 0.25
-"""of the time: of denoising alone"""
+"""the share of the time budget for denoising alone"""
 Report = dict[str, Any]
 
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     report = measure(setting, options, given)
     if options.out:
-        keep(report, Path(options.out))
+        write_report(report, Path(options.out))
     print(json.dumps(report, default=asdict) if options.is_json else table(report))
     return 0
 
@@ -65,18 +65,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl bench peers", description="Speed against peers, in one run.")
     add = parser.add_argument
-    add("--model", help="mini on a CPU and random weights of full size on a GPU unless given")
-    add("--side", type=whole, metavar="PIXELS", help="the model's own unless given")
-    add("--batch", type=whole, nargs="+", default=[1, 4, 8])
+    add("--model", help="default: mini on a CPU, random weights of full size on a GPU")
+    add("--side", type=whole, metavar="PIXELS", help="of the image (default: the model's)")
+    add("--batch", type=whole, nargs="+", default=[1, 4, 8], help="sizes (%(default)s)")
     add("--rounds", type=whole, default=7, help="at most (default %(default)s)")
-    add("--steps", type=whole, default=variants.STEPS)
-    add("--ours", nargs="+", metavar="BACKEND:PRECISION", help="which of ours are compared")
+    add("--steps", type=whole, default=variants.STEPS, help="%(default)s")
+    add("--ours", nargs="+", metavar="BACKEND:PRECISION", help="our variants")
     add("--no-compile", action="store_true", help="leave torch.compile out")
-    add("--no-memory", action="store_true", help="leave the peak memory of each out")
-    add("--time-budget", type=number, default=BUDGET_S, metavar="SECONDS", help="%(default)s")
-    add("--price-per-hour", type=number, metavar="DOLLARS", help="for images per dollar")
+    add("--no-memory", action="store_true", help="leave peak memory out")
+    add(
+        "--time-budget",
+        type=number,
+        default=BUDGET_S,
+        metavar="SECONDS",
+        help="time limit (%(default)s)",
+    )
+    add(
+        "--price-per-hour",
+        type=number,
+        metavar="DOLLARS",
+        help="adds images per dollar",
+    )
     add("--out", metavar="DIR", help="also write peers.json, .txt, .png and .svg there")
-    add("--json", action="store_true", dest="is_json", help="the figures as one JSON object")
+    add("--json", action="store_true", dest="is_json", help="print the figures as one JSON object")
     add("--memory-of", help=argparse.SUPPRESS)
     return parser
 
@@ -98,7 +109,7 @@ def full_size() -> str:
 def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]) -> Report:
     until_s = time.perf_counter() + options.time_budget
     loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
-    # Compiled, memory is the eager one's, and compiling again takes minutes.
+    # A compiled variant has the eager one's memory, and compiling again takes minutes.
     weighed = (
         []
         if options.no_memory
@@ -119,9 +130,9 @@ def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]
         part_s = max(until_s - now, 0) / left
         prompts = prompts_for(batch)
         runs = {name: partial(paint, prompts) for name, paint in loaded.paints.items()}
-        found = figures(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
+        measured = figures(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
         loops = {name: begin(prompts) for name, begin in loaded.loops.items()}
-        report["batches"][batch] = found | denoising(loops, options, now + part_s)
+        report["batches"][batch] = measured | denoising(loops, options, now + part_s)
         left -= 1
     return report
 
@@ -137,7 +148,7 @@ def figures(
     until_s: float,
     warmup: int = 2,
 ) -> Report:
-    """Of one batch size, and the ratios that the project's goals are stated in."""
+    """The figures of one batch size, with the ratios of the project's goals."""
     joules: dict[str, list[float]] = {}
     counter, is_cuda = meter(), torch.cuda.is_available()
     timed = cuda_s if is_cuda else wall_s
@@ -145,26 +156,26 @@ def figures(
         name: _metered(run, joules.setdefault(name, []), counter) for name, run in runs.items()
     }
     seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
-    found: Report = {
+    report: Report = {
         "seconds": {name: Spread.of(values) for name, values in seconds.items()},
         "images/s": {n: Spread.of([batch / s for s in each]) for n, each in seconds.items()},
     }
     if counter is not None:
         energy = {n: [j / batch for j in joules[n][-len(seconds[n]) :]] for n in seconds}
-        found["joules an image"] = {n: Spread.of(each) for n, each in energy.items()}
-        found["images per joule"] = {
+        report["joules an image"] = {n: Spread.of(each) for n, each in energy.items()}
+        report["images per joule"] = {
             n: Spread.of([1 / j for j in each]) for n, each in energy.items()
         }
     if options.price_per_hour:
-        found["images per dollar"] = {
+        report["images per dollar"] = {
             n: Spread.of([3600 * batch / s / options.price_per_hour for s in each])
             for n, each in seconds.items()
         }
-    return found | ratios(seconds, options.ours)
+    return report | ratios(seconds, options.ours)
 
 
 def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: float) -> Report:
-    """Of the loop alone, without the text encoders, the decoder and the picture."""
+    """The figures of the loop alone."""
     timed = cuda_s if torch.cuda.is_available() else wall_s
     seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
     return {
@@ -176,15 +187,15 @@ def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: fl
 
 
 def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
-    found: Report = {
+    by_peer: Report = {
         f"times as fast as {peer}": {
             name: ratio(seconds[peer], values) for name, values in seconds.items() if name != peer
         }
         for peer in PEERS
         if peer in seconds
     }
-    found["time at interval 2 over interval 1"] = over_one(seconds, ours)
-    return found
+    by_peer["time at interval 2 over interval 1"] = over_one(seconds, ours)
+    return by_peer
 
 
 def over_one(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> dict[str, Spread]:
@@ -211,13 +222,14 @@ def _metered(run: Run, joules: list[float], counter: Callable[[], float] | None)
 
 def _peak(name: str, given: list[str]) -> int:
     command = [sys.executable, "-m", "sdxl.cli", "bench", "peers", *given, "--memory-of", name]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(said.split()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(output.split()[-1])
 
 
 def peak_bytes(setting: BenchSetting, options: argparse.Namespace) -> int:
-    """Of a process that loads one variant and runs the largest batch, a deep and a shallow step."""
-    # The process that asks holds every variant on the same GPU.
+    """The peak of this process, which loads one variant and runs a deep and a shallow step of the
+    largest batch."""
+    # The parent process holds every variant on the same GPU.
     others = gpu_bytes()
     paint = load_one(replace(setting, steps=2), options.memory_of, options.ours)
     paint(prompts_for(max(options.batch)))
@@ -225,14 +237,14 @@ def peak_bytes(setting: BenchSetting, options: argparse.Namespace) -> int:
 
 
 def gpu_bytes() -> int:
-    """What all processes hold: not only what PyTorch's allocator knows of. 0 without a GPU."""
+    """The GPU memory of all processes and libraries; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     free, total = torch.cuda.mem_get_info()
     return int(total - free)
 
 
-def keep(report: Report, folder: Path) -> None:
+def write_report(report: Report, folder: Path) -> None:
     from eval.quality.plot import plot_peers
 
     prepare_folder(folder)

@@ -1,5 +1,5 @@
-"""Who is compared: diffusers as it is, compiled, and with the DeepCache package; and ours by
-backend, precision and interval. Each goes from prompts to image tensors. It times nothing.
+"""The compared variants: diffusers eager, compiled and with the DeepCache package; ours by backend,
+precision and interval. Each goes from prompts to image tensors. It times nothing.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ EAGER, CACHED, COMPILED = "diffusers eager", "diffusers + DeepCache", "diffusers
 COMPILED_CACHED = "diffusers + torch.compile + DeepCache"
 PEERS = (EAGER, CACHED, COMPILED, COMPILED_CACHED)
 COMPILED_PARTS = ("attentions", "resnet", "downsampler", "upsampler")
-"""of the DeepCache package's names for what it wraps: those without wrapped parts inside"""
+"""the DeepCache package's names of wrapped parts that contain no other wrapped part"""
 OURS = {
     "cpu": ("torch:fp32", "onnxruntime:fp32", "onnxruntime:int8"),
     "cuda": ("torch:fp16", "tensorrt:fp16", "tensorrt:fp8", "tensorrt:int8"),
 }
-"""backend and precision; one that is not there is passed over, and said"""
+"""backend and precision; unavailable ones are reported"""
 
 Paint = Callable[[Sequence[str]], object]
 Begin = Callable[[Sequence[str]], Run]
-"""Encodes these prompts; what it returns denoises them and does nothing else."""
+"""encodes prompts and returns a function that only denoises them"""
 
 
 @dataclass(frozen=True)
 class BenchSetting:
-    """What all variants have in common."""
+    """The settings of all variants."""
 
     model: str
     side: int | None
@@ -70,28 +70,28 @@ def name_of(ours: str, interval: int) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Those that are there, by name, and why the others are not."""
+    """The available variants by name, and why others are not."""
 
     paints: dict[str, Paint]
     loops: dict[str, Begin] = field(default_factory=dict)
-    """ours, without what comes before and after the loop"""
+    """ours, the loop alone"""
     passed_over: dict[str, str] = field(default_factory=dict)
 
 
 def load_all(setting: BenchSetting, ours: Sequence[str], has_compile: bool) -> Loaded:
     peers = PEERS if has_compile else (EAGER, CACHED)
-    found = Loaded({name: _peer(setting, name) for name in peers})
+    loaded = Loaded({name: _peer(setting, name) for name in peers})
     for each in ours:
         try:
             pipeline = _ours(setting, each)
         except (BackendMissing, ExportError, InvalidParams) as error:
-            found.passed_over[each] = str(error)
+            loaded.passed_over[each] = str(error)
             continue
         for interval in INTERVALS:
             name = name_of(each, interval)
-            found.paints[name] = paint_with(pipeline, setting, interval)
-            found.loops[name] = partial(_begin, pipeline, setting, interval)
-    return found
+            loaded.paints[name] = paint_with(pipeline, setting, interval)
+            loaded.loops[name] = partial(_begin, pipeline, setting, interval)
+    return loaded
 
 
 def load_one(setting: BenchSetting, name: str, ours: Sequence[str]) -> Paint:
@@ -113,15 +113,15 @@ def _ours(setting: BenchSetting, each: str) -> Pipeline:
 def _paint(
     pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]
 ) -> object:
-    results = pipeline.generate(_asked(setting, interval, prompts))
+    results = pipeline.generate(_requests(setting, interval, prompts))
     if errors := [result.error for result in results if result.error]:
         raise errors[0]
     return results
 
 
 def _begin(pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]) -> Run:
-    asked = [pipeline.resolve(params) for params in _asked(setting, interval, prompts)]
-    encoded = zip(asked, pipeline.encode(asked), strict=True)
+    requests = [pipeline.resolve(params) for params in _requests(setting, interval, prompts)]
+    encoded = zip(requests, pipeline.encode(requests), strict=True)
     return partial(_denoise, pipeline, [pipeline.request(*each) for each in encoded])
 
 
@@ -134,7 +134,9 @@ def _denoise(pipeline: Pipeline, requests: Sequence[Request]) -> None:
             raise event.cause
 
 
-def _asked(setting: BenchSetting, interval: int, prompts: Sequence[str]) -> list[GenerationParams]:
+def _requests(
+    setting: BenchSetting, interval: int, prompts: Sequence[str]
+) -> list[GenerationParams]:
     return [
         GenerationParams(
             prompt,
@@ -157,7 +159,7 @@ def _peer(setting: BenchSetting, name: str) -> Paint:
     )
     pipe = pipe.to(setting.device)
     if setting.dtype == torch.float16:
-        # As with the VAE that was mended for halves; in floats it would take twice as long.
+        # As with the fp16 VAE fix; float32 would take twice as long.
         pipe.vae.register_to_config(force_upcast=False)
     pipe.set_progress_bar_config(disable=True)
     if name == COMPILED:
@@ -174,7 +176,7 @@ def _cache(pipe: Any, *, is_compiled: bool) -> None:
     helper.set_params(cache_interval=2, cache_branch_id=0)
     helper.enable()
     if is_compiled:
-        # The package decides in Python, step by step, which parts run: each is compiled by itself.
+        # The package chooses the parts of a step in Python, so each part is compiled alone.
         torch._dynamo.config.recompile_limit = 64
         helper.function_dict |= {
             key: torch.compile(part)

@@ -1,4 +1,4 @@
-"""`sdxl bench` finds its benchmarks by name."""
+"""`sdxl bench` runs its benchmarks by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from eval.bench_command import BENCHMARKS, main
 from sdxl import cli
 
 
-def test_every_benchmark_is_there_and_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_benchmark_exists_and_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     page = capsys.readouterr().out
     for name, (module, _) in BENCHMARKS.items():
         assert find_spec(f"eval.{module}") and f"  {name} " in page, name
 
 
-def test_an_unknown_one_is_a_bad_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "speed"]) == cli.BAD_REQUEST
     assert (
         "benchmark: 'speed' is not allowed; needed one of peers, floor" in capsys.readouterr().err
@@ -40,13 +40,13 @@ def test_an_unknown_one_is_a_bad_request(capsys: pytest.CaptureFixture[str]) -> 
         (["floor", "--rows", "0"], "rows: 0 is not allowed; needed at least 1"),
     ],
 )
-def test_a_wrong_value_is_named(
+def test_a_wrong_value_is_reported(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", *argv]) == cli.BAD_REQUEST
     assert said in capsys.readouterr().err
 
 
-def test_the_table_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eval.speed.floor.main", lambda argv: len(argv))
     assert main(["floor", "--rows", "2"]) == 2

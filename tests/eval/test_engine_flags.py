@@ -1,4 +1,4 @@
-"""What measures takes the engines that whoever serves may take: of a folder, checked or not."""
+"""Measuring commands load the same engines as `sdxl serve`: of a folder, checked or not."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import engines
 from sdxl.params import InvalidParams
 
 FLAGS = ("--engines", "styled", "--unchecked")
-ASKED = {"folder": "styled", "takes_unchecked": True}
+REQUESTED = {"folder": "styled", "takes_unchecked": True}
 
 
 class Loaded(Exception):
-    """Engines would be loaded now, as they were asked for."""
+    """Engines would be loaded now, with these arguments."""
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
-        super().__init__(str(asked))
-        self.asked = asked
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        super().__init__(str(arguments))
+        self.arguments = arguments
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def load(*_: object, **asked: Any) -> NoReturn:
-        raise Loaded(asked)
+    def load(*_: object, **arguments: Any) -> NoReturn:
+        raise Loaded(arguments)
 
     monkeypatch.setattr(engines, "load", load)
     monkeypatch.chdir(tmp_path)
 
 
 def main_of(command: str) -> Any:
-    """The function itself: `sdxl.cli` makes a line of an error."""
+    """The command's function, because `sdxl.cli` catches errors."""
     from eval.command import main as evaluate
     from eval.mlperf.command import main as run_loadgen
     from eval.tune_command import main as tune
@@ -49,19 +49,19 @@ COMMANDS: dict[str, Sequence[str]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_asks_for_the_engines_that_its_flags_name(command: str) -> None:
+def test_the_flags_choose_the_engines(command: str) -> None:
     with pytest.raises(Loaded) as loaded:
         main_of(command)([*COMMANDS[command], *FLAGS])
-    assert {name: loaded.value.asked[name] for name in ASKED} == ASKED
+    assert {name: loaded.value.arguments[name] for name in REQUESTED} == REQUESTED
     with pytest.raises(Loaded) as loaded:
         main_of(command)([*COMMANDS[command], "--out", "another"])
-    assert {name: loaded.value.asked[name] for name in ASKED} == {
+    assert {name: loaded.value.arguments[name] for name in REQUESTED} == {
         "folder": "",
         "takes_unchecked": False,
     }
 
 
-def test_a_service_that_loadgen_starts_is_given_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_started_for_loadgen_gets_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Sequence[str]] = []
 
     def local_service(flags: Sequence[str]) -> NoReturn:
@@ -78,11 +78,11 @@ def test_a_service_that_loadgen_starts_is_given_them(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("flags", [FLAGS[:2], FLAGS[2:]])
-def test_a_service_that_runs_has_its_own(flags: Sequence[str]) -> None:
+def test_a_running_service_refuses_the_flags(flags: Sequence[str]) -> None:
     with pytest.raises(InvalidParams, match=f"^{flags[0][2:]}: .*a service that has its own"):
         main_of("mlperf")(["--url", "http://nowhere", *flags])
 
 
-def test_one_folder_is_not_several_precisions() -> None:
+def test_a_folder_of_engines_needs_one_precision() -> None:
     with pytest.raises(InvalidParams, match="engines: 'styled' .*needed one --precision"):
         main_of("tune")(["--precision", "fp32", "int8", *FLAGS])

@@ -1,4 +1,4 @@
-"""The arithmetic that is derived from the networks is the published one."""
+"""The arithmetic derived from the networks equals the published one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eval.measuring.ceilings import Ceilings
 
 TERA = 1e12
 CACHED = 2 * 128 * 128 * (9 + 1) * 960 * 320 / 1e12
-"""a row's first convolution of the last up block and the one past it: Deep's results are cached"""
+"""a row's first convolution of the last up block and its shortcut, which the deep step caches"""
 PUBLISHED = {"unet_deep": 2 * 6.761, "unet_shallow": 2 * (0.326 - CACHED), "vae_decoder": 10.47}
 """TFLOP at 1024×1024, two rows, one picture (MLPerf's reference model, counted by its layers)"""
 
@@ -29,14 +29,14 @@ def full() -> dict[str, CallWork]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_full_size_networks_compute_what_is_published(
+def test_the_full_size_networks_have_the_published_arithmetic(
     name: str, full: dict[str, CallWork]
 ) -> None:
-    found = full[name].flops / TERA
-    assert found == pytest.approx(PUBLISHED[name], rel=0.02), f"{found} TFLOP"
+    teraflops = full[name].flops / TERA
+    assert teraflops == pytest.approx(PUBLISHED[name], rel=0.02)
 
 
-def test_the_h200s_page_has_the_floors_of_this_arithmetic(full: dict[str, CallWork]) -> None:
+def test_docs_h200_has_the_floors_of_this_arithmetic(full: dict[str, CallWork]) -> None:
     halves, eight = [], []
     for deep in (20, 10):
         counts = calls_a_picture(deep, 20 - deep)
@@ -57,7 +57,7 @@ def test_weights_have_the_bytes_of_their_precision(full: dict[str, CallWork]) ->
 
 
 @pytest.mark.slow
-def test_eight_bit_weights_are_counted_by_the_recipe() -> None:
+def test_8_bit_weights_follow_the_recipe() -> None:
     configs = configs_of("mini")
     half, eight = (
         work_of(configs, Shapes(128, 2), precision)["unet_deep"].weight_bytes
@@ -66,7 +66,7 @@ def test_eight_bit_weights_are_counted_by_the_recipe() -> None:
     assert 0.5 * half < eight < 0.75 * half, (half, eight)
 
 
-def test_the_floor_is_the_slower_of_arithmetic_and_memory() -> None:
+def test_the_floor_is_the_longer_of_arithmetic_and_memory() -> None:
     ceilings = Ceilings(flops=100.0, bytes=10.0)
     assert ceilings.floor_s(200, 5) == 2
     assert ceilings.floor_s(200, 50) == 5

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: as wide as theory says, around the value, the same every time."""
+"""Bootstrap intervals: their width, their place, and that they are deterministic."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def mean(rows: torch.Tensor) -> float:
     return float(VALUES[rows].mean())
 
 
-def test_a_means_interval_is_as_wide_as_the_normal_one() -> None:
-    found = interval(float(VALUES.mean()), mean, len(VALUES), 1000)
+def test_the_interval_of_a_mean_has_the_normal_width() -> None:
+    bounds = interval(float(VALUES.mean()), mean, len(VALUES), 1000)
     expected = 2 * 1.96 * float(VALUES.std()) / len(VALUES) ** 0.5
-    assert found.high - found.low == pytest.approx(expected, rel=0.15)
+    assert bounds.high - bounds.low == pytest.approx(expected, rel=0.15)
 
 
-def test_a_biased_score_keeps_its_value_inside() -> None:
-    """Like FID, whose resamples are all above it."""
-    found = interval(5.0, lambda rows: 9.0 + mean(rows), len(VALUES), 200)
-    assert found.low < 5.0 < found.high, found
+def test_the_interval_of_a_biased_score_contains_its_value() -> None:
+    """Like FID, whose resamples are all higher."""
+    bounds = interval(5.0, lambda rows: 9.0 + mean(rows), len(VALUES), 200)
+    assert bounds.low < 5.0 < bounds.high, bounds
 
 
-def test_it_is_the_same_every_time() -> None:
+def test_the_interval_is_deterministic() -> None:
     assert interval(0.0, mean, len(VALUES), 20) == interval(0.0, mean, len(VALUES), 20)

@@ -1,4 +1,4 @@
-"""The comparison takes turns, keeps to its time, and derives its figures from the rounds."""
+"""The comparison with peers: turns, time limit, figures and report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eval.measuring.energy import meter
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Spread, take_turns
 from eval.speed import peers
-from eval.speed.peers import figures, keep, table
+from eval.speed.peers import figures, table, write_report
 from eval.speed.variants import CACHED, EAGER, BenchSetting, name_of
 
 OURS = ["torch:fp32"]
@@ -25,7 +25,7 @@ OPTIONS = argparse.Namespace(rounds=3, price_per_hour=2.0, ours=OURS)
 def nothing() -> None: ...
 
 
-def test_everyone_has_a_turn_in_each_round() -> None:
+def test_every_variant_has_a_turn_in_each_round() -> None:
     order: list[str] = []
     runs = {name: lambda name=name: order.append(name) for name in "abc"}
     seconds = take_turns(runs, rounds=3, warmup=0)
@@ -33,9 +33,9 @@ def test_everyone_has_a_turn_in_each_round() -> None:
     assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3, "c": 3}
 
 
-def test_no_round_begins_after_the_time_is_up() -> None:
+def test_no_round_begins_after_the_time_limit() -> None:
     seconds = take_turns({"a": nothing}, rounds=1000, until_s=time.perf_counter() - 1)
-    assert len(seconds["a"]) == 1, "the first round is always whole"
+    assert len(seconds["a"]) == 1, "the first round always runs"
 
 
 def report() -> dict[str, object]:
@@ -53,15 +53,15 @@ def report() -> dict[str, object]:
 def test_figures_follow_from_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed = {EAGER: [4.0], CACHED: [2.0], name_of(OURS[0], 1): [2.0], name_of(OURS[0], 2): [1.0]}
     monkeypatch.setattr(peers, "take_turns", lambda *_, **__: fixed)
-    found = figures(dict.fromkeys(fixed, nothing), 4, OPTIONS, float("inf"))
-    assert found["images/s"][name_of(OURS[0], 2)] == Spread(4.0, 4.0, 4.0)
-    assert found["images per dollar"][EAGER].median == 3600 * 4 / 4.0 / 2.0
-    assert found[f"times as fast as {EAGER}"][name_of(OURS[0], 2)].median == 4.0
-    assert found["time at interval 2 over interval 1"][OURS[0]].median == 0.5
+    result = figures(dict.fromkeys(fixed, nothing), 4, OPTIONS, float("inf"))
+    assert result["images/s"][name_of(OURS[0], 2)] == Spread(4.0, 4.0, 4.0)
+    assert result["images per dollar"][EAGER].median == 3600 * 4 / 4.0 / 2.0
+    assert result[f"times as fast as {EAGER}"][name_of(OURS[0], 2)].median == 4.0
+    assert result["time at interval 2 over interval 1"][OURS[0]].median == 0.5
 
 
-def test_a_report_is_kept_as_figures_table_and_plot(tmp_path: Path) -> None:
-    keep(report(), tmp_path)
+def test_the_report_has_json_a_table_and_plots(tmp_path: Path) -> None:
+    write_report(report(), tmp_path)
     stored = json.loads((tmp_path / "peers.json").read_text())
     assert stored["batches"]["4"]["images/s"][EAGER]["median"] > 0
     assert "passed over: tensorrt:int8: needs a GPU" in (tmp_path / "peers.txt").read_text()
@@ -69,19 +69,19 @@ def test_a_report_is_kept_as_figures_table_and_plot(tmp_path: Path) -> None:
     assert b"<svg" in (tmp_path / "peers.svg").read_bytes()[:400]
 
 
-def test_the_table_names_everyone() -> None:
+def test_the_table_names_every_variant() -> None:
     text = table(report())
     for name in (EAGER, CACHED, name_of(OURS[0], 1), name_of(OURS[0], 2)):
         assert name in text, name
 
 
-def test_without_nvml_nothing_is_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert meter() is None
 
 
-def test_peak_memory_is_the_variants_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a process that holds 50 GiB of the GPU's 100."""
+def test_peak_memory_excludes_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process holds 50 GiB of the GPU's 100."""
     free = iter([50, 42])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free) * 2**30, 100 * 2**30))
