@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from serve.worker.worker import Worker
 from tests.serve.workers import running
 
 GENERATE = "/v1/images/generations"
+NO_SETTINGS: Mapping[str, Any] = {}
 
 
 @asynccontextmanager
@@ -43,12 +44,24 @@ async def client_of(app: FastAPI, key: str | None = None) -> AsyncIterator[httpx
         yield found
 
 
-def post(worker: Worker, body: Any, path: str = GENERATE, **settings: Any) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with client(worker, **settings) as found:
-            return await found.post(path, json=body)
+def call(
+    worker: Worker,
+    method: str,
+    path: str,
+    settings: Mapping[str, Any] = NO_SETTINGS,
+    **request: Any,
+) -> httpx.Response:
+    """One request, in process."""
 
-    return asyncio.run(call())
+    async def send() -> httpx.Response:
+        async with client(worker, **settings) as http:
+            return await http.request(method, path, **request)
+
+    return asyncio.run(send())
+
+
+def post(worker: Worker, body: Any, path: str = GENERATE, **settings: Any) -> httpx.Response:
+    return call(worker, "POST", path, settings, json=body)
 
 
 def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:

@@ -17,7 +17,7 @@ from sdxl.images import read_parameters
 from serve.front import answering
 from serve.front.keys import sha256
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client, error_of, post
+from tests.serve.servers import GENERATE, call, client, error_of, post
 from tests.serve.workers import fake, fake_pipeline, running
 
 PROMPT = "a red circle on a blue background"
@@ -103,11 +103,7 @@ def test_every_step_is_deep_where_steps_are_few_and_nothing_is_said_of_caches(
 
 
 def test_models_say_what_is_taken_where_nothing_is_said(worker: Worker) -> None:
-    async def listed() -> Any:
-        async with client(worker) as http:
-            return (await http.get("/v1/models")).json()["data"]
-
-    (model,) = asyncio.run(listed())
+    (model,) = call(worker, "GET", "/v1/models").json()["data"]
     controls = {each["name"]: each for each in model["images"]["parameters"]}
     assert controls["steps"]["default"] == 20
     assert "default" not in controls["cache_interval"], "it goes by the steps"
@@ -304,11 +300,7 @@ def test_a_key_s_rate_is_a_429_that_says_when(worker: Worker, tmp_path: Path) ->
 
 
 def test_the_documentation_says_what_one_event_of_a_stream_is(worker: Worker) -> None:
-    async def scenario() -> Any:
-        async with client(worker) as http:
-            return (await http.get("/openapi.json")).json()["paths"]
-
-    paths = asyncio.run(scenario())
+    paths = call(worker, "GET", "/openapi.json").json()["paths"]
     for path in (GENERATE, "/v1/images/edits"):
         content = paths[path]["post"]["responses"]["200"]["content"]
         assert content["text/event-stream"]["itemSchema"]["required"] == ["data"], path

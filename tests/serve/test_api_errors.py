@@ -17,7 +17,7 @@ from serve.front.error_envelope import reason_of
 from serve.front.openai_text import CompletionRequest, check
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
-from tests.serve.servers import GENERATE, client, error_of, post
+from tests.serve.servers import GENERATE, call, client, error_of, post
 from tests.serve.workers import fake, fake_pipeline, running
 
 PROMPT = "a red circle on a blue background"
@@ -105,11 +105,7 @@ def test_an_unknown_model_is_a_404(worker: Worker) -> None:
 def test_what_is_not_there_has_the_envelope_too(
     worker: Worker, method: str, path: str, status: int
 ) -> None:
-    async def call() -> httpx.Response:
-        async with client(worker) as http:
-            return await http.request(method, path)
-
-    answer = asyncio.run(call())
+    answer = call(worker, method, path)
     assert answer.status_code == status and error_of(answer)["type"] == "invalid_request_error"
     assert ("allow" in answer.headers) == (status == 405)
 
@@ -127,11 +123,7 @@ def test_what_is_not_there_has_the_envelope_too(
     ],
 )
 def test_a_wrong_path_is_told_what_is_mostly_wrong(worker: Worker, path: str, hint: str) -> None:
-    async def call() -> httpx.Response:
-        async with client(worker) as http:
-            return await http.post(path, json={"prompt": PROMPT})
-
-    answer = asyncio.run(call())
+    answer = call(worker, "POST", path, json={"prompt": PROMPT})
     error = error_of(answer)
     assert (answer.status_code, error["code"]) == (404, "not_found")
     assert error["message"].endswith(f"is not served here; {hint}.")
@@ -139,19 +131,13 @@ def test_a_wrong_path_is_told_what_is_mostly_wrong(worker: Worker, path: str, hi
 
 
 def test_where_the_setting_is_on_it_is_not_asked_for(worker: Worker) -> None:
-    async def call() -> httpx.Response:
-        async with client(worker, sdapi=True) as http:
-            return await http.post("/sdapi/v1/interrogate", json={})
-
-    assert error_of(asyncio.run(call()))["message"].endswith("/docs lists what is.")
+    assert error_of(
+        call(worker, "POST", "/sdapi/v1/interrogate", json={}, settings={"sdapi": True})
+    )["message"].endswith("/docs lists what is.")
 
 
 def test_a_wrong_method_is_told_all_that_the_path_has(worker: Worker) -> None:
-    async def scenario() -> httpx.Response:
-        async with client(worker, sdapi=True) as http:
-            return await http.delete("/sdapi/v1/options")
-
-    answer = asyncio.run(scenario())
+    answer = call(worker, "DELETE", "/sdapi/v1/options", settings={"sdapi": True})
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
 
@@ -174,11 +160,7 @@ def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
         yield b"{"
         await asyncio.sleep(5)
 
-    async def scenario() -> httpx.Response:
-        async with client(worker, body_timeout_s=0.1) as http:
-            return await http.post(GENERATE, content=slow())
-
-    answer = asyncio.run(scenario())
+    answer = call(worker, "POST", GENERATE, content=slow(), settings={"body_timeout_s": 0.1})
     assert answer.status_code == 408 and error_of(answer)["code"] == "body_timeout"
 
 

@@ -23,7 +23,7 @@ from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.sdxl.test_source import SVG, animated, bomb, plain, saved
-from tests.serve.servers import client, client_of, error_of
+from tests.serve.servers import call, client_of, error_of, post
 from tests.serve.workers import fake_pipeline, running
 
 EDIT = "/v1/images/edits"
@@ -47,19 +47,7 @@ def png(width: int = 128, height: int = 128) -> bytes:
 def send(
     worker: Worker, files: Any, fields: Mapping[str, Any] = QUICK, **settings: Any
 ) -> httpx.Response:
-    async def scenario() -> httpx.Response:
-        async with client(worker, **settings) as http:
-            return await http.post(EDIT, data=fields, files=files)
-
-    return asyncio.run(scenario())
-
-
-def send_json(worker: Worker, body: dict[str, Any], **settings: Any) -> httpx.Response:
-    async def scenario() -> httpx.Response:
-        async with client(worker, **settings) as http:
-            return await http.post(EDIT, json=body)
-
-    return asyncio.run(scenario())
+    return call(worker, "POST", EDIT, data=fields, files=files, settings=settings)
 
 
 def data_url(data: bytes) -> str:
@@ -178,7 +166,7 @@ def test_json_means_the_same_as_a_form(worker: Worker) -> None:
     form = picture_in(send(worker, {"image": image, "mask": mask}))
     body = {"prompt": PROMPT, "steps": 4, "seed": 7, "images": [{"image_url": data_url(image)}]}
     body["mask"] = {"image_url": data_url(mask)}
-    assert picture_in(send_json(worker, body)) == form
+    assert picture_in(post(worker, body, EDIT)) == form
 
 
 def test_it_streams_events_of_its_own_name(worker: Worker) -> None:
@@ -246,24 +234,20 @@ def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: 
 def test_nothing_is_fetched_for_a_client(
     worker: Worker, reference: dict[str, str], said: str
 ) -> None:
-    answer = send_json(worker, {"prompt": PROMPT, "images": [reference]})
+    answer = post(worker, {"prompt": PROMPT, "images": [reference]}, EDIT)
     assert answer.status_code == 400 and said in error_of(answer)["message"]
 
 
 def test_json_keeps_its_types(worker: Worker) -> None:
     images = [{"image_url": data_url(png())}]
-    answer = send_json(worker, {"prompt": PROMPT, "images": images, "steps": "4"})
+    answer = post(worker, {"prompt": PROMPT, "images": images, "steps": "4"}, EDIT)
     assert answer.status_code == 400 and error_of(answer)["param"] == "steps"
-    answer = send_json(worker, {"prompt": PROMPT, "images": images * 17})
+    answer = post(worker, {"prompt": PROMPT, "images": images * 17}, EDIT)
     assert answer.status_code == 400 and error_of(answer)["param"] == "images"
 
 
 def test_another_kind_of_body_is_refused(worker: Worker) -> None:
-    async def scenario() -> httpx.Response:
-        async with client(worker) as http:
-            return await http.post(EDIT, content=b"x", headers={"content-type": "text/plain"})
-
-    answer = asyncio.run(scenario())
+    answer = call(worker, "POST", EDIT, content=b"x", headers={"content-type": "text/plain"})
     assert answer.status_code == 415 and "multipart/form-data" in error_of(answer)["message"]
 
 
@@ -301,21 +285,11 @@ def test_a_body_is_bounded_by_a_limit_of_its_own(worker: Worker) -> None:
     answer = send(worker, {"image": large}, max_edit_bytes=len(large) // 2)
     assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
 
-    async def generation() -> httpx.Response:
-        async with client(worker) as http:
-            body = {"prompt": "x" * 300_000}
-            return await http.post("/v1/images/generations", json=body)
-
-    assert asyncio.run(generation()).status_code == 413
+    assert post(worker, {"prompt": "x" * 300_000}).status_code == 413
 
 
 def test_text_to_image_refuses_what_is_of_edits(worker: Worker) -> None:
-    async def scenario() -> httpx.Response:
-        async with client(worker) as http:
-            body = {"prompt": PROMPT, "strength": 0.5}
-            return await http.post("/v1/images/generations", json=body)
-
-    answer = asyncio.run(scenario())
+    answer = post(worker, {"prompt": PROMPT, "strength": 0.5})
     error = error_of(answer)
     assert answer.status_code == 400 and error["param"] == "strength"
     assert "needed an image with it; ask /v1/images/edits" in error["message"]
@@ -333,11 +307,9 @@ def test_engines_from_before_edits_say_so() -> None:
 
 
 def test_the_schema_describes_both_kinds_of_body(worker: Worker) -> None:
-    async def scenario() -> Any:
-        async with client(worker) as http:
-            return (await http.get("/openapi.json")).json()
-
-    body = asyncio.run(scenario())["paths"][EDIT]["post"]["requestBody"]["content"]
+    body = call(worker, "GET", "/openapi.json").json()["paths"][EDIT]["post"]["requestBody"][
+        "content"
+    ]
     assert set(body) == {"multipart/form-data", "application/json"}
     form, plain_json = (body[kind]["schema"] for kind in body)
     assert "strength" in form["properties"] and "strength" in plain_json["properties"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import tomllib
 from html.parser import HTMLParser
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from serve.worker.worker import Worker
-from tests.serve.servers import client
+from tests.serve.servers import call
 from tests.serve.services import ROOT
 
 WEB = ROOT / "serve" / "web"
@@ -20,11 +19,7 @@ IMPORT = re.compile(r'^import .* from "\./(.+)";$', re.MULTILINE)
 
 
 def get(worker: Worker, path: str, **headers: str) -> httpx.Response:
-    async def call() -> httpx.Response:
-        async with client(worker) as http:
-            return await http.get(path, headers=headers)
-
-    return asyncio.run(call())
+    return call(worker, "GET", path, headers=headers)
 
 
 class Links(HTMLParser):

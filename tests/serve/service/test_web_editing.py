@@ -127,7 +127,7 @@ def test_a_source_outlives_a_reload_and_comes_back_with_its_result_s_settings(we
 
 def test_a_pasted_picture_is_the_source_and_what_is_none_is_said(web: Visit) -> None:
     web.drop("words.txt", b"no picture", SOURCE)
-    expect(web.page.get_by_role("alert")).to_contain_text("words.txt is no picture")
+    expect(web.page.get_by_role("alert")).to_contain_text("words.txt is not a picture")
     web.page.evaluate(PASTED, [base64_of(photo(64, 64))])
     expect(web.page.locator("#source-name")).to_have_text("the pasted picture")
     expect(web.page.locator("#source-size")).to_have_text("64 × 64")
