@@ -24,7 +24,7 @@ from sdxl.checkpoint_checks import CheckpointError as CheckpointError
 from sdxl.checkpoint_checks import check_network, count_numbers, foreign_errors, network_class
 from sdxl.hub_files import TOP, needed_files
 from sdxl.model_names import HUB_ID, MINI_NAME, MINI_NAMES, is_file, is_here, name_of, split_vae
-from sdxl.params import Sizes
+from sdxl.params import InvalidParams, Sizes
 from sdxl.places import MINI as MINI
 from sdxl.presets import BrokenPresets, Presets, load_presets
 from sdxl.prompt import Tokenizer
@@ -44,6 +44,10 @@ WEIGHT_NAMES = {
     "vae": "diffusion_pytorch_model",
 }
 MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
+
+
+class UnknownModel(InvalidParams, CheckpointError):
+    """No name of a model: neither here nor on the hub."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,21 @@ def check_files(model: str) -> None:
         _check_folder(base)
 
 
+def check_model(model: str) -> None:
+    """`check_files`, and that the hub has a model that is not here. Raises CheckpointError."""
+    check_files(model)
+    base, _ = split_vae(model)
+    if base in MINI_NAMES or is_here(base):
+        return
+    hub = HUB_ID.fullmatch(base)
+    if hub is None:
+        raise _unknown(base)
+    with _hub_errors(base):
+        repo, revision = hub["repo"], hub["revision"]
+        if _files_of(repo, revision) is None and _fetched(repo, revision) is None:
+            raise OSError("the hub does not answer")
+
+
 def _check_folder(model: str) -> None:
     folder = Path(os.path.expanduser(model))
     if not (folder / "model_index.json").exists():
@@ -253,10 +272,12 @@ def _find(model: str) -> Checkpoint:
         commit = snapshot.name if COMMIT.fullmatch(snapshot.name) else revision
         origin = f"{repo}@{commit}" if commit else repo
         return Checkpoint(name_of(model), snapshot, origin)
-    raise CheckpointError(
-        f"model {model!r} is not known; needed 'mini', a folder in diffusers layout, a "
-        f"{SAFETENSORS} file, or a hub id"
-    )
+    raise _unknown(model)
+
+
+def _unknown(model: str) -> UnknownModel:
+    known = f"'mini', a folder in diffusers layout, a {SAFETENSORS} file, or a hub id"
+    return UnknownModel("model", model, f"needed {known}")
 
 
 def _vae_file(name: str) -> Path:
@@ -269,18 +290,25 @@ def _vae_file(name: str) -> Path:
 def _download(repo: str, revision: str | None) -> Path:
     """The hub's snapshot, in a folder that is named after its commit."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
+    with _hub_errors(repo + (f"@{revision}" if revision else "")):
         files = _files_of(repo, revision)
         if files is None and (fetched := _fetched(repo, revision)) is not None:
             return fetched
         return Path(snapshot_download(repo, revision=revision, allow_patterns=files or [*TOP]))
+
+
+@contextmanager
+def _hub_errors(model: str) -> Iterator[None]:
+    """As CheckpointError, in one line."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        yield
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         line = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"model {repo + (f'@{revision}' if revision else '')!r} is neither a folder here nor "
-            f"could be fetched: {line}"
+            f"model {model!r} is neither a folder here nor could be fetched: {line}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -61,6 +62,8 @@ APPLICATION, FRONT = "default", "ImageIngress"
 WATCH_S = 1.0
 READY_TIMEOUT_S = 60.0
 """From loaded replicas to an answer over HTTP."""
+ERROR = re.compile(r"(?P<module>(?:\w+\.)*)(?P<name>[A-Z]\w*): (?P<text>(?!Traceback).+)")
+"""The last line of a traceback."""
 FLUSH_S = 0.3
 """After the last answer has left a front, the proxy still passes it on."""
 FLUSH_TIMEOUT_S = 5.0
@@ -116,14 +119,14 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
     import ray
     from ray import serve as ray_serve
 
-    from sdxl.checkpoint import check_files
+    from sdxl.checkpoint import check_model
     from serve.app import application
     from serve.models import image_models
 
     check_port(settings.host, settings.port)
     models = [model.settings.model_name for model in image_models(settings)]
     for model in models:
-        check_files(model)
+        check_model(model)
     # A certificate that cannot sign shows here.
     _ = settings.marks.sign
     if not settings_.is_loopback(settings.host):
@@ -197,14 +200,21 @@ def interrupt(*_: object) -> NoReturn:
 
 
 def cause_of(error: RuntimeError) -> str:
-    """Ray tells a replica's whole traceback; its last line says what is wrong."""
+    """The last error in Ray's traceback of a replica, without the names of our own classes."""
     from ray import serve as ray_serve
 
     applications = ray_serve.status().applications.values()
-    told = [d.message for a in applications for d in a.deployments.values() if d.message]
-    lines = [line.strip() for text in (*told, str(error)) for line in text.splitlines()]
-    causes = [line for line in lines if "Error: " in line or "InvalidParams: " in line]
-    return causes[-1] if causes else lines[-1]
+    messages = [d.message for a in applications for d in a.deployments.values() if d.message]
+    lines = [line.strip() for text in (*messages, str(error)) for line in text.splitlines()]
+    return last_error(lines) or lines[-1]
+
+
+def last_error(lines: Sequence[str]) -> str:
+    found = [match for line in lines if (match := ERROR.fullmatch(line))]
+    if not found:
+        return ""
+    is_ours = found[-1]["module"].startswith(("sdxl.", "engines.", "serve.", "onnx_export."))
+    return found[-1]["text"] if is_ours else f"{found[-1]['name']}: {found[-1]['text']}"
 
 
 def until_ready(settings: ServeSettings) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+
+from serve import cli
+from tests.serve.services import free_port
 
 
 @pytest.mark.slow
@@ -13,8 +17,44 @@ def test_what_starts_the_service_loads_no_torch() -> None:
     """It looks at the checkpoint and describes the application; only replicas compute. Torch there
     was a second of every start."""
     code = (
-        "import sys, serve.app; from sdxl.checkpoint import check_files; check_files('mini');"
+        "import sys, serve.app; from sdxl.checkpoint import check_model; check_model('mini');"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "message"),
+    [
+        ("nosuch", 2, "sdxl: model: 'nosuch' is not allowed; needed 'mini', a folder in"),
+        ("no/such", 1, "sdxl: model 'no/such' is neither a folder here nor could be fetched: "),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
+    refused: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    code: int,
+    message: str,
+) -> None:
+    """It took 29 s and a hundred lines of tracebacks."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(cli, "supervise", lambda run, *_: run())
+    command = ("serve", "--model", model, "--llm", "none", "--port", str(free_port()))
+    assert refused(*command, code=code).startswith(message)
+
+
+def test_a_replica_s_traceback_is_told_by_its_last_error() -> None:
+    lines = [
+        "ray.exceptions.RayTaskError: ray::ServeReplica:default:ImageReplica",
+        'File "serve/worker/warmup.py", line 145, in _decoded',
+        "serve.worker.warmup.NotReady: no picture: 12 of the image's 49152 values are not finite",
+        "RuntimeError: Traceback (most recent call last):",
+        "The deployment failed to start 3 times in a row.",
+    ]
+    assert cli.last_error(lines) == "no picture: 12 of the image's 49152 values are not finite"
+    assert cli.last_error(["NameError: name 'x' is not defined"]).startswith("NameError: name")
+    assert cli.last_error(["nothing"]) == ""
