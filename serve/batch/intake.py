@@ -207,8 +207,8 @@ def problem_of(error: Exception) -> Problem:
 
 
 def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
-    prompt = values.get("prompt", "")
-    if not (isinstance(prompt, str) and prompt.strip()):
+    prompt = values.get("prompt")
+    if not isinstance(prompt, str):
         raise InvalidParams("prompt", prompt, "needed text")
     return values
 

@@ -163,7 +163,8 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
         return Record(line, {}, "needed as many fields as the header has")
     found: dict[str, Any] = {}
     for name, text in values.items():
-        if text:
+        # An empty prompt is a prompt; any other empty field is one that was left out.
+        if text or (name == "prompt" and text is not None):
             try:
                 found[name] = COLUMNS[name](text)
             except ValueError:

@@ -65,7 +65,7 @@ class ImageRequest(PictureFields):
     kind: ClassVar[str] = "image_generation"
     """prefix of its events' names"""
 
-    prompt: Annotated[str, Field(min_length=1, description=PARAMETERS["prompt"].help)]
+    prompt: Annotated[str, Field(description=PARAMETERS["prompt"].help)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     size: Annotated[str, Field(pattern=SIZE, description="`auto` or WIDTHxHEIGHT")] | None = None

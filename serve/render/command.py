@@ -141,8 +141,6 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     if options.format not in (None, *SUFFIXES):
         raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
     given = read_prompts(options.prompts)
-    if any(not prompt.strip() for prompt in given):
-        raise InvalidParams("prompt", "", "needed text")
     if options.is_json and options.out == STDOUT:
         raise InvalidParams("out", STDOUT, "needed a file or a folder: --json writes there too")
     prompts = given or ([stored.get("prompt", "")] if stored else [])

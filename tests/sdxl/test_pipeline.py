@@ -94,6 +94,14 @@ def test_negative_prompts_mean_what_they_mean_in_diffusers(mini: Pipeline, resto
         assert found >= 60, f"{result.params.negative_prompt!r}: {found:.1f} dB, needed 60"
 
 
+def test_empty_prompts_mean_what_they_mean_in_diffusers(mini: Pipeline, restored: Any) -> None:
+    asked = [GenerationParams(each, steps=4, seed=3, cache_interval=1) for each in ("", " ")]
+    for result in mini.generate(asked):
+        assert result.image is not None
+        found = psnr(result.image.clamp(-1, 1), diffusers_image(restored, result.params))
+        assert found >= 60, f"{result.params.prompt!r}: {found:.1f} dB, needed 60"
+
+
 @pytest.mark.parametrize("scheduler", EACH)
 def test_interval_2_equals_the_full_unet_with_tensors_substituted(
     mini: Pipeline, restored: Any, scheduler: str

@@ -25,7 +25,6 @@ PROMPT = "a red circle on a blue background"
 
 BAD: dict[str, tuple[Any, str | None]] = {
     "no prompt": ({}, "prompt"),
-    "empty prompt": ({"prompt": ""}, "prompt"),
     "prompt of another kind": ({"prompt": ["a"]}, "prompt"),
     "null prompt": ({"prompt": None}, "prompt"),
     "surrogate": ({"prompt": "\ud800"}, "prompt"),

@@ -72,6 +72,14 @@ def test_an_image_and_a_prompt_are_enough(worker: Worker) -> None:
     assert (data["deep_steps"], data["shallow_steps"]) == (8, 8)
 
 
+@pytest.mark.parametrize("prompt", ["", " "])
+def test_an_empty_prompt_is_drawn_from_a_form_and_from_json(worker: Worker, prompt: str) -> None:
+    image = png()
+    form = send(worker, {"image": image}, QUICK | {"prompt": prompt})
+    body = {"prompt": prompt, "steps": 4, "seed": 7, "images": [{"image_url": data_url(image)}]}
+    assert picture_in(form) == picture_in(post(worker, body, EDIT))
+
+
 def test_what_the_mask_keeps_is_the_same_to_the_byte(worker: Worker) -> None:
     image = png()
     answer = send(worker, {"image": image, "mask": hole()})

@@ -169,6 +169,17 @@ def test_a_seed_that_was_drawn_is_reported_and_shared_out(
     assert f"seed {first}" in out and f"seed {second}" in out
 
 
+def test_empty_prompts_are_drawn(
+    pipeline: FakePipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = render_json(capsys, "", " ", "--seed", "7")
+    assert [request.prompt for request in pipeline.asked] == ["", " "]
+    assert len({fact["file"] for fact in facts}) == 2
+    for fact in facts:
+        (again,) = render_json(capsys, "--from", fact["file"])
+        assert again["prompt"] == fact["prompt"]
+
+
 def test_prompts_from_stdin(
     pipeline: FakePipeline, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +309,6 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 BAD_REQUESTS = {
-    "no words": ([""], "prompt: '' is not allowed; needed text"),
     "preview": (["--preview", "ascii"], "preview: 'ascii' is not allowed; needed one of auto, off"),
     "preview nowhere": (["--preview", "kitty"], "needed a terminal on stderr"),
     "gif": (["--out", "x.gif"], "out: 'x.gif' is not allowed; needed a folder, or .png"),

@@ -128,8 +128,6 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
     check_features(asked)
     if asked.count > MAX_N:
         raise invalid("n_iter", f"batch_size × n_iter: {asked.count} images; at most {MAX_N}")
-    if not asked.prompt:
-        raise invalid("prompt", "prompt: needed text")
     seed = None if asked.seed in (None, -1) else asked.seed
     fields = {
         "prompt": asked.prompt,

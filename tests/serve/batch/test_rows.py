@@ -119,7 +119,7 @@ def test_a_rows_own_values_go_before_the_flags(tmp_path: Path) -> None:
     ("row", "error"),
     [
         ({"negative_prompt": "x"}, "prompt: "),
-        ({"prompt": "  "}, "prompt: "),
+        ({}, "prompt: None"),
         ({"prompt": 5}, "prompt: "),
         ({"prompt": "a", "width": 100}, "width: 100"),
         ({"prompt": "a", "height": 4096}, "height: 4096"),
@@ -219,10 +219,13 @@ def test_every_format_says_the_same(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "a, b", "negative_prompt": None, "seed": 7, "guidance_scale": 2.5, "id": "x"},
         {"prompt": "c", "negative_prompt": "d", "seed": None, "guidance_scale": None, "id": "y"},
+        {"prompt": "", "negative_prompt": None, "seed": None, "guidance_scale": None, "id": "z"},
+        {"prompt": " ", "negative_prompt": None, "seed": None, "guidance_scale": None, "id": "0"},
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text(
-        '\ufeffprompt,negative_prompt,seed,guidance_scale,id\n"a, b",,7,2.5,x\nc,d,,,y\n'
+        "\ufeffprompt,negative_prompt,seed,guidance_scale,id\n"
+        '"a, b",,7,2.5,x\nc,d,,,y\n,,,,z\n ,,,,0\n'
     )
     found = [rows_of(jsonl(tmp_path, rows))]
     found += [rows_of(tmp_path / name) for name in ("rows.csv", "rows.parquet")]
