@@ -26,9 +26,9 @@ from serve.settings import ServeSettings, read
 from serve.worker.replica import ImageReplica
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
-"""A third of the time after which Ray replaces who does not answer."""
+"""A third of the time after which Ray replaces a replica that does not answer."""
 MAX_ORDERS = 10_000
-"""Per replica. Who waits before its door waits in order of arrival, so nobody shall."""
+"""Per replica; so high that no order waits in Ray's own queue, which knows only arrival."""
 MAX_HTTP_REQUESTS = 10_000
 """Per HTTP front. Admission is the replicas' work, and theirs alone is honest."""
 LOAD_ATTEMPTS = 2

@@ -42,7 +42,7 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # One that hangs has no more to say; the controller waits for it meanwhile.
     "RAY_SERVE_PROXY_GRACEFUL_SHUTDOWN_TIMEOUT_S": "2",
-    # A replica that does not answer is not asked to leave: the next one may need its GPU.
+    # A replica that does not answer is killed: the next one may need its GPU.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # From process to process as gRPC, not as Ray tasks: a third less time.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def log_environment(settings: ServeSettings) -> dict[str, str]:
-    """Ray brings the lines of all processes together, in colours and with a prefix of its own."""
+    """Ray merges the logs of all processes, and adds colours and a prefix."""
     found = {logs.VARIABLE: settings.log_format}
     if not sys.stderr.isatty():
         found["RAY_COLOR_PREFIX"] = "0"
@@ -135,14 +135,14 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
         )
     llm = [] if settings.llm == "none" else [f"{settings.llm} (llm)"]
     say(f"starting Ray, then loading {', '.join([*models, *llm])}")
-    # Ray warns of its default at every start: that nobody joins it without a token.
+    # Ray warns at every start of its default, that joining it needs a token.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     try:
         ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
     except Exception as error:
         # Ray raises bare exceptions here, such as when its node is not there after 30 s.
         raise ServeFailed(f"Ray did not start: {' '.join(str(error).split())}") from error
-    # Ray has a handler of its own, which would leave its processes behind.
+    # Ray's own handler would leave its processes behind.
     signal.signal(signal.SIGTERM, interrupt)
     watch.start()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -182,7 +182,7 @@ def wait_for_replacements(error: RuntimeError) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Ray's proxy would share the port with whoever has it, request by request."""
+    """Ray's proxy would share a taken port with its owner, request by request."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -255,7 +255,7 @@ def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
         drain(handle, settings.shutdown_s)
         flush(settings)
     watch.stop()
-    # Ray tells of the ends of its own processes as of failures.
+    # Ray logs the planned ends of its own processes as failures.
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         ray_serve.shutdown()
         ray.shutdown()
@@ -273,7 +273,7 @@ def front() -> Any:
 
 
 def drain(handle: Any, timeout_s: float) -> None:
-    say("finishing what is in flight")
+    say("finishing the requests in flight")
     try:
         handle.broadcast("drain", timeout_s).results(timeout_s=timeout_s + 1)
     except Exception as error:
@@ -281,13 +281,13 @@ def drain(handle: Any, timeout_s: float) -> None:
 
 
 def flush(settings: ServeSettings) -> None:
-    """Let the proxy pass on what the fronts have answered. A question through the same door comes
-    back behind those answers, however slow the machine is."""
+    """Let the proxy pass on the answers of the front ends. A further request through the proxy is
+    answered after them, however slow the machine is."""
     try:
         with urllib.request.urlopen(f"{url_of(settings)}/healthz", timeout=FLUSH_TIMEOUT_S):
             pass
     except OSError as error:
-        say(f"the door no longer answers: {type(error).__name__}")
+        say(f"the HTTP proxy stopped answering: {type(error).__name__}")
     time.sleep(FLUSH_S)
 
 

@@ -1,5 +1,5 @@
 """Whether the Ray cluster of `sdxl serve` still works. What Ray cannot mend by itself ends this
-process, for whoever supervises it to start the service anew.
+process, so that its supervisor restarts the service.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ may still be starting, and a busy machine takes long for that."""
 
 
 class ClusterWatch:
-    """Two threads: one asks Ray, and may be kept waiting; the other never waits for anybody."""
+    """Two threads: one queries Ray, and may block; the other never blocks."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._vital: dict[int, str] = {}
         self._rounds = 0
-        """of the second thread since Ray last answered the first; no clock, which goes on while
-        this process is stopped"""
+        """of the second thread since Ray last answered the first; a clock would also count the
+        time in which this process is stopped"""
         self._controller = Controller()
         self._missed = 0
         """answers of the controller, in a row"""
@@ -86,8 +86,8 @@ class ClusterWatch:
 
     def _end(self, why: str) -> None:
         if not self._is_over.is_set():
-            self._say(f"{why}: ending, to be started again")
-            # Whatever Ray still wants to do at exit would wait for what is no more.
+            self._say(f"{why}: ending, so that a supervisor restarts it")
+            # Ray's exit handlers would wait for processes that are gone.
             os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Updates of whatever is being made, and the deadline after which nobody waits for them."""
+"""A stream of updates that ends at a deadline."""
 
 from __future__ import annotations
 

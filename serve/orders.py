@@ -1,4 +1,4 @@
-"""What the REST front asks of whatever makes pictures, and what it hears back.
+"""Orders from the REST front to image replicas, and the updates that come back.
 
 Plain data that any process can send to any other, and the one protocol between the two. It imports
 no tensor library: a front restarts in a moment.
@@ -32,7 +32,7 @@ class ImageOrder:
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
     client: str = ""
-    """who asks; the queue is shared between clients"""
+    """the client's name; the queue is shared between clients"""
     weight: float = 1.0
     """of this client's share"""
     trace: str = ""
@@ -117,7 +117,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """What can be said of a prompt before a picture is asked of it."""
+    """Facts about a prompt that are known before its picture is made."""
 
     tokens: int
     """by whichever of the model's tokenizers finds more"""

@@ -37,7 +37,7 @@ OF_A_MODEL = (
     *("model", "vae", "backend", "precision", "engines", "unchecked", "torch_options"),
     *("deterministic", "replicas", "max_replicas", "target_queue_s", "max_side", "max_steps"),
 )
-"""What a table of `models` may say of its own; the rest holds for all."""
+"""Settings that a table of `models` may override; the others hold for all models."""
 
 
 def setting(default: Any, text: str, low: float | None = None, high: float = math.inf) -> Any:
@@ -124,7 +124,9 @@ class ServeSettings:
     batches_ttl_s: float = setting(2_592_000.0, "how long their files live, unless they say", 3600)
     max_file_bytes: int = setting(64 << 20, "the largest file of requests", 1)
     max_batch_requests: int = setting(50_000, "requests in a file", 1)
-    webhooks: str = setting("", "file of addresses that hear how batches end: URL whsec_SECRET")
+    webhooks: str = setting(
+        "", "file of URLs that are called when a batch ends, a line each: URL whsec_SECRET"
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -34,14 +34,14 @@ def supervise(
     *,
     struck: Mapping[int, int] = STRUCK,
 ) -> int:
-    """What `service` returned, in the process that called and in one of its own, where it ran.
+    """Run `service` in a child process; both processes return its exit code.
 
-    `struck` is what other exit codes mean when the service had been told to end.
+    `struck` maps other exit codes of a service that was signalled to end.
     """
     if sys.platform != "linux":
         return service()
     adopt_orphans()
-    # One that whoever started this process ignores, as `nohup` does, stays ignored.
+    # A signal that this process inherited as ignored, as from `nohup`, stays ignored.
     watched = {number for number in TOLD if signal.getsignal(number) != signal.SIG_IGN}
     watched.add(signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -65,10 +65,10 @@ class Supervisor:
     ) -> None:
         self.child, self.shutdown_s, self.say, self.struck = child, shutdown_s, say, struck
         self._until_s: float | None = None
-        """when a service that was told to end must have"""
+        """when a service that was signalled must have ended"""
 
     def wait(self, watched: Collection[int]) -> int:
-        """Its exit code: 0 where it ended as it was told to, in time."""
+        """Its exit code: 0 if it ended in time after a signal."""
         while True:
             told = self._signal(watched)
             if (code := reap(self.child)) is not None:
@@ -90,7 +90,7 @@ class Supervisor:
             self._until_s = time.monotonic() + self.shutdown_s + MARGIN_S
             os.kill(self.child, signal.SIGTERM)
         elif told == signal.SIGINT:
-            # Whoever presses Ctrl-C again does not want to wait.
+            # A second Ctrl-C means: do not wait.
             self._until_s = time.monotonic()
 
     def _meaning(self, code: int) -> int:
@@ -105,7 +105,7 @@ def adopt_orphans() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Be told to end when the parent is killed."""
+    """Receive SIGTERM when the parent is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)

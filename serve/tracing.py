@@ -54,7 +54,7 @@ def begin(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
 
 
 def carried(span: Span) -> str:
-    """The span as text, for another process to go on from; empty if nobody records it."""
+    """The span as text, for another process to continue; empty if it is not recorded."""
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -1,1 +1,1 @@
-"""All replicas as one: who gets an order, what follows when one dies, how many there are."""
+"""All replicas as one: which one gets an order, what follows when one dies, how many run."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 BUSY, QUEUE_S = "busy", "queue_s"
-"""What replicas tell: the share of their rows that run, and how long a newcomer would wait. Where
-that is not known, who waits counts as busy."""
+"""What replicas report: the share of their rows that run, and how long a new order would wait.
+If that is not known, a waiting order counts as busy."""
 SCALING: dict[str, Any] = {
     "look_back_period_s": 20.0,
     "upscale_delay_s": 10.0,
@@ -27,7 +27,7 @@ def how_many(
     """A deployment's options. Without an upper bound there are always the fewest."""
     if not most:
         return {"num_replicas": fewest}
-    # Here and not above: a replica tells its load without Ray's models of options.
+    # Imported here, so that replicas report their load without Ray's models of options.
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     named = AutoscalingPolicy(

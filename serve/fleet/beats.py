@@ -1,6 +1,6 @@
-"""Whether whoever sends a stream of updates still works, where nothing new comes for long.
+"""Whether the sender of a stream of updates still works when no update comes for long.
 
-A replica checks itself between its updates. Whoever listens asks elsewhere (liveness.py) whether it
+A replica checks itself between its updates. The receiver checks elsewhere (liveness.py) whether it
 answers at all: a stopped process, a blocked event loop, a connection that swallows everything. A
 word in every stream would say the same, at the price of a message for every order and second.
 """
@@ -19,7 +19,7 @@ CHECK_S = 1.0
 SILENCE_S = 2.5
 """One that has not spoken for so long is taken to hang."""
 LOOK_S = 0.5
-"""How often one that hangs is looked at again, while nobody else could take over."""
+"""How often a hanging replica is checked again while no other could take over."""
 
 
 class Silent(Exception):
@@ -40,7 +40,7 @@ async def while_alive(
     updates: AsyncIterator[T], silent_s: Callable[[], float], may_leave: Callable[[], bool]
 ) -> AsyncGenerator[T]:
     """`updates`. Raises Silent where nothing was heard for long, neither here nor by `silent_s`, if
-    `may_leave`: where nobody else could take over, waiting is better."""
+    `may_leave`: where no other replica could take over, waiting is better."""
     heard_s = time.monotonic()
 
     def left_s() -> float:
@@ -79,8 +79,8 @@ async def patient(updates: AsyncIterator[Any], wait_s: Callable[[], float]) -> A
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """It holds what `patient` was given, which nobody can close before: whoever is cancelled again
-    meanwhile, as anyio does it until a task is over, waits all the same."""
+    """Wait until the task has let go of the updates, so that they can be closed. A further
+    cancellation, which anyio repeats until a task is over, does not end the wait."""
     is_cancelled = False
     task.cancel()
     while not task.done():

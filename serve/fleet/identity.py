@@ -1,4 +1,4 @@
-"""Which replica this process is, and the same told by everything that it counts."""
+"""Which replica this process is, as a name and as a label of its metrics."""
 
 from __future__ import annotations
 

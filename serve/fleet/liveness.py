@@ -12,9 +12,9 @@ from threading import Lock
 
 ASK_PERIOD_S = 0.5
 SILENCE_S = 1.5
-"""Who has not answered for so long comes last. It is no verdict: one answer mends it."""
+"""A replica that has not answered for this long comes last, until its next answer."""
 MOST_HELD = 50_000
-"""requests of which it is known who has them; more than a proxy holds"""
+"""requests whose replica is remembered; more than a proxy holds"""
 
 
 class Liveness:
@@ -38,8 +38,8 @@ class Liveness:
             self._lost.add(name)
 
     def keep(self, names: Collection[str], leaving: Collection[str] = ()) -> None:
-        """Forget all others. Who is new has as long to speak as everybody has. `leaving` are those
-        that get nothing more, and still have requests."""
+        """Forget all others. A new replica has the same time to answer as any. `leaving` are those
+        that get no more requests, but still have some."""
         with self._lock:
             now = self._clock()
             self._leaving = set(leaving) - set(names)
@@ -80,7 +80,7 @@ class Liveness:
             names = self._heard_s.keys() - self._leaving
         return not all(map(self.is_silent, names))
 
-    # -- who has which request --------------------------------------------------------------
+    # -- which replica has which request ----------------------------------------------------
 
     def took(self, request: str, name: str) -> None:
         with self._lock:
@@ -90,7 +90,7 @@ class Liveness:
                 self._holders.popitem(last=False)
 
     def left(self, request: str) -> None:
-        """It is nobody's any more."""
+        """Forget the replica of this request."""
         with self._lock:
             self._holders.pop(request, None)
 
@@ -109,5 +109,5 @@ _BY_DEPLOYMENT: defaultdict[str, Liveness] = defaultdict(Liveness)
 
 
 def of_deployment(name: str) -> Liveness:
-    """This process's; Ray builds the routers, which share it with whoever sends."""
+    """This process's own, shared by the routers, which Ray builds, and by the senders."""
     return _BY_DEPLOYMENT[name]

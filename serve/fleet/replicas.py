@@ -37,10 +37,10 @@ T = TypeVar("T")
 LOST = (RayActorError, ReplicaUnavailableError)
 ATTEMPTS = 4
 PAUSE_S = 0.1
-"""Routers hear twice a second who is starting or leaving; a second replica is asked at once."""
+"""Routers learn twice a second which replicas start or leave; a second one is tried at once."""
 CARD_AGE_S, CARD_TIMEOUT_S = 2.0, 2.0
 CARD_STALE_S = 30.0
-"""So long an old card is believed where nobody answers: who begins an order meanwhile waits for a
+"""How long an old card is used while no replica answers: orders begun meanwhile wait for a
 replica to come back."""
 METRICS_TIMEOUT_S = 3.0
 ELSEWHERE = ("shutting_down", "unhealthy", "starting", errors.OTHER_MODEL)
@@ -67,7 +67,7 @@ class Known(Generic[T]):
         return self._said
 
     async def now(self) -> T:
-        """As of the last two seconds; raises Problem where nobody answers."""
+        """As of the last two seconds; raises Problem if no replica answers."""
         if self._said is not None and time.monotonic() - self._said_s <= CARD_AGE_S:
             return self._said
         return await asyncio.shield(self._renewed())
@@ -84,7 +84,7 @@ class Known(Generic[T]):
 
 
 def _look(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for it: that it failed is no news."""
+    """Read the error of a task whose result is not awaited, so that asyncio logs none."""
     if not task.cancelled():
         task.exception()
 
@@ -150,7 +150,7 @@ class Replicas:
 
 
 def heard_once(update: Update) -> Hashable:
-    """What an update tells that none after it may tell again; None of one that may."""
+    """The part of an update that must not be sent twice; None if it may repeat."""
     match update:
         case Queued():
             return Queued
@@ -191,7 +191,7 @@ async def persevere(
                     yield number, update
             return
         except Silent:
-            # Bounded by the deadline alone: who takes over may hang as well.
+            # Bounded by the deadline alone, since the next replica may hang as well.
             log.warning("attempt %d: no word for %.1f s", number, SILENCE_S)
         except (*LOST, Problem) as error:
             if isinstance(error, Problem):
@@ -236,8 +236,8 @@ async def attempt(
 
 
 def call_name(call: Any) -> str:
-    """By which the router says who has it. Ray's `request_id` is that of the HTTP request, of which
-    several calls may come."""
+    """The id under which the router records its replica. Ray's `request_id` is that of the HTTP
+    request, which may cause several calls."""
     return str(call._request_metadata.internal_request_id)
 
 

@@ -1,8 +1,8 @@
 """Which replica gets an order, or which front a request: of those that answer, the one that will
 finish it first.
 
-Every replica tells when one more would be ready. A router asks them all twice a second, and adds
-what it has itself sent since, so that a burst spreads; one that no longer answers comes last.
+Every replica reports when one more picture would be ready. A router queries all twice a second, and
+adds what it has itself sent since, so that a burst spreads; one that no longer answers comes last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
         self._known: dict[ReplicaID, RunningReplica] = {}
-        """those that are asked: the running ones, and who leaves but has not finished"""
+        """the replicas that are queried: running, or leaving and not finished"""
         self._node = ray.get_runtime_context().get_node_id()
 
     async def choose_replicas(
@@ -53,7 +53,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         if pending_request and (self._asking is None or self._asking.done()):
-            # In a context of its own: what is asked here is no part of that request.
+            # In its own context: these queries are not part of that request.
             asking = self._keep_asking(pending_request.metadata)
             self._asking = asyncio.create_task(asking, context=Context())
         now = time.time()
@@ -84,7 +84,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
         super().on_replica_actor_died(replica_id)
         self._sent.pop(replica_id, None)
 
-    # -- who answers ------------------------------------------------------------------------
+    # -- which replicas answer --------------------------------------------------------------
 
     async def _keep_asking(self, like: RequestMetadata) -> None:
         """On the same way as orders take: a connection that swallows everything shows."""
@@ -101,7 +101,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             self._told = {id_: told for id_, told in self._told.items() if id_ in replicas}
             self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
             for id_, replica in self._known.items():
-                # One that hangs is not asked again before it has answered.
+                # A hanging replica is not queried again before it has answered.
                 if id_ not in self._asked:
                     self._asked[id_] = asyncio.create_task(self._ask(replica, like))
             await asyncio.sleep(liveness.ASK_PERIOD_S)

@@ -1,4 +1,4 @@
-"""What the REST front asks of a language model, and what it hears back: plain data, one protocol.
+"""Requests from the REST front to a language model, and its updates: plain data, one protocol.
 
 It imports no tensor library, and knows neither Ray nor HTTP.
 """

@@ -1,4 +1,4 @@
-"""A short prompt for a picture, told in full by the language model; within a time limit, or as it
+"""A short prompt for a picture, expanded by the language model within a time limit, or left as it
 was. A seed gives the same words each time.
 """
 

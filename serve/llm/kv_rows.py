@@ -64,7 +64,7 @@ class KvRows(Cache):
         self.span = first, first + count
         self.index = torch.arange(first, first + count)[:, None]
         self.longest = int(positions.max()) + 1
-        # What is written nowhere goes to a place of its own, which nobody reads.
+        # Padding is written to an extra position that is never read.
         self.positions = positions.where(positions >= 0, self.context)
         seen = torch.arange(self.longest) <= positions.clamp(min=0)[:, :, None]
         return seen[:, None]

@@ -59,7 +59,7 @@ class AskMeter:
         self._first_s, self._first_tokens = 0.0, 0
 
     def heard(self, tokens: int) -> None:
-        """Of its answer, so many tokens are there."""
+        """Record how many tokens of the answer exist."""
         if not self._first_tokens and tokens:
             self._first_s, self._first_tokens = time.perf_counter(), tokens
             self._meters.first.observe(self._first_s - self._began_s)

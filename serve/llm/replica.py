@@ -1,7 +1,7 @@
 """A speaker as a Ray Serve replica, on the CPU or on the GPUs of one group.
 
-The constructor returns at once: a language model that loads slowly, or not at all, keeps nobody
-else waiting. What a replica says travels as plain data, Problems included.
+The constructor returns at once, so that a slow or failing load delays nothing else. Answers travel
+as plain data, Problems included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serve.settings import ServeSettings
 log = logging.getLogger(__name__)
 
 LOADING_S = 1e6
-"""Longer than anything takes: whoever has loaded is asked first."""
+"""Longer than any wait, so that loaded replicas come first."""
 LOAD_ATTEMPTS, PAUSE_S = 2, 5.0
 FAILED = "llm_failed"
 
@@ -47,7 +47,7 @@ class LlmReplica:
         threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
 
     def _load(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Here and not above: whoever deploys a replica need not load PyTorch.
+        # Imported here, so that deploying a replica does not load PyTorch.
         from serve.llm import loading, trtllm_engine
 
         for attempt in range(LOAD_ATTEMPTS):

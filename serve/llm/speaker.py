@@ -21,7 +21,6 @@ from serve.llm.asks import Ask, Delta, Ended, LlmCard, Message, Reason, Sampling
 from serve.llm.engine import LlmEngine, Occupancy
 from serve.llm.meters import AskMeter, LlmMeters
 from serve.llm.prompts import Prompts, room
-from serve.llm.stops import Stops
 
 log = logging.getLogger(__name__)
 
@@ -128,3 +127,37 @@ class Speaker:
         if temperature is None:
             temperature = self.prompts.temperature
         return ids, replace(ask.sampling, max_tokens=most, temperature=temperature)
+
+
+class Stops:
+    """Finds stop strings in a text that comes in pieces; no part of one is ever sent, wherever the
+    pieces end."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = tuple(stops)
+        self._held = ""
+        self.is_over = False
+
+    def feed(self, text: str) -> str:
+        """The text that may be sent; the rest may be the beginning of a stop string."""
+        self._held += text
+        found = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.is_over = True
+            return self._release(min(found))
+        keep = max((_overlap(self._held, stop) for stop in self.stops), default=0)
+        return self._release(len(self._held) - keep)
+
+    def rest(self) -> str:
+        """The text held back, once no more comes."""
+        return "" if self.is_over else self._release(len(self._held))
+
+    def _release(self, count: int) -> str:
+        out, self._held = self._held[:count], self._held[count:]
+        return out
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the text's longest end that begins the stop string."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""A transformers model on the CPU as an LlmEngine: one thread makes tokens for all who listen.
+"""A transformers model on the CPU as an LlmEngine: one thread makes tokens for all requests.
 
 Messages reach the thread through an inbox, and tokens leave it as text. It knows no prompts.
 """
@@ -47,12 +47,12 @@ class Listener:
         self.tell(TextPiece(text, made.generation.made, made.reason))
 
     def tell(self, news: TextPiece | Exception) -> None:
-        # Where the event loop was closed, nobody waits any more.
+        # If the event loop was closed, no client is left.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
 
     async def pieces(self) -> AsyncGenerator[TextPiece]:
-        """Whoever is slow hears several tokens in one piece."""
+        """Slow readers get several tokens per piece."""
         while True:
             news = await self._news.get()
             while isinstance(news, TextPiece) and news.reason is None and not self._news.empty():
@@ -135,7 +135,7 @@ class TransformersEngine:
 
     def _step(self) -> None:
         victims = [*self.decoding.running, *self.decoding.waiting]
-        # By the power of two, 0 where nobody's prompt is read.
+        # By the power of two; 0 if no prompt is read.
         kind = self.decoding.tokens_to_read.bit_length()
         try:
             with self._calls.watch(kind):
@@ -152,7 +152,7 @@ class TransformersEngine:
                 listener.heard(each)
             except Exception:
                 # Of this text alone: the others go on.
-                log.exception("a token could not be told")
+                log.exception("a token could not be sent")
                 self.decoding.cancel(each.generation)
                 listener.tell(failed())
 

@@ -104,9 +104,9 @@ class TrtllmEngine:
 
 class CacheGauge:
     """The share of the KV cache that is in use. TensorRT-LLM says something at every step, and ends
-    only after a pause; later versions block when they are asked. So nobody waits for it but a
-    thread, always with the same event loop, as its queue belongs to the first that waits there.
-    What nobody hears, it keeps."""
+    only after a pause; later versions block when they are asked. So only one
+    thread waits for it, always with the same event loop, since its queue belongs to the first loop
+    that waits there. It keeps statistics that are not read."""
 
     def __init__(self, llm: Any) -> None:
         self.share = 0.0
@@ -138,7 +138,7 @@ class CacheGauge:
                 if blocks:
                     self.share = blocks["usedNumBlocks"] / max(blocks["maxNumBlocks"], 1)
         except Exception:
-            # Only a gauge is without news; the next request listens anew.
+            # Only the gauge is stale; the next request starts to read again.
             if not self._is_over:
                 log.warning("TensorRT-LLM does not say how full its cache is", exc_info=True)
 
@@ -173,7 +173,7 @@ def reason_of(found: str | None) -> Reason:
 
 
 def load(folder: str, options: dict[str, Any], timeout_s: float) -> TrtllmEngine:
-    """Raises StartTimeout. Whoever is told so should end the process: MPI cannot be interrupted."""
+    """Raises StartTimeout. The caller should then end the process: MPI cannot be interrupted."""
     context = int(options.get("max_seq_len") or context_of(folder))
     has_json = options.get("guided_decoding_backend") is not None
     llm = within(lambda: make_llm(folder, {**options, "max_seq_len": context}), timeout_s)

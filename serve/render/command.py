@@ -90,8 +90,8 @@ def main(argv: Sequence[str]) -> int:
     for request in requests:
         check_metadata(_metadata(order, request), order.destination.format)
     if any(map(spoils, requests)):
-        told = f"below {FEW_STEPS} steps DeepCache spoils more than it saves: --cache-interval 1"
-        print(f"sdxl render: {told}", file=sys.stderr)
+        hint = f"DeepCache hurts quality below {FEW_STEPS} steps; use --cache-interval 1"
+        print(f"sdxl render: {hint}", file=sys.stderr)
     pictures: dict[int, tuple[Pixels, str]] = {}
     failures: list[Exception] = []
     total = sum(request.all_steps for request in requests)
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="sdxl render", description="Make pictures from text, or images anew.")
+    parser = Parser(prog="sdxl render", description="Make pictures from text, or from images.")
     add = parser.add_argument
     add("prompts", nargs="*", metavar="PROMPT", help="what to draw; - reads one a line from stdin")
     add_engine_flags(parser, f"(default {DEFAULT_MODEL})")
@@ -124,7 +124,7 @@ def build_parser() -> Parser:
     add("--out", default="out", metavar="PATH", help="folder, file, or - (default %(default)s)")
     add("--format", help=f"{', '.join(SUFFIXES)} (default png, or as the file is named)")
     add("--sheet", metavar="FILE", help="also put all of them on one picture, with captions")
-    add("--image", metavar="FILE", help="make this image anew, by --strength")
+    add("--image", metavar="FILE", help="edit this image; --strength says how much")
     add("--mask", metavar="FILE", help="only where this one is white or transparent")
     add("--from", dest="source", metavar="IMAGE", help="make this picture again; flags change it")
     add("--preview", default=terminal.AUTO, metavar="KIND", help=PREVIEW)
@@ -267,7 +267,7 @@ def foreign_params(data: bytes, source: str) -> dict[str, Any]:
 
 
 def model_of_picture(model: str | None, source: str) -> str | None:
-    """Whoever sends a picture does not choose what is downloaded here."""
+    """The sender of a picture does not choose what is downloaded here."""
     from sdxl.model_names import is_here
 
     if model is None or is_here(model):

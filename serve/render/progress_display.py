@@ -105,7 +105,7 @@ class PictureArea:
 
 @dataclass
 class RenderDisplay:
-    """Of one command. `terminal`: who shows pictures, if anybody."""
+    """Of one command. `terminal` shows pictures, if it can."""
 
     total_steps: int
     terminal: Terminal | None = None
@@ -149,7 +149,7 @@ class RenderDisplay:
 
     @property
     def on_forming(self) -> Callable[[Forming], None] | None:
-        """Nobody need tell of previews where nothing shows them."""
+        """False where previews are not shown, so that none are made."""
         return None if self._area is None else self._forming
 
     def _forming(self, show: Forming) -> None:

@@ -61,7 +61,7 @@ COLOURS = re.compile(rb"\x1b\[\?1;0;(\d+)S")
 
 @dataclass(frozen=True)
 class Screen:
-    """In cells, and the pixels of one; 0 where nobody says."""
+    """In cells, and the pixels of one; 0 if unknown."""
 
     columns: int
     rows: int
@@ -91,7 +91,7 @@ class Terminal:
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody else writes there now: a command in the background leaves it alone."""
+        """True in the foreground: a command in the background does not write there."""
         try:
             return os.tcgetpgrp(self.stream.fileno()) == os.getpgrp()
         except OSError:
@@ -199,7 +199,7 @@ def unechoed(descriptor: int) -> Iterator[None]:
 
 
 def conversation(descriptor: int, environment: Mapping[str, str]) -> Answers | None:
-    """What every terminal may be asked; then what depends on who it is."""
+    """Query what every terminal may be asked; then what depends on its name."""
     if is_readable(descriptor, 0) or not is_writable(descriptor):
         # Typed ahead, for what comes after this command: it would be lost among the answers. Or
         # its output was stopped by Ctrl-S.

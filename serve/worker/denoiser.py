@@ -1,7 +1,7 @@
 """The one thread that owns an in-flight loop: images come in and leave through an inbox.
 
-Whoever watches an image is told on this thread what becomes of it, and must not block here. It
-knows no asyncio, no prompts and no files.
+Callbacks of an image run on this thread and must not block. It knows no asyncio, no prompts and no
+files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serve.worker.stalls import STALL_S, Unhealthy, patience_s
 T = TypeVar("T")
 
 ETA_PERIOD_S = 0.1
-"""How often completion times are computed anew for those who watch."""
+"""How often completion times are recomputed for progress events."""
 
 
 class Watcher(Protocol):
@@ -38,7 +38,7 @@ class Watcher(Protocol):
     def preview_steps(self) -> tuple[int, ...]: ...
     @property
     def is_cancelled(self) -> bool:
-        """Nobody waits any more."""
+        """True once the client has left."""
         ...
 
     def started(self, at_s: float) -> None: ...
@@ -55,7 +55,7 @@ class _Watched:
     step: int = 0
     has_started: bool = False
     seen: tuple[int, int] = (-1, -1)
-    """the step and position last told"""
+    """the step and position last reported"""
 
 
 class Denoiser:
@@ -103,7 +103,7 @@ class Denoiser:
         return answer.result()
 
     def admission(self) -> Admission:
-        """What whoever comes now will find."""
+        """The load that a request arriving now would meet."""
         known, now = self.loop.costs, self.loop.clock()
         # A copy: the loop learns new costs meanwhile.
         others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}

@@ -50,7 +50,7 @@ class ImageJob:
     _number: int = 0
     """of the leg that is made"""
     _ready_s: float | None = None
-    """as was last told; None where nobody asks"""
+    """as last reported; None if no progress was requested"""
 
     def __post_init__(self) -> None:
         self.began_s = self.stage_s = self.clock()
@@ -71,7 +71,7 @@ class ImageJob:
         try:
             self._tasks_loop.call_soon_threadsafe(self._news.put_nowait, news)
         except RuntimeError:
-            # The event loop was closed: nobody waits any more.
+            # The event loop was closed, so no client is left.
             self.is_cancelled = True
 
     def stage(self, name: str, now: float | None = None) -> float:
@@ -145,10 +145,10 @@ class ImageJob:
             return
         self._number += 1
         if self._ready_s is not None:
-            # Nothing is told of it until its next leg has begun.
+            # Nothing is reported of it until its next leg has begun.
             self._tell_step(self.leg_flight.steps_left, 0)
         if 0 in self.preview_steps:
-            # A leg's last step is not one of those that the loop tells.
+            # The loop does not report a leg's last step.
             self.previewed(0, latents)
         self.on_leg(self, latents)
 

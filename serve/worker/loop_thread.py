@@ -30,7 +30,7 @@ class Loop(Protocol):
         ...
 
     def died(self, cause: Exception) -> None:
-        """Tell all who wait: `advance` or a message raised."""
+        """Fail everything that waits: `advance` or a message raised."""
         ...
 
 

@@ -106,7 +106,7 @@ def ignore(group: Group, seconds: float) -> None:
 
 @dataclass
 class MeteredCosts(Costs):
-    """Costs that also tell a meter of every call."""
+    """Costs that also report every call to a meter."""
 
     on_call: Callable[[Group, float], None] = field(default=ignore)
 

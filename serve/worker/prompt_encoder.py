@@ -91,8 +91,8 @@ class PromptEncoder:
             self._hand_over(job, conditioning)
 
     def _most_urgent(self) -> list[ImageJob]:
-        """Those of one class, first in the queue. A few of low priority at a time: whoever comes
-        meanwhile waits for them."""
+        """Those of one class, first in the queue. A few of low priority at a time, since
+        later requests wait for them."""
         waiting = sorted(self._waiting, key=lambda job: (job.order.priority, job.flight.due))
         first = waiting[0].order.priority if waiting else Priority.INTERACTIVE
         most = ENCODE_BATCH if first is Priority.INTERACTIVE else LOW_PRIORITY_BATCH

@@ -1,6 +1,6 @@
 """A worker as a Ray Serve replica: one per device.
 
-What it says travels as plain data, Problems included: Ray would wrap what is raised.
+Its answers travel as plain data, Problems included, since Ray wraps raised exceptions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ImageReplica:
 
     def __init__(self, settings: ServeSettings) -> None:
         logs.configure(settings.log_format)
-        # Here and not above: whoever deploys a replica need not load PyTorch.
+        # Imported here, so that deploying a replica does not load PyTorch.
         import engines
         from serve.worker.worker import Worker
 

@@ -1,6 +1,6 @@
 """How long an engine call may take before it is taken to hang: by what its kind took before.
 
-It knows no engines: whoever calls one says so here, and any thread may ask whether it is stuck.
+It knows no engines: callers mark the begin and end of a call, and any thread may check for a stall.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 STALL_S = 3.0
 """Longer than any pause of a busy machine."""
 TIMES = 20.0
-"""A call that takes so many times as long as its kind does, and more than STALL_S, hangs."""
+"""A call hangs if it takes this many times its kind's usual time, and more than STALL_S."""
 FIRST_S = 60.0
 """The first of its kind may compile, capture or tune."""
 

@@ -45,8 +45,8 @@ Run = Callable[[Callable[[], Any]], Any]
 
 @dataclass(frozen=True)
 class Rooms:
-    """The threads that will encode, denoise and decode. Libraries keep what they learn by thread:
-    whoever warms up on another one learns for nobody."""
+    """The threads that will encode, denoise and decode. Libraries keep caches
+    by thread, so a warm-up on another thread would be lost."""
 
     encode: Run
     denoise: Run
@@ -108,7 +108,7 @@ def pasting_s(pipeline: Pipeline) -> float:
 
 
 def blank(params: GenerationParams) -> SourceImage:
-    """A picture of nothing, to be made anew."""
+    """A black source image for a warm-up edit."""
     assert params.width and params.height
     return SourceImage(Image.new("RGB", (params.width, params.height)), None)
 

@@ -255,7 +255,7 @@ class Worker:
         if self._is_closed:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
-        # Before its text is looked at: who is refused under overload must cost next to nothing.
+        # Before the prompt is read: a refusal under overload must cost next to nothing.
         threads.denoiser.admission().check_queue(self._flight(order, params, threads))
         check_able(self.pipeline.engines, params)
         check_schedules(params, self.pipeline.checkpoint.scheduler)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from serve.llm.asks import Ask, Message, Sampling
-from serve.llm.decoding import Decoding, Generation
-from serve.llm.sampling import Sampler
+from serve.llm.decoding import Decoding, Generation, Sampler
 from tests.serve.llm.texts import prompts
 
 SHORT = ("circle", "two stars", "a red ring", "something blue on a white background", "cross")

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve.llm.stops import Stops
+from serve.llm.speaker import Stops
 
 SHORT = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
