@@ -56,6 +56,8 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "1073741824",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.front.connection:bound",
 }
+ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+"""Without a cluster of several nodes Ray's own processes listen on loopback alone."""
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 """Ray's part of the log; our own is serve/logs.py's."""
 APPLICATION, FRONT = "default", "ImageIngress"
@@ -77,6 +79,7 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(argv)
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ.setdefault(*ON_LOOPBACK)
     os.environ.update(log_environment(settings))
     return supervise(partial(run, settings), settings.shutdown_s, say)
 

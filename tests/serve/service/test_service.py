@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,24 @@ def test_the_openai_client_generates_and_streams(running: Service) -> None:
             client.images.generate(prompt=PROMPT, model="dall-e-3")
         with pytest.raises(openai.RateLimitError):
             client.images.generate(prompt=PROMPT, extra_body={"deadline_s": 0.001})
+
+
+def test_every_process_listens_on_loopback_alone(running: Service) -> None:
+    """All but one gRPC port of each replica, whose address Ray fixes (docs/operations.md)."""
+    exposed = [
+        process.pid
+        for process in running.processes()
+        for socket in process.net_connections("inet")
+        if socket.status == "LISTEN" and not is_loopback(socket.laddr.ip)
+    ]
+    replicas = running.named("ray::ServeReplica")
+    assert replicas and sorted(exposed) == sorted(process.pid for process in replicas)
+
+
+def is_loopback(address: str) -> bool:
+    parsed = ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def test_a_picture_is_the_pipeline_s(http: httpx.Client, mini: Pipeline) -> None:
