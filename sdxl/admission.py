@@ -1,16 +1,16 @@
-"""Who is taken on, who is refused, when he may come again, and in which words.
+"""Admission: whether a request is accepted, and if not, why and when to retry.
 
-The only place that decides it, for the service's replicas as for a loop by itself. It counts work
-(seconds of the device), not images, and each client's own:
+Replicas and a loop in a program both decide here. Work is counted in seconds of the device, for
+each client:
 
-- the queue: a client may have `limits.queue` standard images waiting, less where others wait too.
-  It never gets the last free part, so a client that comes anew always finds room (dynamic
-  thresholds: Choudhury, Hahne, IEEE/ACM Transactions on Networking 6(2), 1998);
-- deadlines: what would not be ready in time is refused, and a client that already has other
-  requests waiting leaves time for one more client;
-- promises: nobody is put before an image that would then miss its deadline.
+- the queue: a client may have `limits.queue` standard images waiting, less if others wait too.
+  It never gets the last free part, so a new client always finds room (dynamic thresholds:
+  Choudhury, Hahne, IEEE/ACM Transactions on Networking 6(2), 1998);
+- deadlines: a picture that would be late is refused, and a client with other requests waiting
+  leaves time for one more client;
+- promises: no newcomer makes another picture miss its deadline.
 
-Pure but for the virtual time it is handed. It knows no tensors, no clock and no HTTP.
+Only the virtual time that callers pass in changes. It knows no tensors, no clock and no HTTP.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sdxl.policy import Limits
 
 Reason = Literal["queue_full", "too_late", "others_first"]
 NEWCOMER_WEIGHT = 1.0
-"""of the client for which deadlines leave room"""
+"""Weight of the client that deadlines leave time for."""
 
 
 class Refused(RuntimeError):
-    """A request that is turned away at once, and when it would be worth trying again."""
+    """A refused request, and the seconds to wait before a retry."""
 
     def __init__(self, message: str, retry_after_s: float, reason: Reason = "queue_full") -> None:
         super().__init__(message)
@@ -47,30 +47,30 @@ def is_same_request(one: Flight, other: Flight) -> bool:
 
 @dataclass(frozen=True)
 class Admission:
-    """What is known of one device when somebody comes."""
+    """The state of one device when a request arrives."""
 
     flights: Sequence[Flight]
-    """all that were taken on and are not done"""
+    """All that are accepted and not done."""
     limits: Limits
     costs: Costs
     now: float
     delay_s: float = 0.0
-    """before a newcomer's first step, such as the encoding of its prompt"""
+    """Seconds before a newcomer's first step, such as for encoding its prompt."""
 
     def admit(self, newcomer: Flight, time: VirtualTime) -> Flight:
-        """The newcomer with its work and its place in the queue, or Refused."""
+        """Return the newcomer with its work and its place in the queue, or raise Refused."""
         newcomer = self._measured(newcomer)
         self.check_queue(newcomer)
         self._check_reserve(newcomer)
         return self._placed(time.stamped(newcomer, self.flights))
 
     def ready_s(self, newcomer: Flight) -> float:
-        """When it would be ready after all that is here."""
+        """When the newcomer would be ready behind all flights."""
         behind = self._behind_all(newcomer)
         return self._project(behind, [behind.id])[behind.id] + self.delay_s
 
     def waiting(self, newcomer: Flight) -> list[Flight]:
-        """Those that one of this priority would find waiting: who is less urgent stands behind."""
+        """Waiting flights that are at least as urgent as the newcomer."""
         return [
             f for f in self.flights if f.state is State.QUEUED and f.priority <= newcomer.priority
         ]
@@ -78,28 +78,28 @@ class Admission:
     # -- one check each ---------------------------------------------------------------------
 
     def check_queue(self, newcomer: Flight) -> None:
-        """A request that begins within the bound is taken on whole, however large it is."""
+        """A request whose first picture is within the bound is accepted whole, however large."""
         waiting = [f for f in self.waiting(newcomer) if not is_same_request(f, newcomer)]
         images: dict[str, float] = {}
         for flight in waiting:
             images[flight.client] = images.get(flight.client, 0.0) + flight.images
         own = images.get(newcomer.client, 0.0)
-        # What a whole request is above the bound takes nothing from other clients.
+        # The part of a request above the bound takes nothing from other clients.
         free = 2 * self.limits.queue - sum(min(n, self.limits.queue) for n in images.values())
         if own < newcomer.weight * free:
             return
-        who = "all clients" if free <= 0 else "this client"
+        owners = "all clients" if free <= 0 else "this client"
         count = sum(f.client == newcomer.client for f in waiting) if free > 0 else len(waiting)
         # A place is free at the first end; those that wait now begin first.
         again_s = max(self._first_end_s() - self.now, 0.0) + sum(f.work_s for f in waiting)
-        raise Refused(f"the queue is full ({count} images of {who} wait)", again_s, "queue_full")
+        raise Refused(f"the queue is full ({count} images of {owners} wait)", again_s, "queue_full")
 
     def _check_reserve(self, newcomer: Flight) -> None:
-        """Beyond one request, a client is promised only what it would get if one more client came:
-        else the first to come would be promised all the time there is."""
+        """For further requests of a client, leave time for one more client. Otherwise the first
+        client would be promised all of the device's time."""
         ahead = [f for f in self.flights if f.priority <= newcomer.priority]
         own = [f for f in ahead if f.client == newcomer.client]
-        # A loop by itself knows no requests, and nobody else will come.
+        # A loop in a program knows no requests, and no other client will come.
         has_others = newcomer.request_id and not all(is_same_request(f, newcomer) for f in own)
         if math.isinf(newcomer.deadline_s) or not has_others:
             return
@@ -123,8 +123,8 @@ class Admission:
             )
 
     def _placed(self, newcomer: Flight) -> Flight:
-        """At its place in the queue; if a promise would be broken there, without a pause of
-        others, or else behind all of them."""
+        """Try three places: in turn, in turn without pausing others, behind all others. Take the
+        first that keeps every promise."""
         timed = {f.id for f in (newcomer, *self.flights) if f.deadline_s < math.inf}
         if not timed or self._is_no_hurry(newcomer):
             return newcomer
@@ -139,17 +139,17 @@ class Admission:
         raise Refused("another image's promised time would be missed", again_s, "others_first")
 
     def _is_no_hurry(self, newcomer: Flight) -> bool:
-        """All would be ready in time in any order: looking ahead could find nothing else."""
-        everybody = (*self.flights, newcomer)
-        ready_s = all_ready_s(everybody, self.limits, self.costs, self.now) + self.delay_s
-        return ready_s <= min(f.deadline_s for f in everybody)
+        """True if all would be ready in time in any order, so no projection is needed."""
+        flights = (*self.flights, newcomer)
+        ready_s = all_ready_s(flights, self.limits, self.costs, self.now) + self.delay_s
+        return ready_s <= min(f.deadline_s for f in flights)
 
     def _check_own(self, newcomer: Flight, after: dict[int, float]) -> None:
         if newcomer.deadline_s < math.inf:
             self._check_time(newcomer, after[newcomer.id] + self.delay_s)
 
     def _breaks(self, after: dict[int, float]) -> bool:
-        """Whether one that would have been ready in time would not be any more."""
+        """True if a flight would be late that is in time without the newcomer."""
         late = [f for f in self.flights if f.deadline_s < after.get(f.id, -math.inf)]
         if not late:
             return False
@@ -160,7 +160,7 @@ class Admission:
         last = max((f.due for f in self.flights), default=0.0)
         return replace(newcomer, due=max(newcomer.due, last), is_last=True)
 
-    # -- what they ask ----------------------------------------------------------------------
+    # -- what the checks use ----------------------------------------------------------------------
 
     def _measured(self, flight: Flight) -> Flight:
         if flight.later is not None:
@@ -171,7 +171,7 @@ class Admission:
         return replace(flight, work_s=work_s, images=work_s / unit_s if unit_s else 1.0)
 
     def _first_end_s(self) -> float:
-        """When the first of those that run is done, and a place is free."""
+        """When the first running flight is done and frees a place."""
         running = [f for f in self.flights if f.state is not State.QUEUED]
         ends = project(running, self.limits, self.costs, self.now).values()
         return min(ends, default=self.now)

@@ -1,8 +1,8 @@
-"""What a tick costs, as measured, and what follows: the knee, and when every image will be done.
+"""Measured costs of ticks, and what follows from them: the knee, and when each picture is ready.
 
-Costs are learned from the ticks themselves. `project` runs the policy forward over plain data
-with these costs, so an estimate knows about every queue, bucket and cache plan that the loop will
-meet. It knows no engines and no clock.
+Costs are learned from the ticks themselves. `project` runs the policy forward over plain data with
+these costs, so an estimate includes every queue, bucket and step plan. It knows no engines and no
+clock.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sdxl.flight import CallKey, Flight, Network, State
-from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, who_steps
+from sdxl.policy import Group, Limits, foremost, groups_of, plan_tick, stepping
 
 SMOOTHING = 0.2
-"""share of a new measurement in the running mean; an outlier counts at most twice the mean"""
+"""Share of a new measurement in the running mean. An outlier counts at most twice the mean."""
 KNEE_TOLERANCE = 0.03
-"""a bucket is on the knee when its cost per row is within this of the best"""
+"""A bucket is on the knee if its cost per row is within this share of the best."""
 SHALLOW_SHARE = 0.034
-"""a shallow step's arithmetic over a deep one's, until both are measured"""
+"""Cost of a shallow step over a deep one's, until both are measured."""
 MOST_TICKS = 1000
-"""costs that are kept: every size of picture brings its own, and each estimate looks at all"""
+"""The most costs kept: each picture size adds some, and each estimate reads all."""
 MEASURED = ("encode_s", "image_s", "decode_s", "paste_s")
-"""The costs beside those of UNet calls."""
+"""Costs other than those of UNet calls."""
 NETWORKS: tuple[Network, Network] = ("unet_deep", "unet_shallow")
 
 
@@ -41,33 +41,33 @@ class CostKey(NamedTuple):
 
 @dataclass
 class Costs:
-    """Seconds per UNet call by what shares it and bucket, and per encode and decode."""
+    """Seconds of UNet calls by call key and bucket, and of encoding and decoding."""
 
     ticks: dict[CostKey, float] = field(default_factory=dict)
     encode_s: float = 0.0
-    """text encoding of one image's prompts"""
+    """To encode the prompts of one picture."""
     image_s: float = 0.0
-    """encoding of an image of the model's own size, which an edit begins with"""
+    """To encode an edit's image of the model's own size."""
     decode_s: float = 0.0
-    """from final latents to an image file, of the model's own size"""
+    """From final latents to a file, at the model's own size."""
     paste_s: float = 0.0
     """Pasting a result into a larger image and writing that file, by its pixels over those of the
     model's own size; until it is measured, `decode_s`."""
     pasting_s: float = 0.0
-    """Predicted seconds of pasting that are left for pictures that have no more steps."""
+    """Predicted seconds of pasting left for pictures whose steps are done."""
     lasting: frozenset[CostKey] = frozenset()
-    """ticks that are never forgotten: those of the warm-up"""
+    """Costs from the warm-up, which are never dropped."""
 
     def observe(self, group: Group, seconds: float) -> None:
         key = CostKey(group.call, group.bucket)
         self.ticks[key] = smoothed(self.ticks.get(key), seconds)
         if len(self.ticks) > MOST_TICKS:
-            # The one that was learned first; where it is met again, it is measured anew.
+            # Drop the oldest; it is measured again when it occurs again.
             oldest = next((each for each in self.ticks if each not in self.lasting), key)
             del self.ticks[oldest]
 
     def tick_s(self, group: Group) -> float:
-        """Measured, or scaled by rows and pixels from the nearest that was measured."""
+        """The measured seconds, or an estimate from the nearest measured call."""
         key = CostKey(group.call, group.bucket)
         known = self.ticks.get(key)
         return known if known is not None else self._estimate(key)
@@ -102,8 +102,8 @@ class Costs:
         return min(b for b, cost in per_row.items() if cost <= best * (1 + tolerance))
 
     def row_at_most_s(self, call: CallKey, limits: Limits) -> float:
-        """The most that a row of such a call costs, whoever shares it; infinite unless every bucket
-        was measured. A bucket has at least a row more than the next smaller one holds."""
+        """The most that a row of such a call costs in any bucket; infinite unless all are measured.
+        A bucket holds at least one row more than the next smaller bucket's size."""
         fewest = (1, *(bucket + 1 for bucket in limits.buckets))
         return max(
             self.ticks.get(CostKey(call, bucket), math.inf) / rows
@@ -111,8 +111,8 @@ class Costs:
         )
 
     def work_s(self, flight: Flight, limits: Limits) -> float:
-        """Seconds of the device that an image's steps take in full calls, and what lies between
-        its legs."""
+        """Seconds of the device for an image's steps in full calls, and for the work between and
+        after its legs."""
         bucket = limits.bucket(min(limits.rows, limits.buckets[-1]))
         own_s = sum(
             self.tick_s(Group(flight.call(network), (), bucket))
@@ -126,11 +126,11 @@ class Costs:
         return own_s + later.delay_s + self.work_s(flight.next_leg, limits)
 
     def decoded_s(self, flight: Flight, limits: Limits) -> float:
-        """From its final latents to its file."""
+        """Seconds from its final latents to its file."""
         return self.decode_s * (size_of(flight) / size_of(limits.standard or flight))
 
     def pasted_s(self, flight: Flight) -> float:
-        """Seconds that pasting its result takes, one picture after another."""
+        """Seconds to paste its result."""
         return (self.paste_s or self.decode_s) * flight.pasted
 
     def as_dict(self) -> dict[str, Any]:
@@ -172,8 +172,8 @@ def project(
     now: float,
     of: Collection[int] | None = None,
 ) -> dict[int, float]:
-    """When each image's picture will be ready if nothing else arrives. Held ones: never. It looks
-    no further than the last of those `of` which it is asked; a long queue costs no more then."""
+    """When each picture will be ready if no more requests arrive; held ones never are. `of`: stop
+    when these are ready, which saves time with a long queue."""
     states = {f.id: f.changed(deadline_s=math.inf) for f in flights}
     delay_s = dict.fromkeys(states, 0.0)
     finish = {f.id: math.inf for f in flights}
@@ -195,7 +195,7 @@ def project(
             moved = flight.advanced(taken)
             states[flight.id] = moved
             if moved.is_done and moved.later is not None:
-                # Others run meanwhile; it alone is later by so much.
+                # Only this image waits; others run meanwhile.
                 delay_s[flight.id] = moved.later.delay_s
                 states[flight.id] = moved.next_leg
             elif moved.is_done:
@@ -209,9 +209,9 @@ def project(
 
 
 def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: float) -> float:
-    """No picture is ready later by `project`, in whatever order they run: each row is counted at
-    the most that it can cost. Takes a twentieth of the time, and is infinite where costs are not
-    known or an image is held."""
+    """An upper bound of `project` for all flights, in any order: each row counts at the most that
+    it can cost. It takes a twentieth of the time, and is infinite if a cost is unknown or an image
+    is held."""
     work_s, after_s, pasting_s = 0.0, 0.0, costs.pasting_s
     row_s: dict[CallKey, float] = {}
     for flight in flights:
@@ -234,15 +234,15 @@ def all_ready_s(flights: Sequence[Flight], limits: Limits, costs: Costs, now: fl
 
 
 _Ticks = dict[tuple[object, ...], tuple[float, list[int]]]
-"""Seconds of a tick, and the steps that each image takes in it. Both depend on what everybody's
-next step is and how far a deep one, and those patterns come again."""
+"""Seconds of a tick, and the steps that each image takes in it, by pattern: each image's next step
+and its distance to a deep one. Patterns repeat."""
 
 
 def _stride(
     running: Sequence[Flight], limits: Limits, costs: Costs, known: _Ticks, *, is_long: bool
 ) -> tuple[float, list[int]]:
-    """Seconds of the next tick of these, and the steps that each takes; a long one, of all ticks
-    until one of them needs less room."""
+    """Seconds of the next tick, and the steps that each image takes. If `is_long`: of all ticks
+    until one image needs less room."""
     at, ends = [f.step for f in running], [f.step + f.steady_ticks for f in running]
     looked_up, seconds = [(f.batch_key, f.plan, f.plan.to_deep) for f in running], 0.0
     while True:
@@ -262,7 +262,7 @@ def _stride(
 def _tick(
     running: Sequence[Flight], at: Sequence[int], limits: Limits, costs: Costs
 ) -> tuple[float, list[int]]:
-    stepping = who_steps([f.changed(step=step) for f, step in zip(running, at, strict=True)])
-    ids = {f.id for f in stepping}
-    cost = sum(costs.tick_s(group) for group in groups_of(stepping, limits))
+    taking = stepping([f.changed(step=step) for f, step in zip(running, at, strict=True)])
+    ids = {f.id for f in taking}
+    cost = sum(costs.tick_s(group) for group in groups_of(taking, limits))
     return cost, [int(f.id in ids) for f in running]

@@ -1,4 +1,4 @@
-"""What each step of an image runs, as a plan: DeepCache's deep and shallow steps, guided or not.
+"""Step plans: which steps of a picture are deep or shallow (DeepCache), and guided or not.
 
 Ma, Fang, Wang, "DeepCache: Accelerating Diffusion Models for Free", arXiv:2312.00858. Guidance in a
 part of the steps: Kynkäänniemi et al., "Applying Guidance in a Limited Interval Improves Sample and
@@ -17,12 +17,12 @@ from sdxl.params import GenerationParams
 
 
 class Step(NamedTuple):
-    """What one step of one image runs. It is never false: ask for its fields."""
+    """One step of one picture. Like any non-empty tuple it is truthy: test its fields."""
 
     is_deep: bool
-    """the whole UNet; else Shallow, on the features kept from the last deep step"""
+    """True: the whole UNet; False: shallow, with features cached by the last deep step."""
     is_guided: bool = True
-    """a row for the negative prompt beside the positive one"""
+    """True: a row for the negative prompt beside the positive one."""
 
     @property
     def rows(self) -> int:
@@ -30,8 +30,8 @@ class Step(NamedTuple):
 
 
 class StepPlan(tuple[Step, ...]):
-    """One record a step. The first is always deep, and a shallow step is guided only where the one
-    before it is: the negative row has features of its own, and only a deep step makes them."""
+    """One record a step. The first is deep. A shallow step is guided only if the step before it is:
+    the negative row needs its own features, and only a deep step makes them."""
 
     def __new__(cls, steps: Iterable[Step]) -> StepPlan:
         made = super().__new__(cls, steps)
@@ -44,38 +44,37 @@ class StepPlan(tuple[Step, ...]):
 
     @cached_property
     def room(self) -> tuple[int, ...]:
-        """The most rows of any step from each one on; 0 after the last."""
+        """For each step, the most rows from it to the end; 0 after the last."""
         most = itertools.accumulate((step.rows for step in reversed(self)), max, initial=0)
         return tuple(most)[::-1]
 
     @cached_property
     def steady(self) -> tuple[int, ...]:
-        """From each step on, how many steps there are until it needs less room."""
+        """For each step, how many steps until fewer rows are needed."""
         ends = {rows: number for number, rows in enumerate(self.room, 1)}
         return tuple(ends[rows] - number for number, rows in enumerate(self.room))
 
     @cached_property
     def rows_before(self) -> tuple[int, ...]:
-        """Rows of all steps before each one, and at last of all."""
+        """For each step, the rows of all steps before it; the last entry is the sum."""
         return tuple(itertools.accumulate((step.rows for step in self), initial=0))
 
     @cached_property
     def deep_rows_before(self) -> tuple[int, ...]:
-        """The same of deep steps alone."""
+        """The same for deep steps only."""
         deep = (step.rows if step.is_deep else 0 for step in self)
         return tuple(itertools.accumulate(deep, initial=0))
 
     @cached_property
     def to_deep(self) -> tuple[float, ...]:
-        """From each step on, how many steps there are before the next deep one; endless after the
-        last."""
+        """For each step, how many steps until the next deep one; infinite after the last."""
         counted = itertools.accumulate(
             reversed(self), lambda left, step: 0 if step.is_deep else left + 1, initial=math.inf
         )
         return tuple(counted)[:0:-1]
 
     def rows(self, *, is_deep: bool) -> int:
-        """Of all deep steps together, or of all shallow ones."""
+        """Rows of all deep steps, or of all shallow ones."""
         return sum(step.rows for step in self if step.is_deep == is_deep)
 
 
@@ -85,8 +84,8 @@ def plan(
     deep_steps: Collection[int] | None = None,
     guided_steps: Collection[int] | None = None,
 ) -> StepPlan:
-    """One deep step in `interval`, or exactly `deep_steps`. Guided are all, or `guided_steps`;
-    where those begin at a shallow step, guidance begins at the next deep one."""
+    """Every `interval`th step is deep, or exactly `deep_steps`. All steps are guided, or only
+    `guided_steps`; guidance begins at a deep step."""
     deep = range(0, steps, interval) if deep_steps is None else deep_steps
     guided = range(steps) if guided_steps is None else guided_steps
     made: list[Step] = []
@@ -98,27 +97,27 @@ def plan(
 
 
 def plan_of(params: GenerationParams, *, embeds_guidance: bool = False) -> StepPlan:
-    """A model that reads guidance itself needs no negative row."""
+    """The step plan of a request. A model that embeds guidance needs no negative row."""
     steps, interval = params.taken_steps, params.interval
     guided = () if embeds_guidance else asked_guidance(params)
     return plan(steps, interval, params.deep_steps, guided)
 
 
 def spoils(params: GenerationParams) -> bool:
-    """Whether kept features, which somebody asked for, cost more than they save: in four steps one
-    in nine of the embedded model's pictures, for a fifth of the time (docs/models.md)."""
+    """True if the requested caching costs more quality than the time is worth: at 4 steps it spoils
+    one in nine pictures of the embedded model and saves a fifth (docs/models.md)."""
     return params.has_few_steps and params.deep_steps is None and params.interval > 1
 
 
 def asked_guidance(params: GenerationParams) -> Collection[int] | None:
-    """The steps that a request wants guided, from the first that is taken; None for all."""
+    """Numbers of the steps that a request wants guided; None for all."""
     if not params.is_guided:
         return ()
     if params.guided_steps is not None or params.guidance_interval is None:
         return params.guided_steps
     begin, end = params.guidance_interval
-    # A step counts where it ends, as in diffusers' guiders. The shares are of the whole schedule:
-    # an edit, which leaves out its beginning, is guided at the same levels of noise.
+    # A step counts where it ends, as in diffusers' guiders. The range is of the whole schedule, so
+    # an edit, which skips the first steps, is guided at the same noise levels.
     ends = ((params.first_step + step + 1) / params.steps for step in range(params.taken_steps))
     return [step for step, at in enumerate(ends) if begin < at <= end]
 

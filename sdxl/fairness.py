@@ -1,9 +1,9 @@
 """Virtual time: when an image would be done if all clients ran at once, each at its weight's pace.
 
 Weighted fair queueing (Demers, Keshav, Shenker, "Analysis and Simulation of a Fair Queueing
-Algorithm", SIGCOMM 1989). A client's images follow each other in virtual time by the work that each
-asks for; a client that comes anew begins at the present and brings no credit from being idle. The
-policy runs the images with the smallest virtual times. Pure: it knows no clock.
+Algorithm", SIGCOMM 1989). A client's images follow each other in virtual time by the work of
+each; a client that returns begins at the present and has no credit from being idle. The policy runs
+the images with the smallest virtual times. It knows no clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from sdxl.flight import Flight, Priority
 
 Account = tuple[Priority, str]
-"""Classes run one before the other, so a client's time in each is its own."""
+"""Priorities run one before the other, so a client has a virtual time in each."""
 
 
 def account(flight: Flight) -> Account:
@@ -27,13 +27,13 @@ def begin(flight: Flight) -> float:
 
 
 class VirtualTime:
-    """`left_at`: of clients that have nothing here, how far those have come that are ahead."""
+    """`_left_at`: the virtual times of clients that are ahead and have no image here."""
 
     def __init__(self) -> None:
         self._left_at: dict[Account, float] = {}
 
     def stamped(self, newcomer: Flight, flights: Iterable[Flight]) -> Flight:
-        """The newcomer with its virtual time. `flights` are all others here."""
+        """The newcomer with its virtual time. `flights` are all others."""
         peers = [f for f in flights if f.priority == newcomer.priority]
         now = present(peers)
         if now is None:
@@ -44,8 +44,8 @@ class VirtualTime:
         return replace(newcomer, due=started + newcomer.work_s / newcomer.weight)
 
     def leave(self, gone: Flight, flights: Sequence[Flight]) -> list[Flight]:
-        """Those of `flights` that move up because `gone` was not finished, moved up."""
-        # What is done may have a later leg, which comes again.
+        """The `flights` that move up because `gone` was not finished, with their new times."""
+        # A finished flight may have a later leg, which returns.
         unused = 0.0 if gone.is_done else left_of(gone) / gone.weight
         same = [f for f in flights if account(f) == account(gone) and f.id != gone.id]
         if not same:

@@ -1,4 +1,4 @@
-"""One image on its way, as plain data: what the policy may know of it. It knows no tensors."""
+"""The policy's record of one picture in the loop, as plain data. It knows no tensors."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PLAIN = "plain"
 
 
 class CallKey(NamedTuple):
-    """What must agree for images to share one UNet call."""
+    """Images with the same key can share one UNet call."""
 
     network: Network
     axes: Axes
-    """sizes of all axes but the rows"""
+    """Sizes of all axes but the rows."""
     variant: str = PLAIN
-    """which graph of the network"""
+    """The graph of the network."""
 
 
 class Priority(IntEnum):
-    """Lower runs first. A batch image runs only in ticks that no interactive one needs."""
+    """The lower value runs first. A batch image runs only while no interactive one wants to."""
 
     INTERACTIVE = 0
     BATCH = 1
@@ -39,19 +39,19 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Leg:
-    """What an image is to run besides, once its present steps are done: at another size."""
+    """The next leg of an image: more steps, at another size."""
 
     axes: Axes
     plan: StepPlan
     delay_s: float = 0.0
-    """before its first step: what comes out of the steps before is decoded, and encoded again"""
+    """Seconds before its first step, to decode the latents so far and encode them again."""
     work_s: float = 0.0
-    """seconds of the device, as of a Flight"""
+    """Seconds of the device, as in a Flight."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """One image on its way: what the policy may know of it."""
+    """The policy's record of one picture in the loop."""
 
     id: int
     axes: Axes
@@ -61,23 +61,23 @@ class Flight:
     deadline_s: float = math.inf
     state: State = State.QUEUED
     is_held: bool = False
-    """paused by its owner, until resumed"""
+    """Paused by its owner."""
     client: str = ""
-    """who asked for it: clients share the device"""
+    """Clients share the device."""
     weight: float = 1.0
-    """of its client's share"""
+    """Weight of the client's share."""
     work_s: float = 0.0
-    """seconds of the device that it takes, its later leg included, as estimated when it came"""
+    """Seconds of the device, the later leg included, as estimated at admission."""
     images: float = 1.0
-    """the same in standard images"""
+    """The same in standard images."""
     due: float = 0.0
-    """the virtual time at which it would be done if all clients ran at once"""
+    """The virtual time at which it would be done if all clients ran at once."""
     is_last: bool = False
-    """it came when others' promises left no room: nobody pauses for it"""
+    """True if other promises left no room: no image pauses for it."""
     request_id: str = ""
-    """images of one request are promised together"""
+    """Images of one request are promised together."""
     variant: str = PLAIN
-    """of the graphs that it runs on"""
+    """The graphs that it runs on."""
     later: Leg | None = None
     pasted: float = 0.0
     """Pixels of the image files that the result is pasted into, over those of the model's own size;
@@ -100,22 +100,22 @@ class Flight:
 
     @property
     def batch_key(self) -> tuple[Axes, str]:
-        """Images that have it in common can share their calls."""
+        """Images with the same key can share calls."""
         return self.axes, self.variant
 
     @property
     def rows(self) -> int:
-        """What it needs room for: the most of any step it has left."""
+        """Rows that it needs room for: the most of its remaining steps."""
         return self.plan.room[self.step]
 
     @property
     def steady_ticks(self) -> int:
-        """Until it needs less room: guidance has ended, or all is done."""
+        """Ticks until it needs less room: guidance ends, or it is done."""
         return self.plan.steady[self.step]
 
     @property
     def needs_cache(self) -> bool:
-        """Mid-interval: pausing now would keep its cache in memory."""
+        """True between deep steps: a pause would keep its cache in memory."""
         return self.step > 0 and not self.next_is_deep
 
     @property
@@ -128,7 +128,7 @@ class Flight:
 
     @property
     def next_leg(self) -> Flight:
-        """The same image once its present steps are done: it waits again, at its old place."""
+        """The same image in its next leg. It waits again, at its old place in the queue."""
         assert self.later is not None
         share = self.later.work_s / self.work_s if self.work_s else 1.0
         return self.changed(
@@ -145,8 +145,7 @@ class Flight:
         return self.changed(step=self.step + ticks)
 
     def changed(self, **fields: object) -> Flight:
-        # Not dataclasses.replace: looking ahead does this a thousand times, and that is five times
-        # as slow.
+        # dataclasses.replace is five times as slow, and a projection calls this a thousand times.
         moved = object.__new__(Flight)
         vars(moved).update(vars(self), **fields)
         return moved

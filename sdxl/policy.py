@@ -1,16 +1,16 @@
-"""Who runs what at the next tick: pure decisions over plain data.
+"""What runs in the next tick: pure decisions over plain data.
 
 `plan_tick` is the whole policy of the in-flight loop: which images are admitted, which pause,
-which rows share one UNet call and to what size that call is padded. The executor obeys it, and
-cost.py runs it forward in time to predict completions, so promise and practice cannot drift.
+which rows share one UNet call and to what size that call is padded. The loop runs the plan, and
+cost.py runs the same policy forward in time, so predictions follow what the loop does.
 It knows no tensors, no engines and no clock.
 
-Deep steps are taken together: one waits while others whose call it could share are about to reach
-theirs. So images of any plans soon run in one rhythm, and a newcomer joins it at a deep step.
+Deep steps are taken together: a deep step waits while images that could share its call are about
+to reach theirs. So images of all plans soon run in one rhythm, and a newcomer joins at a deep step.
 
 Clients share a device by weighted fair queueing. Every image has a virtual time, `due`, at which it
-would be done if all clients ran at once, each at the pace of its weight (fairness.py); the smaller
-one goes first. What lies within a client's share of the rows goes before all that does not.
+would be done if all clients ran at once, each at the pace of its weight (fairness.py). The smallest
+goes first, and images within their client's share of the rows go before all others.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from functools import cached_property
 from sdxl.flight import CallKey, Flight, Network, Priority, State
 
 PATIENCE = 2
-"""shallow steps of others that a deep step waits for: a few hundredths of its own time each"""
+"""Shallow steps of others that a deep step waits for; each takes a few percent of its time."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one device takes on."""
+    """What one device runs and queues."""
 
     buckets: tuple[int, ...]
-    """row counts a call is padded to, rising"""
+    """Row counts that calls are padded to, rising."""
     rows: int
-    """rows in flight: the knee of the measured tick cost"""
+    """Rows in flight: the knee of the measured tick cost."""
     crowded_rows: int = 0
-    """rows in flight once as many are asked for, if that is more: the least cost per row"""
+    """Rows in flight under load, if more than `rows`: the least cost per row."""
     paused_cache_rows: int = 16
-    """rows whose caches may wait in memory while paused"""
+    """Paused rows whose caches may stay in memory."""
     queue: int = 1000
-    """standard images that one client may have waiting while no other waits"""
+    """Standard images that one client may have waiting while no other client waits."""
     standard: Flight | None = None
-    """a standard image, as those of the queue are counted; without it each counts as one"""
+    """The unit that the queue counts in; None: each image counts as one."""
     call_s: tuple[float, ...] = ()
-    """seconds of a call by bucket, as measured; empty for unknown"""
+    """Measured seconds of a call by bucket; empty if unknown."""
 
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)) or self.buckets[-1] < 2:
@@ -54,11 +54,11 @@ class Limits:
 
     @property
     def most_rows(self) -> int:
-        """In flight at any time."""
+        """The most rows ever in flight."""
         return max(self.rows, self.crowded_rows)
 
     def while_wanted(self, rows: int) -> Limits:
-        """While so many rows run or wait."""
+        """The limits while this many rows run or wait."""
         return self._crowded if self.rows < self.crowded_rows <= rows else self
 
     @cached_property
@@ -66,7 +66,7 @@ class Limits:
         return replace(self, rows=self.crowded_rows)
 
     def rows_at(self, slowdown: float) -> int:
-        """The most rows in flight that make an image's calls at most so much longer than alone."""
+        """The most rows in flight that slow an image's calls down by at most this factor."""
         if not self.call_s:
             return self.rows
         timed = list(zip(self.buckets, self.call_s, strict=True))
@@ -92,32 +92,32 @@ class Group:
 class TickPlan:
     groups: tuple[Group, ...]
     admitted: tuple[int, ...] = ()
-    """queued before, running from this tick on"""
+    """Queued before, running from this tick on."""
     paused: tuple[int, ...] = ()
     resumed: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
-    """past their deadline: nobody waits for them any more"""
+    """Past their deadline."""
     is_settled: bool = False
-    """if nothing arrives, the same images run until one of them is done, or needs less room"""
+    """True if the same images run until one is done or needs less room, unless more arrive."""
 
 
 def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan:
-    """`flights` in order of arrival. Every running image takes one step in a tick, or waits for
+    """Plan a tick. `flights` are in order of arrival. Each running image takes a step, or waits for
     others to reach a deep one."""
     expired = tuple(f.id for f in flights if f.deadline_s < now)
     alive = [f for f in flights if f.deadline_s >= now] if expired else list(flights)
     active = _active_class(alive)
-    kept, halted = _who_goes_on(alive, active, limits)
+    kept, halted = _kept_and_paused(alive, active, limits)
     wanting = [f for f in alive if not f.is_held and f.priority == active]
     limits = limits.while_wanted(sum(f.rows for f in wanting))
     shares = Shares.of(wanting, limits)
     paused = [f for f in alive if f.state is State.PAUSED and f.priority == active]
-    change = _who_joins(wanting, kept, paused, shares, limits)
+    change = _join(wanting, kept, paused, shares, limits)
     left = {f.id for f in change.yielding}
     running = [*(f for f in kept if f.id not in left), *change.joining]
     unwanted = any(f.is_held or f.priority != active for f in kept)
     return TickPlan(
-        groups=tuple(groups_of(who_steps(running), limits)),
+        groups=tuple(groups_of(stepping(running), limits)),
         admitted=tuple(f.id for f in change.joining if f.state is State.QUEUED),
         paused=(*(f.id for f in halted), *(f.id for f in change.yielding)),
         resumed=tuple(f.id for f in change.joining if f.state is State.PAUSED),
@@ -127,8 +127,8 @@ def plan_tick(flights: Sequence[Flight], limits: Limits, now: float) -> TickPlan
 
 
 def foremost(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
-    """Those of `flights`, in their order, on which the next tick's plan can depend: of every
-    client, no more waiting ones than could run."""
+    """The `flights`, in their order, that can change the next tick's plan: of each client no more
+    waiting ones than could run."""
     flights = list(flights)
     active = _active_class(flights)
     room: dict[str, int] = {}
@@ -178,7 +178,7 @@ class Shares:
         return cls(frozenset(within), rows)
 
     def rank(self, flight: Flight) -> tuple[bool, float, bool, int]:
-        """Smaller goes first."""
+        """Sort key: the smallest goes first."""
         return flight.id not in self.within, *_turn(flight)
 
 
@@ -187,7 +187,7 @@ def _turn(flight: Flight) -> tuple[float, bool, int]:
 
 
 def line(flights: Iterable[Flight], limits: Limits) -> list[Flight]:
-    """Those that wait for their first step, in the order of the queue."""
+    """Flights that wait for their first step, in the order of the queue."""
     waiting = [f for f in flights if f.state is State.QUEUED]
     shares = Shares.of(waiting, limits)
     return sorted(waiting, key=lambda f: (f.priority, *shares.rank(f)))
@@ -198,14 +198,13 @@ def _active_class(flights: Iterable[Flight]) -> Priority | None:
     return min((f.priority for f in flights if not f.is_held), default=None)
 
 
-def _who_goes_on(
+def _kept_and_paused(
     flights: Sequence[Flight], active: Priority | None, limits: Limits
 ) -> tuple[list[Flight], list[Flight]]:
-    """Running images that keep running, and those that pause for a more urgent class or because
-    their owner says so.
+    """Running images that keep running, and those that pause: held by their owner, or less urgent.
 
-    One that should pause but holds a cache, while too many caches already wait, runs on to just
-    before its next deep step: there is nothing to keep then.
+    If too many caches are in memory already, an image with a cache runs on to its next deep step,
+    where it needs no cache, and pauses there.
     """
     waiting = sum(_cache_rows(f) for f in flights if f.state is State.PAUSED)
     kept, halted = [], []
@@ -234,29 +233,29 @@ def _can_pause(flight: Flight, waiting: int, limits: Limits) -> bool:
 class _Change:
     joining: Sequence[Flight] = ()
     yielding: Sequence[Flight] = ()
-    """running ones that pause for them"""
+    """Running ones that pause for those that join."""
     is_pending: bool = False
-    """somebody has a place and waits for a deep step of others, or for a cache to be used up"""
+    """True if an image has a place, but waits for a deep step of others or for a cache."""
 
 
-def _who_joins(
+def _join(
     wanting: Sequence[Flight],
     kept: Sequence[Flight],
     paused: Sequence[Flight],
     shares: Shares,
     limits: Limits,
 ) -> _Change:
-    """Those that wait, in order of their rank, while rows are free or can be freed.
+    """Waiting images that join, by rank, while rows are free or can be freed.
 
-    Order is strict: the first that finds no place ends it, so nothing large starves. One that could
-    not take its first step, as others are about to reach a deep one, waits with its place kept.
+    Order is strict: the first image without a place ends the search, so large ones do not starve.
+    An image keeps its place while it waits for others to reach a deep step.
     """
     joining: list[Flight] = []
     yielding: list[Flight] = []
     staying, taken, is_pending = list(kept), sum(f.rows for f in kept), False
     for flight in sorted((f for f in wanting if f.state is not State.RUNNING), key=shares.rank):
         most = limits.rows if flight.id in shares.within else shares.rows
-        others = _who_yields(flight, taken + flight.rows - shares.rows, staying, shares)
+        others = _yielding(flight, taken + flight.rows - shares.rows, staying, shares)
         freed = sum(f.rows for f in others)
         if taken + flight.rows - freed > most and (staying or joining):
             break
@@ -269,7 +268,7 @@ def _who_joins(
             yielding += others
             staying, taken = rest, taken + flight.rows - freed
         elif others:
-            # They run on until it can join; nothing overtakes it.
+            # The others run on until it can join; no image overtakes it.
             is_pending = True
             break
         else:
@@ -278,11 +277,11 @@ def _who_joins(
     return _Change(joining, yielding, is_pending)
 
 
-def _who_yields(
+def _yielding(
     flight: Flight, excess: int, staying: Sequence[Flight], shares: Shares
 ) -> list[Flight]:
-    """Other clients' running images of a lower rank, the lowest first, of as many rows as are too
-    many with this one, or all there are."""
+    """Running images of other clients and lower rank that pause for this one, the lowest first,
+    until `excess` rows are free."""
     rank, chosen = shares.rank(flight), list[Flight]()
     if excess <= 0 or flight.is_last:
         return chosen
@@ -296,7 +295,7 @@ def _who_yields(
 
 
 def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: Limits) -> bool:
-    """Within what may wait in memory: as many rows as may run, and few caches."""
+    """True if all of them may be paused at once: limited rows, and few caches."""
     if not flights:
         return True
     waiting = [*paused, *flights]
@@ -305,13 +304,13 @@ def _can_all_pause(flights: Sequence[Flight], paused: Sequence[Flight], limits: 
     return is_small and sum(f.rows for f in waiting) <= limits.rows
 
 
-def who_steps(running: Sequence[Flight]) -> list[Flight]:
+def stepping(running: Sequence[Flight]) -> list[Flight]:
     awaited = _awaited(running)
     return [f for f in running if not _must_wait(f, awaited)]
 
 
 def _awaited(running: Iterable[Flight]) -> set[object]:
-    """The batch keys of those that are about to reach a deep step."""
+    """Batch keys of images that are about to reach a deep step."""
     return {f.batch_key for f in running if 0 < f.to_deep <= PATIENCE}
 
 
@@ -320,7 +319,7 @@ def _must_wait(flight: Flight, awaited: Container[object]) -> bool:
 
 
 def groups_of(running: Sequence[Flight], limits: Limits) -> Iterable[Group]:
-    """The calls that give each of these its next step."""
+    """The calls that run the next step of each image."""
     by_call: dict[CallKey, list[Flight]] = {}
     for flight in sorted(running, key=lambda f: f.id):
         network: Network = "unet_deep" if flight.next_is_deep else "unet_shallow"
