@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from PIL import Image, ImageFilter, ImageOps
@@ -60,13 +61,19 @@ class DecodedWhole:
     """Of the box alone."""
     box: Box
 
-    def pasted(self, made: Image.Image) -> Image.Image:
-        """The whole image with `made` in its box, as far as the mask is white."""
+    @contextmanager
+    def pasted(self, made: Image.Image) -> Iterator[Image.Image]:
+        """The whole image with `made` in its box, as far as the mask is white. Without a copy of
+        it: the next result is pasted into the same image."""
         left, top, right, bottom = self.box
-        result = self.image.copy()
+        before = self.image.crop(self.box)
         made = made.resize((right - left, bottom - top), SHARP)
-        result.paste(made, (left, top), self.mask)
-        return result
+        self.image.paste(made, (left, top), self.mask)
+        del made
+        try:
+            yield self.image
+        finally:
+            self.image.paste(before, (left, top))
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +95,8 @@ class SourceImage:
     def pasted(self, made: Image.Image) -> Image.Image:
         """`made` in its place; where the mask is black nothing has changed."""
         if self.whole is not None:
-            return self.whole.decoded().pasted(made)
+            with self.whole.decoded().pasted(made) as image:
+                return image.copy()
         if self.mask is None:
             return made
         return Image.composite(made.resize(self.size, SHARP), self.image, self.mask)

@@ -8,8 +8,9 @@ those images are in memory and no other file waits for them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from queue import PriorityQueue
 from typing import Any, TypeVar
@@ -159,9 +160,9 @@ class PictureWriter:
     def _picture(self, job: ImageJob, pixels: images.Pixels, decode_s: float) -> Done:
         order, size = job.order, pixels.size / pixels.shape[-1]
         standard, began_s = self.pipeline.sizes.default**2, self.pipeline.clock()
-        image = self._pasted(job, pixels)
         xmp = self.provenance.xmp
-        file = images.encode(image, order.format, self._metadata(job), order.compression, xmp)
+        with self._pasted(job, pixels) as image:
+            file = images.encode(image, order.format, self._metadata(job), order.compression, xmp)
         file = self._sign(file, order.format)
         took_s = decode_s + job.stage("file_s")
         if job.flight.pasted:
@@ -178,23 +179,25 @@ class PictureWriter:
         if ready is not None:
             ready.synchronize()
         pixels = images.forming(latents, self._preview_map, job.params.result_size)
-        image = self._pasted(job, pixels, is_marked=False)
         quality = None if job.order.format == "png" else PREVIEW_QUALITY
         xmp = self.provenance.xmp
-        file = images.encode(image, job.order.format, self._metadata(job), quality, xmp)
+        with self._pasted(job, pixels, is_marked=False) as image:
+            file = images.encode(image, job.order.format, self._metadata(job), quality, xmp)
         return Preview(file, step)
 
+    @contextmanager
     def _pasted(
         self, job: ImageJob, pixels: images.Pixels, *, is_marked: bool = True
-    ) -> Image.Image:
+    ) -> Iterator[Image.Image]:
         image, source = Image.fromarray(pixels), job.order.source
-        if source is not None and source.whole is not None:
-            image = self._decoded(source.whole).pasted(image)
-        elif source is not None:
-            image = source.pasted(image)
-        if is_marked and self.provenance.is_watermarked:
-            image = Image.fromarray(self.provenance.mark(np.asarray(image)))
-        return image
+        with ExitStack() as stack:
+            if source is not None and source.whole is not None:
+                image = stack.enter_context(self._decoded(source.whole).pasted(image))
+            elif source is not None:
+                image = source.pasted(image)
+            if is_marked and self.provenance.is_watermarked:
+                image = Image.fromarray(self.provenance.mark(np.asarray(image)))
+            yield image
 
     def _decoded(self, whole: WholeImage) -> DecodedWhole:
         """The pictures of one request follow each other: their image is decoded once."""

@@ -121,6 +121,8 @@ def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "param"),
     [
+        ({"denoising_strength": False}, 400, "denoising_strength"),
+        ({"seed": True}, 400, "seed"),
         ({"restore_faces": True}, 400, "restore_faces"),
         ({"styles": ["ink"]}, 400, "styles"),
         ({"subseed_strength": 0.5}, 400, "subseed_strength"),

@@ -13,7 +13,7 @@ from pydantic import Field
 from sdxl.picture_files import file_of
 from sdxl.source import GivenImage, decode
 from serve.errors import invalid
-from serve.front.a1111.wire import TextToImage, image_bytes, request_of
+from serve.front.a1111.wire import Number, TextToImage, Whole, image_bytes, request_of
 from serve.front.openai_images import ImageRequest
 
 FILL, ORIGINAL = 0, 1
@@ -24,13 +24,13 @@ MASK_BLUR = 4
 class ImageToImage(TextToImage):
     init_images: Annotated[list[str], Field(min_length=1, max_length=1)]
     mask: str | None = None
-    denoising_strength: Annotated[float, Field(ge=0, le=1)] | None = 0.75
-    mask_blur: Annotated[int, Field(ge=0)] | None = MASK_BLUR
-    inpainting_fill: int | None = FILL
+    denoising_strength: Annotated[Number, Field(ge=0, le=1)] | None = 0.75
+    mask_blur: Annotated[Whole, Field(ge=0)] | None = MASK_BLUR
+    inpainting_fill: Whole | None = FILL
     inpaint_full_res: bool | None = True
-    inpaint_full_res_padding: Annotated[int, Field(ge=0)] | None = 0
-    inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] | None = 0
-    resize_mode: int | None = 0
+    inpaint_full_res_padding: Annotated[Whole, Field(ge=0)] | None = 0
+    inpainting_mask_invert: Annotated[Whole, Field(ge=0, le=1)] | None = 0
+    resize_mode: Whole | None = 0
 
 
 def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, GivenImage]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sdxl.infotext import schedule_steps, scheduler_of
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, UPSCALERS
@@ -23,7 +23,16 @@ from serve.models import ImageModel, M, choose
 from serve.orders import Done
 from serve.settings import MAX_N
 
-Steps = Annotated[int, Field(ge=1)]
+
+def not_boolean(value: Any) -> Any:
+    """Pydantic reads true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, got a boolean")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(not_boolean)]
+Number = Annotated[float, BeforeValidator(not_boolean)]
 FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 CHECKPOINT, FORMAT, SKIPPED = "sd_model_checkpoint", "samples_format", "CLIP_stop_at_last_layers"
 SUFFIX = ".safetensors"
@@ -69,24 +78,24 @@ class TextToImage(BaseModel):
 
     prompt: str = ""
     negative_prompt: str | None = None
-    seed: int | None = -1
-    steps: Steps | None = None
-    cfg_scale: float | None = None
-    width: int | None = None
-    height: int | None = None
+    seed: Whole | None = -1
+    steps: Annotated[Whole, Field(ge=1)] | None = None
+    cfg_scale: Number | None = None
+    width: Whole | None = None
+    height: Whole | None = None
     sampler_name: str | None = None
     sampler_index: str | None = None
     scheduler: str | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = 1
-    n_iter: Annotated[int, Field(ge=1)] | None = 1
+    batch_size: Annotated[Whole, Field(ge=1)] | None = 1
+    n_iter: Annotated[Whole, Field(ge=1)] | None = 1
     override_settings: dict[str, Any] | None = None
     alwayson_scripts: dict[str, Any] | None = None
     send_images: bool | None = True
     enable_hr: bool | None = False
-    hr_scale: float | None = 2.0
+    hr_scale: Number | None = 2.0
     hr_upscaler: str | None = None
-    hr_second_pass_steps: Annotated[int, Field(ge=0)] | None = 0
-    denoising_strength: Annotated[float, Field(ge=0, le=1)] | None = None
+    hr_second_pass_steps: Annotated[Whole, Field(ge=0)] | None = 0
+    denoising_strength: Annotated[Number, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
