@@ -142,7 +142,7 @@ def test_caches_go_by_the_steps_until_an_interval_is_chosen(web: Visit) -> None:
     assert web.holds()["cache_interval"] == ""
     expect(web.page.locator("#cache-hint")).to_contain_text("as many steps as needed")
     shown = web.page.get_attribute("[data-parameter=cache_interval]", "title")
-    assert shown and "with fewer than 8 steps 1" in shown
+    assert shown and "below 8 steps 1" in shown
     web.generate(PROMPT, steps="4", seed="3")
     web.wait_for_pictures()
     assert read_parameters(web.download())["cache_interval"] == 1
