@@ -106,7 +106,8 @@ def test_strokes_are_erased_undone_inverted_and_found_again(web: Visit) -> None:
     assert abs(painted(web) - once) <= 1
     for expected in (twice, once, 0):
         act.get_by_role("button", name="Undo").click()
-        assert painted(web) == expected
+        # The strokes are drawn again, each as a whole: their edges' pixels may round apart.
+        assert abs(painted(web) - expected) <= (1 if expected else 0)
     expect(act.get_by_role("button", name="Undo")).to_be_disabled()
     act.get_by_role("button", name="Redo").click()
     act.get_by_role("button", name="Invert").click()
