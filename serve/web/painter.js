@@ -108,6 +108,8 @@ function press() {
 function lift() {
   if (!isDown) return;
   isDown = false;
+  // As undo draws it: pieces of a stroke overlap at their edges.
+  mask.redraw();
   tell();
 }
 
