@@ -123,6 +123,7 @@ def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
     [
         ({"denoising_strength": False}, 400, "denoising_strength"),
         ({"seed": True}, 400, "seed"),
+        ({"enable_hr": 0}, 400, "enable_hr"),
         ({"restore_faces": True}, 400, "restore_faces"),
         ({"styles": ["ink"]}, 400, "styles"),
         ({"subseed_strength": 0.5}, 400, "subseed_strength"),

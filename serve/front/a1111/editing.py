@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from PIL import Image, ImageOps
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from sdxl.picture_files import file_of
 from sdxl.source import GivenImage, decode
@@ -27,7 +27,7 @@ class ImageToImage(TextToImage):
     denoising_strength: Annotated[Number, Field(ge=0, le=1)] | None = 0.75
     mask_blur: Annotated[Whole, Field(ge=0)] | None = MASK_BLUR
     inpainting_fill: Whole | None = FILL
-    inpaint_full_res: bool | None = True
+    inpaint_full_res: StrictBool | None = True
     inpaint_full_res_padding: Annotated[Whole, Field(ge=0)] | None = 0
     inpainting_mask_invert: Annotated[Whole, Field(ge=0, le=1)] | None = 0
     resize_mode: Whole | None = 0

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
 
 from sdxl.infotext import schedule_steps, scheduler_of
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, UPSCALERS
@@ -90,8 +98,8 @@ class TextToImage(BaseModel):
     n_iter: Annotated[Whole, Field(ge=1)] | None = 1
     override_settings: dict[str, Any] | None = None
     alwayson_scripts: dict[str, Any] | None = None
-    send_images: bool | None = True
-    enable_hr: bool | None = False
+    send_images: StrictBool | None = True
+    enable_hr: StrictBool | None = False
     hr_scale: Number | None = 2.0
     hr_upscaler: str | None = None
     hr_second_pass_steps: Annotated[Whole, Field(ge=0)] | None = 0
