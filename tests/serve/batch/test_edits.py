@@ -131,7 +131,7 @@ def test_rows_whose_image_is_not_one_are_dead_letters_alone(tmp_path: Path) -> N
         "6": "below the input's folder",
         "7": "needed an image with it",
         "8": "needed a path or a data URL",
-        "9": "needed an image with it",
+        "9": "needed an image to edit",
         "10": "needed base64",
         "11": "to take one",
         "12": "multiple of 8",
