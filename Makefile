@@ -19,7 +19,7 @@ BACKENDS := tensorrt tensorrt-rtx
 IMAGE_EXTRAS := serve export eval c2pa s3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve load demo test test-slow test-long check format bench editing-sheet screenshots quality mini-onnx lock full-size clean
+.PHONY: help setup serve load demo test test-slow test-long check format bench editing-sheet screenshots quality mini-onnx lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -89,9 +89,6 @@ lock: ## renew the hashes of the image's packages in locks/; needs uv
 	  lock $$backend pyproject.toml $(IMAGE_EXTRAS:%=--extra %) --extra $$backend || exit 1; \
 	done; \
 	echo 'ray[serve]' | lock llm -
-
-full-size: $(INSTALLED) ## run SDXL's full size with random weights: render, serve, batch, exports, plans; hours, 24 GiB
-	$(PYTHON_OF_VENV) -m eval.robustness.full_size
 
 clean: ## remove the files that these commands made
 	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -15,7 +15,6 @@ BENCHMARKS = {
     ),
     "mlperf": ("mlperf.command", "the official LoadGen: Offline, Server, SingleStream"),
     "load": ("service.load", "the service under load: latency, throughput, overload"),
-    "marking": ("service.marking", "the cost of provenance and watermark in a service"),
     "h200": ("h200.command", "every measurement on one H200, in ten minutes; --dry-run anywhere"),
     "batching": ("speed.batching", "in-flight against static batching, in simulated time"),
     "robustness": (

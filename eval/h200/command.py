@@ -37,7 +37,6 @@ class Section:
     module: str
     function: str
     needs_s: float
-    is_usual: bool = True
 
     def begin(self, bench: Bench) -> Iterator[tuple[str, Any]]:
         import importlib
@@ -60,8 +59,6 @@ SECTIONS = {
     "peers_compiled": Section("eval.h200.speed", "peers_compiled", 150),
     "peers_1": Section("eval.h200.speed", "peers_1", 30),
     "peers_16": Section("eval.h200.speed", "peers_16", 100),
-    "rtx": Section("eval.h200.rtx", "small", 60),
-    "rtx_full": Section("eval.h200.rtx", "full", 300, is_usual=False),
 }
 
 
@@ -87,7 +84,6 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl bench h200", description="Measure everything on one H200.")
-    usual = [name for name, section in SECTIONS.items() if section.is_usual]
     add = parser.add_argument
     add("--out", type=Path, default=Path("out/h200"), metavar="DIR", help="results (%(default)s)")
     add("--report", type=Path, metavar="FILE", help="the report (default: DIR/h200.json)")
@@ -98,12 +94,7 @@ def build_parser() -> Parser:
         metavar="SECONDS",
         help="time limit (%(default)s)",
     )
-    add(
-        "--sections",
-        nargs="+",
-        default=usual,
-        help=f"default: all but rtx_full, of {', '.join(SECTIONS)}",
-    )
+    add("--sections", nargs="+", default=list(SECTIONS), help=f"default: {', '.join(SECTIONS)}")
     add("--precisions", nargs="+", default=[], help="of fp16, fp8, int8 (default: all)")
     add("--dry-run", action="store_true", dest="is_dry", help="the embedded model, tiny sizes")
     return parser

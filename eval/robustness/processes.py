@@ -9,7 +9,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -67,29 +67,22 @@ class ProcessWatch:
 
 
 @contextmanager
-def repeating(sample: Callable[[], None], period_s: float) -> Iterator[None]:
-    """Call `sample` periodically in a thread, so that load in this one does not delay it."""
-    is_over = threading.Event()
+def watching(titles: Sequence[str]) -> Iterator[ProcessWatch]:
+    """Sample periodically in a thread, so that load in this one does not delay it."""
+    watch, is_over = ProcessWatch(titles), threading.Event()
+    watch.sample()
 
     def run() -> None:
-        while not is_over.wait(period_s):
-            sample()
+        while not is_over.wait(PERIOD_S):
+            watch.sample()
 
     thread = threading.Thread(target=run, name="watch", daemon=True)
     thread.start()
     try:
-        yield
+        yield watch
     finally:
         is_over.set()
         thread.join()
-
-
-@contextmanager
-def watching(titles: Sequence[str]) -> Iterator[ProcessWatch]:
-    watch = ProcessWatch(titles)
-    watch.sample()
-    with repeating(watch.sample, PERIOD_S):
-        yield watch
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 the share of it that each engine reaches.
 
 `--model sdxl-1.0` derives the real model's figures from its shape and times nothing. `--gpu`
-estimates the time of full-size calls of the torch backend on another GPU; with `--plan`, the cost
-of pictures by step plans.
+estimates the time of full-size calls of the torch backend on another GPU.
 """
 
 from __future__ import annotations
@@ -29,13 +28,15 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if min(options.rows) < 1:
         raise InvalidParams("rows", min(options.rows), "needed at least 1")
-    if options.plan is not None and not options.gpu:
-        raise InvalidParams("plan", " ".join(options.plan), "needed --gpu with it")
     if options.gpu:
-        print_estimate(options)
-        return 0
-    report = measure(options)
-    print(json.dumps(report) if options.is_json else table(report))
+        from eval.speed import estimated_time
+
+        report = estimated_time.report(options.gpu, options.rows)
+        lines = "\n".join(estimated_time.table(report))
+    else:
+        report = measure(options)
+        lines = table(report)
+    print(json.dumps(report) if options.is_json else lines)
     return 0
 
 
@@ -60,28 +61,8 @@ def build_parser() -> Parser:
     )
     add("--side", type=whole, metavar="PIXELS", help="of the image (default: the model's)")
     add("--gpu", choices=("h200", "h100", "l40s"), help="estimate this GPU instead")
-    add(
-        "--plan",
-        nargs="*",
-        metavar="PLAN",
-        help="with --gpu: estimate plans, [SCHEDULER:]STEPS[/INTERVAL|:I,J,…] (without a PLAN: "
-        "those of docs/tuning.md)",
-    )
     add("--json", action="store_true", dest="is_json", help="print the figures as JSON")
     return parser
-
-
-def print_estimate(options: argparse.Namespace) -> None:
-    from eval.speed import estimated_plans, estimated_time
-
-    if options.plan is None:
-        report = estimated_time.report(options.gpu, options.rows)
-        lines = estimated_time.table(report)
-    else:
-        plans = [estimated_plans.read(text) for text in options.plan or estimated_plans.PLANS]
-        report = estimated_plans.report(options.gpu, max(options.rows), plans)
-        lines = estimated_plans.table(report)
-    print(json.dumps(report, indent=1) if options.is_json else "\n".join(lines))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
