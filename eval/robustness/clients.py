@@ -1,5 +1,5 @@
 """Clients of the REST service: they wait, stream, fetch a result by its URL, disconnect early or
-send invalid requests. Each returns an outcome; it does not judge it.
+send invalid requests. Each reports its answer and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -32,6 +32,11 @@ DISCONNECTED = -1
 """the status of a request whose client disconnected"""
 WAIT_S = 150.0
 
+Answer = tuple[int, str]
+"""the status, and what is wrong with the answer, if anything"""
+Send = Callable[[httpx.AsyncClient, random.Random, float], Awaitable[Answer]]
+"""takes the deadline in seconds"""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -42,15 +47,24 @@ class Outcome:
     status: int = 0
     """0 if the connection broke"""
     problem: str = ""
-    """what is wrong with the answer, if anything"""
-    deadline_s: float = 20.0
+    deadline_s: float = 60.0
 
     @property
     def took_s(self) -> float:
         return self.ended_s - self.began_s
 
 
-Client = Callable[[httpx.AsyncClient, random.Random, float], Awaitable[Outcome]]
+async def request(
+    send: Send, http: httpx.AsyncClient, rng: random.Random, due_s: float, deadline_s: float = 60.0
+) -> Outcome:
+    try:
+        status, problem = await send(http, rng, deadline_s)
+    except TimeoutError:
+        status, problem = DISCONNECTED, ""
+    except httpx.HTTPError as error:
+        status, problem = 0, f"{type(error).__name__}: {error}".rstrip(": ")
+    kind = send.__name__.removesuffix("_mixed")
+    return Outcome(kind, due_s, time.perf_counter(), status, problem, deadline_s)
 
 
 def body(rng: random.Random, deadline_s: float, **more: Any) -> dict[str, Any]:
@@ -58,107 +72,73 @@ def body(rng: random.Random, deadline_s: float, **more: Any) -> dict[str, Any]:
     return {**required, "deadline_s": deadline_s, **more}
 
 
-async def request_and_wait(
-    http: httpx.AsyncClient, rng: random.Random, due_s: float, **more: Any
-) -> Outcome:
-    request = body(rng, more.pop("deadline_s", 20.0), **more)
-    outcome = Outcome("wait", due_s, deadline_s=request["deadline_s"])
-    try:
-        answer = await http.post(GENERATE, json=request)
-    except httpx.HTTPError as error:
-        return broken(outcome, error)
-    outcome = answered(outcome, answer)
+async def wait(
+    http: httpx.AsyncClient, rng: random.Random, deadline_s: float, **more: Any
+) -> Answer:
+    answer = await http.post(GENERATE, json=body(rng, deadline_s, **more))
     if answer.status_code != 200:
-        return outcome
+        return refused(answer)
     pictures = [data["b64_json"] for data in answer.json()["data"]]
     wrong = [problem for text in pictures if (problem := wrong_picture(text))]
-    if len(pictures) != request.get("n", 1):
-        wrong.append(f"{len(pictures)} pictures of {request.get('n', 1)}")
-    return replace(outcome, problem="; ".join(wrong))
+    if len(pictures) != more.get("n", 1):
+        wrong.append(f"{len(pictures)} pictures of {more.get('n', 1)}")
+    return 200, "; ".join(wrong)
 
 
-async def request_mixed(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+async def wait_mixed(http: httpx.AsyncClient, rng: random.Random, deadline_s: float) -> Answer:
     """Request any size, sometimes two pictures."""
     more = {"size": rng.choice(SIZES), "n": rng.choice((1, 1, 1, 2)), "steps": rng.choice((8, 20))}
-    return await request_and_wait(http, rng, due_s, **more, deadline_s=60.0)
+    return await wait(http, rng, deadline_s, **more)
 
 
-async def request_stream(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    request = body(rng, 60.0, stream=True, partial_images=2, progress=True, steps=12)
-    outcome = Outcome("stream", due_s, deadline_s=60.0)
+async def stream(http: httpx.AsyncClient, rng: random.Random, deadline_s: float) -> Answer:
+    sent = body(rng, deadline_s, stream=True, partial_images=2, progress=True, steps=12)
     last: dict[str, Any] = {}
-    try:
-        async with http.stream("POST", GENERATE, json=request) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data: "):
-                    last = json.loads(line.removeprefix("data: "))
-            outcome = answered(outcome, answer)
-    except httpx.HTTPError as error:
-        return broken(outcome, error)
-    if outcome.status != 200:
-        return outcome
+    async with http.stream("POST", GENERATE, json=sent) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                last = json.loads(line.removeprefix("data: "))
+    if answer.status_code != 200:
+        return refused(answer)
     if "error" in last:
         # The status was sent before the error, which is in the event.
-        return replace(outcome, status=503, problem=f"ended with {last['error']['code']}")
-    return replace(outcome, problem=wrong_picture(last.get("b64_json", "")))
+        return 503, f"ended with {last['error']['code']}"
+    return 200, wrong_picture(last.get("b64_json", ""))
 
 
-async def fetch_by_url(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    request = body(rng, 60.0, response_format="url", steps=8)
-    outcome = Outcome("fetch", due_s, deadline_s=60.0)
-    try:
-        answer = await http.post(GENERATE, json=request)
-        outcome = answered(outcome, answer)
-        if answer.status_code != 200:
-            return outcome
-        file = await http.get(answer.json()["data"][0]["url"])
-    except httpx.HTTPError as error:
-        return broken(outcome, error)
+async def fetch(http: httpx.AsyncClient, rng: random.Random, deadline_s: float) -> Answer:
+    """Fetch the result from its URL."""
+    answer = await http.post(GENERATE, json=body(rng, deadline_s, response_format="url", steps=8))
+    if answer.status_code != 200:
+        return refused(answer)
+    file = await http.get(answer.json()["data"][0]["url"])
     if file.status_code != 200:
-        return replace(outcome, status=file.status_code, problem="its URL does not exist")
-    return replace(outcome, problem=wrong_file(file.content))
+        return file.status_code, "its URL does not exist"
+    return 200, wrong_file(file.content)
 
 
-async def disconnect_early(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
+async def disconnect(http: httpx.AsyncClient, rng: random.Random, deadline_s: float) -> Answer:
     """Disconnect at a random moment: before the first byte, between events, within a picture."""
-    request = body(rng, 60.0, stream=rng.random() < 0.5, partial_images=3, progress=True, steps=50)
-    if not request["stream"]:
-        del request["stream"], request["partial_images"], request["progress"]
-    outcome = Outcome("disconnect", due_s, deadline_s=60.0)
+    streamed = {"stream": True, "partial_images": 3, "progress": True}
+    sent = body(rng, deadline_s, steps=50, **(streamed if rng.random() < 0.5 else {}))
     patience_s = rng.expovariate(1 / 0.7)
     client = httpx.AsyncClient(base_url=http.base_url, headers=http.headers, timeout=WAIT_S)
-    try:
-        async with asyncio.timeout(patience_s), client:
-            answer = await client.post(GENERATE, json=request)
-    except TimeoutError:
-        return replace(outcome, ended_s=time.perf_counter(), status=DISCONNECTED)
-    except httpx.HTTPError as error:
-        return broken(outcome, error)
-    return answered(outcome, answer)
+    async with asyncio.timeout(patience_s), client:
+        return refused(await client.post(GENERATE, json=sent))
 
 
-async def send_invalid(http: httpx.AsyncClient, rng: random.Random, due_s: float) -> Outcome:
-    outcome = Outcome("invalid", due_s)
-    try:
-        answer = await http.post(GENERATE, json=rng.choice(INVALID))
-    except httpx.HTTPError as error:
-        return broken(outcome, error)
-    outcome = answered(outcome, answer)
-    if outcome.status == 400:
-        return replace(outcome, problem=wrong_envelope(answer.content))
-    return replace(outcome, problem="" if outcome.status in (429, 503) else "needed a 400")
+async def invalid(http: httpx.AsyncClient, rng: random.Random, _: float) -> Answer:
+    answer = await http.post(GENERATE, json=rng.choice(INVALID))
+    if answer.status_code == 400:
+        return 400, wrong_envelope(answer.content)
+    if answer.status_code in (429, 503):
+        return refused(answer)
+    return answer.status_code, "needed a 400"
 
 
-def answered(outcome: Outcome, answer: httpx.Response) -> Outcome:
-    status = answer.status_code
-    lacks_header = status in (429, 503) and "retry-after" not in answer.headers
-    problem = "no Retry-After" if lacks_header else ""
-    return replace(outcome, ended_s=time.perf_counter(), status=status, problem=problem)
-
-
-def broken(outcome: Outcome, error: Exception) -> Outcome:
-    problem = f"{type(error).__name__}: {error}".rstrip(": ")
-    return replace(outcome, ended_s=time.perf_counter(), problem=problem)
+def refused(answer: httpx.Response) -> Answer:
+    lacks_header = answer.status_code in (429, 503) and "retry-after" not in answer.headers
+    return answer.status_code, "no Retry-After" if lacks_header else ""
 
 
 def wrong_picture(text: str) -> str:

@@ -7,17 +7,19 @@ SDXL's full size (eval/service/double.py); fuzz uses the embedded models, with t
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from eval.measuring.options import add_option
 from eval.robustness import runs
+from eval.robustness.fuzz_run import fuzz
 from eval.robustness.report import RunReport
 from eval.service import double
 from eval.service.client import local_service
-from sdxl.arguments import Parser, check_positive, number, whole
+from sdxl.arguments import Parser, check_positive
 from sdxl.params import InvalidParams
 
 LIGHT, HEAVY = 0.8, 1.5
@@ -27,53 +29,40 @@ CHEAP = (
     *("--body-timeout-s", "5"),
 )
 SEVERAL = ("--replicas", "2", "--ingresses", "2")
-RUNS = ("load", "overload", "leavers", "soak", "fuzz")
+RUNS: dict[str, Any] = {
+    "load": partial(runs.load, share=LIGHT),
+    "overload": partial(runs.load, share=HEAVY),
+    "leavers": runs.leave,
+    "soak": runs.soak,
+    "fuzz": fuzz,
+}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = read_options(sys.argv[1:] if argv is None else argv)
-    names = RUNS if options.run == "all" else (options.run,)
+def main(argv: Sequence[str]) -> int:
+    options = read_options(argv)
     holds = True
-    for name in names:
+    for name in RUNS if options.run == "all" else (options.run,):
         report = run(name, options)
         report.write(Path(options.out))
-        print(f"{report.name}\n{runs.dump(report)}", flush=True)
+        print(f"{report.name}\n{report}", flush=True)
         holds = holds and report.holds
     return 0 if holds else 1
 
 
 def read_options(argv: Sequence[str]) -> Any:
-    parser = Parser(
-        prog="sdxl bench robustness", description="Load or damage a service, and check it."
-    )
-    add = parser.add_argument
-    add("run", metavar="RUN", help=f"all, or one of {', '.join(RUNS)}")
-    plan = runs.RunPlan()
-    add("--seconds", type=number, default=plan.seconds, help="duration of each run (%(default)s)")
-    add(
-        "--count",
-        type=whole,
-        default=plan.count,
-        help="leavers: clients; fuzz: requests (%(default)s)",
-    )
-    add(
-        "--first",
-        type=whole,
-        default=plan.first,
-        help="fuzz: number of the first request (%(default)s)",
-    )
-    add("--seed", type=whole, default=plan.seed, help="of random choices (%(default)s)")
-    add(
-        "--kill-every-s",
-        type=number,
-        default=plan.kill_every_s,
-        metavar="S",
-        help="soak: seconds between two kills of a process; 0 = none (%(default)s)",
-    )
-    add("--rate", type=number, default=1.0, help="soak: clients a second (%(default)s)")
-    add("--speed", type=number, default=1.0, help="of the double; 1 = an H200 (%(default)s)")
-    add("--rows", type=whole, default=4, help="rows of the double's largest call (%(default)s)")
-    add("--out", default="out/robustness", metavar="DIR", help="reports (%(default)s)")
+    description = "Load or damage a service, and check it."
+    parser = Parser(prog="sdxl bench robustness", description=description)
+    parser.add_argument("run", metavar="RUN", help=f"all, or one of {', '.join(RUNS)}")
+    add, plan = partial(add_option, parser), runs.RunPlan()
+    add("--seconds", plan.seconds, "duration of each run")
+    add("--count", plan.count, "leavers: clients; fuzz: requests")
+    add("--first", plan.first, "fuzz: number of the first request")
+    add("--seed", plan.seed, "of random choices")
+    add("--kill-every-s", plan.kill_every_s, "soak: seconds between two kills; 0 = none", "S")
+    add("--rate", plan.rate, "soak: clients a second")
+    add("--speed", 1.0, "of the double; 1 = an H200")
+    add("--rows", 4, "rows of the double's largest call")
+    add("--out", "out/robustness", "reports", "DIR")
     options = parser.parse_args(argv)
     if options.run not in (*RUNS, "all"):
         raise InvalidParams("run", options.run, f"needed all, or one of {', '.join(RUNS)}")
@@ -82,29 +71,19 @@ def read_options(argv: Sequence[str]) -> Any:
 
 
 def run(name: str, options: Any) -> RunReport:
-    plan = runs.RunPlan(
-        options.seconds, options.seed, options.kill_every_s, options.count, options.first
-    )
-    coroutines: dict[str, Callable[[str], Coroutine[Any, Any, RunReport]]] = {
-        "load": lambda url: runs.load(url, plan, LIGHT),
-        "overload": lambda url: runs.load(url, plan, HEAVY),
-        "leavers": lambda url: runs.leave(url, plan),
-        "soak": lambda url: runs.soak(url, plan, options.rate),
-        "fuzz": lambda url: runs.fuzz(url, plan),
-    }
+    plan = runs.RunPlan(**{field: getattr(options, field) for field in vars(runs.RunPlan())})
     with (
         tempfile.TemporaryDirectory() as scratch,
         local_service(flags_of(name, options, Path(scratch))) as url,
     ):
-        return asyncio.run(coroutines[name](url))
+        report: RunReport = asyncio.run(RUNS[name](url, plan))
+        return report
 
 
 def flags_of(name: str, options: Any, scratch: Path) -> list[str]:
     results = ["--results-dir", str(scratch / "results")]
     if name == "fuzz":
         return [*CHEAP, *results, "--sdapi", "--batches-dir", str(scratch / "batches")]
-    settings = double.Settings(options.speed, options.rows)
-    model = double.write(scratch / "sdxl-double", settings)
-    several = SEVERAL if name == "soak" else ()
+    model = double.write(scratch / "sdxl-double", double.Settings(options.speed, options.rows))
     flags = ["--model", str(model), "--backend", double.BACKEND, "--llm", "none"]
-    return [*flags, *several, *results]
+    return [*flags, *(SEVERAL if name == "soak" else ()), *results]

@@ -7,11 +7,12 @@ can be repeated alone.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import random
 import string
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ TYPES = (
     *("image/png", "application/jsonp", "*/*", "a" * 500),
 )
 ODD_HEADERS: tuple[tuple[str, Sequence[str]], ...] = (
+    ("content-type", TYPES),
     ("x-deadline-s", ("0", "-1", "nan", "inf", "1e400", "", "a", "0x5", "1_0", "5 ", "٣")),
     ("x-request-id", ("<b>", "a" * 5000, "é", "", " ", "a,b")),
     ("x-request-timeout-seconds", ("inf", "0", "-1", "nan", "a")),
@@ -62,25 +64,25 @@ PATHS = (
     *("/v1/models/" + "a" * 4000, "/v1/models/%ff", "/v1/images/generations/", "/v1/images/edits"),
     *("/openapi.json", "/favicon.ico", "/web/../api.py", "/-/healthz", "*", "/?a=b&a=%", "/é"),
 )
-RAW: tuple[tuple[bytes, ...], ...] = (
-    (b"\r\n\r\n\r\n",),
-    (b"\0" * 1000,),
-    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 64,),
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",),
-    (b"GET / HTTP/9.9\r\n\r\n",),
-    (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n",),
-    (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n",),
-    (b"GET / HTTP/1.1\nHost: a\nConnection: close\n\n",),
-    (b"GET /healthz HTTP/1.0\r\n\r\n",),
-    (b"GET / HTTP/1.1\r\n: a\r\n\r\n",),
-    (b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n",),
-    (b"GET / HTTP/1.1\r\na\x00b: c\r\n\r\n",),
-    (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",),
-    (b"GET / HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(2000)) + b"\r\n",),
-    (b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\nConnection: close\r\n\r\n",),
-    (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",),
-    (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",),
-    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",),
+RAW = (
+    b"\r\n\r\n\r\n",
+    b"\0" * 1000,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 64,
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: close\r\n\r\n",
+    b"GET / HTTP/1.1\nHost: a\nConnection: close\n\n",
+    b"GET /healthz HTTP/1.0\r\n\r\n",
+    b"GET / HTTP/1.1\r\n: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\na\x00b: c\r\n\r\n",
+    b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(2000)) + b"\r\n",
+    b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000 + b"\r\nConnection: close\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcde",
 )
 CHUNKS = (
     b"0\r\n\r\n",
@@ -92,8 +94,15 @@ CHUNKS = (
 BOUNDARIES = ("x", "x", "x", "x", "", "x" * 71, "\u00e9", '"x"')
 CHARSETS = ("", "", "", "utf-8", "undefined", "punycode", "unicode_escape", "idna", "utf-16", "\0")
 FILE_NAMES = ("a.png", "a.jsonl", "", "../a", "\\ud800", "a\0", "a" * 3000, "\u5186")
+TWICE = b'{"prompt": "a", "prompt": "b", "seed": NaN, "n": 1e999}'
+PREFIXES = (b"\xef\xbb\xbf", b"\xff\xfe", b"[", b"\0", b" " * 1000)
 CHEAP = {"steps": 1, "size": "64x64", "n": 1, "max_tokens": 2, "max_completion_tokens": 2}
 """values that keep a valid request short"""
+USUAL = {**CHEAP, "model": None}
+"""An unknown model's name would refuse every request early."""
+JSON, FORM = "application/json", "multipart/form-data"
+Make = Callable[[random.Random], bytes | tuple[bytes, ...]]
+Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -101,190 +110,151 @@ class Case:
     number: int
     kind: str
     parts: tuple[bytes, ...]
-    is_http: bool = True
-    """False for bytes that are not HTTP, which the parser refuses in its own words"""
-    half_closes: bool = False
+
+    @property
+    def is_http(self) -> bool:
+        """False for bytes that are not HTTP, which the parser refuses in its own words."""
+        return self.kind not in ("chunked", "raw", "pipelined")
+
+    @property
+    def half_closes(self) -> bool:
+        """True after incomplete bytes, or the service may wait for the rest."""
+        return self.kind == "raw" or self.parts[-1] == ENDLESS
 
 
 class Fuzzer:
     """Cases by number, from a service's own OpenAPI document."""
 
-    def __init__(self, openapi: Mapping[str, Any], host: str, seed: int) -> None:
+    def __init__(self, openapi: Schema, host: str, seed: int) -> None:
         self.schemas = openapi.get("components", {}).get("schemas", {})
-        self.host, self.seed = host, seed
+        self.host, self.seed, self.files = host, seed, files()
         operations = [
-            (method.upper(), path, operation)
-            for path, operations in sorted(openapi["paths"].items())
-            for method, operation in sorted(operations.items())
+            (method.upper(), path, operation.get("requestBody", {}).get("content", {}))
+            for path, methods in sorted(openapi["paths"].items())
+            for method, operation in sorted(methods.items())
         ]
-        self.routes = [(m, p, body_schema(o, "application/json")) for m, p, o in operations]
-        self.form_routes = [
-            (method, path, schema)
-            for method, path, operation in operations
-            if (schema := body_schema(operation, "multipart/form-data"))
+        self.routes = [(m, p, bodies.get(JSON, {}).get("schema")) for m, p, bodies in operations]
+        self.bodies = [(method, path, schema) for method, path, schema in self.routes if schema]
+        self.form_bodies = [
+            (m, p, bodies[FORM]["schema"]) for m, p, bodies in operations if FORM in bodies
         ]
-        self.files = files()
-        self.kinds: tuple[tuple[float, Callable[[random.Random], tuple[bytes, ...]]], ...] = (
-            (0.10, self.valid),
-            (0.30, self.mutated),
-            (0.16, self.forms),
-            (0.10, self.garbled),
-            (0.12, self.headers),
-            (0.08, self.paths),
-            (0.06, self.pipelined),
-            (0.04, self.chunked),
-            (0.04, self.raw),
-        )
+        self.kinds: dict[Make, float] = {
+            self.valid: 0.10,
+            self.mutated: 0.30,
+            self.forms: 0.16,
+            self.garbled: 0.10,
+            self.headers: 0.12,
+            self.paths: 0.08,
+            self.pipelined: 0.06,
+            self.chunked: 0.04,
+            self.raw: 0.04,
+        }
 
     def case(self, number: int) -> Case:
         rng = random.Random(f"{self.seed}-{number}")
-        make = rng.choices([make for _, make in self.kinds], [share for share, _ in self.kinds])[0]
-        kind = make.__name__
+        (make,) = rng.choices([*self.kinds], [*self.kinds.values()])
         parts = make(rng)
-        # After incomplete bytes the client half-closes, or the service may wait for the rest.
-        return Case(
-            number,
-            kind,
-            parts,
-            kind not in ("chunked", "raw", "pipelined"),
-            half_closes=kind == "raw" or parts[-1] == ENDLESS,
-        )
+        return Case(number, make.__name__, (parts,) if isinstance(parts, bytes) else parts)
 
     # -- kinds ------------------------------------------------------------------------------
 
-    def valid(self, rng: random.Random) -> tuple[bytes, ...]:
-        method, path, schema = rng.choice(self.routes)
-        return self._request(method, self._filled(path, rng), self._json(self._value(schema, rng)))
+    def valid(self, rng: random.Random) -> bytes:
+        return self.headers(rng, most=0)
 
-    def mutated(self, rng: random.Random) -> tuple[bytes, ...]:
+    def headers(self, rng: random.Random, most: int = 3) -> bytes:
+        """Valid JSON with odd headers."""
+        method, path, schema = rng.choice(self.routes)
+        odd = rng.sample(ODD_HEADERS, rng.randint(min(most, 1), most))
+        more = [(name, rng.choice(values)) for name, values in odd]
+        word = "".join(rng.choices(string.ascii_letters + "%._-", k=rng.randint(1, 50)))
+        path = path.partition("{")[0] + word if "{" in path else path
+        body = json_of(self._value(schema, rng)) if schema else b""
+        return self._request(method, path, body, more)
+
+    def mutated(self, rng: random.Random) -> bytes:
         """Valid JSON with a few wrong values."""
-        method, path, schema = rng.choice([route for route in self.routes if route[2]])
+        method, path, schema = rng.choice(self.bodies)
         body = self._value(schema, rng)
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             mutate(body, rng)
-        return self._request(method, path, self._json(body))
+        return self._request(method, path, json_of(body))
 
-    def garbled(self, rng: random.Random) -> tuple[bytes, ...]:
+    def garbled(self, rng: random.Random) -> bytes:
         """Damaged JSON."""
-        method, path, schema = rng.choice([route for route in self.routes if route[2]])
-        data = bytearray(self._json(self._value(schema, rng)))
-        match rng.randrange(8):
-            case 0:
-                del data[rng.randrange(len(data)) :]
-            case 1:
-                for _ in range(rng.randint(1, 6)):
-                    data[rng.randrange(len(data))] = rng.randrange(256)
-            case 2:
-                data[0:0] = rng.choice((b"\xef\xbb\xbf", b"\xff\xfe", b"[", b"\0", b" " * 1000))
-            case 3:
-                data = bytearray(data.decode().encode(rng.choice(("utf-16", "utf-32", "utf-7"))))
-            case 4:
-                data = bytearray(b"[" * rng.choice((10, 40, 5000)))
-            case 5:
-                data = bytearray(b'{"prompt": "a", "prompt": "b", "seed": NaN, "n": 1e999}')
-            case 6:
-                data = bytearray(
-                    b'{"prompt": "' + b"a" * rng.choice((5000, 250_000, 300_000)) + b'"}'
-                )
-            case _:
-                data *= 2
-        return self._request(method, path, bytes(data))
+        method, path, schema = rng.choice(self.bodies)
+        text = json_of(self._value(schema, rng))
+        cut, length = rng.randrange(len(text)), rng.randint(1, 6)
+        damaged = (
+            text[:cut],
+            text[:cut] + rng.randbytes(length) + text[cut + length :],
+            rng.choice(PREFIXES) + text,
+            text.decode().encode(rng.choice(("utf-16", "utf-32", "utf-7"))),
+            b"[" * rng.choice((10, 40, 5000)),
+            b'{"prompt": "' + b"a" * rng.choice((5000, 250_000, 300_000)) + b'"}',
+            2 * text,
+            TWICE,
+        )
+        return self._request(method, path, rng.choice(damaged))
 
-    def forms(self, rng: random.Random) -> tuple[bytes, ...]:
+    def forms(self, rng: random.Random) -> bytes:
         """Files and fields, with odd names, charsets and boundaries."""
-        method, path, schema = rng.choice(self.form_routes)
+        method, path, schema = rng.choice(self.form_bodies)
         fields = self._value(schema, rng)
         for _ in range(rng.choice((0, 1, 1, 2))):
             mutate(fields, rng)
         boundary, charset = rng.choice(BOUNDARIES), rng.choice(CHARSETS)
-        kind = f"multipart/form-data; boundary={boundary}" + f"; charset={charset}" * bool(charset)
-        parts = [
-            field_part(name, each, rng)
+        kind = f"{FORM}; boundary={boundary}" + f"; charset={charset}" * bool(charset)
+        line = b"--" + boundary.strip('"').encode()
+        body = b"".join(
+            line + b"\r\n" + field_part(name, each, rng) + b"\r\n"
             for name, value in fields.items()
             for each in (value if isinstance(value, list) else [value])
-        ]
-        line = b"--" + boundary.strip('"').encode()
-        body = b"".join(line + b"\r\n" + part + b"\r\n" for part in parts) + line + b"--\r\n"
-        if rng.random() < 0.1:
-            body = body[: rng.randrange(len(body))]
+        )
+        body += line + b"--\r\n"
+        body = body[: rng.randrange(len(body))] if rng.random() < 0.1 else body
         return self._request(method, path, body, [("content-type", kind)])
 
-    def headers(self, rng: random.Random) -> tuple[bytes, ...]:
-        method, path, schema = rng.choice(self.routes)
-        more = []
-        for _ in range(rng.randint(1, 3)):
-            name, values = rng.choice(ODD_HEADERS)
-            more.append((name, rng.choice(values)))
-        if rng.random() < 0.4:
-            more.append(("content-type", rng.choice(TYPES)))
-        return self._request(
-            method, self._filled(path, rng), self._json(self._value(schema, rng)), more
-        )
-
-    def paths(self, rng: random.Random) -> tuple[bytes, ...]:
-        known = rng.choice([path for _, path, _ in self.routes])
-        path = rng.choice(
-            (rng.choice(PATHS), known, known + rng.choice(("/", "?x=" + "a" * 3000, "%0a")))
-        )
-        return self._request(rng.choice(METHODS), path.replace("{", "%7B"), b"")
+    def paths(self, rng: random.Random) -> bytes:
+        _, known, _ = rng.choice(self.routes)
+        longer = known + rng.choice(("/", "?x=" + "a" * 3000, "%0a"))
+        path = rng.choice((rng.choice(PATHS), known, longer))
+        return self._request(rng.choice(METHODS), path.replace("{", "%7B"))
 
     def pipelined(self, rng: random.Random) -> tuple[bytes, ...]:
         """Several requests on one connection, cut at random places."""
-        data = b""
-        for _ in range(rng.randint(2, 6)):
-            data += self._request(
-                "GET", rng.choice(("/healthz", "/v1/models", "/nowhere")), b"", close=False
-            )[0]
-        data += self.mutated(rng)[0]
+        paths = rng.choices(("/healthz", "/v1/models", "/nowhere"), k=rng.randint(2, 6))
+        data = b"".join(
+            f"GET {path} HTTP/1.1\r\nhost: {self.host}\r\n\r\n".encode() for path in paths
+        )
+        data += self.mutated(rng)
         cuts = sorted(rng.sample(range(1, len(data)), 3))
-        return tuple(data[a:b] for a, b in zip((0, *cuts), (*cuts, len(data)), strict=True))
+        return tuple(data[a:b] for a, b in itertools.pairwise((0, *cuts, len(data))))
 
     def chunked(self, rng: random.Random) -> tuple[bytes, ...]:
         head = f"POST {rng.choice(self.routes)[1]} HTTP/1.1\r\nHost: {self.host}\r\n"
         head += rng.choice(("", "Content-Length: 5\r\n", "Transfer-Encoding: identity\r\n"))
         chunked = "Transfer-Encoding: chunked"
         head += rng.choice((chunked, f"{chunked}, chunked", "transfer-encoding:\tchunked"))
-        return (f"{head}\r\nConnection: close\r\n\r\n".encode(), rng.choice(CHUNKS))
+        return f"{head}\r\nConnection: close\r\n\r\n".encode(), rng.choice(CHUNKS)
 
-    def raw(self, rng: random.Random) -> tuple[bytes, ...]:
-        if rng.random() < 0.7:
-            return rng.choice(RAW)
-        return (rng.randbytes(rng.randint(1, 4000)),)
+    def raw(self, rng: random.Random) -> bytes:
+        return rng.choice(RAW) if rng.random() < 0.7 else rng.randbytes(rng.randint(1, 4000))
 
     # -- parts ------------------------------------------------------------------------------
 
     def _request(
-        self,
-        method: str,
-        path: str,
-        body: bytes,
-        more: Sequence[tuple[str, str]] = (),
-        *,
-        close: bool = True,
-    ) -> tuple[bytes, ...]:
-        names = {name for name, _ in more}
-        lines = [("host", self.host), *(("connection", "close"),) * close, *more]
-        if body and "content-type" not in names:
-            lines.append(("content-type", "application/json"))
+        self, method: str, path: str, body: bytes = b"", more: Sequence[tuple[str, str]] = ()
+    ) -> bytes:
+        lines = [("host", self.host), ("connection", "close"), *more]
+        if body and "content-type" not in dict(more):
+            lines.append(("content-type", JSON))
         if body or method == "POST":
             lines.append(("content-length", str(len(body))))
         head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {v}\r\n" for name, v in lines)
-        return (head.encode("utf-8", "surrogatepass") + b"\r\n" + body,)
+        return head.encode("utf-8", "surrogatepass") + b"\r\n" + body
 
-    def _filled(self, path: str, rng: random.Random) -> str:
-        """The path with random words as its parameters."""
-        word = "".join(rng.choices(string.ascii_letters + "%._-", k=rng.randint(1, 50)))
-        return path if "{" not in path else path.partition("{")[0] + word
-
-    @staticmethod
-    def _json(value: Any) -> bytes:
-        # ASCII escapes: lone surrogates cannot be encoded.
-        return b"" if value is None else json.dumps(value).encode()
-
-    def _value(self, schema: Mapping[str, Any] | None, rng: random.Random) -> Any:
+    def _value(self, schema: Schema, rng: random.Random) -> Any:
         """A valid value with some of the optional fields."""
-        if schema is None:
-            return None
         if "$ref" in schema:
             return self._value(self.schemas[schema["$ref"].rpartition("/")[2]], rng)
         for several in ("anyOf", "oneOf", "allOf"):
@@ -292,19 +262,19 @@ class Fuzzer:
                 return self._value(rng.choice(schema[several]), rng)
         if "enum" in schema or "const" in schema:
             return rng.choice(schema.get("enum", [schema.get("const")]))
+        low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
         match schema.get("type"):
             case "object":
-                return self._object(schema, rng)
+                fields, required = schema.get("properties", {}), schema.get("required", ())
+                names = [name for name in fields if name in required or rng.random() < 0.25]
+                values = {name: self._value(fields[name], rng) for name in names}
+                return values | {name: value for name, value in USUAL.items() if name in fields}
             case "array":
-                count = rng.randint(schema.get("minItems", 1), max(schema.get("minItems", 1), 2))
-                return [
-                    self._value(schema.get("items", {"type": "string"}), rng) for _ in range(count)
-                ]
+                least, items = schema.get("minItems", 1), schema.get("items", {"type": "string"})
+                return [self._value(items, rng) for _ in range(rng.randint(least, max(least, 2)))]
             case "integer":
-                low = int(schema.get("minimum", 0))
-                return rng.choice((low, low + 1, int(schema.get("maximum", low + 7))))
+                return rng.choice((int(low), int(low) + 1, int(schema.get("maximum", low + 7))))
             case "number":
-                low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
                 return low + rng.random()
             case "boolean":
                 return rng.random() < 0.5
@@ -318,27 +288,10 @@ class Fuzzer:
             case _:
                 return rng.choice(("a red circle", "64x64", "auto", "a star, 円"))
 
-    def _object(self, schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-        properties = schema.get("properties", {})
-        required = set(schema.get("required", ()))
-        names = [n for n in properties if n in required or rng.random() < 0.25]
-        values = {name: self._value(properties[name], rng) for name in names}
-        return {
-            **values,
-            **{n: v for n, v in CHEAP.items() if n in properties},
-            **self._default_model(properties),
-        }
 
-    @staticmethod
-    def _default_model(properties: Mapping[str, Any]) -> dict[str, Any]:
-        """An unknown model's name would refuse every request early."""
-        return {"model": None} if "model" in properties else {}
-
-
-def body_schema(operation: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    content = operation.get("requestBody", {}).get("content", {})
-    schema: Mapping[str, Any] | None = content.get(kind, {}).get("schema")
-    return schema
+def json_of(value: Any) -> bytes:
+    # ASCII escapes: lone surrogates cannot be encoded.
+    return json.dumps(value).encode()
 
 
 def field_part(name: str, value: Any, rng: random.Random) -> bytes:
@@ -353,34 +306,28 @@ def field_part(name: str, value: Any, rng: random.Random) -> bytes:
 
 def files() -> tuple[bytes, ...]:
     """Pictures and lists of requests, good ones and broken ones."""
-    good, saved = Image.new("RGB", (64, 64), "red"), []
-    for mode, format in (
-        ("RGB", "PNG"),
-        ("RGBA", "PNG"),
-        ("P", "PNG"),
-        ("L", "JPEG"),
-        ("1", "PNG"),
-    ):
-        buffer = io.BytesIO()
-        good.convert(mode).save(buffer, format)
-        saved.append(buffer.getvalue())
-    palette = saved[2]
+    pictures = list(saved_pictures())
+    palette = pictures[2]
     start = palette.index(b"PLTE") - 4
     end = start + 12 + int.from_bytes(palette[start : start + 4], "big")
     line = {"custom_id": "a", "method": "POST", "url": "/v1/images/generations", "body": {}}
-    lines = [
-        json.dumps(line | {"body": {"prompt": "a ring", "steps": 1}}),
-        json.dumps(line | {"custom_id": "\ud800"}),
-        json.dumps(line | {"url": None}),
-        "{",
-    ]
+    changes = {"body": {"prompt": "a ring", "steps": 1}}, {"custom_id": "\ud800"}, {"url": None}
+    lines = [*(json.dumps(line | change) for change in changes), "{"]
     return (
-        *saved,
-        *(data[: len(data) // 2] for data in saved),
+        *pictures,
+        *(data[: len(data) // 2] for data in pictures),
         palette[:start] + palette[end:],
         *("\n".join(lines[i:]).encode() for i in range(len(lines))),
         *(b"", b"\0" * 100, b"GIF89a", b"<svg/>"),
     )
+
+
+def saved_pictures() -> Iterator[bytes]:
+    formats = ("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("L", "JPEG"), ("1", "PNG")
+    for mode, format in formats:
+        buffer = io.BytesIO()
+        Image.new("RGB", (64, 64), "red").convert(mode).save(buffer, format)
+        yield buffer.getvalue()
 
 
 def mutate(value: Any, rng: random.Random) -> None:
@@ -395,7 +342,7 @@ def mutate(value: Any, rng: random.Random) -> None:
         return
     if not isinstance(value, dict):
         return
-    name = rng.choice([*value, "a field nobody knows"])
+    name = rng.choice([*value, "an unknown field"])
     inner = value.get(name)
     if isinstance(inner, dict | list) and inner and rng.random() < 0.7:
         mutate(inner, rng)

@@ -36,12 +36,21 @@ class ProcessWatch:
     began_s: float = field(default_factory=time.perf_counter)
     seen: dict[tuple[str, int], list[Sample]] = field(default_factory=lambda: defaultdict(list))
 
-    def find(self, title: str) -> list[psutil.Process]:
-        """Living processes of a title, the oldest first."""
-        return sorted(
-            (process for name, process in self._running() if name == title),
-            key=lambda process: process.create_time(),
-        )
+    def oldest(self, title: str) -> psutil.Process | None:
+        """The living process of a title that began first."""
+        processes = (process for name, process in self._running() if name == title)
+        return min(processes, key=lambda process: process.create_time(), default=None)
+
+    def growths(self, least_s: float) -> list[Growth]:
+        """The growth of each process that lived at least `least_s`."""
+        grown = (growth(title, pid, samples) for (title, pid), samples in self.seen.items())
+        return [each for each in grown if each.lived_s >= least_s]
+
+    def peaks(self, title: str) -> list[float]:
+        """The peak MB of each process of a title, the oldest first."""
+        series = [samples for (name, _), samples in self.seen.items() if name == title]
+        ordered = sorted(series, key=lambda samples: samples[0].at_s)
+        return [max(s.rss_mb for s in samples) for samples in ordered]
 
     def sample(self) -> None:
         at_s = time.perf_counter() - self.began_s
@@ -98,23 +107,6 @@ class Growth:
     """in the second half"""
     descriptors: float
     threads: float
-
-
-def growths(watch: ProcessWatch, least_s: float) -> list[Growth]:
-    """The growth of each process that lived at least `least_s`."""
-    grown = []
-    for (title, pid), samples in watch.seen.items():
-        lived_s = samples[-1].at_s - samples[0].at_s
-        if lived_s >= least_s:
-            grown.append(growth(title, pid, samples))
-    return grown
-
-
-def peaks_of(watch: ProcessWatch, title: str) -> list[float]:
-    """The peak MB of each process of a title, the oldest first."""
-    series = [samples for (name, _), samples in watch.seen.items() if name == title]
-    ordered = sorted(series, key=lambda samples: samples[0].at_s)
-    return [max(s.rss_mb for s in samples) for samples in ordered]
 
 
 def growth(title: str, pid: int, samples: Sequence[Sample]) -> Growth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections import Counter
@@ -9,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from eval.measuring.system_description import processor
 from eval.measuring.timing import quantile
@@ -74,6 +77,10 @@ class RunReport:
     @property
     def holds(self) -> bool:
         return all(check.holds for check in self.checks)
+
+    def __str__(self) -> str:
+        facts = {name: value for name, value in self.facts.items() if name != "findings"}
+        return "\n".join([json.dumps(facts), *map(str, self.checks)])
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -155,16 +162,13 @@ def plot(report: RunReport, path: Path) -> None:
 
 
 def _plot_answers(axis: Any, outcomes: Sequence[Outcome], zero_s: float) -> None:
-    counts: dict[str, Counter[int]] = {name: Counter() for name in COLOURS}
+    ended_s: dict[str, list[float]] = {name: [] for name in COLOURS}
     for each in outcomes:
         name = {200: "200", 400: "200", 429: "429", -1: "left"}.get(each.status, "other")
-        counts[name][int((each.ended_s - zero_s) // STEP_S)] += 1
-    steps = range(max((step for c in counts.values() for step in c), default=0) + 1)
-    below = [0] * len(steps)
-    for name, counted in counts.items():
-        heights = [counted[step] for step in steps]
-        places = [(step + 0.5) * STEP_S for step in steps]
-        axis.bar(places, heights, STEP_S, bottom=below, color=COLOURS[name], label=name)
-        below = [a + b for a, b in zip(below, heights, strict=True)]
+        ended_s[name].append(each.ended_s - zero_s)
+    last_s = max((each.ended_s - zero_s for each in outcomes), default=0.0)
+    edges = np.arange(0, max(last_s, 0.0) + 2 * STEP_S, STEP_S)
+    colours, labels = list(COLOURS.values()), list(COLOURS)
+    axis.hist(list(ended_s.values()), edges, stacked=True, color=colours, label=labels)
     axis.set_ylabel(f"answers in {STEP_S:g} s")
     axis.legend(**ABOVE)
