@@ -55,14 +55,14 @@ format: $(INSTALLED) ## format the code
 	$(PYTHON_OF_VENV) -m ruff check --fix .
 
 bench: $(INSTALLED) ## measure speed beside diffusers, torch.compile and DeepCache
-	$(PYTHON_OF_VENV) -m eval.speed.peers
+	$(VENV)/bin/sdxl bench peers
 
 quality: $(INSTALLED) ## measure the embedded model's quality against speed: renews docs/quality.*
 	$(VENV)/bin/sdxl eval --sweep --count 1000 --tuned docs/tuning.json --out out/sweep
 	cp out/sweep/quality.{md,png,svg} docs/
 
 load: $(INSTALLED) ## measure the service under load: overhead, throughput, latency, overload
-	$(PYTHON_OF_VENV) -m eval.service.load
+	$(VENV)/bin/sdxl bench load
 
 editing-sheet: $(INSTALLED) ## renew docs/editing.png
 	$(PYTHON_OF_VENV) -m serve.render.editing_sheet docs/editing.png

@@ -7,10 +7,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.quality.inputs import EXACT
+from eval.measuring.options import add_option
+from eval.quality.inputs import EXACT, add_benchmark_files
 from sdxl.arguments import MODEL, Parser, add_generation_flags, whole
 from sdxl.params import InvalidParams
 
@@ -94,52 +96,31 @@ def build_parser() -> Parser:
     from engines.flags import add_folder_flags
 
     parser = Parser(prog="sdxl eval", description="Measure the quality of a model's pictures.")
-    add = parser.add_argument
-    add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
-    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
-    add("--precision", help=PRECISION)
+    add = partial(add_option, parser)
+    add("--model", "mini", MODEL)
+    add("--backend", "auto", ", ".join(BACKENDS))
+    add("--precision", None, PRECISION)
     add_folder_flags(parser)
-    add("--count", type=whole, metavar="N", help="pictures (default: all captions; mini 1000)")
-    add("--out", metavar="DIR", help="results; an interrupted run resumes there (default out/eval)")
-    add(
-        "--bootstrap",
-        type=whole,
-        default=ROUNDS,
-        metavar="N",
-        help="resamples of the intervals (%(default)s)",
-    )
-    add(
-        "--against",
-        metavar="exact|DIR",
-        help="compare each picture with the exact fp32 model's, made here or in DIR",
-    )
-    add("--save", metavar="DIR", help="save the pictures here")
-    add("--json", action="store_true", dest="is_json", help="print the results as one JSON object")
-    source = parser.add_argument_group("other pictures than those of engines here")
-    source.add_argument("--images", metavar="DIR", help="picture files, in the captions' order")
-    source.add_argument("--url", help="of a running service")
-    source.add_argument(
-        "--accuracy-log", metavar="FILE", help="the log of `sdxl bench mlperf --accuracy`"
-    )
-    files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
-    files.add_argument("--captions", metavar="TSV", help="the benchmark's captions_source.tsv")
-    files.add_argument("--inception", metavar="FILE", help="pt_inception-2015-12-05-6726825d.pth")
-    files.add_argument("--clip", metavar="DIR", help="openai/clip-vit-base-patch32")
-    files.add_argument("--statistics", metavar="NPZ", help="val2014.npz")
-    sweep = parser.add_argument_group("quality against speed")
-    sweep.add_argument(
-        "--sweep", action="store_true", dest="is_sweep", help="evaluate many settings"
-    )
-    sweep.add_argument(
-        "--store-presets",
-        action="store_true",
-        dest="stores_presets",
-        help="write the measured presets low, medium and high beside the model",
-    )
-    sweep.add_argument(
-        "--grid", metavar="FILE", help="the settings, as JSON; see docs/evaluation.md"
-    )
-    sweep.add_argument("--tuned", metavar="FILE", help="tuning.json of `sdxl tune`: adds its plans")
+    add("--count", None, "pictures (default: all captions; mini 1000)", "N", type=whole)
+    text = "results; an interrupted run resumes there (default out/eval)"
+    add("--out", None, text, "DIR")
+    add("--bootstrap", ROUNDS, "resamples of the intervals")
+    text = "compare each picture with the exact fp32 model's, made here or in DIR"
+    add("--against", None, text, "exact|DIR")
+    add("--save", None, "save the pictures here", "DIR")
+    add("--json", False, "print the results as one JSON object", dest="is_json")
+    group = parser.add_argument_group("other pictures than those of engines here")
+    add = partial(add_option, group)
+    add("--images", None, "picture files, in the captions' order", "DIR")
+    add("--url", None, "of a running service")
+    add("--accuracy-log", None, "the log of `sdxl bench mlperf --accuracy`", "FILE")
+    add_benchmark_files(parser)
+    add = partial(add_option, parser.add_argument_group("quality against speed"))
+    add("--sweep", False, "evaluate many settings", dest="is_sweep")
+    text = "write the measured presets low, medium and high beside the model"
+    add("--store-presets", False, text, dest="stores_presets")
+    add("--grid", None, "the settings, as JSON; see docs/evaluation.md", "FILE")
+    add("--tuned", None, "tuning.json of `sdxl tune`: adds its plans", "FILE")
     add_generation_flags(parser)
     return parser
 

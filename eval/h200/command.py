@@ -14,10 +14,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdxl.arguments import Parser, number
+from eval.measuring.options import add_option
+from sdxl.arguments import Parser
 from sdxl.files import prepare_folder, write_json
 from sdxl.params import InvalidParams
 
@@ -84,19 +86,13 @@ def main(argv: Sequence[str]) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl bench h200", description="Measure everything on one H200.")
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("out/h200"), metavar="DIR", help="results (%(default)s)")
-    add("--report", type=Path, metavar="FILE", help="the report (default: DIR/h200.json)")
-    add(
-        "--time-budget",
-        type=number,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help="time limit (%(default)s)",
-    )
-    add("--sections", nargs="+", default=list(SECTIONS), help=f"default: {', '.join(SECTIONS)}")
-    add("--precisions", nargs="+", default=[], help="of fp16, fp8, int8 (default: all)")
-    add("--dry-run", action="store_true", dest="is_dry", help="the embedded model, tiny sizes")
+    add = partial(add_option, parser)
+    add("--out", Path("out/h200"), "results", "DIR")
+    add("--report", None, "the report (default: DIR/h200.json)", "FILE", type=Path)
+    add("--time-budget", BUDGET_S, "time limit", "SECONDS")
+    add("--sections", list(SECTIONS), "what to measure", "NAME")
+    add("--precisions", [], "of fp16, fp8, int8 (default: all)", type=str)
+    add("--dry-run", False, "the embedded model, tiny sizes", dest="is_dry")
     return parser
 
 

@@ -13,25 +13,26 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from eval.llm.client import (
-    LIMITS,
     Client,
     LlmPrompt,
     StreamedAnswer,
     TokenLimits,
-    add_prompts_flag,
+    add_answer_options,
     concurrent_requests,
     first_llm,
     limits_named,
     read_prompts,
 )
+from eval.measuring.options import add_option
 from eval.measuring.timing import quantile
 from eval.service.client import KEY_VARIABLE, energy_meter, local_service
 from eval.service.traffic import closed_loop, open_loop
-from sdxl.arguments import Parser, check_positive, number, whole
+from sdxl.arguments import Parser, check_positive, number
 from sdxl.params import InvalidParams
 
 SCENARIOS = ("Offline", "Server")
@@ -202,45 +203,26 @@ def formatted(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def main(argv: Sequence[str]) -> int:
+def build_parser() -> Parser:
     parser = Parser(prog="sdxl bench llm", description="A language model under load, over HTTP.")
-    parser.add_argument(
-        "--url", default="", help="of a running service; without it, one is started here"
-    )
-    parser.add_argument(
-        "--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})"
-    )
-    parser.add_argument("--rate", type=number, default=5.0, help="arrivals a second (%(default)s)")
-    parser.add_argument(
-        "--seconds", type=number, default=30.0, help="duration of the load (%(default)s)"
-    )
-    parser.add_argument(
-        "--streams", type=whole, default=8, help="concurrent requests (%(default)s)"
-    )
-    parser.add_argument("--max-tokens", type=whole, default=64, help="per answer (%(default)s)")
-    add_prompts_flag(parser)
-    parser.add_argument(
-        "--peer", default="", metavar="MODEL", help="also run transformers' generate on it"
-    )
-    parser.add_argument(
-        "--price-per-hour", type=number, help="of the machine, in dollars: adds tokens per dollar"
-    )
-    parser.add_argument(
-        "--limits", default="server", help=f"MLPerf's limits: {', '.join(LIMITS)} (%(default)s)"
-    )
-    parser.add_argument(
-        "--loadgen",
-        metavar="SCENARIO",
-        help=f"run MLPerf's LoadGen at --rate: {', '.join(SCENARIOS)}",
-    )
-    parser.add_argument(
-        "--short", action="store_true", dest="is_short", help="LoadGen: the shortest valid run"
-    )
-    parser.add_argument(
-        "--out", default="out/llm", metavar="DIR", help="LoadGen's logs (%(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
-    options = parser.parse_args(argv)
+    add = partial(add_option, parser)
+    add("--url", "", "of a running service; without it, one is started here")
+    add("--key", "", f"the service's API key (default: {KEY_VARIABLE})")
+    add("--rate", 5.0, "arrivals a second")
+    add("--seconds", 30.0, "duration of the load")
+    add("--streams", 8, "concurrent requests")
+    add_answer_options(parser)
+    add("--peer", "", "also run transformers' generate on it", "MODEL")
+    add("--price-per-hour", None, "of the machine: adds tokens per dollar", "DOLLARS", type=number)
+    add("--loadgen", None, f"run MLPerf's LoadGen at --rate: {', '.join(SCENARIOS)}", "SCENARIO")
+    add("--short", False, "LoadGen: the shortest valid run", dest="is_short")
+    add("--out", "out/llm", "LoadGen's logs", "DIR")
+    add("--json", False, "print the figures as one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
     check_positive(options, "rate", "seconds", "streams", "max_tokens")
     limits_named(options.limits)
     read_prompts(options.prompts)

@@ -9,11 +9,13 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from eval.measuring.options import add_option
 from eval.service.client import auth_headers, metric_values, metrics_page
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
@@ -55,14 +57,12 @@ PROMPTS = tuple(
 )
 
 
-def add_prompts_flag(parser: Parser) -> None:
-    parser.add_argument(
-        "--prompts",
-        default="",
-        metavar="FILE",
-        help="prompts as JSON lines: text, and max_tokens of its answer (default: eight short "
-        "prompts); compare only runs of the same file",
-    )
+def add_answer_options(parser: Parser) -> None:
+    add = partial(add_option, parser)
+    add("--limits", "server", f"MLPerf's limits: {', '.join(LIMITS)}")
+    add("--max-tokens", 64, "per answer")
+    text = "prompts as JSON lines: text, and max_tokens of its answer (default: eight short ones)"
+    add("--prompts", "", text, "FILE")
 
 
 def read_prompts(file: str) -> tuple[LlmPrompt, ...]:

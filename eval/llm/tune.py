@@ -13,6 +13,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,20 @@ import httpx
 from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
 from eval.llm.client import (
-    LIMITS,
     PROMPTS,
     Client,
     LlmPrompt,
     TokenLimits,
-    add_prompts_flag,
+    add_answer_options,
     concurrent_requests,
     first_llm,
     limits_named,
     read_prompts,
     wait_until_loaded,
 )
+from eval.measuring.options import add_option
 from eval.service.client import local_service
-from sdxl.arguments import Parser, check_positive, number, whole
+from sdxl.arguments import Parser, check_positive
 from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import InvalidParams
 
@@ -275,35 +276,17 @@ def digest_of(field: str, file: str) -> str:
 
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl tune llm", description="Find a language model's fastest options.")
-    add = parser.add_argument
-    add("--model", default="mini", help="folder or hub id (%(default)s)")
-    add("--backend", default="transformers", help="transformers or tensorrt-llm (%(default)s)")
-    add("--options", default="", metavar="FILE", help="TOML of options that are not searched")
-    add("--limits", default="server", help=f"MLPerf's limits: {', '.join(LIMITS)} (%(default)s)")
-    add("--gpus", type=whole, default=1, help="GPUs for all replicas together (%(default)s)")
-    add("--batch", type=whole, nargs="+", default=BATCHES, help="values of max_batch_size, rising")
-    add(
-        "--tokens",
-        type=whole,
-        nargs="+",
-        default=[2048, 4096, 8192],
-        help="values of max_num_tokens, rising",
-    )
-    add(
-        "--seconds",
-        type=number,
-        default=20.0,
-        help="duration of the load at each rate (%(default)s)",
-    )
-    add("--max-tokens", type=whole, default=64, help="per answer (%(default)s)")
-    add_prompts_flag(parser)
-    add("--settings", default="", metavar="FILE", help="TOML of settings for `sdxl serve`")
-    add(
-        "--out",
-        default="out/tune-llm",
-        metavar="DIR",
-        help="trials and the best options (%(default)s)",
-    )
+    add = partial(add_option, parser)
+    add("--model", "mini", "folder or hub id")
+    add("--backend", "transformers", "transformers or tensorrt-llm")
+    add("--options", "", "TOML of options that are not searched", "FILE")
+    add("--gpus", 1, "GPUs for all replicas together")
+    add("--batch", BATCHES, "values of max_batch_size, rising")
+    add("--tokens", [2048, 4096, 8192], "values of max_num_tokens, rising")
+    add("--seconds", 20.0, "duration of the load at each rate")
+    add_answer_options(parser)
+    add("--settings", "", "TOML of settings for `sdxl serve`", "FILE")
+    add("--out", "out/tune-llm", "trials and the best options", "DIR")
     return parser
 
 

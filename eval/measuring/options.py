@@ -24,12 +24,13 @@ def add_option(
     if default is False:
         place.add_argument(flag, action="store_true", help=help, **more)
         return
-    if isinstance(default, list):
+    first, shown = default, str(default)
+    if isinstance(default, list | tuple):
+        first, shown = (default[0] if default else ""), ", ".join(map(str, default))
         more.setdefault("nargs", "+")
-    kind = type(default[0] if isinstance(default, list | tuple) else default)
     if default is not None:
-        more.setdefault("type", TYPES.get(kind, kind))
+        more.setdefault("type", TYPES.get(type(first), type(first)))
     if "choices" not in more:
-        more["metavar"] = metavar or METAVARS.get(kind)
-    text = f"{help} (default %(default)s)" if default not in (None, "") else help
+        more["metavar"] = metavar or METAVARS.get(type(first))
+    text = f"{help} (default {shown})" if default and help != argparse.SUPPRESS else help
     place.add_argument(flag, default=default, help=text, **more)

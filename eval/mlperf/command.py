@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from eval.measuring.options import add_option
 from eval.measuring.timing import wall_s
-from sdxl.arguments import Parser, add_generation_flags, given_params, number, whole
+from sdxl.arguments import MODEL, Parser, add_generation_flags, given_params, number
 from sdxl.params import GenerationParams, InvalidParams
 
 if TYPE_CHECKING:
@@ -136,56 +137,26 @@ def build_parser() -> Parser:
     from engines.flags import add_folder_flags
 
     parser = Parser(prog="sdxl bench mlperf", description="Run MLPerf's LoadGen.")
-    add = parser.add_argument
-    add("--scenario", default="Offline", help=f"{', '.join(SCENARIOS)} (default %(default)s)")
-    add("--model", default="mini")
-    add("--backend", default="auto")
-    add("--precision", help="default: the backend's choice")
+    add = partial(add_option, parser)
+    add("--scenario", "Offline", ", ".join(SCENARIOS))
+    add("--model", "mini", MODEL)
+    add("--backend", LOADED["backend"], "of engines here, or of a service started here")
+    add("--precision", None, "default: the backend's choice")
     add_folder_flags(parser)
-    add(
-        "--over",
-        default="process",
-        help="process: engines here; http: a service (default %(default)s)",
-    )
-    add("--url", help="of a running service; its replicas share the load")
-    add("--replicas", type=whole, default=1, metavar="N", help="of a service started here")
-    add(
-        "--captions",
-        metavar="TSV",
-        help="the benchmark's captions; default: drawn scenes, for the embedded model only",
-    )
-    add(
-        "--target-qps",
-        type=number,
-        metavar="X",
-        help="requests a second of Server; the expected rate of Offline, which sets its sample "
-        "count (default: measured first)",
-    )
-    add(
-        "--accuracy",
-        action="store_true",
-        dest="is_accuracy",
-        help="an accuracy run, whose log `sdxl eval` reads",
-    )
-    add("--audit", metavar="TEST", help=f"a compliance test: {', '.join(AUDITS)}")
-    add(
-        "--short",
-        action="store_true",
-        dest="is_short",
-        help="the shortest run that LoadGen calls VALID",
-    )
-    add(
-        "--deterministic",
-        action="store_true",
-        help="each picture's bytes are independent of the batch",
-    )
-    add(
-        "--out",
-        default="out/mlperf",
-        metavar="DIR",
-        help="folder of the runs (default %(default)s)",
-    )
-    add("--json", action="store_true", dest="is_json")
+    add("--over", "process", "process: engines here; http: a service")
+    add("--url", None, "of a running service; its replicas share the load")
+    add("--replicas", 1, "of a service started here")
+    text = "the benchmark's captions; default: drawn scenes, for the embedded model only"
+    add("--captions", None, text, "TSV")
+    text = "requests a second of Server; the expected rate of Offline (default: measured first)"
+    add("--target-qps", None, text, "X", type=number)
+    text = "an accuracy run, whose log `sdxl eval` reads"
+    add("--accuracy", False, text, dest="is_accuracy")
+    add("--audit", None, f"a compliance test: {', '.join(AUDITS)}", "TEST")
+    add("--short", False, "the shortest run that LoadGen calls VALID", dest="is_short")
+    add("--deterministic", False, "each picture's bytes are independent of the batch")
+    add("--out", "out/mlperf", "folder of the runs", "DIR")
+    add("--json", False, "print the result as one JSON object", dest="is_json")
     add_generation_flags(parser)
     return parser
 

@@ -9,9 +9,11 @@ import hashlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from eval.measuring.options import add_option
 from sdxl.arguments import Parser
 from sdxl.files import prepare_folder, write_atomic
 from sdxl.params import InvalidParams
@@ -80,18 +82,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="sdxl eval fetch", description="Download the files that score MLPerf's task."
-    )
-    add = parser.add_argument
-    add("--out", default="mlperf", metavar="DIR", help="folder for the files (default %(default)s)")
-    add("--sources", metavar="FILE", help="addresses and digests, as TOML (default: built in)")
-    add(
-        "--record",
-        action="store_true",
-        dest="is_recording",
-        help="accept files without a digest, and record their sha256",
-    )
+    description = "Download the files that score MLPerf's task."
+    parser = Parser(prog="sdxl eval fetch", description=description)
+    add = partial(add_option, parser)
+    add("--out", "mlperf", "folder for the files", "DIR")
+    add("--sources", None, "addresses and digests, as TOML (default: built in)", "FILE")
+    text = "accept files without a digest, and record their sha256"
+    add("--record", False, text, dest="is_recording")
     return parser
 
 

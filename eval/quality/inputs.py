@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdxl.arguments import given_params
+from sdxl.arguments import Parser, given_params
 
 if TYPE_CHECKING:
     from eval.quality.sources import Source
@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from sdxl.checkpoint import Checkpoint
 
 EXACT = "exact"
-BENCHMARK_FILES = ("captions", "inception", "clip", "statistics")
+BENCHMARK_FILES = {
+    "captions": "the benchmark's captions_source.tsv",
+    "inception": "pt_inception-2015-12-05-6726825d.pth",
+    "clip": "the folder of openai/clip-vit-base-patch32",
+    "statistics": "val2014.npz",
+}
+
+
+def add_benchmark_files(parser: Parser) -> None:
+    files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
+    for name, text in BENCHMARK_FILES.items():
+        files.add_argument(f"--{name}", metavar="FILE", help=text)
 
 
 def read_task(options: argparse.Namespace) -> tuple[QualityTask, Checkpoint]:

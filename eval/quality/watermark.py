@@ -7,13 +7,13 @@ pixels a side with a flat or falling spectrum.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from eval.measuring.options import add_option
 from eval.measuring.psnr import psnr_db
-from sdxl.arguments import Parser, whole
+from sdxl.arguments import Parser
 from sdxl.files import write_json
 from sdxl.mini.scenes import draw, sample_scene
 from sdxl.params import InvalidParams
@@ -74,22 +75,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="sdxl eval watermark",
-        description="How often the watermark is found in marked pictures, after JPEG, scaling and "
-        "crops, and in unmarked ones.",
-    )
-    add = parser.add_argument
-    add("--family", required=True, choices=FAMILIES, help="the family of pictures")
-    add("--images", metavar="DIR", help="PNG files without a watermark, for the family model")
-    add("--most", type=whole, default=2000, metavar="N", help="the most pictures (%(default)s)")
-    add(
-        "--out",
-        metavar="FILE",
-        required=True,
-        help="JSON report; the other families in it are kept",
-    )
+def build_parser() -> Parser:
+    description = "How often the watermark is found in marked and in unmarked pictures."
+    parser = Parser(prog="sdxl eval watermark", description=description)
+    add = partial(add_option, parser)
+    add("--family", None, "the family of pictures", required=True, choices=FAMILIES)
+    add("--images", None, "PNG files without a watermark, for the family model", "DIR")
+    add("--most", 2000, "the most pictures")
+    add("--out", None, "JSON report; the other families in it are kept", "FILE", required=True)
     return parser
 
 

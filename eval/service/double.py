@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engines.choice import EngineRequest
+from eval.measuring.options import add_option
 from onnx_export.random_weights import SDXL_1_0, write_configs
 from sdxl.checkpoint import WEIGHT_NAMES
 from sdxl.engine import Engine, Engines, check_inputs
@@ -183,12 +184,8 @@ def write(folder: Path, settings: Settings | None = None) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="eval.service.double", description=__doc__)
     parser.add_argument("folder", type=Path, help="a new folder")
-    parser.add_argument(
-        "--speed", type=float, default=Settings.speed, help="a multiple of an H200's (%(default)s)"
-    )
-    parser.add_argument(
-        "--rows", type=int, default=Settings.rows, help="rows of the largest call (%(default)s)"
-    )
+    add_option(parser, "--speed", Settings.speed, "a multiple of an H200's")
+    add_option(parser, "--rows", Settings.rows, "rows of the largest call")
     options = parser.parse_args()
     write(options.folder, Settings(options.speed, options.rows))
     print(f"sdxl serve --model {options.folder} --backend {BACKEND}")

@@ -9,22 +9,23 @@ loop's rate. Latencies count from the arrival. `late` counts pictures after thei
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 import psutil
 
+from eval.measuring.options import add_option
 from eval.measuring.timing import quantile
 from eval.service.client import auth_headers, local_service
 from eval.service.traffic import closed_loop, open_loop
+from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 
 GENERATE = "/v1/images/generations"
@@ -143,18 +144,13 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
             print(answers.row(f"{share:.0%}", offered), flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sdxl bench load", description=__doc__)
-    parser.add_argument("--url", help="of a running service; without it, one is started here")
-    parser.add_argument(
-        "--seconds", type=float, default=30.0, help="duration of each run (%(default)s)"
-    )
-    parser.add_argument(
-        "--shares",
-        type=json.loads,
-        default=list(SHARES),
-        help="loads, as shares of the capacity, as JSON (%(default)s)",
-    )
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="sdxl bench load", description=__doc__)
+    add = partial(add_option, parser)
+    add("--url", None, "of a running service; without it, one is started here")
+    add("--seconds", 30.0, "duration of each run")
+    text = "loads, as shares of the capacity, as JSON"
+    add("--shares", list(SHARES), text, nargs=None, type=json.loads)
     options, flags = parser.parse_known_args(argv)
     if options.url and flags:
         needed = (
@@ -167,7 +163,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         with local_service(flags) as url:
             asyncio.run(measure(url, options.seconds, options.shares))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

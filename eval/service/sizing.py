@@ -1,20 +1,21 @@
 """Memory of an image in flight, and the measured cost of UNet calls: to size a deployment.
 
-python -m eval.service.sizing [--side 1024] [--dtype float16] [--url http://127.0.0.1:8000]
+sdxl bench sizing [--side 1024] [--dtype float16] [--url http://127.0.0.1:8000]
 
 Memory follows from the tensors' specs. With a URL, the costs of UNet calls come from /metrics.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from eval.measuring.options import add_option
 from eval.service.client import KEY_VARIABLE, metrics_page
+from sdxl.arguments import Parser
 from sdxl.specs import CHUNK, SDXL_1_0, Architecture, TensorSpec, network_specs
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8}
@@ -58,16 +59,13 @@ def tick_costs(page: str) -> dict[tuple[str, int], float]:
     return {key: seconds[key] / count for key, count in calls.items() if count}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m eval.service.sizing", description=__doc__)
-    parser.add_argument(
-        "--side", type=int, default=1024, help="side of the image, in pixels (%(default)s)"
-    )
-    parser.add_argument("--dtype", choices=["float16", "float32"], default="float16")
-    parser.add_argument("--url", help="of a running service, to print its measured costs")
-    parser.add_argument(
-        "--key", default="", help=f"the service's API key (default: {KEY_VARIABLE})"
-    )
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="sdxl bench sizing", description=__doc__)
+    add = partial(add_option, parser)
+    add("--side", 1024, "side of the image, in pixels")
+    add("--dtype", "float16", "of the tensors", choices=["float16", "float32"])
+    add("--url", None, "of a running service, to print its measured costs")
+    add("--key", "", f"the service's API key (default: {KEY_VARIABLE})")
     options = parser.parse_args(argv)
     parts = image_bytes(SDXL_1_0, options.side, options.dtype)
     print(f"SDXL, an image of {options.side}×{options.side} in flight, {options.dtype}, guided:")
@@ -83,7 +81,3 @@ def print_costs(costs: dict[tuple[str, int], float]) -> None:
     print(f"  {'network':<14}{'rows':>6}{'ms':>9}{'ms a row':>10}")
     for (network, rows), seconds in sorted(costs.items()):
         print(f"  {network:<14}{rows:>6}{1000 * seconds:>9.2f}{1000 * seconds / rows:>10.2f}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,20 +12,21 @@ are omitted.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from eval.measuring.options import add_option
 from eval.measuring.timing import quantile
 from sdxl import deepcache
+from sdxl.arguments import MODEL, Parser
 from sdxl.cost import Costs
 from sdxl.flight import Flight, Network, State
 from sdxl.params import GenerationParams
@@ -240,12 +241,13 @@ def rows(device: MeasuredDevice, arrivals: Sequence[Arrival], load: float) -> It
         yield f"{load:<6.0%}{title:<14}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="sdxl bench batching", description=__doc__)
-    parser.add_argument("--model", default="mini")
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--costs", type=Path, help="use costs that --save wrote")
-    parser.add_argument("--save", type=Path, help="write the measured costs here")
+def main(argv: Sequence[str]) -> int:
+    parser = Parser(prog="sdxl bench batching", description=__doc__)
+    add = partial(add_option, parser)
+    add("--model", "mini", MODEL)
+    add("--backend", "auto", "of the engines")
+    add("--costs", None, "use costs that --save wrote", "FILE", type=Path)
+    add("--save", None, "write the measured costs here", "FILE", type=Path)
     options = parser.parse_args(argv)
 
     if options.costs:
@@ -258,7 +260,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.save.write_text(json.dumps(device.costs.as_dict()))
     print(table(device))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

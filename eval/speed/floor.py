@@ -11,8 +11,10 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from eval.measuring.options import add_option
 from sdxl.arguments import Parser, whole
 from sdxl.params import GenerationParams, InvalidParams
 
@@ -41,27 +43,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="sdxl bench floor", description="How near engines are to the machine's least time."
-    )
-    add = parser.add_argument
-    add(
-        "--model",
-        default="mini",
-        help="a model, or sdxl-1.0 for the arithmetic alone (%(default)s)",
-    )
-    add("--backend", nargs="+", default=["torch", "onnxruntime"], help="default: both")
-    add("--precision", default="fp32", help="of weights and activations (default %(default)s)")
-    add(
-        "--rows",
-        type=whole,
-        nargs="+",
-        default=[2, 16],
-        help="of a UNet's call, two an image (%(default)s)",
-    )
-    add("--side", type=whole, metavar="PIXELS", help="of the image (default: the model's)")
-    add("--gpu", choices=("h200", "h100", "l40s"), help="estimate this GPU instead")
-    add("--json", action="store_true", dest="is_json", help="print the figures as JSON")
+    description = "How near engines are to the machine's least time."
+    parser = Parser(prog="sdxl bench floor", description=description)
+    add = partial(add_option, parser)
+    add("--model", "mini", "a model, or sdxl-1.0 for the arithmetic alone")
+    add("--backend", ["torch", "onnxruntime"], "of the engines")
+    add("--precision", "fp32", "of weights and activations")
+    add("--rows", [2, 16], "of a UNet's call, two an image")
+    add("--side", None, "of the image (default: the model's)", "PIXELS", type=whole)
+    add("--gpu", None, "estimate this GPU instead", choices=("h200", "h100", "l40s"))
+    add("--json", False, "print the figures as JSON", dest="is_json")
     return parser
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from eval.measuring.energy import meter
+from eval.measuring.options import add_option
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
 from eval.speed import variants
@@ -47,15 +48,14 @@ LOOPS_SHARE = 0.25
 Report = dict[str, Any]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else list(argv)
-    options = build_parser().parse_args(given)
+def main(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(argv)
     options.ours = options.ours or list(OURS["cuda" if torch.cuda.is_available() else "cpu"])
     setting = setting_of(options)
     if options.memory_of:
         print(peak_bytes(setting, options))
         return 0
-    report = measure(setting, options, given)
+    report = measure(setting, options, list(argv))
     if options.out:
         write_report(report, Path(options.out))
     print(json.dumps(report, default=asdict) if options.is_json else table(report))
@@ -64,31 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(prog="sdxl bench peers", description="Speed against peers, in one run.")
-    add = parser.add_argument
-    add("--model", help="default: mini on a CPU, random weights of full size on a GPU")
-    add("--side", type=whole, metavar="PIXELS", help="of the image (default: the model's)")
-    add("--batch", type=whole, nargs="+", default=[1, 4, 8], help="sizes (%(default)s)")
-    add("--rounds", type=whole, default=7, help="at most (default %(default)s)")
-    add("--steps", type=whole, default=variants.STEPS, help="%(default)s")
-    add("--ours", nargs="+", metavar="BACKEND:PRECISION", help="our variants")
-    add("--no-compile", action="store_true", help="leave torch.compile out")
-    add("--no-memory", action="store_true", help="leave peak memory out")
-    add(
-        "--time-budget",
-        type=number,
-        default=BUDGET_S,
-        metavar="SECONDS",
-        help="time limit (%(default)s)",
-    )
-    add(
-        "--price-per-hour",
-        type=number,
-        metavar="DOLLARS",
-        help="adds images per dollar",
-    )
-    add("--out", metavar="DIR", help="also write peers.json, .txt, .png and .svg there")
-    add("--json", action="store_true", dest="is_json", help="print the figures as one JSON object")
-    add("--memory-of", help=argparse.SUPPRESS)
+    add = partial(add_option, parser)
+    add("--model", None, "default: mini on a CPU, random weights of full size on a GPU")
+    add("--side", None, "of the image (default: the model's)", "PIXELS", type=whole)
+    add("--batch", [1, 4, 8], "pictures at once")
+    add("--rounds", 7, "at most")
+    add("--steps", variants.STEPS, "of each picture")
+    add("--ours", None, "our variants", "BACKEND:PRECISION", nargs="+")
+    add("--no-compile", False, "leave torch.compile out")
+    add("--no-memory", False, "leave peak memory out")
+    add("--time-budget", BUDGET_S, "time limit", "SECONDS")
+    add("--price-per-hour", None, "adds images per dollar", "DOLLARS", type=number)
+    add("--out", None, "also write peers.json, .txt, .png and .svg there", "DIR")
+    add("--json", False, "print the figures as one JSON object", dest="is_json")
+    add("--memory-of", None, argparse.SUPPRESS)
     return parser
 
 
@@ -267,7 +256,3 @@ def table(report: Report) -> str:
             lines.append(f"  {what}")
             lines += [f"    {name:<36} {spread:.3f}" for name, spread in rows.items()]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdxl.arguments import MODEL, Parser, number, whole
+from eval.measuring.options import add_option
+from eval.quality.inputs import add_benchmark_files
+from sdxl.arguments import MODEL, Parser, number
 from sdxl.params import PARAMETERS, InvalidParams
 from sdxl.presets import MEASURED
 
@@ -84,75 +86,29 @@ def build_parser() -> Parser:
     from engines import BACKENDS
     from engines.flags import add_folder_flags
 
-    parser = Parser(
-        prog="sdxl tune",
-        description="Find which steps should run the whole UNet. `sdxl tune llm` tunes a language "
-        "model.",
-    )
-    add = parser.add_argument
-    add("--model", default="mini", help=f"{MODEL} (default %(default)s)")
-    add("--backend", default="auto", help=f"{', '.join(BACKENDS)} (default %(default)s)")
+    description = "Find which steps should run the whole UNet; for text: `sdxl tune llm`."
+    parser = Parser(prog="sdxl tune", description=description)
+    add = partial(add_option, parser)
+    add("--model", "mini", MODEL)
+    add("--backend", "auto", ", ".join(BACKENDS))
     add_folder_flags(parser)
-    add(
-        "--out",
-        default="out/tune",
-        metavar="DIR",
-        help="results; an interrupted run resumes there (default %(default)s)",
-    )
-    add(
-        "--prompts",
-        type=whole,
-        default=8,
-        metavar="N",
-        help="captions for the search (default %(default)s)",
-    )
-    add(
-        "--check-prompts",
-        type=whole,
-        default=64,
-        metavar="N",
-        help="other captions, to check plans on (default %(default)s)",
-    )
-    add("--seconds", type=number, metavar="S", help="time limit: no new trial begins after it")
-    add(
-        "--budget",
-        dest="budgets",
-        type=number,
-        nargs=len(MEASURED),
-        default=BUDGETS,
-        metavar="SHARE",
-        help=f"the most cost for {', '.join(MEASURED)}, as shares of the exact model's "
-        f"(default {BUDGETS})",
-    )
-    add(
-        "--store-presets",
-        action="store_true",
-        dest="stores_presets",
-        help="write the presets low, medium and high beside the model",
-    )
-    ways = parser.add_argument_group(
-        "samplings", "all combinations are tried; the first values are the exact model's"
-    )
-    several: Any = {"nargs": "+"}
-    ways.add_argument("--precision", dest="precisions", default=["fp32"], **several)
-    ways.add_argument(
-        "--scheduler", dest="schedulers", default=["euler"], metavar="NAME", **several
-    )
-    ways.add_argument(
-        "--steps", dest="step_counts", type=whole, default=[20], metavar="N", **several
-    )
-    ways.add_argument(
-        "--guided-until",
-        type=number,
-        default=[1.0],
-        metavar="SHARE",
-        help="share of the steps, from the first, that is guided (default 1)",
-        **several,
-    )
+    add("--out", "out/tune", "results; an interrupted run resumes there", "DIR")
+    add("--prompts", 8, "captions for the search")
+    add("--check-prompts", 64, "other captions, to check plans on")
+    add("--seconds", None, "time limit: no new trial begins after it", "S", type=number)
+    most = f"the most cost for {', '.join(MEASURED)}, as shares of the exact model's"
+    add("--budget", BUDGETS, most, "SHARE", dest="budgets", nargs=len(MEASURED))
+    text = "write the presets low, medium and high beside the model"
+    add("--store-presets", False, text, dest="stores_presets")
+    text = "all combinations are tried; the first values are the exact model's"
+    ways = parser.add_argument_group("samplings", text)
+    add = partial(add_option, ways)
+    add("--precision", ["fp32"], "of the engines", dest="precisions")
+    add("--scheduler", ["euler"], "of the steps", "NAME", dest="schedulers")
+    add("--steps", [20], "of a picture", dest="step_counts")
+    add("--guided-until", [1.0], "share of the steps, from the first, that is guided", "SHARE")
     ways.add_argument("--guidance", type=number, default=argparse.SUPPRESS, metavar="X")
-    files = parser.add_argument_group("MLPerf's task, for real weights (docs/evaluation.md)")
-    for name in ("captions", "inception", "clip", "statistics"):
-        files.add_argument(f"--{name}", metavar="FILE", help="as for sdxl eval")
+    add_benchmark_files(parser)
     return parser
 
 
