@@ -1,16 +1,15 @@
-"""`sdxl batch --verify`: does a job's output hold exactly what its input asks for?
+"""`sdxl batch --verify`: checks that a job's output holds exactly what its input asks for.
 
-It reads the input again, every ledger and every picture, and believes none of them alone.
+It compares the input, every ledger and every picture with each other.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sdxl.handover import in_threads
 from sdxl.params import GenerationParams, InvalidParams
@@ -36,50 +35,51 @@ class Audit:
 
 def audit(store: Store, job: BatchJob) -> Audit:
     check_input(job)
-    found, shards = Audit(), set[str]()
+    result, shards = Audit(), set[str]()
     for piece in job.shards():
         shards.add(shard_name(piece.shard))
-        audit_shard(store, piece, found)
-    found.problems += strangers(store, shards)
-    return found
+        audit_shard(store, piece, result)
+    result.problems += strangers(store, shards)
+    return result
 
 
 def check_input(job: BatchJob) -> None:
     paths = [Path(name) for name in job.inputs]
     for path in paths:
         if not path.is_file():
-            raise InvalidParams("input", str(path), "needed the job's input, to know its ids")
+            raise InvalidParams("input", str(path), "needed the job's input, to check its ids")
     if input_digest(paths) != job.input_sha256:
         raise InvalidParams("input", str(paths[0].parent), "it has changed since the job began")
 
 
-def audit_shard(store: Store, piece: ShardPiece, found: Audit) -> None:
+def audit_shard(store: Store, piece: ShardPiece, result: Audit) -> None:
     name, read = shard_name(piece.shard), reader(store)
     known = ledger.read(store, name)
-    found.rows += len(piece.rows)
+    result.rows += len(piece.rows)
     for row in piece.rows:
         entry = known.pop(row.ordinal, None)
         if entry is None or entry.id != row.id:
-            found.problems.append(f"{row.line}: {row.id!r} is neither a picture nor a dead letter")
+            result.problems.append(f"{row.line}: {row.id!r} is neither a picture nor a dead letter")
         elif entry.error is not None:
-            found.dead_letters += 1
+            result.dead_letters += 1
         elif row.error is not None:
-            found.problems.append(f"{row.line}: {row.id!r} has a picture, and should not")
+            result.problems.append(f"{row.line}: {row.id!r} has a picture, but is not valid")
         else:
             known[row.ordinal] = entry
-    found.problems += [
-        f"{entry.line}: {entry.id!r} is in the ledger, and not in the input"
-        for ordinal, entry in known.items()
-        if ordinal not in {row.ordinal for row in piece.rows}
+    pictures = [known.pop(row.ordinal) for row in piece.rows if row.ordinal in known]
+    result.problems += [
+        f"{entry.line}: {entry.id!r} is in the ledger, but not in the input"
+        for entry in known.values()
     ]
-    pictures = [known[row.ordinal] for row in piece.rows if row.ordinal in known]
-    found.images += len(pictures)
-    judged = in_threads(partial(judge, read), pictures, THREADS)
-    found.problems += [problem for problem in judged if problem is not None]
-    found.problems += extra_files(store, name, pictures)
+    result.images += len(pictures)
+    problems = in_threads(partial(problem_of, read), pictures, THREADS)
+    result.problems += [problem for problem in problems if problem is not None]
+    expected = {entry.file for entry in pictures}
+    files = [f"images/{name}/{file}" for file in store.names(f"images/{name}")]
+    result.problems += [f"{file}: no row asks for it" for file in files if file not in expected]
 
 
-def judge(read: Any, entry: Entry) -> str | None:
+def problem_of(read: Callable[[str], bytes], entry: Entry) -> str | None:
     try:
         data = read(entry.file)
     except FileNotFoundError:
@@ -102,21 +102,15 @@ def judge(read: Any, entry: Entry) -> str | None:
 
 
 def wanted_size(entry: Entry) -> tuple[int, int] | None:
-    """None where the ledger does not tell it."""
+    """None if the ledger does not say it."""
     params = GenerationParams.from_dict(entry.params)
-    # Of a masked part that was worked at by itself the whole image comes back.
+    # An edit of a masked part returns the whole image.
     is_part = params.mask_padding is not None
     return None if is_part or not (params.width and params.height) else params.result_size
 
 
-def extra_files(store: Store, shard: str, pictures: list[Entry]) -> list[str]:
-    expected = {entry.file for entry in pictures}
-    there = [f"images/{shard}/{name}" for name in store.names(f"images/{shard}")]
-    return [f"{name}: no row asked for it" for name in there if name not in expected]
-
-
 def strangers(store: Store, shards: set[str]) -> Iterator[str]:
-    """What lies beside the shards of this job."""
+    """Name what belongs to no shard of this job."""
     for name in store.names("images"):
         if name.removesuffix(".tar") not in shards:
             yield f"images/{name}: no shard of this job"

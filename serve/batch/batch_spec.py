@@ -1,4 +1,4 @@
-"""What one `sdxl batch` command asks for, as data."""
+"""What one `sdxl batch` command asks for, and how it may end."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ API_KEY = "OPENAI_API_KEY"
 RANGES = {"n": (1, 10_000), "shard_size": (1, 4096)}
 
 
+class BatchFailed(RuntimeError):
+    """The job cannot continue. Nothing that is done is lost."""
+
+
+class ReportedInterrupt(KeyboardInterrupt):
+    """An interrupt after which the resume hint is printed."""
+
+
 @dataclass(frozen=True)
 class BatchSpec:
-    """What one command asks for, checked as far as it can be without reading the input."""
+    """A command's flags, checked as far as possible without reading the input."""
 
     inputs: tuple[str, ...]
     out: str
     parameters: dict[str, Any]
     quality: str | None
-    """a preset's name, which fills steps and cache interval where no flag does"""
+    """a preset's name: fills steps and cache interval unless a flag sets them"""
     n: int
     format: str
     is_tarred: bool
@@ -31,7 +39,7 @@ class BatchSpec:
     address: str | None
     through: str | None
     model: str
-    """of a service that runs: one of its names; empty for its first"""
+    """with `through` one of the service's names; empty for its first"""
     backend: str
     precision: str | None
     engines: str
@@ -43,7 +51,7 @@ class BatchSpec:
     retries_dead: bool
     reads_back: bool
     is_mixed: bool
-    """GPUs of several kinds may work on it"""
+    """allows GPUs of several kinds"""
     stall_s: float
 
     @property

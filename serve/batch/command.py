@@ -1,6 +1,6 @@
-"""`sdxl batch`: a million prompts to pictures, over days and kills, nothing lost, nothing twice.
+"""`sdxl batch`: makes a picture of every row of a file, over days and kills.
 
-Here flags become a job; what is wrong is said before anything is loaded.
+It checks the flags before it loads anything slow.
 """
 
 from __future__ import annotations
@@ -26,57 +26,53 @@ from sdxl.arguments import (
 )
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.provenance import PROVENANCES, Provenance
-from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec
+from serve.batch.batch_spec import API_KEY, RANGES, BatchSpec, ReportedInterrupt
 from serve.render.destination import SUFFIXES
 from serve.supervision import STRUCK, supervise
 
 DEFAULT_SHARD = 128
 HAS_PROBLEMS = 1
 END_S = 20.0
-"""How long a job that was told to end may take to note what it has."""
-INTERRUPTED, UNTOLD = 128 + signal.SIGINT, -1
-ENDS: Mapping[int, int] = dict.fromkeys((*STRUCK, -signal.SIGSEGV, -signal.SIGABRT), UNTOLD)
-"""A job that was told to end and ended like this was interrupted. Ray's threads may crash while the
-process ends; what is in the ledger counts, and the next start goes on there."""
-
-
-UNBEGUN = "interrupted; the same command begins it, or goes on with what is there"
-"""said where it is not known how far the job was"""
+"""A job that was told to end has this long to record its last pictures."""
+INTERRUPTED, UNREPORTED = 128 + signal.SIGINT, -1
+ENDS: Mapping[int, int] = dict.fromkeys((*STRUCK, -signal.SIGSEGV, -signal.SIGABRT), UNREPORTED)
+"""Exit codes of an interrupted job. Ray's threads may crash while the process ends; that does no
+harm, as the ledger says what is done."""
+RESUME_HINT = "interrupted; rerun the same command to start or resume it"
+"""printed if the job's progress is unknown"""
 
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if options.status is not None:
-        return show_status(options.status, options.is_quiet)
+        return print_status(options.status, options.is_quiet)
     if options.verify is not None:
         return verify(options.verify)
     order = read_order(options)
     if order.through:
-        # One that asks a service starts no Ray, and has nothing to leave behind.
+        # It starts no Ray, so there are no processes to supervise.
         return make(order)
-    code = supervise(partial(make, order), END_S, say, struck=ENDS)
-    if code == UNTOLD:
-        say(UNBEGUN)
+    code = supervise(partial(make, order), END_S, report, struck=ENDS)
+    if code == UNREPORTED:
+        report(RESUME_HINT)
         return INTERRUPTED
     return code
 
 
 def make(order: BatchSpec) -> int:
-    # Here and not above: a typo in a flag need not wait for what loads slowly.
     try:
-        from serve.batch.running import ToldInterrupt, run
-    except KeyboardInterrupt:
-        say(UNBEGUN)
-        raise
-    try:
+        # Imported here so that a typo in a flag is reported at once.
+        from serve.batch.running import run
+
         return run(order)
-    except KeyboardInterrupt as error:
-        if not isinstance(error, ToldInterrupt):
-            say(UNBEGUN)
+    except ReportedInterrupt:
+        raise
+    except KeyboardInterrupt:
+        report(RESUME_HINT)
         raise
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(f"sdxl batch: {text}", file=sys.stderr, flush=True)
 
 
@@ -88,32 +84,40 @@ def build_parser() -> Parser:
     add("--out", metavar="DIR", help="a folder, or an fsspec URL such as s3://bucket/job")
     add("--n", type=whole, default=1, metavar="N", help="pictures a row (default %(default)s)")
     add("--format", default="png", help=f"{', '.join(SUFFIXES)} (default %(default)s)")
-    flag("--tar", dest="is_tarred", help="a tar in WebDataset's form a shard, not single files")
+    flag("--tar", dest="is_tarred", help="write a WebDataset tar a shard, not single files")
     add("--shard-size", type=whole, default=DEFAULT_SHARD, metavar="N", help="rows (%(default)s)")
-    flag("--retry-dead", dest="retries_dead", help="try the dead letters of an earlier run again")
-    flag("--read-back", dest="reads_back", help="read every finished picture, not a sample")
-    group = parser.add_argument_group("who makes them")
+    flag("--retry-dead", dest="retries_dead", help="retry the dead letters of earlier runs")
+    flag("--read-back", dest="reads_back", help="check every finished picture, not a sample")
+    group = parser.add_argument_group("workers")
     add = group.add_argument
     flag = partial(add, action="store_true")
     add_engine_flags(group, "(mini); with --through one of the service's (its first)")
-    add("--workers", type=whole, default=0, metavar="N", help="one a GPU, or one, unless given")
-    flag("--mixed-gpus", dest="is_mixed", help="workers with GPUs of several kinds")
-    add("--address", metavar="HOST:PORT", help="a Ray cluster that runs; else one of its own")
-    add("--through", metavar="URL", help=f"a service that runs, at low priority; key in {API_KEY}")
+    add("--workers", type=whole, default=0, metavar="N", help="default: one a GPU, or one")
+    flag("--mixed-gpus", dest="is_mixed", help="allow GPUs of several kinds")
+    add("--address", metavar="HOST:PORT", help="a running Ray cluster (default: start one)")
+    add(
+        "--through", metavar="URL", help=f"use a running service, at low priority; key in {API_KEY}"
+    )
     add(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="the same bytes whatever runs beside a picture (default)",
+        help="the same bytes whatever else is rendered (default)",
     )
-    add("--stall-s", type=number, default=120.0, metavar="S", help="a worker that does not advance")
-    group = parser.add_argument_group("what it says")
+    add(
+        "--stall-s",
+        type=number,
+        default=120.0,
+        metavar="S",
+        help="replace a worker without progress",
+    )
+    group = parser.add_argument_group("monitoring")
     add = group.add_argument
     flag = partial(add, action="store_true")
-    flag("--quiet", dest="is_quiet", help="JSON lines on stdout instead of the live display")
+    flag("--quiet", dest="is_quiet", help="JSON lines on stdout instead of a display")
     add("--metrics-port", type=whole, metavar="PORT", help="for Prometheus, on loopback")
-    add("--status", metavar="DIR", help="how far a job is, and no more")
-    add("--verify", metavar="DIR", help="audit a job's output, and no more")
+    add("--status", metavar="DIR", help="print the progress of a job and exit")
+    add("--verify", metavar="DIR", help="check the output of a job and exit")
     add_picture_flags(parser)
     return parser
 
@@ -149,11 +153,10 @@ def read_order(options: argparse.Namespace) -> BatchSpec:
     return BatchSpec(**{**given, "model": model_with(model, options.vae)})
 
 
-def show_status(place: str, is_json: bool) -> int:
+def print_status(place: str, is_json: bool) -> int:
     from serve.batch.job import need_job
-    from serve.batch.places import open_store
-    from serve.batch.status import describe, read_status
-    from serve.batch.store import token
+    from serve.batch.progress import describe, read_status
+    from serve.batch.store import open_store, token
 
     store = open_store(place, token())
     status = read_status(store, need_job(store, place))
@@ -163,18 +166,23 @@ def show_status(place: str, is_json: bool) -> int:
 
 def verify(place: str) -> int:
     from serve.batch.audit import audit
-    from serve.batch.displays import counted
     from serve.batch.job import need_job
-    from serve.batch.places import open_store
-    from serve.batch.store import token
+    from serve.batch.progress import counted
+    from serve.batch.store import open_store, token
 
     store = open_store(place, token())
-    found = audit(store, need_job(store, place))
-    for problem in found.problems:
-        print(f"sdxl batch: {problem}", file=sys.stderr)
-    told = f"{counted(found.rows, 'row')}: {counted(found.images, 'picture')}"
-    dead, wrong = counted(found.dead_letters, "dead letter"), len(found.problems)
-    print(f"{told}, {dead}, {counted(wrong, 'problem') if wrong else 'no problems'}")
-    if found.problems:
-        say("the job's own command with --read-back makes again what is missing or damaged")
-    return HAS_PROBLEMS if found.problems else 0
+    result = audit(store, need_job(store, place))
+    for problem in result.problems:
+        report(problem)
+    counts = (
+        ("row", result.rows),
+        ("picture", result.images),
+        ("dead letter", result.dead_letters),
+    )
+    rows, images, dead = (counted(count, noun) for noun, count in counts)
+    problems = counted(len(result.problems), "problem") if result.problems else "no problems"
+    print(f"{rows}: {images}, {dead}, {problems}")
+    if not result.problems:
+        return 0
+    report("rerun the job's command with --read-back to make missing and damaged pictures again")
+    return HAS_PROBLEMS

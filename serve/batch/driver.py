@@ -1,8 +1,7 @@
-"""The job's one loop: hands pieces to workers, hears how it goes, replaces what dies or hangs.
+"""The job's one loop: leases pieces to workers, counts their results, replaces dead and hung ones.
 
-The ledgers are the truth; what is kept here may be lost at any moment. It makes no pictures and
-knows no Ray. It runs on a thread where no interrupt strikes, as workers' futures would not survive
-one; what it hears comes through one queue.
+The ledgers are the truth; the driver's state may be lost at any moment. It knows no Ray. It runs on
+a thread that no interrupt strikes, because an interrupt breaks futures; news arrive in one queue.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from serve.batch import ledger
+from serve.batch.batch_spec import BatchFailed
 from serve.batch.leases import Leases
 from serve.batch.progress import BatchProgress, WorkerState
 from serve.batch.rows import BatchRow, ShardPiece, shard_name
@@ -25,33 +25,24 @@ from serve.orders import ModelCard
 
 BEAT_S = 1.0
 SILENT_S = 5.0
-"""A worker that is ready and says nothing for so long hangs: it speaks twice a second."""
+"""A ready worker that is silent for this long hangs: it reports twice a second."""
 LOAD_S = 1800.0
-"""A worker that is not ready by then will never be."""
 LOADS = 3
-"""Workers in a row that died before they were ready, after which the job stops."""
-
-
+"""The job stops after this many workers in a row died before they were ready."""
 DAMAGED = "finished pictures were missing or damaged; --read-back reads all"
 
 
 class Stopped(RuntimeError):
-    """The driver was told to stop."""
-
-
-class BatchFailed(RuntimeError):
-    """The job cannot go on: why. Nothing that is done is lost."""
+    """`stop` was called."""
 
 
 @dataclass
 class WorkerHandle:
-    """A worker, as the driver sees it."""
-
     worker: BatchWorker
     since_s: float
-    """when it last advanced"""
+    """time of its last progress"""
     silent_s: float = 0.0
-    """since it last spoke, of the time that the driver listened"""
+    """since its last report, while the driver was listening"""
     progress: int = -1
     is_ready: bool = False
     tallies: dict[int, Tally] = field(default_factory=dict)
@@ -64,12 +55,12 @@ class Driver:
     task: BatchTask
     progress: BatchProgress
     on_card: Callable[[ModelCard], None]
-    """told of every worker's; may raise"""
+    """called with the card of every worker; may raise"""
     show: Callable[[BatchProgress], None]
     on_shard: Callable[[int], None] = lambda shard: None
-    """told when nothing of a shard is left"""
+    """called when a shard is complete"""
     is_packed: Callable[[], bool] = lambda: True
-    """whether all that followed from that is done; may raise"""
+    """whether all complete shards are packed; may raise"""
     stall_s: float = 120.0
     silent_s: float = SILENT_S
     clock: Callable[[], float] = time.monotonic
@@ -88,32 +79,34 @@ class Driver:
                 self._start()
             while not (self.is_packed() and leases.is_done):
                 began_s = self.clock()
-                told = self._told()
-                self._note_silence(min(self.clock() - began_s, BEAT_S))
-                for future in told:
-                    # One of a worker that was ended is of no interest.
+                futures = self._done_futures()
+                listened_s = min(self.clock() - began_s, BEAT_S)
+                for handle in self._handles.values():
+                    handle.silent_s += listened_s
+                for future in futures:
+                    # A worker that was ended has no handle.
                     if future in self._handles:
-                        self._hear(future, self._handles.pop(future), leases)
-                self._end_stuck(leases)
+                        self._handle(future, self._handles.pop(future), leases)
+                self._replace_stuck(leases)
                 self._show()
         finally:
             for handle in self._handles.values():
                 handle.worker.end()
 
     def stop(self) -> None:
-        """From any thread, and in the middle of an interrupt: `run` ends soon, by an error."""
+        """Make `run` raise Stopped soon. Any thread may call it, even in an interrupt."""
         self._news.put(None)
 
-    def _told(self) -> list[Future[Any]]:
-        """Those that are done, once there is one or a beat has passed."""
-        found = []
+    def _done_futures(self) -> list[Future[Any]]:
+        """Wait for one future, at most a beat, and return all that are done."""
+        futures = []
         try:
             news = self._news.get(timeout=BEAT_S)
             while news is not None:
-                found.append(news)
+                futures.append(news)
                 news = self._news.get_nowait()
         except Empty:
-            return found
+            return futures
         raise Stopped
 
     # -- workers ----------------------------------------------------------------------------
@@ -127,34 +120,35 @@ class Driver:
         handle.silent_s = 0.0
         future.add_done_callback(self._news.put)
 
-    def _hear(self, future: Future[Any], handle: WorkerHandle, leases: Leases) -> None:
+    def _handle(self, future: Future[Any], handle: WorkerHandle, leases: Leases) -> None:
         try:
-            said = future.result()
+            result = future.result()
         except Exception as error:
-            self._lose(handle, last_line(error), leases)
+            self._replace(handle, last_line(error), leases)
             return
-        if isinstance(said, TurnReport):
-            self._note(said, handle, leases)
+        wants = True
+        if isinstance(result, TurnReport):
+            wants = result.wants
+            self._record(result, handle, leases)
         else:
-            self.on_card(said)
+            self.on_card(result)
             handle.is_ready, handle.since_s, self._dead_loads = True, self.clock(), 0
-        wants = not isinstance(said, TurnReport) or said.wants
-        given = leases.next_for(handle.worker.name) if wants else None
-        self._await(handle.worker.turn(dict([given] if given else [])), handle)
+        lease = leases.next_for(handle.worker.name) if wants else None
+        self._await(handle.worker.turn(dict([lease] if lease else [])), handle)
 
-    def _note(self, report: TurnReport, handle: WorkerHandle, leases: Leases) -> None:
+    def _record(self, report: TurnReport, handle: WorkerHandle, leases: Leases) -> None:
         if report.broken is not None:
-            raise BatchFailed(f"{report.broken}; the same command goes on from here")
-        now = self.clock()
+            raise BatchFailed(f"{report.broken}; rerun the same command to resume")
         if report.progress != handle.progress or not leases.of(handle.worker.name):
-            handle.progress, handle.since_s = report.progress, now
+            handle.progress, handle.since_s = report.progress, self.clock()
         handle.tallies = report.held
         for key, tally in report.ended.items():
+            piece = leases.held[key].piece
             self._settle(tally)
             if tally.damaged:
-                shard = shard_name(leases.held[key].piece.shard)
+                shard = shard_name(piece.shard)
                 self.progress.trouble = f"shard {shard}: {tally.damaged} {DAMAGED}"
-            rows = [row for row in leases.held[key].piece.rows if row.ordinal in tally.failed]
+            rows = [row for row in piece.rows if row.ordinal in tally.failed]
             error = next(iter(tally.failed.values()), "")
             self.progress.trouble = error or self.progress.trouble
             self._end(leases, key, rows, error)
@@ -162,8 +156,8 @@ class Driver:
         state.occupancy = report.occupancy
         state.made += sum(t.made for t in report.ended.values())
 
-    def _lose(self, handle: WorkerHandle, error: str, leases: Leases) -> None:
-        """A worker is gone. What it did is in the ledgers; the rest goes on elsewhere."""
+    def _replace(self, handle: WorkerHandle, error: str, leases: Leases) -> None:
+        """End a worker and start another. The ledgers say what it has done."""
         name = handle.worker.name
         handle.worker.end()
         self.progress.workers.pop(name, None)
@@ -180,7 +174,7 @@ class Driver:
         self._start()
 
     def _left(self, piece: ShardPiece) -> tuple[list[BatchRow], Tally]:
-        """What this run has not recorded. An earlier run's pictures are for a worker to check."""
+        """Return the rows to lease again. Pictures of earlier runs are for a worker to check."""
         known = ledger.read(self.task.store, shard_name(piece.shard))
         mine = {n: entry for n, entry in known.items() if entry.run == self.task.run}
         left = [row for row in piece.rows if row.ordinal not in mine]
@@ -193,27 +187,24 @@ class Driver:
         if shard is not None:
             self.on_shard(shard)
 
-    def _note_silence(self, listened_s: float) -> None:
-        for handle in self._handles.values():
-            handle.silent_s += listened_s
-
-    def _end_stuck(self, leases: Leases) -> None:
+    def _replace_stuck(self, leases: Leases) -> None:
         now = self.clock()
         for future, handle in list(self._handles.items()):
-            if handle.is_ready and handle.silent_s > self.silent_s:
-                del self._handles[future]
-                self._lose(handle, f"no word for {self.silent_s:g} s", leases)
-                continue
             allowed_s = self.stall_s if handle.is_ready else LOAD_S
             is_busy = not handle.is_ready or bool(leases.of(handle.worker.name))
-            if is_busy and now - handle.since_s > allowed_s:
-                del self._handles[future]
-                self._lose(handle, f"no progress for {allowed_s:g} s", leases)
+            if handle.is_ready and handle.silent_s > self.silent_s:
+                error = f"no report for {self.silent_s:g} s"
+            elif is_busy and now - handle.since_s > allowed_s:
+                error = f"no progress for {allowed_s:g} s"
+            else:
+                continue
+            del self._handles[future]
+            self._replace(handle, error, leases)
 
     # -- counts -----------------------------------------------------------------------------
 
     def _settle(self, tally: Tally) -> None:
-        """Of pieces that are over; those under way are counted anew with every report."""
+        """Add the counts of a piece that is over; every report counts the current ones anew."""
         self._made += tally.made
         self._found += tally.found
         self._dead += len(tally.dead)
@@ -230,6 +221,6 @@ class Driver:
 
 
 def last_line(error: Exception) -> str:
-    """Ray tells a worker's whole traceback; its last line says what was wrong."""
+    """Return the last line of an error: Ray's errors hold a whole traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}"[:400] if lines else type(error).__name__

@@ -1,14 +1,15 @@
-"""A row's image and mask: where they lie, and the order that they make of a row.
+"""A row's image and mask: where they lie, and the order for the edit.
 
-A path is one below the folder of the input file, and of nothing else: whoever writes the input need
-not be whoever runs it. It draws nothing.
+A path must lie below the input file's folder: the author of an input may not be its operator.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,22 @@ from sdxl.source import GivenImage
 from serve.batch.rows import BatchRow
 from serve.errors import invalid, of_params
 from serve.orders import ImageOrder, ModelCard
+from serve.render.editing import content
 
 IMAGE, MASK = "image", "mask"
 PICTURES = (IMAGE, MASK)
 """columns that name a picture"""
 DATA_URL, BASE64 = "data:", ";base64,"
 MAX_BYTES = 64 << 20
-"""of a file; the service takes less"""
+"""of a file; a service takes less"""
 
 
 def places(values: Mapping[str, Any], folder: str) -> dict[str, str]:
-    """Where a record's pictures lie: absolute paths, or data URLs."""
-    found = {name: place(name, values[name], folder) for name in PICTURES if name in values}
-    if MASK in found and IMAGE not in found:
+    """Return the absolute paths or data URLs of a record's pictures."""
+    pictures = {name: place(name, values[name], folder) for name in PICTURES if name in values}
+    if MASK in pictures and IMAGE not in pictures:
         raise InvalidParams(MASK, str(values[MASK])[:80], "needed an image with it")
-    return found
+    return pictures
 
 
 def place(name: str, text: object, folder: str) -> str:
@@ -48,25 +50,18 @@ def place(name: str, text: object, folder: str) -> str:
 
 def read(name: str, place: str) -> bytes:
     if place.startswith(DATA_URL):
-        kind, found, data = place.partition(BASE64)
-        try:
-            if found:
+        kind, is_base64, data = place.partition(BASE64)
+        with suppress(binascii.Error, ValueError):
+            if is_base64:
                 return base64.b64decode(data, validate=True)
-        except (binascii.Error, ValueError):
-            pass
         raise InvalidParams(name, f"{kind[:40]}…", "needed base64: data:image/png;base64,…")
-    path = Path(place)
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InvalidParams(name, path.name, f"at most {MAX_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        needed = f"needed a file that every worker can read ({error.strerror})"
-        raise InvalidParams(name, place, needed) from error
+    if os.path.isfile(place) and os.path.getsize(place) > MAX_BYTES:
+        raise InvalidParams(name, Path(place).name, f"at most {MAX_BYTES} bytes")
+    return content(place, name)
 
 
 def order_of(row: BatchRow, format: str, card: ModelCard) -> ImageOrder:
-    """Of a row with an image. Raises Problem for an image that cannot be made anew."""
+    """Read a row's image and make its order. Raises Problem if the image cannot be edited."""
     assert row.params is not None and row.image is not None
     if not card.can_edit:
         message = "image: neither a service nor engines without vae_encoder edit images in a job"

@@ -1,7 +1,6 @@
-"""Whether finished pictures are still what the ledger says, without reading them all back.
+"""Checks finished pictures against the ledger without reading all of them.
 
-A file that is there in its size is believed, and one in a hundred is read whole. One that differs
-ends the belief: from then on all are read. It makes nothing and writes nothing.
+A listing compares sizes, and one file in a hundred is read; after one that differs all are read.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from serve.batch.store import Store
 from serve.batch.tars import TAR, reader
 
 SAMPLED = 0.01
-"""the share of files that is read, besides a worker's first"""
+"""the share of files that a worker reads, besides its first"""
 
 
 class FinishedPictures:
-    """`reads_all`: believe nothing, read everything."""
-
     def __init__(self, store: Store, reads_all: bool, seed: str) -> None:
         self.reads_all = reads_all
         self._store, self._read = store, reader(store)
@@ -29,8 +26,7 @@ class FinishedPictures:
         self._has_read = False
 
     def there(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those whose file is there, and as long as it was written; a listing tells. A tar is at
-        least as long as what lies in it."""
+        """Return those whose file has its size in a listing, and whose tar is long enough."""
         sizes: dict[str, int] = {}
         for place in {place_of(entry) for entry in entries}:
             sizes |= self._store.sizes(place)
@@ -40,7 +36,7 @@ class FinishedPictures:
         return [entry for entry in entries if is_whole(entry, sizes, least)]
 
     def sample(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Those to read: of a tar all, as it is read whole, or none."""
+        """Return those to read. A tar is read whole, so all of it or nothing is chosen."""
         chosen: dict[str, bool] = {}
         return [e for e in entries if chosen.setdefault(file_of(e), self._is_chosen())]
 
@@ -56,13 +52,13 @@ class FinishedPictures:
 
 
 def file_of(entry: Entry) -> str:
-    """The file that holds it: its own, or a tar."""
+    """Return the file that holds a picture: its own, or a tar."""
     tar, is_inside, _ = entry.file.partition(TAR)
     return f"{tar}.tar" if is_inside else entry.file
 
 
 def place_of(entry: Entry) -> str:
-    """What to list: a tar itself, or its folder."""
+    """Return what to list: the tar itself, or the picture's folder."""
     file = file_of(entry)
     return file if file != entry.file else file.rpartition("/")[0]
 

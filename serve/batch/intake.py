@@ -1,7 +1,6 @@
-"""Records to rows: ids, seeds and parameters checked before any work, and rows into shards.
+"""Turns records into rows with checked ids, seeds and parameters, and rows into shards.
 
-A record that is wrong becomes a row with its error and keeps its place, so that the shards of all
-others stay as they are. It makes nothing and writes nothing.
+A wrong record becomes a row with its error and keeps its place, so that all shards stay the same.
 """
 
 from __future__ import annotations
@@ -32,37 +31,36 @@ BATCH_LINE = ("custom_id", "method", "url", "body")
 BATCH_URL = "/v1/images/generations"
 OF_AN_ANSWER = ("expand_prompt", "stream", "partial_images")
 OF_THE_SERVICE = (*OF_AN_ANSWER, "output_compression")
-"""What only a service's own answer can have."""
+"""features of the service that a job lacks"""
 IGNORED = ("response_format", "user", "moderation", "style")
-"""Fields of OpenAI's that do not change a picture here."""
+"""OpenAI's fields that do not change a picture here"""
 DUPLICATES_CACHE_KB = 16_000
 RecordParts = tuple[object, Mapping[str, Any], dict[str, Any], int]
-"""The id it gives, what it says, the parameters that follow, and how many pictures."""
+"""its id if it gives one, the values that its content id digests, parameters, number of pictures"""
 ANY_STEPS = ServeSettings(max_steps=1000)
 
 
 @dataclass(frozen=True)
 class Intake:
-    """`sizes` is None where only the service knows what its model takes."""
-
     defaults: Mapping[str, Any]
-    """parameters that were given as flags"""
+    """parameters given as flags"""
     n: int
     model: str
     sizes: Sizes | None
+    """None if only the service knows them"""
     format: str | None
-    """None: every line's own"""
+    """None: each line has its own"""
     presets: Presets = field(default_factory=lambda: UNMEASURED)
     """what `quality` means in a line of OpenAI's Batch API"""
     limits: ServeSettings = ANY_STEPS
-    """what such a line may ask"""
+    """what such a line may ask for"""
     usual_interval: int | None = None
-    """of deep steps, where a row says nothing of caches; None: by its steps"""
+    """of deep steps, if a row sets no caching; None: it follows from the row's steps"""
     are_ids_checked: bool = False
-    """no two records give one id: where two pictures have one, it only looks so"""
+    """The records' ids are unique: "a-1" may still be the second picture of "a"."""
 
     def rows(self, records: Iterable[Record]) -> Iterator[BatchRow]:
-        """Numbered; of two rows that give one id, the second is an error."""
+        """Yield the rows, numbered. The second of two rows with one id is an error."""
         ordinals = itertools.count()
         with closing(UsedIds()) as used:
             for record in records:
@@ -82,14 +80,16 @@ class Intake:
             images, pictures = self._images(record, ordinal, used)
         except (InvalidParams, Problem, Unreadable) as error:
             given = record.values.get("custom_id", record.values.get("id"))
-            shown = given if isinstance(given, str) and given else record.line
-            # A name in it may be no Unicode, and then nobody could be shown it.
-            told = str(error).encode(errors="backslashreplace").decode()
-            problem = problem_of(error)
-            yield BatchRow(ordinal, record.line, shown, error=told, problem=problem)
+            id_ = given if isinstance(given, str) and given else record.line
+            # A name in the message may be no Unicode.
+            text = str(error).encode(errors="backslashreplace").decode()
+            yield BatchRow(ordinal, record.line, id_, error=text, problem=problem_of(error))
             return
-        file = {} if self.format else file_of(record.values)
-        facts: dict[str, Any] = {**pictures, **file}
+        facts: dict[str, Any] = dict(pictures)
+        if not self.format:
+            body = record.values["body"]
+            facts["format"] = body.get("output_format") or "png"
+            facts["compression"] = body.get("output_compression")
         numbers = itertools.chain([ordinal], ordinals)
         for id_, params in images:
             row = BatchRow(next(numbers), record.line, id_, params, **facts)
@@ -98,7 +98,7 @@ class Intake:
     def _images(
         self, record: Record, ordinal: int, used: UsedIds
     ) -> tuple[list[tuple[str, GenerationParams]], dict[str, str]]:
-        """The ids and parameters of a record's pictures, and what they are made from."""
+        """Return the ids and parameters of a record's pictures, and where their images lie."""
         if record.error is not None:
             raise Unreadable(record.error)
         is_line = "custom_id" in record.values or "body" in record.values
@@ -108,12 +108,11 @@ class Intake:
         id_ = content_id(said) if given is None else checked_id(given)
         ids = [picture_id(id_, i, n) for i in range(n)]
         if (given is None or self.are_ids_checked) and any(map(used.line_of, ids)):
-            # An earlier row says the same, or "a" has two pictures and "a-0" is there as well: the
-            # number of this one tells them apart.
+            # An earlier row has the same content, or "a" has two pictures and another row is "a-0".
             id_ = f"{id_}-row{ordinal}"
         images = [self._image(id_, values, n, i) for i in range(n)]
         for _, params in images:
-            # Whether there is a mask is known when the image is read.
+            # A mask is only known when the image is read.
             params.for_edit(has_mask=not params.is_upscaled) if pictures else params.check_plain()
             if self.sizes and params.width and params.height:
                 params.check_result(served_sizes(ModelCard(self.model, self.sizes), self.limits))
@@ -137,13 +136,12 @@ class Intake:
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
         usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
         whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
-        # An edit's size is its image's, unless it says another one.
+        # An edit has its image's size unless it sets another.
         filled = checked_prompt(whole) if IMAGE in values else self._sized(whole)
         return values.get(ID), values, filled, self.n
 
     def _beside(self, given: Mapping[str, Any], is_edit: bool, has_mask: bool) -> dict[str, Any]:
-        """The flags where a row says others. Deep steps that a quality brought among them are for
-        its own course alone."""
+        """Merge flags and a row's own values. Deep steps of a preset fit its own schedule only."""
         flags = {**self.defaults, **given}
         deep = self.defaults.get("deep_steps")
         tuned = [each for each in self.presets.values() if deep and each.deep_steps == deep]
@@ -154,7 +152,7 @@ class Intake:
         return tuned[0].beside(others, edit_strength=strength)
 
     def _of_batch_line(self, values: Mapping[str, Any]) -> RecordParts:
-        """A line of OpenAI's Batch API means what the service would make of its body."""
+        """Read a line of OpenAI's Batch API as the service reads its body."""
         for name in values:
             if name not in BATCH_LINE:
                 raise InvalidParams(name, values[name], f"needed one of {', '.join(BATCH_LINE)}")
@@ -167,12 +165,12 @@ class Intake:
                 raise InvalidParams(name, value, "a job has no such thing; leave it out")
         if self.format and request.output_format not in (None, self.format):
             raise InvalidParams("output_format", request.format, f"the job makes {self.format}")
-        # Where the service alone knows its sizes, it is the one to refuse.
+        # If only the service knows its sizes, it refuses wrong ones.
         sizes = self.sizes or Sizes(1024, 64, 4096)
         card = ModelCard(self.model, sizes, presets=self.presets)
         check_limits(request, card, self.limits)
         if self.usual_interval:
-            # A quality that nobody named stood for its interval, too.
+            # In older jobs the default quality set the interval, too.
             request = request.model_copy(update={"quality": request.effective_quality})
         params = params_of(request, card, self.limits).as_dict()
         if self.sizes is None and request.size in (None, "auto"):
@@ -181,19 +179,12 @@ class Intake:
         return values.get("custom_id"), body, self._sized(params), request.n or self.n
 
     def _sized(self, values: dict[str, Any]) -> dict[str, Any]:
-        """With its size filled, where that is known here."""
+        """Fill in the size, if it is known here."""
         checked_prompt(values)
         if self.sizes is None:
             return values
         sides = {side: self.sizes.resolve(side, values.get(side)) for side in ("width", "height")}
         return {**values, **sides}
-
-
-def file_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line of the Batch API wants its pictures' files to be."""
-    body = values["body"]
-    format = body.get("output_format") or "png"
-    return {"format": format, "compression": body.get("output_compression")}
 
 
 def problem_of(error: Exception) -> Problem:
@@ -214,7 +205,7 @@ def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class Unreadable(ValueError):
-    """A line that holds no record."""
+    """The line holds no record."""
 
 
 def picture_id(id_: str, index: int, n: int) -> str:
@@ -231,27 +222,25 @@ def request_of(body: object) -> ImageRequest:
 
 
 class UsedIds:
-    """Ids that came before, in a database on disk that nobody else sees: their number is not
-    bounded by memory."""
+    """Remembers ids in a private database on disk, so that memory does not bound their number."""
 
     def __init__(self) -> None:
-        # A job that stops leaves its rows to the collector, which may run in any thread.
+        # The garbage collector may close it in any thread.
         self._seen = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._seen.execute(f"PRAGMA cache_size = -{DUPLICATES_CACHE_KB}")
         self._seen.execute("PRAGMA synchronous = OFF")
         self._seen.execute("PRAGMA journal_mode = OFF")
         self._seen.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, line TEXT) WITHOUT ROWID")
-        # One transaction that never ends: nothing need be kept.
+        # One transaction that never ends: nothing has to be kept.
         self._seen.execute("BEGIN")
 
     def close(self) -> None:
         self._seen.close()
 
     def line_of(self, id_: str) -> str | None:
-        """Where it came before, if it did."""
-        found = self._seen.execute("SELECT line FROM ids WHERE id = ?", (digest_of(id_),))
-        (line,) = found.fetchone() or (None,)
-        return line
+        """Return the line that used the id before, if any."""
+        row = self._seen.execute("SELECT line FROM ids WHERE id = ?", (digest_of(id_),)).fetchone()
+        return row[0] if row else None
 
     def first_or_error(self, row: BatchRow) -> BatchRow:
         digest = digest_of(row.id)

@@ -1,6 +1,6 @@
-"""What makes a job this job and no other, as `job.json` beside its pictures.
+"""The identity of a job, as `job.json` beside its pictures, and of the engine that computes them.
 
-A start with anything else is refused, and hears what differs.
+A run that differs is refused, with what differs.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from sdxl.parameter import USUAL_INTERVAL
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.presets import EXACT, QUALITIES, Preset
 from sdxl.provenance import OFF, PROVENANCES
-from serve.batch.batch_spec import RANGES
+from serve.batch.batch_spec import RANGES, BatchFailed
 from serve.batch.intake import Intake
 from serve.batch.reading import SUFFIXES, read
 from serve.batch.rows import ShardPiece
 from serve.batch.store import Store
+from serve.orders import ModelCard
 
 FILE = "job.json"
 KEPT = ("threads", "engine", "presets", "usual_interval")
-"""as the job began with them"""
+"""kept as the job began with them"""
 NOT_IDENTITY = ("inputs", "rows", "threads", "origin", "presets", "usual_interval")
-"""Where the input lies may change, and what a revision is called; the others follow from what may
-not, or are kept."""
+"""The input may move, a revision may be renamed; the others follow from the rest or are kept."""
 FORMERLY = {"low": Preset(10, 1), "medium": Preset(20, 2), "high": Preset(30, 2), **EXACT}
-"""Of a job that began when every model had the same."""
+"""of a job from before models had presets of their own"""
+MAY_DIFFER = ("backend", "device", "gpu", "version")
+"""between the workers of a job with --mixed-gpus: their pictures differ in rounding alone"""
+LABEL = ("backend", "precision", "device", "gpu", "version", "service")
 
 
 class NoJob(RuntimeError):
-    """A place that holds no job, or none that can be read."""
+    """The place holds no job, or a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class BatchJob:
     inputs: tuple[str, ...]
     input_sha256: str
     rows: int
-    """pictures, as far as can be told without reading every line"""
+    """pictures, estimated without parsing every line"""
     parameters: dict[str, Any]
-    """those given as flags; a row's own go before them"""
+    """those given as flags; a row's columns override them"""
     n: int
     format: str
     is_tarred: bool
@@ -55,38 +58,31 @@ class BatchJob:
     model: str
     model_sha256: str
     sizes: dict[str, int] | None
-    """the image sides that the model takes; None where a service knows"""
+    """the image sides that the model takes; None with --through"""
     engine: dict[str, Any]
-    """what computes the pictures; filled by the first worker"""
+    """what computes the pictures; the first worker fills it"""
     threads: int
-    """of each worker on a CPU: another number would round differently"""
+    """of each worker on a CPU: their number changes the rounding"""
     provenance: str = OFF
-    """what its pictures say of their origin; a service says what it is set to"""
+    """what its pictures say of their origin; empty with --through"""
     origin: str = ""
-    """of a model of the hub: `org/name@commit`"""
+    """of a model from the hub: `org/name@commit`"""
     presets: dict[str, Preset] = field(default_factory=lambda: dict(FORMERLY))
     """what `quality` means in its input"""
     usual_interval: int | None = USUAL_INTERVAL
-    """of deep steps, where a row says nothing of caches; None: by its steps. A job that began
-    before that was so does not say."""
+    """of deep steps, if a row sets no caching; None: it follows from the row's steps. Jobs from
+    before this field have the default."""
 
     def intake(self) -> Intake:
-        sizes = Sizes(**self.sizes) if self.sizes else None
-        return Intake(
-            self.parameters,
-            self.n,
-            self.model,
-            sizes,
-            self.format,
-            self.presets,
-            usual_interval=self.usual_interval,
-        )
+        sizes, usual = Sizes(**self.sizes) if self.sizes else None, self.usual_interval
+        same = (self.parameters, self.n, self.model, sizes, self.format, self.presets)
+        return Intake(*same, usual_interval=usual)
 
     def shards(self) -> Iterator[ShardPiece]:
         return self.intake().shards(read([Path(name) for name in self.inputs]), self.shard_size)
 
     def check(self) -> None:
-        """What its types do not say, of a job that was read."""
+        """Check what the types do not, of a job that was read."""
         GenerationParams.from_dict(self.parameters)
         for name in self.inputs:
             if "\0" in name or Path(name).suffix.lower() not in SUFFIXES:
@@ -106,17 +102,39 @@ class BatchJob:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
 
     def check_same(self, stored: BatchJob) -> None:
-        """That a stored job is this one; what only a worker can tell may still be empty."""
-        mine, theirs = asdict(self), json.loads(stored.as_json())
+        """Refuse to resume a stored job that differs. The engine is empty until a worker starts."""
+        theirs = json.loads(stored.as_json())
         for name, value in json.loads(self.as_json()).items():
-            is_unknown = name == "engine" and not mine[name]
+            is_unknown = name == "engine" and not value
             if name not in NOT_IDENTITY and not is_unknown and value != theirs[name]:
-                raise InvalidParams(
-                    name,
-                    brief(value),
-                    f"the job there has {brief(theirs[name])}: needed the "
-                    "same to go on with it, or another --out",
-                )
+                there = f"the job there has {brief(theirs[name])}"
+                needed = f"{there}: needed the same to resume it, or another --out"
+                raise InvalidParams(name, brief(value), needed)
+
+
+def engine_of(card: ModelCard) -> dict[str, Any]:
+    return {name: value for name, value in card.engines.items() if name != "passed_over"}
+
+
+def engine_label(engine: dict[str, Any]) -> str:
+    return " ".join(str(engine[name]) for name in LABEL if name in engine)
+
+
+def check_engine(engine: dict[str, Any], first: dict[str, Any], is_mixed: bool) -> None:
+    """Raise BatchFailed if a worker with this engine may not join a job that began with `first`."""
+    # Older jobs do not name the GPU.
+    names = {*engine, *first} - ({"gpu"} - first.keys())
+    bad = {name for name in names if engine.get(name) != first.get(name)}
+    bad -= {*MAY_DIFFER} if is_mixed else set()
+    if not bad:
+        return
+    message = f"engine: {engine} is not allowed; the job began with {first}"
+    if bad <= {*MAY_DIFFER}:
+        raise BatchFailed(
+            f"{message}, and its pictures would differ in rounding; --mixed-gpus allows both"
+        )
+    needed = ", ".join(sorted(bad))
+    raise BatchFailed(f"{message}, and its pictures would differ: needed the same {needed}")
 
 
 def brief(value: object) -> object:

@@ -1,8 +1,7 @@
-"""Which worker has which piece of which shard, until when, and what follows when one fails.
+"""Which worker has which piece of which shard, and what follows when a piece fails.
 
-A lease lives by progress, not by mere signs of life. Trouble that nothing was gained in counts
-against a piece: from the second time on it is leased by itself; at the third its rows are split,
-until the bad one stands alone and is given up. Pure: it knows no files and no clock.
+A piece that fails without progress is suspect from the second time on, and leased alone. The third
+time its rows are split, until a bad row is alone and is given up. It knows no files and no clock.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from serve.batch.rows import BatchRow, ShardPiece
 
 TRIES = 3
 PARTS = 8
-"""Into how many a piece is split that failed three times."""
+"""a piece that failed three times is split into so many"""
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Leases:
         self.held: dict[int, Lease] = {}
         self._reserved: str | None = None
         self._open: Counter[int] = Counter()
-        """pieces of a shard that are not done"""
+        """each shard's unfinished pieces"""
         self._is_read = False
 
     @property
@@ -46,7 +45,7 @@ class Leases:
         return [key for key, lease in self.held.items() if lease.holder == holder]
 
     def next_for(self, holder: str) -> tuple[int, ShardPiece] | None:
-        """One more piece for this worker, if it may have one now."""
+        """Lease one more piece to this worker, if it may have one now."""
         piece = self._choose(holder)
         if piece is None:
             return None
@@ -55,13 +54,17 @@ class Leases:
         return key, piece
 
     def ended(self, key: int, failed: Sequence[BatchRow], error: str) -> int | None:
-        """A piece came back; with rows that failed, they go on. The shard, if that was its last."""
+        """End a lease, and queue its failed rows again. Returns the shard if it is complete."""
         piece = self.held.pop(key).piece
-        self._again(piece, failed, error)
-        return self._closed(piece.shard)
+        self._retry(piece, failed, error)
+        self._open[piece.shard] -= 1
+        if self._open[piece.shard]:
+            return None
+        del self._open[piece.shard]
+        return piece.shard
 
     def lost(self, holder: str) -> list[tuple[int, ShardPiece]]:
-        """The pieces of a worker that is gone, for `ended` to be told what is left of each."""
+        """Return the pieces of a dead worker. The caller passes what is left of each to `ended`."""
         if self._reserved == holder:
             self._reserved = None
         return [(key, self.held[key].piece) for key in self.of(holder)]
@@ -71,15 +74,14 @@ class Leases:
         if any(piece.is_suspect for piece in mine):
             return None
         if self._suspects and self._reserved in (None, holder):
-            # It takes the next suspect once it has finished what it holds.
+            # This worker takes the next suspect once it has finished its pieces.
             self._reserved = holder
             if mine:
                 return None
             self._reserved = None
             return self._suspects.popleft()
-        return self._returned.popleft() if self._returned else self._from_source()
-
-    def _from_source(self) -> ShardPiece | None:
+        if self._returned:
+            return self._returned.popleft()
         piece = next(self._source, None)
         if piece is None:
             self._is_read = True
@@ -87,7 +89,7 @@ class Leases:
             self._open[piece.shard] += 1
         return piece
 
-    def _again(self, piece: ShardPiece, failed: Sequence[BatchRow], error: str) -> None:
+    def _retry(self, piece: ShardPiece, failed: Sequence[BatchRow], error: str) -> None:
         if not failed:
             return
         has_gained = len(failed) < len(piece.rows)
@@ -95,7 +97,7 @@ class Leases:
         if tries < TRIES:
             self._return(ShardPiece(piece.shard, tuple(failed), tries))
         elif len(failed) == 1:
-            # To be written down: whoever gets it sees that there is nothing to try.
+            # The next worker records the error and does not try.
             self._return(ShardPiece(piece.shard, (replace(failed[0], error=error),)))
         else:
             for part in split(failed):
@@ -104,13 +106,6 @@ class Leases:
     def _return(self, piece: ShardPiece) -> None:
         self._open[piece.shard] += 1
         (self._suspects if piece.is_suspect else self._returned).append(piece)
-
-    def _closed(self, shard: int) -> int | None:
-        self._open[shard] -= 1
-        if self._open[shard]:
-            return None
-        del self._open[shard]
-        return shard
 
 
 def split(rows: Sequence[BatchRow]) -> list[tuple[BatchRow, ...]]:

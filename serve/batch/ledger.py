@@ -1,7 +1,6 @@
-"""The one source of truth: what became of each row of a shard, a line for each, later lines win.
+"""The source of truth: a line for each finished row of a shard. A later line replaces an earlier.
 
-A line counts once it is whole. One that a crash tore is no line, so its row is made again. What a
-line lies in (a file that grows, or numbered parts) is the store's business.
+A line that a crash tore does not count, so its row is made again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sdxl.params import GenerationParams
 from serve.batch.store import Store
 
 FILE = re.compile(r"(images|loose)/\d{6,20}(\.tar)?/[\w%~-][\w.%~-]{0,254}", re.ASCII)
-"""Where pictures lie: a line that names another place is not one that a job wrote."""
+"""where pictures lie; no job writes a line that names another place"""
 MAX_LINE = 2**20
 """bytes; the longest request takes a quarter of that"""
 MAX_NUMBER = 2**63
@@ -24,13 +23,13 @@ MAX_NUMBER = 2**63
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture, or with `error` why there is none."""
+    """A picture, or the `error` of a dead letter."""
 
     ordinal: int
     id: str
     line: str
     run: str
-    """which start of the job wrote it"""
+    """the run of the job that wrote it"""
     file: str = ""
     sha256: str = ""
     size: int = 0
@@ -38,11 +37,11 @@ class Entry:
     seed: int = 0
     params: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, str] = field(default_factory=dict)
-    """digests of what it was made from, of an edit"""
+    """of an edit: digests of its image and mask"""
     timings: dict[str, float] = field(default_factory=dict)
     worker: str = ""
     engine: str = ""
-    """what computed it; empty where all workers of a job had the same"""
+    """what computed it; empty in older jobs"""
     error: str | None = None
     problem: dict[str, Any] = field(default_factory=dict)
     """the error as the service would answer it"""
@@ -53,14 +52,14 @@ class Entry:
 
 
 def as_json(facts: object) -> bytes:
-    """What a broken input holds may be no Unicode: it becomes JSON's own escapes."""
+    """Text of a broken input may be no Unicode: it becomes JSON escapes."""
     return json.dumps(facts, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def entries(data: bytes) -> dict[int, Entry]:
-    """By ordinal."""
-    found = (_entry(line) for line in data.split(b"\n") if line)
-    return {entry.ordinal: entry for entry in found if entry is not None}
+    """Parse a ledger, by ordinal."""
+    parsed = (_entry(line) for line in data.split(b"\n") if line)
+    return {entry.ordinal: entry for entry in parsed if entry is not None}
 
 
 def read(store: Store, shard: str) -> dict[int, Entry]:
@@ -68,17 +67,17 @@ def read(store: Store, shard: str) -> dict[int, Entry]:
 
 
 def read_all(store: Store) -> Iterator[Entry]:
-    """In the order of the input."""
+    """Yield the entries in the order of the input."""
     for shard in store.ledgers():
         yield from in_order(read(store, shard).values())
 
 
-def in_order(found: Iterable[Entry]) -> list[Entry]:
-    return sorted(found, key=lambda entry: entry.ordinal)
+def in_order(unsorted: Iterable[Entry]) -> list[Entry]:
+    return sorted(unsorted, key=lambda entry: entry.ordinal)
 
 
 def _entry(line: bytes) -> Entry | None:
-    """None for a line that a crash tore, and for one that no job wrote."""
+    """None if a crash tore the line, or no job wrote it."""
     if len(line) > MAX_LINE:
         return None
     try:
@@ -89,7 +88,7 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def _is_sound(entry: Entry) -> bool:
-    """Everything has the type that it was written with, and the file lies among the pictures."""
+    """Check the types, and that the file lies among the pictures."""
     texts = [entry.id, entry.line, entry.run, entry.sha256, entry.worker, entry.engine]
     texts += [entry.file, *entry.origin, *entry.origin.values()]
     numbers = [entry.ordinal, entry.size, entry.seed, entry.prompt_tokens]
@@ -117,6 +116,6 @@ def is_problem(facts: Any) -> bool:
 
 
 def is_picture(entry: Entry) -> bool:
-    # What the manifest must be able to hold: raises where it is no Unicode.
+    # The manifest needs valid Unicode: this raises otherwise.
     f"{entry.id}{entry.sha256}".encode()
     return "prompt" in entry.params and FILE.fullmatch(entry.file) is not None

@@ -1,7 +1,6 @@
-"""Input files to raw records, one after another: txt, jsonl, csv and parquet, as a stream.
+"""Reads input files (txt, jsonl, csv, parquet) as a stream of raw records, in constant memory.
 
-Ten million rows take no more memory than ten. It does not know what a record must hold beyond the
-names of its columns.
+It checks the names of columns, and not their values.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ COLUMNS: Mapping[str, Callable[[str], Any]] = {
     **{each.column: each.parse for each in PARAMETERS.values()},
     **dict.fromkeys((ID, *PICTURES), str),
 }
-"""What reads a column's text."""
+"""what parses a column's text"""
 PARAMETERS_BY_COLUMN = {each.column: each for each in PARAMETERS.values()}
 NEEDED: Mapping[Any, str] = {
     str: "text",
@@ -36,23 +35,31 @@ NEEDED: Mapping[Any, str] = {
 SUFFIXES = (".txt", ".jsonl", ".csv", ".parquet")
 PARQUET_ROWS = 1024
 MAX_LINE = 2**20
-"""bytes; the longest prompt takes a quarter of that, an image as a data URL the more"""
+"""bytes; the longest prompt takes a quarter of that, an image as a data URL more"""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one line holds; `error` where it holds nothing that can be read."""
+    """The content of a line, or the error that makes it unreadable."""
 
     line: str
     values: dict[str, Any]
     error: str | None = None
     folder: str = ""
-    """where its pictures are looked for, if it names any"""
+    """where its images lie, if it names any"""
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Path]:
-    """The files meant, in order of their names; a pattern that means none is an error."""
-    found = [path for pattern in patterns for path in matches(pattern)]
+    """Return the files of paths and patterns, those of a pattern sorted by name."""
+    found = list[Path]()
+    for pattern in patterns:
+        is_file = Path(pattern).is_file()
+        paths = [Path(pattern)] if is_file else sorted(map(Path, glob.glob(pattern)))
+        files = [path for path in paths if path.is_file()]
+        if not files:
+            needed = "needed a file, or a pattern of files, that exists"
+            raise InvalidParams("input", pattern, needed)
+        found += files
     for path in found:
         if path.suffix.lower() not in SUFFIXES:
             raise InvalidParams("input", str(path), f"needed a file in {', '.join(SUFFIXES)}")
@@ -63,16 +70,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
     return found
 
 
-def matches(pattern: str) -> list[Path]:
-    paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern)))
-    files = [path for path in paths if path.is_file()]
-    if not files:
-        raise InvalidParams("input", pattern, "needed a file, or a pattern of files, that exists")
-    return files
-
-
 def input_digest(paths: Sequence[Path]) -> str:
-    """Of what the files hold, in order; where they lie does not matter."""
+    """Digest the files' content, in order and without their paths."""
     whole = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -88,12 +87,22 @@ def read(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def count(paths: Sequence[Path]) -> int:
-    """How many records there are, for a progress display: nothing is parsed that need not be."""
-    return sum(COUNTERS[path.suffix.lower()](path) for path in paths)
+    """Count the records for a progress display, with as little parsing as possible."""
+    return sum(count_file(path) for path in paths)
+
+
+def count_file(path: Path) -> int:
+    match path.suffix.lower():
+        case ".parquet":
+            return int(open_parquet(path).metadata.num_rows)
+        case ".csv":
+            return sum(1 for _ in read_csv(path))
+        case _:
+            return sum(1 for _ in read_lines(path))
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines that hold anything, and where they are; of one that is too long, its beginning."""
+    """Yield the lines that are not empty, with their places. A line that is too long is cut."""
     with path.open("rb") as file:
         for number, line in enumerate(bounded_lines(file), 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -139,7 +148,7 @@ def read_jsonl(path: Path) -> Iterator[Record]:
 
 
 def read_csv(path: Path) -> Iterator[Record]:
-    # Python's own limit of a field is lower: an image as a data URL would cost the whole file.
+    # Python's default limit of a field is too low for an image as a data URL.
     csv.field_size_limit(MAX_LINE)
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
         reader = csv.DictReader(csv_lines(file), strict=True)
@@ -161,15 +170,15 @@ def csv_lines(file: IO[str]) -> Iterator[str]:
 def csv_record(line: str, values: dict[Any, Any]) -> Record:
     if None in values:
         return Record(line, {}, "needed as many fields as the header has")
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name, text in values.items():
-        # An empty prompt is a prompt; any other empty field is one that was left out.
+        # An empty prompt is a prompt; any other empty field is left out.
         if text or (name == "prompt" and text is not None):
             try:
-                found[name] = COLUMNS[name](text)
+                parsed[name] = COLUMNS[name](text)
             except ValueError:
-                return Record(line, found, f"{name}: {text!r} is not allowed; needed a number")
-    return Record(line, found)
+                return Record(line, parsed, f"{name}: {text!r} is not allowed; needed a number")
+    return Record(line, parsed)
 
 
 def read_parquet(path: Path) -> Iterator[Record]:
@@ -196,7 +205,7 @@ def open_parquet(path: Path) -> Any:
 
 
 def check_kind(path: Path, name: str, kind: Any) -> None:
-    """A column of another kind than its parameter's would cost every row that has a value."""
+    """Refuse a column of a wrong type: each of its values would be an error."""
     import pyarrow.types as types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -224,7 +233,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
 
     try:
         yield
-    # A text in it that is no UTF-8 is Python's own to refuse.
+    # Python itself refuses a text that is not UTF-8.
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
         raise InvalidParams("input", str(path), f"needed a Parquet file ({line})") from error
@@ -238,22 +247,4 @@ def check_columns(path: Path, names: Sequence[str]) -> None:
         raise InvalidParams("input", str(path), "needed a column named prompt")
 
 
-def count_lines(path: Path) -> int:
-    return sum(1 for _ in read_lines(path))
-
-
-def count_csv(path: Path) -> int:
-    return sum(1 for _ in read_csv(path))
-
-
-def count_parquet(path: Path) -> int:
-    return int(open_parquet(path).metadata.num_rows)
-
-
 READERS = {".txt": read_txt, ".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}
-COUNTERS = {
-    ".txt": count_lines,
-    ".jsonl": count_lines,
-    ".csv": count_csv,
-    ".parquet": count_parquet,
-}

@@ -1,7 +1,7 @@
-"""What makes a batch worker's pictures: a model in this process, or a service that runs already.
+"""What renders a batch worker's pictures: a model in this process, or a running service.
 
-Both are asked as the REST front asks its backend, one order a picture, and `window` orders are kept
-with them so that nothing idles.
+A renderer takes orders like the REST front's backend, one a picture. A worker keeps `window` orders
+with it, so that it never idles.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from sdxl.params import InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets, presets_of
 from sdxl.prompt import MAX_TOKENS
 from sdxl.provenance import OFF, Provenance
+from serve.batch.batch_spec import BatchSpec
 from serve.errors import Problem
 from serve.models import own_names
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
 THROUGH_WINDOW = 32
-"""Pictures asked of a service at a time, unless it says that more are best: enough for several
-devices, less than one's queue."""
+"""The fewest pictures to keep with a service: enough for several devices, less than one's queue."""
 BUSY = (429, 502, 503, 504)
 CLOSED = (401, 403, 404, 405)
-"""The service, its key or its model is another one: no row's fault."""
+"""The key, the address or the model is wrong: not a row's fault."""
 MAX_PAUSE_S = 15.0
 ANSWER_S = 3600.0
-"""A picture of low priority may wait long for its turn."""
+"""A picture of low priority may wait long."""
 KEEP_ALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -39,11 +39,11 @@ KEEP_ALIVE = [
         if hasattr(socket, name)
     ),
 ]
-"""An answer may take an hour, but a machine that is gone is noticed in seconds."""
+"""An answer may take an hour; a dead machine is noticed in seconds."""
 
 
 class RendererLost(RuntimeError):
-    """Nothing will be drawn before somebody mends it: what, and where."""
+    """No picture can be made until a person fixes the renderer."""
 
 
 class Renderer(Protocol):
@@ -52,22 +52,22 @@ class Renderer(Protocol):
     async def card(self) -> ModelCard: ...
     def generate(self, order: ImageOrder) -> AsyncGenerator[Update]: ...
     def steps(self) -> int:
-        """Rises as long as work advances."""
+        """A count that rises while work advances."""
         ...
 
     def occupancy(self) -> float:
-        """The share of its places that are taken."""
+        """The share of its places in use."""
         ...
 
     def check(self) -> None:
-        """Raises where it will never make a picture again."""
+        """Raise if it cannot make pictures any more."""
         ...
 
     async def close(self) -> None: ...
 
 
 class LocalRenderer:
-    """The service's own worker, on the whole of one device."""
+    """The service's worker, alone on one device."""
 
     def __init__(self, worker: Any) -> None:
         from sdxl.pipeline import ENCODE_BATCH
@@ -80,7 +80,7 @@ class LocalRenderer:
     def load(cls, pipeline: Any, provenance: Provenance | None = None) -> LocalRenderer:
         from serve.worker.worker import Worker
 
-        # It never has more than a window's worth, so that it never turns one away.
+        # The queue is longer than any window: the worker never refuses an order.
         marks = provenance or Provenance(OFF)
         worker = Worker(pipeline, queue=10_000, max_prompt_tokens=MAX_TOKENS, provenance=marks)
         worker.start()
@@ -101,52 +101,41 @@ class LocalRenderer:
         return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
 
     def check(self) -> None:
-        """Engines that keep failing would make dead letters of everything; of one that never
-        returns nothing would come."""
+        """Broken engines would make every row a dead letter; hung ones would make nothing."""
         self.worker.check_health()
 
     async def close(self) -> None:
         self.worker.close()
 
 
-def load_local(
-    model: str,
-    backend: str,
-    precision: str | None,
-    folder: str,
-    exact: bool,
-    provenance: Provenance,
-    takes_unchecked: bool = False,
-) -> LocalRenderer:
+def load_local(order: BatchSpec) -> LocalRenderer:
     import engines
 
     pipeline = engines.load(
-        model,
-        backend,
-        precision=precision,
-        folder=folder,
-        is_deterministic=exact,
-        takes_unchecked=takes_unchecked,
+        order.model,
+        order.backend,
+        precision=order.precision,
+        folder=order.engines,
+        is_deterministic=order.deterministic,
+        takes_unchecked=order.takes_unchecked,
     )
-    return LocalRenderer.load(pipeline, provenance)
+    return LocalRenderer.load(pipeline, order.provenance)
 
 
 class HttpRenderer:
-    """A running service, asked at low priority. That it is busy or restarts is waited out."""
+    """A running service, asked at low priority. It waits while the service is busy or restarts."""
 
     def __init__(self, url: str, key: str | None, model: str = "") -> None:
         import httpx
 
         self.url, self.window, self._key = url.rstrip("/"), THROUGH_WINDOW, key
-        headers = headers_of(key)
-        limits = httpx.Limits(max_connections=None)
-        door = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)
+        limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(30, read=ANSWER_S)
+        transport = httpx.AsyncHTTPTransport(limits=limits, socket_options=KEEP_ALIVE)
         self._http = httpx.AsyncClient(
-            headers=headers, transport=door, timeout=httpx.Timeout(30, read=ANSWER_S)
+            headers=headers_of(key), transport=transport, timeout=timeout
         )
         self._model = model
-        self._answers = 0
-        self._asked = 0
+        self._answers = self._asked = 0
 
     async def card(self) -> ModelCard:
         card = await asyncio.to_thread(service_card, self.url, self._key, self._model)
@@ -156,25 +145,22 @@ class HttpRenderer:
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         import httpx
 
-        pause_s = 0.5
+        url, body, pause = f"{self.url}/v1/images/generations", body_of(order, self._model), Pause()
         while True:
             self._asked += 1
             try:
-                answer = await self._http.post(
-                    f"{self.url}/v1/images/generations", json=body_of(order, self._model)
-                )
+                answer = await self._http.post(url, json=body)
             except httpx.TransportError:
                 answer = None
             finally:
                 self._asked -= 1
             if answer is not None and answer.status_code not in BUSY:
                 break
-            hinted = 0.0 if answer is None else hinted_s(answer)
-            await asyncio.sleep(min(max(hinted, pause_s), MAX_PAUSE_S) * random.uniform(0.8, 1.2))
-            pause_s *= 2
+            await pause.wait(0.0 if answer is None else hinted_s(answer))
         self._answers += 1
         if answer.status_code in CLOSED:
-            raise RendererLost(f"{self.url} said {answer.status_code}: {problem_of(answer)}")
+            message = f"{self.url} answered {answer.status_code}: {problem_of(answer)}"
+            raise RendererLost(message)
         if answer.status_code != 200:
             raise problem_of(answer)
         yield done_of(order, answer.json()["data"][0])
@@ -186,10 +172,21 @@ class HttpRenderer:
         return self._asked / self.window
 
     def check(self) -> None:
-        """Its health is its owner's to mend."""
+        """A service checks its own health."""
 
     async def close(self) -> None:
         await self._http.aclose()
+
+
+class Pause:
+    """Waits between two requests to a busy service: twice as long each time, at least the hint."""
+
+    def __init__(self) -> None:
+        self._s = 0.5
+
+    async def wait(self, hinted_s: float) -> None:
+        await asyncio.sleep(min(max(hinted_s, self._s), MAX_PAUSE_S) * random.uniform(0.8, 1.2))
+        self._s *= 2
 
 
 def headers_of(key: str | None) -> dict[str, str]:
@@ -201,7 +198,7 @@ def window_of(card: ModelCard) -> int:
 
 
 def service_card(url: str, key: str | None, asked: str) -> ModelCard:
-    """What a job need know of one of its image models, of the first unless one is asked for."""
+    """Describe the model of this name, or the service's first."""
     import httpx
 
     try:
@@ -219,7 +216,7 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
     try:
         presets: Presets = presets_of(images["presets"])
     except (KeyError, TypeError, ValueError):
-        # Of an older version, or of another make.
+        # An older version, or another service.
         presets = UNMEASURED
     at_once = int(images.get("at_once") or 0)
     return ModelCard(
@@ -238,7 +235,7 @@ def body_of(order: ImageOrder, model: str) -> dict[str, Any]:
 
 
 def hinted_s(answer: Any) -> float:
-    """What a busy service asks for; 0 where it names a date or nothing, for pauses grow anyway."""
+    """The pause that a busy service asks for; 0 for a date or nothing, as pauses grow anyway."""
     text = answer.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
@@ -254,5 +251,5 @@ def problem_of(answer: Any) -> Problem:
     try:
         error = answer.json()["error"]
     except (ValueError, KeyError, TypeError):
-        return Problem(answer.status_code, f"the service said {answer.status_code}")
+        return Problem(answer.status_code, f"the service answered {answer.status_code}")
     return Problem(answer.status_code, error["message"], error["param"], error["code"])

@@ -1,6 +1,4 @@
-"""What a job leaves besides its pictures, all of it drawn from the ledgers: the manifest, the dead
-letters, a summary and a contact sheet. Each is written anew whenever the job ends.
-"""
+"""Writes a job's results from its ledgers: manifest, dead letters, summary and contact sheet."""
 
 from __future__ import annotations
 
@@ -28,25 +26,25 @@ LEDGER_COLUMNS: dict[str, type] = {
     **dict.fromkeys(("ordinal", "size"), int),
     "seconds": float,
 }
-"""What the manifest has besides a picture's parameters."""
+"""the manifest's columns besides a picture's parameters"""
 GROUP_ROWS = 8192
-"""A Parquet file's own index has an entry a group: with one a shard it would outgrow the rows."""
+"""Parquet indexes each group: with a group a shard the index would outgrow the rows."""
 SHEET, SHEET_PICTURES = "contact_sheet.png", 24
 
 
 def write_results(store: Store, progress: BatchProgress, facts: dict[str, Any]) -> dict[str, int]:
-    counted, engines = write_lists(store)
-    unreadable = write_sheet(store, counted["images"])
+    counts, engines = write_lists(store)
+    unreadable = write_sheet(store, counts["images"])
     if unreadable:
         progress.trouble = f"{unreadable[0]} cannot be read; --read-back makes such pictures again"
-    summary = {**facts, **counted, "images_by_engine": engines, "run": progress.as_dict()}
+    summary = {**facts, **counts, "images_by_engine": engines, "run": progress.as_dict()}
     store.put(SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
-    return counted
+    return counts
 
 
 def write_lists(store: Store) -> tuple[dict[str, int], Counter[str]]:
-    """The manifest and the dead letters, a few thousand rows in memory at a time. Counts of both,
-    and of pictures by the engine that computed them."""
+    """Write manifest and dead letters, a few thousand rows at a time. Returns counts of both, and
+    of pictures by engine."""
     dead, engines = 0, Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         manifest, letters = Path(folder, MANIFEST), Path(folder, DEAD_LETTERS)
@@ -109,13 +107,12 @@ class ManifestWriter:
         self._rows = []
 
     def _row(self, entry: Entry) -> dict[str, Any]:
-        found = {**entry.params, **vars(entry), "seconds": entry.timings.get("total_s")}
-        return {name: found.get(name) for name in self._schema.names}
+        facts = {**entry.params, **vars(entry), "seconds": entry.timings.get("total_s")}
+        return {name: facts.get(name) for name in self._schema.names}
 
 
 def write_sheet(store: Store, images: int) -> list[str]:
-    """Evenly from the whole job. Returns the files that cannot be read any more: going on does not
-    read all of them."""
+    """Draw a contact sheet from the whole job. Returns the files that cannot be read."""
     unreadable: list[str] = []
     if not images:
         return unreadable

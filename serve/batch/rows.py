@@ -1,7 +1,7 @@
-"""What one line of the input asks for, and the names that follow from it: id, seed, file, shard.
+"""One row of a job, and the names that follow from it: id, seed, file, shard.
 
-All of it follows from the input alone, so a rerun on any node and in any order makes the same
-picture under the same name. It reads no files.
+They follow from the input alone, so a rerun on any node and in any order makes the same picture
+under the same name. It reads no files.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from serve.errors import Problem
 MAX_ID = 512
 """characters"""
 MAX_NAME = 200
-"""bytes of a file's name that an id may take by itself; file systems allow 255 in all"""
+"""bytes of an id in a file's name; file systems allow 255 for the whole name"""
 ID_HEX = 24
 
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One picture to make, or why it cannot be: `error` is set where the input is wrong."""
+    """One picture to make, or the `error` in its input."""
 
     ordinal: int
-    """place among all rows of the input, from 0"""
+    """number among all rows of the input, from 0"""
     line: str
-    """where it stands in the input, for a person"""
+    """its place in the input, for a person"""
     id: str
     params: GenerationParams | None = None
     error: str | None = None
     image: str | None = None
-    """what it is made from, of an edit: a path or a data URL"""
+    """of an edit: a path or a data URL"""
     mask: str | None = None
     format: str = ""
-    """the job's unless the row says another"""
+    """empty: the job's"""
     compression: int | None = None
     problem: Problem | None = None
-    """the error in the service's words"""
+    """the error as the service would answer it"""
 
 
 @dataclass(frozen=True)
 class ShardPiece:
-    """Rows of one shard that are leased together: all of them, until some made trouble."""
+    """Rows of one shard that are leased together: all of them, until some failed."""
 
     shard: int
     rows: tuple[BatchRow, ...]
     tries: int = 0
-    """how often it ended in trouble, nothing gained"""
+    """how often it failed without progress"""
 
     @property
     def is_suspect(self) -> bool:
-        """It is leased by itself, so that it alone is to blame."""
+        """It is leased alone, so that its next failure is its own."""
         return self.tries >= 2
 
 
 def content_id(given: Mapping[str, Any]) -> str:
-    """Of what a row says itself, right or wrong; defaults may change without its name changing."""
+    """Digest a row's own values, right or wrong. Defaults may change without changing its name."""
     text = json.dumps(
         given, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr
     )
@@ -68,7 +68,7 @@ def content_id(given: Mapping[str, Any]) -> str:
 
 
 def checked_id(given: object) -> str:
-    """A row's `id` or a line's `custom_id`. Raises InvalidParams."""
+    """Check a row's `id` or a line's `custom_id`. Raises InvalidParams."""
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise InvalidParams("id", given, "needed text")
     id_ = str(given)
@@ -87,8 +87,7 @@ def seed_of(id_: str) -> int:
 
 
 def stem_of(id_: str) -> str:
-    """A file name for an id, without its ending: one for one, and without any character that means
-    something to a file system, a shell or a URL."""
+    """Return an id's file name without suffix: unique, safe for file systems, shells and URLs."""
     stem = quote(id_, safe="")
     if stem.startswith("."):
         stem = "%2E" + stem[1:]
@@ -96,10 +95,10 @@ def stem_of(id_: str) -> str:
 
 
 def bounded(stem: str, id_: str) -> str:
-    """The stem, or where no file could have it as its name, its beginning and the id's digest."""
+    """Return the stem; if it is too long for a file name, its beginning and the id's digest."""
     if len(stem) <= MAX_NAME:
         return stem
-    # Longer than any that is whole, and so the name of no other id.
+    # Longer than any stem that is not cut, so no other id has this name.
     return f"{stem[:MAX_NAME]}-{hashlib.sha256(id_.encode()).hexdigest()[:ID_HEX]}"
 
 

@@ -1,6 +1,4 @@
-"""One start of a job, from a checked order to its last file. It decides in which order things
-happen; how is said in the modules it calls.
-"""
+"""One run of a job, from its flags to its last file: the order in which things happen."""
 
 from __future__ import annotations
 
@@ -18,29 +16,27 @@ from typing import Any
 
 from sdxl.handover import apart
 from sdxl.presets import Presets, preset_named
-from serve.batch import displays, reading, results, tars
-from serve.batch.batch_spec import HAS_DEAD, BatchSpec
-from serve.batch.driver import BatchFailed, Driver
-from serve.batch.job import FILE, KEPT, BatchJob, load_job
-from serve.batch.kinds import engine_of, refusal
+from serve.batch import progress as displays
+from serve.batch import reading, results, tars
+from serve.batch.batch_spec import HAS_DEAD, BatchSpec, ReportedInterrupt
+from serve.batch.driver import Driver
+from serve.batch.job import FILE, KEPT, BatchJob, check_engine, engine_of, load_job
 from serve.batch.lock import LEAVE_S, locked
-from serve.batch.packing import Packer
-from serve.batch.places import open_store
-from serve.batch.progress import BatchProgress
+from serve.batch.progress import BatchProgress, counted
 from serve.batch.renderers import HttpRenderer, load_local, service_card
 from serve.batch.shard_worker import BatchTask
-from serve.batch.store import Store, token
+from serve.batch.store import Store, open_store, token
 from serve.batch.workers import Load, StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
 
 WorkerPool = Callable[
     [BatchSpec, BatchJob, BatchTask], AbstractContextManager[tuple[StartWorker, int]]
 ]
-"""Where workers come from, for the length of a job, and how many are wanted."""
+"""Provides workers for the length of a job, and says how many to start."""
 
 
 def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
-    """`pool` says where workers come from; as the order says unless given."""
+    """Run a job and return its exit code. Tests pass a pool of their own."""
     pool = pool or (through_service if order.through else on_ray)
     run_id = token()
     store = open_store(order.out, run_id)
@@ -60,7 +56,8 @@ def run(order: BatchSpec, pool: WorkerPool | None = None) -> int:
         try:
             start_worker, workers = stack.enter_context(pool(order, job, task))
         except KeyboardInterrupt as error:
-            raise tell_how_to_go_on(batch.progress, order) from error
+            print_resume_hint(batch.progress, order)
+            raise ReportedInterrupt from error
         return batch.make(start_worker, workers)
 
 
@@ -68,65 +65,53 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-class ToldInterrupt(KeyboardInterrupt):
-    """The user knows how to go on."""
-
-
-def tell_how_to_go_on(progress: BatchProgress, order: BatchSpec) -> ToldInterrupt:
-    told = f"{progress.done} of {displays.counted(progress.rows, 'picture')} are in {order.out}"
+def print_resume_hint(progress: BatchProgress, order: BatchSpec) -> None:
+    done = f"{progress.done} of {counted(progress.rows, 'picture')} are in {order.out}"
     print(
-        f"sdxl batch: interrupted; {told}. The same command goes on there; "
-        f"sdxl batch --status {order.out} tells how far it is",
+        f"sdxl batch: interrupted; {done}. Rerun the same command to resume; "
+        f"sdxl batch --status {order.out} shows progress",
         file=sys.stderr,
         flush=True,
     )
-    return ToldInterrupt()
 
 
-def describe(order: BatchSpec, begun_with: Presets | None = None) -> BatchJob:
-    """Everything about the job that can be known without a worker. Qualities mean what they did
-    when it began, if it did."""
+def describe(order: BatchSpec, presets: Presets | None = None) -> BatchJob:
+    """Describe the job as far as possible without a worker. `presets` are those that a stored job
+    began with."""
     paths = reading.find_inputs(order.inputs)
     if order.through is not None:
         card = service_card(order.through, order.key, order.model)
-        presets = card.presets
+        usual = card.presets
         facts: dict[str, Any] = {"model": card.id, "model_sha256": "", "sizes": None}
     else:
         from engines.folders.digests import model_digest
         from sdxl.checkpoint import find
 
         checkpoint = find(order.model)
-        presets = checkpoint.presets
+        usual = checkpoint.presets
         facts = {
             "model": checkpoint.name,
             "origin": checkpoint.origin,
             "model_sha256": model_digest(checkpoint),
             "sizes": vars(checkpoint.sizes),
         }
+    parameters = dict(order.parameters)
+    if order.quality:
+        parameters = preset_named(presets or usual, order.quality).beside(parameters)
+    same = ("n", "format", "is_tarred", "shard_size", "deterministic")
     return BatchJob(
         inputs=tuple(str(path.absolute()) for path in paths),
         input_sha256=reading.input_digest(paths),
         rows=reading.count(paths) * order.n,
-        parameters=with_quality(order, begun_with or presets),
-        presets=dict(presets),
+        parameters=parameters,
+        presets=dict(usual),
         usual_interval=None,
-        n=order.n,
-        format=order.format,
-        is_tarred=order.is_tarred,
-        shard_size=order.shard_size,
-        deterministic=order.deterministic,
         provenance="" if order.through else order.provenance.kind,
         engine={},
         threads=threads_for(max(order.workers, 1)),
+        **{name: getattr(order, name) for name in same},
         **facts,
     )
-
-
-def with_quality(order: BatchSpec, presets: Presets) -> dict[str, Any]:
-    """Flags of their own go before what the quality stands for."""
-    if not order.quality:
-        return dict(order.parameters)
-    return preset_named(presets, order.quality).beside(order.parameters)
 
 
 @contextmanager
@@ -147,29 +132,20 @@ def on_ray(
 
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Without an address Ray might join what a killed job has left.
+    # Without an address Ray might join the cluster of a killed job.
     ray.init(
         address=order.address or "local",
         include_dashboard=None if order.address else False,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
-    # Ray sets a handler of its own, which would end this process at once.
+    # Ray's own handler would end this process at once.
     signal.signal(signal.SIGTERM, interrupt)
     try:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         workers = order.workers or max(gpus, 1)
-        exact = partial(
-            load_local,
-            order.model,
-            order.backend,
-            order.precision,
-            order.engines,
-            order.deterministic,
-            order.provenance,
-            order.takes_unchecked,
-        )
-        yield ray_workers(load or exact, task, gpus > 0, job.threads), workers
+        load = load or partial(load_local, order)
+        yield ray_workers(load, task, gpus > 0, job.threads), workers
     finally:
         ray.shutdown()
 
@@ -188,27 +164,27 @@ class BatchRun:
         self._check_lock = check_lock
         self.progress = BatchProgress(job.rows, time.monotonic(), time.monotonic())
         self.status = displays.StatusFile(store, task.run)
-        shown = displays.Lines() if order.is_quiet else displays.Bar(job.rows)
-        stack.callback(shown.close)
-        self._shows: list[displays.Show] = [shown, self.status]
+        display = displays.Lines() if order.is_quiet else displays.Bar(job.rows)
+        self._close_display = display.close
+        stack.callback(display.close)
+        self._shows: list[displays.Show] = [display, self.status]
         if order.metrics_port is not None:
             metrics = displays.Metrics(order.metrics_port)
             stack.callback(metrics.close)
             self._shows.append(metrics)
-        self._close_display = shown.close
 
     def make(self, start_worker: StartWorker, workers: int) -> int:
-        packer = Packer(self._pack)
+        packer = tars.Packer(lambda shard: tars.pack(self.store, shard, self.task.run))
         driver = Driver(
             start_worker,
             workers,
             self.task,
             self.progress,
-            self._meet,
+            self._check_card,
             self._show,
-            packer.add if self.order.is_tarred else ignore,
+            packer.add if self.order.is_tarred else lambda shard: None,
             packer.is_done,
-            # A service may let low priority wait for hours, or restart meanwhile.
+            # A service may delay low priority for hours, or restart meanwhile.
             math.inf if self.order.through else self.order.stall_s,
         )
 
@@ -221,54 +197,43 @@ class BatchRun:
         try:
             apart(drive, driver.stop, LEAVE_S)
         except BaseException as error:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
+            is_interrupt = isinstance(error, KeyboardInterrupt)
             self.progress.trouble = str(error) or self.progress.trouble
-            self.status.end(self.progress, state)
-            if state == "interrupted":
-                raise tell_how_to_go_on(self.progress, self.order) from error
+            self.status.end(self.progress, "interrupted" if is_interrupt else "stopped")
+            if is_interrupt:
+                print_resume_hint(self.progress, self.order)
+                raise ReportedInterrupt from error
             raise
         return self._finish()
 
-    def _meet(self, card: ModelCard) -> None:
-        """The first worker says what computes; another must be like it."""
+    def _check_card(self, card: ModelCard) -> None:
+        """Record the first worker's engine, and refuse a worker whose engine differs."""
         engine = engine_of(card)
-        if not self.job.engine:
+        if self.job.engine:
+            check_engine(engine, self.job.engine, self.order.is_mixed)
+        else:
             self.job = replace(self.job, engine=engine)
             self.store.put(FILE, self.job.as_json())
-        elif why := refusal(engine, self.job.engine, self.order.is_mixed):
-            raise BatchFailed(why)
 
     def _show(self, progress: BatchProgress) -> None:
         self._check_lock()
         for show in self._shows:
             show(progress)
 
-    def _pack(self, shard: int) -> None:
-        tars.pack(self.store, shard, self.task.run)
-
     def _finish(self) -> int:
+        out = self.order.out
         facts = {"model": self.job.origin or self.job.model, "engine": self.job.engine}
-        counted = results.write_results(self.store, self.progress, facts)
+        counts = results.write_results(self.store, self.progress, facts)
         self.status.write(self.progress, "finished")
         self.store.tidy()
         self._close_display()
-        told = {"event": "finished", **counted, "out": self.order.out}
         if self.order.is_quiet:
-            displays.say(told)
+            displays.print_json({"event": "finished", **counts, "out": out})
         else:
-            report(told, self.progress)
-        return HAS_DEAD if counted["dead_letters"] else 0
-
-
-def ignore(shard: int) -> None:
-    """Single files need no packing."""
-
-
-def report(told: dict[str, Any], progress: BatchProgress) -> None:
-    took = displays.clock(progress.now_s - progress.began_s)
-    made = displays.counted(told["images"], "picture")
-    dead = displays.counted(told["dead_letters"], "dead letter")
-    print(f"{told['out']}: {made}, {dead}, {took}")
-    if told["dead_letters"]:
-        where = f"{told['out']}/{results.DEAD_LETTERS}"
-        print(f"sdxl batch: {where} says what went wrong", file=sys.stderr)
+            took = displays.clock(self.progress.now_s - self.progress.began_s)
+            dead = counted(counts["dead_letters"], "dead letter")
+            print(f"{out}: {counted(counts['images'], 'picture')}, {dead}, {took}")
+            if counts["dead_letters"]:
+                file = f"{out}/{results.DEAD_LETTERS}"
+                print(f"sdxl batch: {file} lists the errors", file=sys.stderr)
+        return HAS_DEAD if counts["dead_letters"] else 0

@@ -1,8 +1,7 @@
 """One worker's part of the job: rows of its shards in, pictures and ledger lines out.
 
-It keeps its renderer full across the borders of shards. What the ledger holds already, with a file
-that still has its digest, is not made again: a first start, a resumed one and a shard taken over
-from a dead worker are all the same to it. It knows no Ray.
+It keeps its renderer busy across shards, and skips rows that the ledger lists with a sound file. So
+a new job, a resumed one and a dead worker's shard need no code of their own. It knows no Ray.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sdxl.files import OutputError
 from serve.batch import ledger
 from serve.batch.editing import order_of
 from serve.batch.finished import FinishedPictures
-from serve.batch.kinds import engine_label, engine_of
+from serve.batch.job import engine_label, engine_of
 from serve.batch.ledger import Entry
 from serve.batch.renderers import Renderer, RendererLost
 from serve.batch.rows import BatchRow, ShardPiece, shard_name, stem_of
@@ -32,16 +32,16 @@ from serve.orders import Done, ImageOrder, ModelCard
 from serve.render.destination import SUFFIXES
 
 BEAT_S = 0.5
-"""A worker speaks at least this often."""
+"""A worker reports at least this often."""
 FILE_THREADS = 8
-"""An object store answers slowly, and many at a time."""
+"""An object store answers slowly, but many requests at a time."""
 TRY_AGAIN = (408, 429)
 """Refusals that are not the row's fault."""
 
 
 @dataclass(frozen=True)
 class BatchTask:
-    """What all workers of one start of a job have in common."""
+    """What all workers of one run share."""
 
     store: Store
     run: str
@@ -49,34 +49,34 @@ class BatchTask:
     is_tarred: bool = False
     retries_dead: bool = False
     reads_back: bool = False
-    """every finished picture, not a sample"""
+    """check every finished picture, not a sample"""
 
 
 @dataclass
 class Tally:
-    """How far one piece is. `failed` holds, by ordinal, what will be tried again."""
+    """The progress of one piece. `dead` is by line; `failed`, to be retried, by ordinal."""
 
     made: int = 0
     found: int = 0
     damaged: int = 0
-    """finished before, and not any more what the ledger says"""
+    """finished earlier, but missing or different from the ledger now"""
     dead: dict[str, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TurnReport:
-    """What a worker says at the end of a turn. Pieces by the key they were handed over with."""
+    """What a worker reports at the end of a turn. Tallies are by the piece's lease."""
 
     held: dict[int, Tally]
     ended: dict[int, Tally]
     wants: bool
-    """it could begin on more rows soon"""
+    """whether it has places for more rows"""
     progress: int
-    """rises as long as anything advances"""
+    """a count that rises while anything advances"""
     occupancy: float
     broken: str | None = None
-    """why the output takes no files any more"""
+    """why the job must stop"""
 
 
 class ShardWorker:
@@ -96,13 +96,13 @@ class ShardWorker:
 
     async def card(self) -> ModelCard:
         card = await self.renderer.card()
-        # Nothing is under way yet, and a service has said how much is best.
+        # No row has begun, and the card of a service sets the window.
         self._window = asyncio.Semaphore(self.renderer.window)
         self._engine = engine_label(engine_of(card))
         return card
 
     async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
-        """Take on more, and say how it goes when there is something to say."""
+        """Begin more pieces, and report at the next news or after a beat."""
         self.renderer.check()
         for key, piece in pieces.items():
             self._held[key] = Tally()
@@ -112,12 +112,9 @@ class ShardWorker:
             task.add_done_callback(self._tasks.discard)
         if pieces and self._wants:
             self._news.set()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_S):
                 await self._news.wait()
-        except TimeoutError:
-            # Nothing new is news, too.
-            pass
         self._news.clear()
         ended, self._ended = self._ended, {}
         return TurnReport(
@@ -155,7 +152,7 @@ class ShardWorker:
         except (OutputError, RendererLost) as error:
             self._broken = str(error)
         except Exception as error:
-            # Of the output, too, or a defect: either way nothing good comes of going on.
+            # The output, or a defect: no other row would fare better.
             self._broken = f"{type(error).__name__}: {error}"
         del self._held[key]
         self._ended[key] = tally
@@ -175,7 +172,7 @@ class ShardWorker:
             await self._in_thread(book.close)
 
     async def _left(self, piece: ShardPiece, tally: Tally) -> list[BatchRow]:
-        """The rows that are still to be made."""
+        """Return the rows to make."""
         name = shard_name(piece.shard)
         known = await self._in_thread(ledger.read, self.task.store, name)
         noted = {row.ordinal: known.get(row.ordinal) for row in piece.rows}
@@ -184,11 +181,14 @@ class ShardWorker:
         sound = await self._sound(pictures)
         tally.damaged = len(pictures) - len(sound)
         done = {entry.ordinal for entry in sound}
-        done |= {e.ordinal for e in entries if e.error is not None and self._is_buried(e)}
+        dead = [entry for entry in entries if entry.error is not None]
+        # With --retry-dead only this run's dead letters count.
+        kept = [e for e in dead if not self.task.retries_dead or e.run == self.task.run]
+        done |= {entry.ordinal for entry in kept}
         return [row for row in piece.rows if row.ordinal not in done]
 
     async def _sound(self, pictures: Sequence[Entry]) -> list[Entry]:
-        """Those whose files are what the ledger says, as far as is looked."""
+        """Return those whose files agree with the ledger, by a listing and a sample."""
         there = await self._in_thread(self._finished.there, pictures)
         self._touched += 1
         sample = self._finished.sample(there)
@@ -202,9 +202,6 @@ class ShardWorker:
     def _check(self, entry: Entry) -> bool:
         self._touched += 1
         return self._finished.is_sound(entry)
-
-    def _is_buried(self, entry: Entry) -> bool:
-        return not self.task.retries_dead or entry.run == self.task.run
 
     # -- a row ------------------------------------------------------------------------------
 
@@ -220,7 +217,7 @@ class ShardWorker:
             except RendererLost:
                 raise
             except Exception as error:
-                # What a worker's front hides from its clients is told here.
+                # The worker hides the cause from its clients; this is the operator's own file.
                 cause = error.__context__ or error
                 if isinstance(error, Problem) and is_final(error):
                     await self._bury(row, str(cause), book, tally, error)
@@ -244,12 +241,12 @@ class ShardWorker:
             async for update in updates:
                 if isinstance(update, Done):
                     return update
-        raise Problem(500, "it ended without a picture")
+        raise Problem(500, "the renderer returned no picture")
 
     def _keep(
         self, shard: int, row: BatchRow, done: Done, book: LedgerWriter, origin: dict[str, str]
     ) -> None:
-        """First the file, then the line that says so."""
+        """Write the file, then its ledger line."""
         assert done.params.seed is not None
         began = time.perf_counter()
         folder = LOOSE if self.task.is_tarred else "images"
@@ -257,7 +254,8 @@ class ShardWorker:
         file = f"{folder}/{shard_name(shard)}/{stem_of(row.id)}{suffix}"
         self.task.store.put(file, done.image)
         timings = {**done.timings, "store_s": time.perf_counter() - began}
-        entry = self._entry(
+        self._add_entry(
+            book,
             row,
             file=file,
             sha256=hashlib.sha256(done.image).hexdigest(),
@@ -269,12 +267,11 @@ class ShardWorker:
             engine=self._engine,
             prompt_tokens=done.prompt_tokens,
         )
-        book.add(entry)
         self._touched += 1
 
-    def _entry(self, row: BatchRow, **facts: Any) -> Entry:
+    def _add_entry(self, book: LedgerWriter, row: BatchRow, **facts: Any) -> None:
         run, worker = self.task.run, self.name
-        return Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts)
+        book.add(Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts))
 
     async def _bury(
         self,
@@ -284,9 +281,9 @@ class ShardWorker:
         tally: Tally,
         problem: Problem | None = None,
     ) -> None:
+        """Record the row as a dead letter."""
         facts = {} if problem is None else problem.as_dict()
-        entry = self._entry(row, error=error, problem=facts)
-        await self._in_thread(book.add, entry)
+        await self._in_thread(partial(self._add_entry, book, row, error=error, problem=facts))
         tally.dead[row.line] = error
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:
@@ -295,12 +292,11 @@ class ShardWorker:
 
 
 def is_final(problem: Problem) -> bool:
-    """Asking again would be answered the same."""
     return 400 <= problem.status < 500 and problem.status not in TRY_AGAIN
 
 
 class LedgerWriter:
-    """A piece's end of its shard's ledger; one line at a time."""
+    """Lets the rows of a piece write to its ledger from several threads."""
 
     def __init__(self, appender: Appender) -> None:
         self._appender, self._lock = appender, threading.Lock()

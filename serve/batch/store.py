@@ -1,8 +1,7 @@
 """Where a job's files lie: a folder, or any place that fsspec knows (an object store, say).
 
-A file appears whole or not at all. A ledger grows by lines: in a folder it is one file that each
-line is flushed to; an object store cannot append, so there it is numbered parts that never change.
-It does not know what the files are.
+A file appears whole or not at all. A ledger grows by lines: in a folder it is one file, synced line
+by line; an object store cannot append, so a ledger there is numbered parts that never change.
 """
 
 from __future__ import annotations
@@ -11,76 +10,85 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sdxl.files import OutputError, prepare_folder, write_atomic
+from sdxl.params import InvalidParams
 
 SCRATCH = "tmp"
-"""Unfinished files. Never below images/, which holds pictures and nothing else."""
+"""Unfinished files. Never below images/, which holds pictures only."""
+PART_LINES, PART_S = 16, 5.0
+"""A part is written when it has this many lines, or when its first line is this old."""
 
 
 class Appender(Protocol):
-    """One writer's end of a ledger. Several may write the same one."""
+    """One writer of a ledger. Several may write to the same ledger."""
 
     def add(self, line: bytes) -> None: ...
     def close(self) -> None:
-        """Everything added is safe when this returns."""
+        """Everything added is stored when this returns."""
         ...
 
 
 class Store(Protocol):
-    """Raises OutputError where a place cannot be written, FileNotFoundError where nothing is."""
+    """Raises OutputError if the place cannot be written, FileNotFoundError if a file is missing."""
 
     def prepare(self, *folders: str) -> None:
-        """Prove that it takes files, and remove what a killed run left unfinished."""
+        """Check that the place takes files, and remove what a killed run left unfinished."""
         ...
 
     def join(self, *folders: str) -> None:
-        """As `prepare`, beside others who are at work here: it removes nothing."""
+        """Prepare a place that other processes use: remove nothing."""
         ...
 
-    def remove_all(self) -> None:
-        """Everything, and the place itself."""
-        ...
-
+    def remove_all(self) -> None: ...
     def tidy(self) -> None:
-        """Nothing unfinished is left: remove where it would lie."""
+        """Remove the folder of unfinished files."""
         ...
 
     def sweep(self, before: float) -> None:
-        """Remove what others left unfinished then, a time of the Unix clock."""
+        """Remove files that others left unfinished before this time of the Unix clock."""
         ...
 
     def put(self, name: str, data: bytes) -> None: ...
-    def put_file(self, name: str, path: Path) -> None:
-        """What lies in a file here, of any length."""
-        ...
-
+    def put_file(self, name: str, path: Path) -> None: ...
     def get(self, name: str) -> bytes: ...
     def remove(self, name: str) -> None:
-        """One that is not there any more is no error: another may have been quicker."""
+        """Ignores a missing file: another process may have removed it."""
         ...
 
     def names(self, folder: str) -> list[str]:
-        """Of the files and folders in it; none where it isn't there."""
+        """List files and folders; a missing folder is empty."""
         ...
 
     def sizes(self, place: str) -> dict[str, int]:
-        """In bytes: of the files in a folder, or of the one file that it is; by whole name."""
+        """Bytes of the files in a folder, or of a single file, by full name."""
         ...
 
     def ledger(self, shard: str) -> bytes:
-        """All lines of one shard's ledger, the oldest first."""
+        """All lines of a shard's ledger, oldest first."""
         ...
 
     def ledgers(self) -> list[str]:
-        """The shards that have one, in order."""
+        """The shards that have a ledger, in order."""
         ...
 
     def append(self, shard: str) -> Appender: ...
+
+
+def open_store(place: str, run: str) -> Store:
+    """Open a folder or a URL. `run` separates the unfinished files of several runs."""
+    return ObjectStore(place) if "://" in place else FolderStore(Path(place).absolute(), run)
+
+
+def token() -> str:
+    return secrets.token_hex(4)
+
+
+# -- a folder -------------------------------------------------------------------------------
 
 
 class FolderStore:
@@ -104,7 +112,7 @@ class FolderStore:
         shutil.rmtree(self.root / SCRATCH, ignore_errors=True)
 
     def sweep(self, before: float) -> None:
-        # Not the folders: whoever lives needs theirs, however old.
+        # Only files: a running process needs its folder, however old.
         for path in (self.root / SCRATCH).glob("*/*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < before:
@@ -113,7 +121,7 @@ class FolderStore:
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name
         try:
-            # Not the root, nor its folders: what has gone must not be made again, half empty.
+            # Never recreate the root or its folders: a removed job would come back half empty.
             if path.parent.parent != self.root and path.parent != self.root:
                 path.parent.mkdir(exist_ok=True)
         except OSError as error:
@@ -145,12 +153,17 @@ class FolderStore:
             return []
 
     def sizes(self, place: str) -> dict[str, int]:
-        path = self.root / place
+        path, sizes = self.root / place, dict[str, int]()
         try:
             files = [path] if path.is_file() else list(path.iterdir())
         except OSError:
             return {}
-        return {str(file.relative_to(self.root)): size for file, size in file_sizes(files)}
+        for file in files:
+            # A file may be removed meanwhile.
+            with suppress(OSError):
+                if stat.S_ISREG((status := file.stat()).st_mode):
+                    sizes[str(file.relative_to(self.root))] = status.st_size
+        return sizes
 
     def ledger(self, shard: str) -> bytes:
         try:
@@ -179,7 +192,7 @@ class FileAppender:
         try:
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":
-                # A crash tore the last line. It stays, and this one begins anew.
+                # A crash tore the last line: it stays, and this line starts a new one.
                 line = b"\n" + line
             while line:
                 line = line[os.write(self._file, line) :]
@@ -190,19 +203,168 @@ class FileAppender:
             raise OutputError(self.path, error) from error
 
     def close(self) -> None:
-        # The system gives the number to the next file: who adds late must not write into that one.
+        # The system reuses the number: a late `add` must not write into another file.
         file, self._file = self._file, -1
         with suppress(OSError):
             os.close(file)
 
 
-def file_sizes(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    for file in files:
-        # It may go meanwhile, or never have been a file.
-        with suppress(OSError):
-            if stat.S_ISREG((found := file.stat()).st_mode):
-                yield file, found.st_size
+# -- an object store ------------------------------------------------------------------------
 
 
-def token() -> str:
-    return secrets.token_hex(4)
+class ObjectStore:
+    """Each file is one atomic PUT. A picture that a crash keeps out of the ledger is made again,
+    with the same bytes and name."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._opened: tuple[Any, str] | None = None
+
+    def __reduce__(self) -> Any:
+        """Connections stay in the process that made them."""
+        return ObjectStore, (self.url,)
+
+    def prepare(self, *folders: str) -> None:
+        """It has no folders and no unfinished files."""
+        probe = f"tmp/{token()}"
+        self.put(probe, b"")
+        self.remove(probe)
+
+    join = prepare
+
+    def remove_all(self) -> None:
+        files, root = self._open()
+        with suppress(FileNotFoundError):
+            files.rm(root, recursive=True)
+
+    def tidy(self) -> None:
+        pass
+
+    def sweep(self, before: float) -> None:
+        pass
+
+    def put(self, name: str, data: bytes) -> None:
+        files, root = self._open()
+        try:
+            files.pipe_file(f"{root}/{name}", data)
+        except Exception as error:
+            raise self.error(name, error) from error
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write an object unless it exists. The caller reads it to learn which writer won."""
+        files, root = self._open()
+        try:
+            files.pipe_file(f"{root}/{name}", data, mode="create")
+        except FileExistsError:
+            pass
+        except Exception:
+            # The store has no conditional creation, or has another error for an existing object.
+            folder, _, file = name.rpartition("/")
+            if file not in self.names(folder):
+                self.put(name, data)
+
+    def put_file(self, name: str, path: Path) -> None:
+        files, root = self._open()
+        try:
+            files.put_file(str(path), f"{root}/{name}")
+        except Exception as error:
+            raise self.error(name, error) from error
+
+    def get(self, name: str) -> bytes:
+        files, root = self._open()
+        data: bytes = files.cat_file(f"{root}/{name}")
+        return data
+
+    def remove(self, name: str) -> None:
+        files, root = self._open()
+        # S3 ignores a missing object; other stores raise.
+        with suppress(FileNotFoundError):
+            files.rm_file(f"{root}/{name}")
+
+    def names(self, folder: str) -> list[str]:
+        files, root = self._open()
+        try:
+            paths = files.ls(f"{root}/{folder}", detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+
+    def sizes(self, place: str) -> dict[str, int]:
+        files, root = self._open()
+        try:
+            objects = files.ls(f"{root}/{place}", detail=True, refresh=True)
+        except FileNotFoundError:
+            return {}
+        start = len(root) + 1
+        return {each["name"][start:]: each["size"] for each in objects if each["type"] == "file"}
+
+    def ledger(self, shard: str) -> bytes:
+        parts = self.names(f"ledger/{shard}")
+        return b"".join(self.get(f"ledger/{shard}/{part}") for part in parts)
+
+    def ledgers(self) -> list[str]:
+        return self.names("ledger")
+
+    def append(self, shard: str) -> Appender:
+        parts = self.names(f"ledger/{shard}")
+        first = int(parts[-1].partition("-")[0]) + 1 if parts else 0
+        return PartAppender(self, shard, first)
+
+    def error(self, name: str, error: Exception) -> OutputError:
+        return OutputError(f"{self.url}/{name}", OSError(f"{type(error).__name__}: {error}"))
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            import fsspec
+
+            try:
+                self._opened = fsspec.core.url_to_fs(self.url)
+            except (ImportError, ValueError) as error:
+                needed = f"needed its fsspec package: {error}"
+                raise InvalidParams("out", self.url, needed) from error
+        return self._opened
+
+
+class PartAppender:
+    """Writes a ledger as parts. Numbers continue from the existing parts; the token separates two
+    writers. Lines of a failed late write stay for the next part."""
+
+    def __init__(self, store: ObjectStore, shard: str, first: int) -> None:
+        self.store, self.shard, self.number = store, shard, first
+        self._token = token()
+        self._lines: list[bytes] = []
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._is_closed = False
+
+    def add(self, line: bytes) -> None:
+        with self._lock:
+            if self._is_closed:
+                # The process that closed it has counted its lines.
+                error = ValueError("the ledger was closed")
+                raise self.store.error(f"ledger/{self.shard}", error)
+            self._lines.append(line)
+            if len(self._lines) >= PART_LINES:
+                self._write()
+            elif self._timer is None:
+                self._timer = threading.Timer(PART_S, self._write_late)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._write()
+
+    def _write_late(self) -> None:
+        with self._lock, suppress(OutputError):
+            self._write()
+
+    def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._lines:
+            name = f"ledger/{self.shard}/{self.number:06d}-{self._token}.jsonl"
+            self.store.put(name, b"".join(self._lines))
+            self.number, self._lines = self.number + 1, []

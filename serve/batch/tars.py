@@ -1,7 +1,7 @@
 """Pictures in tar files in WebDataset's form, one a shard: `<key>.png` beside `<key>.json`.
 
-Until a shard is whole its pictures lie below loose/. A tar is made from them in one go, named in
-the ledger, and only then do they go. The same pictures give the same tar.
+Until a shard is complete its pictures lie below loose/. They are packed in one write, the ledger
+names the tar, and then they are removed. The same pictures give the same tar.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from threading import Lock
+from queue import SimpleQueue
 
 from sdxl.handover import in_threads
 from serve.batch import ledger
@@ -22,19 +24,62 @@ from serve.batch.store import Store
 
 LOOSE = "loose"
 TAR = ".tar/"
-"""Between a tar's name and its member's, in the ledger."""
+"""Separates a tar's name and its member's, in the ledger."""
 THREADS = 8
-"""A distant store answers many at a time."""
+"""A distant store answers many requests at a time."""
+
+
+class Packer:
+    """Packs complete shards on a thread, one after another, while the driver continues.
+
+    A crash loses nothing: the next run packs every shard again.
+    """
+
+    def __init__(self, pack: Callable[[int], None]) -> None:
+        self._pack = pack
+        self._waiting: SimpleQueue[int | None] = SimpleQueue()
+        self._error: Exception | None = None
+        self._added = self._packed = 0
+        self._is_left = False
+        # A daemon: a store that hangs must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="packer", daemon=True)
+        self._thread.start()
+
+    def add(self, shard: int) -> None:
+        self._added += 1
+        self._waiting.put(shard)
+
+    def is_done(self) -> bool:
+        """Whether all added shards are packed. Raises the error of a failed one."""
+        if self._error is not None:
+            raise self._error
+        return self._packed == self._added
+
+    def leave(self, timeout_s: float) -> None:
+        """Wait for the current shard and start no other."""
+        self._is_left = True
+        self._waiting.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (shard := self._waiting.get()) is not None and not self._is_left:
+            try:
+                self._pack(shard)
+            except Exception as error:
+                self._error = error
+                return
+            self._packed += 1
 
 
 def reader(store: Store) -> Callable[[str], bytes]:
-    """Reads a picture by its name in the ledger; one in a tar by the tar's name and its own."""
+    """Return a function that reads a picture by its name in the ledger."""
 
     @lru_cache(maxsize=2)
     def members(tar: str) -> dict[str, bytes]:
         return unpack(store.get(tar))
 
-    fetching = Lock()
+    # Without the lock every thread would fetch the same tar.
+    fetching = threading.Lock()
 
     def read(file: str) -> bytes:
         tar, is_inside, member = file.partition(TAR)
@@ -42,9 +87,7 @@ def reader(store: Store) -> Callable[[str], bytes]:
             return store.get(file)
         try:
             with fetching:
-                # Else every thread that reads one at once would fetch all of it.
-                inside = members(f"{tar}.tar")
-            return inside[member]
+                return members(f"{tar}.tar")[member]
         except KeyError:
             raise FileNotFoundError(file) from None
 
@@ -57,12 +100,12 @@ def unpack(data: bytes) -> dict[str, bytes]:
             files = ((each.name, tar.extractfile(each)) for each in tar)
             return {name: file.read() for name, file in files if file is not None}
     except tarfile.TarError:
-        # Damaged: nothing in it counts.
+        # Of a damaged tar nothing counts.
         return {}
 
 
 def pack(store: Store, shard: int, run: str) -> None:
-    """One shard's pictures into its tar. Doing it again, wherever it broke off, is safe."""
+    """Pack a shard's pictures into its tar. It may be repeated after an interruption anywhere."""
     name = shard_name(shard)
     known = ledger.in_order(ledger.read(store, name).values())
     pictures = [entry for entry in known if entry.error is None]
@@ -74,8 +117,8 @@ def pack(store: Store, shard: int, run: str) -> None:
         store.put(tar, tar_of(named))
         book = store.append(name)
         for entry in pictures:
-            moved = f"{tar}/{key_of(entry)}{PurePosixPath(entry.file).suffix}"
-            book.add(Entry(**{**vars(entry), "file": moved, "run": run}).as_line())
+            file = f"{tar}/{key_of(entry)}{PurePosixPath(entry.file).suffix}"
+            book.add(replace(entry, file=file, run=run).as_line())
         book.close()
     left = [f"{LOOSE}/{name}/{loose}" for loose in store.names(f"{LOOSE}/{name}")]
     for _ in in_threads(store.remove, left, THREADS):
@@ -83,7 +126,7 @@ def pack(store: Store, shard: int, run: str) -> None:
 
 
 def key_of(entry: Entry) -> str:
-    """A key ends at the first dot there; with three characters for each it may grow too long."""
+    """WebDataset ends a key at its first dot, so dots are escaped."""
     stem = PurePosixPath(entry.file).stem.replace(".", "%2E")
     return bounded(stem, entry.id)
 

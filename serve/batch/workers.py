@@ -1,6 +1,6 @@
-"""Workers to be had: Ray actors, one a device, or a thread of this process.
+"""Workers of a job: Ray actors, one a device, or a thread of this process.
 
-Both take turns the same way, and both may fail at any moment. What they work on is not known here.
+Both take turns in the same way, and either may fail at any moment.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from serve.orders import ModelCard
 
 LEAVE_S = 5.0
 Load = Callable[[], Renderer]
-"""Run where the worker is."""
+"""called in the worker's process"""
 
 
 class BatchWorker(Protocol):
     name: str
 
     def ready(self) -> Future[ModelCard]:
-        """Once it has made a picture."""
+        """Load, and describe the model."""
         ...
 
     def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]: ...
     def end(self) -> None:
-        """At once, whatever it is doing."""
+        """End at once, whatever it is doing."""
         ...
 
 
 StartWorker = Callable[[str], BatchWorker]
-"""A new worker of this name."""
+"""starts a worker of a given name"""
 
 
 class WorkerActor:
-    """In a process of its own."""
-
     def __init__(self, load: Load, task: BatchTask, name: str) -> None:
         self.worker = ShardWorker(load(), task, name)
 
@@ -58,12 +56,10 @@ class RayWorker:
         self.name, self._actor = name, actor
 
     def ready(self) -> Future[ModelCard]:
-        future: Future[ModelCard] = self._actor.card.remote().future()
-        return future
+        return self._actor.card.remote().future()
 
     def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
-        future: Future[TurnReport] = self._actor.turn.remote(pieces).future()
-        return future
+        return self._actor.turn.remote(pieces).future()
 
     def end(self) -> None:
         import ray
@@ -76,22 +72,15 @@ def ray_workers(load: Load, task: BatchTask, has_gpus: bool, threads: int) -> St
 
     actor = ray.remote(WorkerActor).options(**actor_options(has_gpus, threads))
 
-    def start_worker(name: str) -> BatchWorker:
-        return RayWorker(name, actor.remote(load, task, name))
-
-    return start_worker
+    return lambda name: RayWorker(name, actor.remote(load, task, name))
 
 
 def actor_options(has_gpus: bool, threads: int) -> dict[str, Any]:
-    """A whole GPU each where there are any; else threads, which Ray does not count."""
+    """A GPU for each worker if there are any; else threads, which Ray does not count."""
     if has_gpus:
         return {"num_gpus": 1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
-    environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return {
-        "num_cpus": 0,
-        "scheduling_strategy": "SPREAD",
-        "runtime_env": {"env_vars": environment},
-    }
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}}
+    return {"num_cpus": 0, "scheduling_strategy": "SPREAD", "runtime_env": environment}
 
 
 def threads_for(workers: int) -> int:
@@ -114,7 +103,7 @@ class ThreadWorker:
         return asyncio.run_coroutine_threadsafe(self._worker.turn(pieces), self._loop)
 
     def end(self) -> None:
-        """A thread cannot be killed: one that hangs is left behind."""
+        """A thread cannot be killed; one that hangs stays until the process ends."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LEAVE_S)
 
@@ -129,7 +118,7 @@ class ThreadWorker:
         self._loop.close()
 
     async def _leave(self) -> None:
-        """Told to end before it began, it has nothing pending."""
+        """A worker that ends before it began has nothing pending."""
         pending = asyncio.all_tasks() - {asyncio.current_task()}
         for task in pending:
             task.cancel()

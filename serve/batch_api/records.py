@@ -17,8 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sdxl.files import OutputError
 from sdxl.parameter import USUAL_INTERVAL
-from serve.batch.places import open_store
-from serve.batch.store import Store, token
+from serve.batch.store import Store, open_store, token
 from serve.front.keys import ApiKey
 
 FILES, BATCHES, DATA, CANCELS, SHARED, OUTBOX, JOBS = (

@@ -16,7 +16,7 @@ from typing import Any
 
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
-from serve.batch.driver import BatchFailed
+from serve.batch.batch_spec import BatchFailed
 from serve.batch.progress import BatchProgress
 from serve.batch.store import Store
 from serve.batch_api import answers, lines

@@ -105,11 +105,11 @@ def in_the_folder_of_another_job(trouble: Trouble) -> str:
 
 def interrupted(trouble: Trouble) -> str:
     from serve.batch.progress import BatchProgress
-    from serve.batch.running import tell_how_to_go_on
+    from serve.batch.running import print_resume_hint
     from tests.serve.batch.drawers import order_of, prompts
 
     order = order_of(prompts(trouble.folder, 1), trouble.folder / "out")
-    tell_how_to_go_on(BatchProgress(rows=4, began_s=0.0, made=3), order)
+    print_resume_hint(BatchProgress(rows=4, began_s=0.0, made=3), order)
     return trouble.capture.readouterr().err
 
 

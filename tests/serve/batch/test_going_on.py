@@ -14,7 +14,7 @@ import pytest
 
 from sdxl.params import GenerationParams
 from serve.batch import command
-from serve.batch.driver import BatchFailed
+from serve.batch.batch_spec import BatchFailed
 from serve.batch.job import FORMERLY
 from serve.batch.results import MANIFEST
 from serve.batch.rows import content_id
@@ -158,7 +158,7 @@ def test_gpus_of_several_kinds_share_a_job_and_each_picture_names_its_own(tmp_pa
 def test_a_kind_that_comes_later_is_taken_on_where_the_command_says_so(tmp_path: Path) -> None:
     source, out = prompts(tmp_path, 8), tmp_path / "out"
     assert make(source, out, load=kinds(H100)) == 0
-    with pytest.raises(BatchFailed, match="--mixed-gpus takes both"):
+    with pytest.raises(BatchFailed, match="--mixed-gpus allows both"):
         make(source, out, load=kinds(L40S))
     assert make(source, out, "--mixed-gpus", load=kinds(L40S)) == 0
 

@@ -13,8 +13,7 @@ import pytest
 
 from sdxl.params import InvalidParams
 from serve.batch import command
-from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.driver import BatchFailed
+from serve.batch.batch_spec import HAS_DEAD, BatchFailed
 from serve.batch.results import MANIFEST
 from tests.serve.batch.drawers import (
     RAISES,
@@ -144,7 +143,7 @@ def lost_row(out: Path) -> None:
 @pytest.mark.parametrize(
     ("disturb", "said"),
     [
-        (extra, "no row asked for it"),
+        (extra, "no row asks for it"),
         (undecodable, "not a picture"),
         (lost_row, "neither a picture nor a dead letter"),
     ],
@@ -175,7 +174,7 @@ def test_going_on_with_something_else_is_refused_and_says_what_differs(
 
 
 def test_another_input_or_engine_is_refused(copied: Path) -> None:
-    with pytest.raises(BatchFailed, match="engine: .*another.* --mixed-gpus takes both"):
+    with pytest.raises(BatchFailed, match="engine: .*another.* --mixed-gpus allows both"):
         again(copied, load=partial(Drawer, engine="another"))
     (copied / "prompts.txt").write_text("something else\n")
     with pytest.raises(InvalidParams, match="input_sha256"):

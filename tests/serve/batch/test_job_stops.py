@@ -13,7 +13,7 @@ import pytest
 from sdxl.files import OutputError, write_atomic
 from sdxl.params import InvalidParams
 from serve.batch import command, store
-from serve.batch.driver import BatchFailed
+from serve.batch.batch_spec import BatchFailed
 from serve.batch.renderers import RendererLost
 from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, make, noted, pictures, prompts
 
@@ -94,14 +94,14 @@ class Lost(Drawer):
 
     async def generate(self, order: Any) -> Any:
         if self.made == 2:
-            raise RendererLost("http://there said 401: A valid API key is needed.")
+            raise RendererLost("http://there answered 401: A valid API key is needed.")
         async for update in super().generate(order):
             yield update
 
 
 def test_a_service_that_is_lost_stops_the_job_and_buries_nothing(tmp_path: Path) -> None:
     source, out = prompts(tmp_path, 6), tmp_path / "out"
-    with pytest.raises(BatchFailed, match="401: A valid API key.*goes on from here"):
+    with pytest.raises(BatchFailed, match="401: A valid API key.*rerun the same command to resume"):
         make(source, out, load=partial(Lost, window=1))
     assert len(pictures(out)) == 2
     assert make(source, out) == 0

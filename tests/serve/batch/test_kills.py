@@ -22,8 +22,8 @@ import pytest
 
 from sdxl import cli
 from serve.batch import command
-from serve.batch.places import open_store
 from serve.batch.shard_worker import BatchTask
+from serve.batch.store import open_store
 from serve.batch.workers import ThreadWorker
 from tests.interrupts import raising
 from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts

@@ -15,9 +15,9 @@ from sdxl import cli
 from sdxl.params import InvalidParams
 from serve.batch import ledger, reading
 from serve.batch.job import load_job, need_job
-from serve.batch.places import open_store
+from serve.batch.progress import describe, read_status
 from serve.batch.results import write_lists, write_sheet
-from serve.batch.status import describe, read_status
+from serve.batch.store import open_store
 from tests.mutants import change_bytes, change_json, check_each
 from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
 

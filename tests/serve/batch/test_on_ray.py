@@ -94,7 +94,7 @@ def test_workers_that_cannot_load_stop_the_job_with_their_reason(
 ) -> None:
     import pytest
 
-    from serve.batch.driver import BatchFailed
+    from serve.batch.batch_spec import BatchFailed
 
     began = time.monotonic()
     order = order_of(prompts(tmp_path, 2), tmp_path / "out")

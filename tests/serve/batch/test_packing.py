@@ -12,8 +12,8 @@ import pytest
 
 from sdxl.files import OutputError
 from serve.batch import command, running
-from serve.batch.packing import Packer
 from serve.batch.store import FolderStore
+from serve.batch.tars import Packer
 from tests.serve.batch.drawers import Drawer, make, noted, prompts
 
 TARRED = ("--tar", "--shard-size", "4")

@@ -84,8 +84,11 @@ def test_columns_that_mean_something_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("during", "expected"),
     [
-        ("describe", rf"sdxl batch: {command.UNBEGUN}\n"),
-        ("on_ray", r"sdxl batch: interrupted; .*0 of 2 pictures .*goes on there.*\n"),
+        ("describe", rf"sdxl batch: {command.RESUME_HINT}\n"),
+        (
+            "on_ray",
+            r"sdxl batch: interrupted; .*0 of 2 pictures .*Rerun the same command to resume.*\n",
+        ),
     ],
 )
 def test_ctrl_c_says_once_how_to_go_on(
@@ -111,4 +114,4 @@ def test_ctrl_c_that_python_itself_did_not_see_is_answered_too(
     monkeypatch.setattr(command, "supervise", lambda *_, struck: struck[ended])
     source = prompts(tmp_path, 2)
     assert cli.main(["batch", str(source), "--out", str(tmp_path / "out")]) == cli.INTERRUPTED
-    assert capsys.readouterr().err == f"sdxl batch: {command.UNBEGUN}\n"
+    assert capsys.readouterr().err == f"sdxl batch: {command.RESUME_HINT}\n"

@@ -17,10 +17,10 @@ from sdxl.params import InvalidParams, Sizes
 from sdxl.pipeline import Pipeline
 from serve.batch import command, renderers
 from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.places import open_store
 from serve.batch.renderers import HttpRenderer, Renderer, RendererLost
 from serve.batch.running import run
 from serve.batch.shard_worker import BatchTask, ShardWorker
+from serve.batch.store import open_store
 from serve.batch_api.renderer import BackendRenderer
 from serve.errors import Problem
 from serve.front.api import create_app
@@ -93,7 +93,7 @@ def test_another_key_address_or_model_is_no_rows_fault(status: int) -> None:
         renderer._model = "sdxl-mini"
         await anext(renderer.generate(order()))
 
-    with pytest.raises(RendererLost, match=f"http://there said {status}: not here"):
+    with pytest.raises(RendererLost, match=f"http://there answered {status}: not here"):
         asyncio.run(ask())
     assert json.loads(asked[0])["model"] == "sdxl-mini"
 

@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from sdxl.params import InvalidParams
-from serve.batch import bucket_lock, command
-from serve.batch.bucket_lock import BucketLock, LockTurn
-from serve.batch.displays import STATUS
-from serve.batch.driver import BatchFailed
+from serve.batch import command
+from serve.batch import lock as batch_lock
+from serve.batch.batch_spec import BatchFailed
 from serve.batch.job import need_job
-from serve.batch.object_store import ObjectStore
+from serve.batch.lock import BucketLock, LockTurn
+from serve.batch.progress import STATUS, read_status
 from serve.batch.running import run
-from serve.batch.status import read_status
+from serve.batch.store import ObjectStore
 from tests.serve.batch.drawers import SMALL, Drawer, in_threads, make, noted, order_of, prompts
 from tests.serve.services import ROOT
 
@@ -35,8 +35,8 @@ REFUSED = "another sdxl batch is at work there"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lock, "RENEW_S", 0.1)
-    monkeypatch.setattr(bucket_lock, "LOOK_S", 0.02)
+    monkeypatch.setattr(batch_lock, "RENEW_S", 0.1)
+    monkeypatch.setattr(batch_lock, "LOOK_S", 0.02)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> ObjectStore:
 @pytest.fixture
 def ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock is soon old."""
-    monkeypatch.setattr(bucket_lock, "OLD_S", 0.5)
+    monkeypatch.setattr(batch_lock, "OLD_S", 0.5)
 
 
 def crash(lock: BucketLock) -> None:
@@ -79,7 +79,7 @@ def test_a_second_start_in_a_bucket_is_refused_and_makes_nothing(tmp_path: Path)
     assert len(noted(logs[0])) == 20 and not noted(logs[1])
     began_s = time.monotonic()
     assert make(source, place, *SMALL) == 0
-    assert time.monotonic() - began_s < bucket_lock.OLD_S / 2, "one that ended holds nobody up"
+    assert time.monotonic() - began_s < batch_lock.OLD_S / 2, "one that ended holds nobody up"
 
 
 def test_in_a_bucket_of_s3_too(bucket: str) -> None:
@@ -131,7 +131,7 @@ def test_a_process_at_work_refuses_another_and_once_killed_is_followed(
                 make(source, bucket, *SMALL)
         finally:
             process.kill()
-    monkeypatch.setattr(bucket_lock, "OLD_S", 2.0)
+    monkeypatch.setattr(batch_lock, "OLD_S", 2.0)
     assert make(source, bucket, *SMALL, load=partial(Drawer, str(logs[1]))) == 0
     assert len({line.split()[1] for line in noted(logs[0]) + noted(logs[1])}) == 100
     assert len(noted(logs[1])) < 100, "it went on with what was there"
@@ -187,7 +187,7 @@ def test_who_slept_through_it_stops(store: ObjectStore, ends_early: None, tmp_pa
         with in_threads(order, job, task, load=load) as workers:
             yield workers
 
-    with pytest.raises(BatchFailed, match="process .* goes on with the job"):
+    with pytest.raises(BatchFailed, match="process .* took over the job"):
         run(order_of(source, store.url, *SMALL), pool)
     assert len(noted(log)) < 40
     followers[0].check()
@@ -206,7 +206,7 @@ def test_a_store_that_is_away_for_a_while_costs_no_lock(
     with monkeypatch.context() as patch:
         patch.setattr(store, "names", away)
         time.sleep(0.3)
-    assert "could not be renewed (no route)" in caplog.text
+    assert "cannot renew the lock (no route)" in caplog.text
     before = lock._turn.renewals
     while lock._turn.renewals == before:
         time.sleep(0.02)

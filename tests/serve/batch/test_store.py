@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from sdxl.files import OutputError
-from serve.batch import command, ledger, object_store
-from serve.batch.driver import BatchFailed
+from serve.batch import command, ledger
+from serve.batch import store as batch_store
+from serve.batch.batch_spec import BatchFailed
 from serve.batch.ledger import Entry
-from serve.batch.object_store import ObjectStore
-from serve.batch.store import FolderStore, Store
+from serve.batch.store import FolderStore, ObjectStore, Store
 from tests.serve.batch.drawers import SMALL, Drawer, make, noted, pictures, prompts
 
 
@@ -50,7 +50,7 @@ def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
 def test_a_line_that_no_other_follows_is_written_all_the_same(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "PART_S", 0.05)
+    monkeypatch.setattr(batch_store, "PART_S", 0.05)
     store = ObjectStore(bucket)
     book = store.append("000000")
     book.add(b"one\n")
@@ -64,7 +64,7 @@ def test_a_line_that_no_other_follows_is_written_all_the_same(
 
 
 def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "PART_LINES", 2)
+    monkeypatch.setattr(batch_store, "PART_LINES", 2)
     store = ObjectStore(bucket)
     params = {"prompt": "a ring"}
 
@@ -153,7 +153,7 @@ def test_who_adds_to_a_closed_ledger_in_a_bucket_is_told_and_writes_no_part(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancelled batch has been counted by then: its files would no longer be as long as told."""
-    monkeypatch.setattr(object_store, "PART_S", 0.05)
+    monkeypatch.setattr(batch_store, "PART_S", 0.05)
     book = ObjectStore(bucket).append("000000")
     book.add(b"in time\n")
     book.close()

@@ -13,11 +13,19 @@ import pytest
 
 from sdxl.params import InvalidParams
 from serve.batch.batch_spec import HAS_DEAD
-from serve.batch.displays import Bar, Metrics, clock, counted, tail
 from serve.batch.job import need_job
 from serve.batch.lock import locked
-from serve.batch.progress import BatchProgress, WorkerState
-from serve.batch.status import SILENT_S, describe, read_status
+from serve.batch.progress import (
+    SILENT_S,
+    Bar,
+    BatchProgress,
+    Metrics,
+    WorkerState,
+    clock,
+    counted,
+    describe,
+    read_status,
+)
 from serve.batch.store import FolderStore
 from tests.serve.batch.drawers import Drawer, make, order_of, prompts
 from tests.serve.services import free_port
@@ -46,7 +54,7 @@ def test_the_rate_forgets_what_was_long_ago() -> None:
 
 
 def test_the_display_says_everything_that_matters() -> None:
-    said = tail(some())
+    said = some().describe()
     for wanted in ("2.00 images/s", "6:59 left", "w0  50%", "w1 100%", "2 dead", "1 worker lost"):
         assert wanted in said, f"{wanted!r} is not in {said!r}"
     assert clock(3 * 3600 + 62) == "3:01:02"
@@ -99,7 +107,7 @@ def test_the_status_of_a_job_that_broke_off_says_that_it_goes_on(tmp_path: Path)
         running, broken = (read_status(store, job, now + s) for s in (1, SILENT_S + 60))
     assert (running["state"], broken["state"]) == ("running", "broken off")
     assert broken["images"] == 2 and broken["rows"] == 5
-    assert "2 of 5 rows" in describe(broken) and "goes on" in describe(broken)
+    assert "2 of 5 rows" in describe(broken) and "to resume" in describe(broken)
     assert "w0" in describe(running)
 
 
@@ -130,7 +138,7 @@ def test_where_no_terminal_is_a_line_comes_now_and_then(capsys: pytest.CaptureFi
         bar(progress)
     bar.close()
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line] == [f"sdxl batch: 162 of 1000, {tail(progress)}"]
+    assert [line for line in lines if line] == [f"sdxl batch: 162 of 1000, {progress.describe()}"]
 
 
 @pytest.mark.parametrize(("count", "said"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows")])
