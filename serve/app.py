@@ -109,9 +109,9 @@ def batches(
     if not settings.batches_dir:
         return None
     # Here and not above: most services have no need of it.
-    from serve.batch_api.deployment import BatchReplica
     from serve.batch_api.records import Records
     from serve.batch_api.routes import add_batch_routes
+    from serve.batch_api.runner import BatchReplica
     from serve.batch_api.webhooks import read_endpoints
 
     read_endpoints(settings.webhooks)

@@ -1,13 +1,14 @@
-"""A batch's results as lines of two files, drawn from its input and the job's ledger.
+"""The lines of a batch's two result files, made from its input and its job's ledger.
 
-They are put together when somebody reads them, from the pictures where they lie: nothing is kept
-twice, and no more than a request's pictures is in memory. The same batch gives the same lines.
+They are put together when a client reads them, one request at a time, so that no picture is stored
+twice. The same batch gives the same lines.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,18 @@ NOT_MADE = {
     "cancelled": "This request was not executed: the batch was cancelled.",
     "failed": "This request was not executed: the batch failed.",
 }
-
 LOST = {"code": "picture_missing", "message": "The picture is missing from the service's store."}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One line: `text` with every picture's base64 still empty, and the pictures to fill in."""
+    """One line: `text` with empty base64, and the pictures to fill in."""
 
     part: Part
     text: bytes
     files: tuple[Entry, ...] = ()
     is_made: bool = True
-    """or refused; else nobody got to it"""
+    """whether it was executed"""
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class Answer:
 
 
 @dataclass
-class Counted:
+class Counts:
     completed: int = 0
     failed: int = 0
     pictures: int = 0
@@ -60,61 +60,45 @@ class Counted:
     sizes: dict[Part, int] = field(default_factory=lambda: {"output": 0, "errors": 0})
 
 
-def count(batch: BatchRecord, path: Path, store: Store, status: str) -> Counted:
-    """What a batch that ends like this leaves."""
-    counted = Counted()
-    for answer, entries in answered(batch, path, store, status):
-        counted.sizes[answer.part] += answer.size
+def count(batch: BatchRecord, path: Path, store: Store, status: str) -> Counts:
+    """Count the results of a batch that ends with this status."""
+    counts = Counts()
+    for answer, entries in answers_of(batch, path, store, status):
+        counts.sizes[answer.part] += answer.size
         if answer.part == "output":
-            counted.completed += 1
-            counted.pictures += len(entries)
-            counted.prompt_tokens += sum(entry.prompt_tokens for entry in entries)
+            counts.completed += 1
+            counts.pictures += len(entries)
+            counts.prompt_tokens += sum(entry.prompt_tokens for entry in entries)
         elif answer.is_made:
-            counted.failed += 1
-    return counted
+            counts.failed += 1
+    return counts
 
 
 def lines(batch: BatchRecord, path: Path, store: Store, part: Part) -> Iterator[bytes]:
-    for answer, _ in answered(batch, path, store, batch.status):
+    for answer, _ in answers_of(batch, path, store, batch.status):
         if answer.part == part:
             try:
                 files = [store.get(entry.file) for entry in answer.files]
             except FileNotFoundError:
-                yield lost(answer)
+                # As long as the whole line, because the response has announced its length.
+                facts = json.loads(answer.text) | {"response": None, "error": LOST}
+                yield json.dumps(facts).encode().ljust(answer.size - 1) + b"\n"
                 continue
             yield from filled(answer.text, files)
 
 
-def answered(
+def answers_of(
     batch: BatchRecord, path: Path, store: Store, status: str
 ) -> Iterator[tuple[Answer, list[Entry]]]:
-    """Every request of the input, in its order, with what the ledger has of it."""
-    entries = Peeked(ledger.read_all(store))
+    """Yield the answers of all requests, in the input's order, with their ledger entries."""
+    entries = ledger.read_all(store)
+    entry = next(entries, None)
     for record in read_jsonl(path):
-        mine = entries.of_line(record.line)
+        mine = list[Entry]()
+        while entry is not None and entry.line == record.line:
+            mine.append(entry)
+            entry = next(entries, None)
         yield answer_of(batch, record, mine, status), mine
-
-
-def lost(answer: Answer) -> bytes:
-    """The line of a request whose pictures were removed from the store, as long as the whole line:
-    the response has announced its length."""
-    facts = json.loads(answer.text) | {"response": None, "error": LOST}
-    return json.dumps(facts).encode().ljust(answer.size - 1) + b"\n"
-
-
-class Peeked:
-    """Entries, taken line by line."""
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._entries = iter(entries)
-        self._next = next(self._entries, None)
-
-    def of_line(self, line: str) -> list[Entry]:
-        found = []
-        while self._next is not None and self._next.line == line:
-            found.append(self._next)
-            self._next = next(self._entries, None)
-        return found
 
 
 def answer_of(batch: BatchRecord, record: Record, entries: list[Entry], status: str) -> Answer:
@@ -150,7 +134,7 @@ def response_of(batch: BatchRecord, record: Record, status: int, body: Any) -> d
 
 
 def body_of(batch: BatchRecord, asked: ImageRequest, entries: list[Entry]) -> dict[str, Any]:
-    """What the service would have answered."""
+    """Answer as `/v1/images/generations` would have."""
     params = entries[0].params
     reply = ImagesResponse(
         created=batch.finalizing_at or batch.created_at,
@@ -181,11 +165,10 @@ def data_of(batch: BatchRecord, asked: ImageRequest, entry: Entry) -> ImageData:
 
 
 def picture(store: Store, ordinal: int) -> tuple[str, bytes] | None:
-    """Its file's name and what is in it."""
-    found = ledger.read(store, shard_name(ordinal // SHARD)).get(ordinal)
-    if found is None or found.error is not None:
+    """Return a picture's file name and data."""
+    entry = ledger.read(store, shard_name(ordinal // SHARD)).get(ordinal)
+    if entry is None or entry.error is not None:
         return None
-    try:
-        return found.file, store.get(found.file)
-    except FileNotFoundError:
-        return None
+    with suppress(FileNotFoundError):
+        return entry.file, store.get(entry.file)
+    return None

@@ -1,42 +1,125 @@
-"""One batch, from its first picture to its last line: `sdxl batch`'s driver and ledger over the
-service's own replicas.
+"""Runs one batch: the driver and ledger of `sdxl batch` over the service's own replicas.
 
-It may be killed at any moment; whoever begins again goes on from the ledger. Who has a turn, and
-what becomes of the record, is the runner's to say.
+It may be killed at any moment; the next run resumes from the ledger.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from sdxl.flight import Priority
+from sdxl.work import standard_images
 from serve.batch.driver import Driver, Stopped
 from serve.batch.intake import Intake
 from serve.batch.lock import locked
 from serve.batch.progress import BatchProgress
 from serve.batch.reading import read
-from serve.batch.renderers import Renderer
+from serve.batch.renderers import BUSY, THROUGH_WINDOW, Pause, Renderer, window_of
 from serve.batch.rows import ShardPiece
 from serve.batch.shard_worker import BatchTask
 from serve.batch.store import Store, token
 from serve.batch.workers import thread_workers
 from serve.batch_api.records import BatchRecord, Records
+from serve.errors import Problem
+from serve.front.keys import ApiKey, RateLimiter
 from serve.models import ImageModel
-from serve.orders import ModelCard
+from serve.orders import ImageBackend, ImageOrder, ModelCard, Update
 
 INPUT = "input.jsonl"
 SHARD = 128
 SILENT_S = 60.0
-"""The worker is a thread of the same process: a busy machine is no reason to replace it."""
+"""The worker is a thread of this process: on a busy machine it may be silent for long."""
+CARD_PAUSE_S = 1.0
+
+
+class BackendRenderer:
+    """Renders orders on the service's replicas: at batch priority, for the client, within its key's
+    rate. It waits while replicas are busy or restart."""
+
+    def __init__(
+        self,
+        backend: ImageBackend,
+        client: str,
+        request_id: str,
+        key: ApiKey | None = None,
+        limiter: RateLimiter | None = None,
+        model: str = "",
+    ) -> None:
+        """Only `model`, as the settings name it, may make the pictures."""
+        self.window = THROUGH_WINDOW
+        self._backend, self._key = backend, key
+        self._limiter = limiter or RateLimiter()
+        weight = 1.0 if key is None else key.weight
+        marks = {"client": client, "weight": weight, "request_id": request_id, "model": model}
+        self._marks: dict[str, Any] = {"priority": Priority.BATCH, **marks}
+        self._answers = self._asked = 0
+
+    async def card(self) -> ModelCard:
+        while True:
+            try:
+                card = await self._backend.card()
+            except Problem:
+                await asyncio.sleep(CARD_PAUSE_S)
+            else:
+                self.window = window_of(card)
+                return card
+
+    async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
+        order, pause = replace(order, **self._marks), Pause()
+        await self._wait_for_rate(order)
+        self._asked += 1
+        try:
+            while True:
+                try:
+                    async with aclosing(self._backend.generate(order)) as updates:
+                        async for update in updates:
+                            yield update
+                    return
+                except Problem as problem:
+                    if problem.status not in BUSY:
+                        raise
+                    hinted_s = problem.retry_after_s or 0.0
+                await pause.wait(hinted_s)
+        finally:
+            self._asked -= 1
+            self._answers += 1
+
+    async def _wait_for_rate(self, order: ImageOrder) -> None:
+        if self._key is None:
+            return
+        card = await self.card()
+        work = standard_images(
+            order.params,
+            card.sizes,
+            embeds_guidance=card.embeds_guidance,
+            pasted=order.pasted_pixels,
+        )
+        while wait_s := self._limiter.take(self._key, 1, work)[1]:
+            await asyncio.sleep(wait_s)
+
+    def steps(self) -> int:
+        return self._answers
+
+    def occupancy(self) -> float:
+        return min(self._asked / self.window, 1.0)
+
+    def check(self) -> None:
+        """Ray Serve checks the replicas."""
+
+    async def close(self) -> None:
+        """The replicas outlive the batch."""
 
 
 def keep_input(records: Records, batch: BatchRecord) -> None:
-    """The job's own copy: the file may be deleted while the batch runs."""
+    """Copy the input file: a client may delete it while the batch runs."""
     store = records.job_store(batch.id)
     if INPUT not in store.names(""):
         store.join()
@@ -45,7 +128,7 @@ def keep_input(records: Records, batch: BatchRecord) -> None:
 
 @contextmanager
 def input_file(store: Store) -> Iterator[Path]:
-    """As a file with a path of its own, wherever the store keeps it."""
+    """Copy a batch's input to a local file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, INPUT)
         path.write_bytes(store.get(INPUT))
@@ -66,15 +149,15 @@ class BatchJobRun:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """From any thread."""
+        """Any thread may call it."""
         self._is_stopped = True
         if self._driver is not None:
             self._driver.stop()
 
     def make(self) -> bool:
-        """False if it was stopped. Raises BatchFailed or OutputError if it cannot go on now."""
+        """Make all pictures. False if stopped; raises BatchFailed or OutputError if it cannot."""
         store = self.records.job_store(self.batch.id)
-        # While a service is replaced, two may be there.
+        # While a service is replaced, there may be two runners.
         place = self.records.job_place(self.batch.id)
         with locked(place) as check_lock, input_file(store) as path:
             store.prepare("images", "ledger")
@@ -96,9 +179,9 @@ class BatchJobRun:
             workers=1,
             task=task,
             progress=BatchProgress(self.batch.pictures, now_s, now_s),
-            on_card=self._meet,
+            on_card=self._keep_card,
             show=show,
-            # The replicas may let low priority wait for hours, or restart meanwhile.
+            # The replicas may delay low priority for hours, or restart meanwhile.
             stall_s=math.inf,
             silent_s=SILENT_S,
         )
@@ -106,16 +189,13 @@ class BatchJobRun:
             raise Stopped
         self._driver.run(self._shards(path))
 
-    def _meet(self, card: ModelCard) -> None:
+    def _keep_card(self, card: ModelCard) -> None:
         self._card = card
 
     def _shards(self, path: Path) -> Iterator[ShardPiece]:
-        """Read when the first worker wants something, and then it is known what the model takes."""
-        card = self._card
+        """Read the input. The driver asks for it after the first worker's card."""
+        card, limits, usual = self._card, self.model.settings, self.batch.usual_interval
         assert card is not None
-        id_, limits = self.model.id, self.model.settings
-        usual = self.batch.usual_interval
-        intake = Intake(
-            {}, 1, id_, card.sizes, None, card.presets, limits, usual, are_ids_checked=True
-        )
+        facts = (self.model.id, card.sizes, None, card.presets, limits, usual)
+        intake = Intake({}, 1, *facts, are_ids_checked=True)
         yield from intake.shards(read([path]), SHARD)

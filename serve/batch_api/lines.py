@@ -1,6 +1,6 @@
-"""Is a file one of requests? What stops it as a whole is found before anything of it is made.
+"""Checks a file of requests before its batch runs.
 
-What is wrong inside of one request is that request's own error, and no other's.
+A wrong line fails the whole file; a wrong body fails only its own request, when the batch runs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Checked:
     total: int = 0
     pictures: int = 0
     shares: bool = False
-    """pictures are wanted by their address"""
+    """a request asks for pictures as URLs"""
     model: str = ""
-    """the id of the one that all requests mean"""
+    """the id of the model of all requests"""
     errors: list[dict[str, Any]] = field(default_factory=list)
 
 
-class WrongLine(ValueError):
+class WrongLine(Exception):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.param = code, param
@@ -62,8 +62,7 @@ def check(path: Path, endpoint: str, most: int, models: Sequence[ImageModel]) ->
 
 
 def one_model(body: dict[str, Any], known: str, models: Sequence[ImageModel]) -> str:
-    """The id of the model that this request and all before it mean. As with OpenAI a file has one;
-    a model that is not here is the request's own error."""
+    """Return the id of the file's one model. An unknown model is the request's own error."""
     asked = body.get("model")
     try:
         id_ = choose(asked if isinstance(asked, str) else None, models).id
@@ -82,14 +81,14 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
             raise WrongLine("missing_required_parameter", f"{name}: is missing", name)
     for name in record.values:
         if name not in FIELDS:
-            # It may be no Unicode, and then no record could be read back.
+            # The record of the batch must be valid Unicode.
             shown = name[:100].encode(errors="backslashreplace").decode()
             needed = f"{shown}: is not known; needed {', '.join(FIELDS)}"
             raise WrongLine("unknown_parameter", needed, shown)
     id_, method, url, body = (record.values[name] for name in FIELDS)
     if id_ is None:
         raise WrongLine("missing_required_parameter", "custom_id: is missing", "custom_id")
-    # Any other wrong id is the request's own error, found when the batch runs.
+    # Any other wrong id is the request's own error.
     if isinstance(id_, str) and id_ in seen:
         raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")
     seen.add(str(id_))
@@ -109,6 +108,6 @@ def error_of(
 
 
 def pictures_of(body: dict[str, Any]) -> int:
-    """As many as it asks for, or one: then it is one error."""
-    asked = body.get("n")
-    return asked if type(asked) is int and 1 <= asked <= MAX_N else 1
+    """Return the number of pictures that a request asks for; a wrong number is one error."""
+    n = body.get("n")
+    return n if type(n) is int and 1 <= n <= MAX_N else 1

@@ -1,8 +1,7 @@
-"""What is known of files and batches, as JSON in a store: a folder, or a bucket.
+"""The records of files and batches, as JSON in a store: a folder, or a bucket.
 
-An owner's records lie in a folder of their own, so that nobody finds another's. A batch's record is
-written by the front once, when it is made, and from then on by the runner alone; that it shall be
-cancelled is a mark beside it. It knows no HTTP.
+Each owner has a folder, so that no owner finds another's records. The front writes a batch's record
+once, when it is made; from then on only the runner does. A cancel is a mark beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -18,17 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 from sdxl.files import OutputError
 from sdxl.parameter import USUAL_INTERVAL
 from serve.batch.store import Store, open_store, token
+from serve.errors import Problem
 from serve.front.keys import ApiKey
 
-FILES, BATCHES, DATA, CANCELS, SHARED, OUTBOX, JOBS = (
-    *("files", "batches", "data", "cancels", "shared"),
-    *("outbox", "jobs"),
-)
-FOLDERS = (FILES, BATCHES, DATA, CANCELS, SHARED, OUTBOX, JOBS)
+FOLDERS = ("files", "batches", "data", "cancels", "shared", "outbox", "jobs")
+FILES, BATCHES, DATA, CANCELS, SHARED, OUTBOX, JOBS = FOLDERS
 ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 SECRET = re.compile(r"[0-9a-f]{48}")
 ANYBODY = "anybody"
-"""whose everything is where there are no keys"""
+"""the one owner of a service without keys"""
 Part = Literal["output", "errors"]
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelled"
@@ -45,9 +43,9 @@ class FileRecord:
     created_at: int
     expires_at: int | None
     arrived_s: float
-    """which of one second came first"""
+    """orders the files of one second"""
     batch: str = ""
-    """whose results it is; they are put together when it is read"""
+    """of a result file: its batch. The file is put together when it is read"""
     part: Part = "output"
 
 
@@ -58,21 +56,21 @@ class BatchRecord:
     client: str
     """whose share of the replicas it takes"""
     secret: str
-    """in the addresses of its pictures, if it has any"""
+    """part of its pictures' URLs"""
     origin: str
-    """what those addresses begin with"""
+    """the start of those URLs"""
     input_file_id: str
     endpoint: str
     completion_window: str
     created_at: int
     arrived_s: float
-    """which of one second came first"""
+    """orders the batches of one second"""
     expires_at: int
     files_live_s: int
     metadata: dict[str, str] | None = None
     usual_interval: int | None = USUAL_INTERVAL
-    """of deep steps, where a line says nothing of caches; None: by its steps. A batch that began
-    before that was so does not say."""
+    """of deep steps, if a line sets no caching; None: it follows from the line's steps. Older
+    batches have the default."""
     model: str = ""
     status: Status = "validating"
     in_progress_at: int | None = None
@@ -90,7 +88,7 @@ class BatchRecord:
     pictures_done: int = 0
     prompt_tokens: int = 0
     position: int | None = None
-    """how many of the owner's batches come first; 0 is being made"""
+    """the number of the owner's batches before it; 0 is running"""
     eta_s: float | None = None
     images_per_s: float = 0.0
 
@@ -107,26 +105,32 @@ def owner_of(key: ApiKey | None) -> str:
 
 
 def id_of(kind: Literal["file-", "batch_", "batch_req_", "evt_"], *facts: object) -> str:
-    """The same of the same facts: what is done twice has one name."""
+    """Derive an id from facts, so that a repeated action has the same id."""
     text = json.dumps([kind, *facts], default=str)
     return kind + hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Records:
+    """A record that cannot be read is a Problem when one asks for it, and is not listed."""
+
     def __init__(self, place: str) -> None:
         self.place = place.rstrip("/")
         self.store: Store = open_store(self.place, token())
+        self._readable = set[str]()
+        """files whose record was JSON once: records of files never change"""
 
     def prepare(self) -> None:
-        """Beside all others that have the same place open."""
         self.store.join(*FOLDERS)
 
     def job_store(self, batch: str) -> Store:
-        """Where one batch's job keeps its ledger and its pictures."""
+        """Open the place of a batch's ledger and pictures."""
         return open_store(self.job_place(batch), token())
 
     def job_place(self, batch: str) -> str:
         return f"{self.place}/{JOBS}/{batch}"
+
+    def owners(self, folder: str = BATCHES) -> list[str]:
+        return self.store.names(folder)
 
     # -- files ------------------------------------------------------------------------------
 
@@ -136,9 +140,9 @@ class Records:
         try:
             self._put(FILES, owner, file)
         except OutputError:
-            # A disk that is full now would be so for ever: what no record names nobody can delete.
+            # Without a record no client can delete the data, and the disk would stay full.
             if data is not None:
-                self.store.remove(f"{DATA}/{file.id}")
+                self.drop_data(file.id)
             raise
 
     def file(self, owner: str, id_: str) -> FileRecord | None:
@@ -151,7 +155,7 @@ class Records:
         return self.store.get(f"{DATA}/{id_}")
 
     def drop_file(self, owner: str, file: FileRecord) -> None:
-        self.store.remove(f"{FILES}/{owner}/{file.id}.json")
+        self.store.remove(path_of(FILES, owner, file.id))
         if not file.batch:
             self.drop_data(file.id)
 
@@ -159,11 +163,16 @@ class Records:
         self.store.remove(f"{DATA}/{id_}")
 
     def unnamed_data(self) -> set[str]:
-        """Data without a record that can be read: it is not written yet, or a crash came between
-        the two, or a disk damaged it."""
+        """Return the ids of data whose record is missing or is not JSON: it is not yet written, or
+        was lost. A record of another version keeps its data."""
         data = set(self.store.names(DATA))
-        named = {file.id for owner in self.owners(FILES) for file in self.files(owner)}
-        return data - named
+        owners = {id_: owner for owner in self.owners(FILES) for id_ in self.ids(FILES, owner)}
+        self._readable &= data
+        for id_ in data & owners.keys() - self._readable:
+            with suppress(FileNotFoundError, ValueError):
+                json.loads(self.store.get(path_of(FILES, owners[id_], id_)))
+                self._readable.add(id_)
+        return data - (self._readable & owners.keys())
 
     # -- batches ----------------------------------------------------------------------------
 
@@ -173,25 +182,13 @@ class Records:
     def batch(self, owner: str, id_: str) -> BatchRecord | None:
         return self._get(BATCHES, owner, id_, BatchRecord)
 
-    def has_batch(self, owner: str, id_: str) -> bool:
-        """True if there is a record, readable or not."""
-        return bool(ID.fullmatch(id_)) and self._has(f"{BATCHES}/{owner}/{id_}.json")
-
     def batches(self, owner: str) -> list[BatchRecord]:
         return self._all(BATCHES, owner, BatchRecord)
 
     def drop_batch(self, batch: BatchRecord) -> None:
-        self.store.remove(f"{BATCHES}/{batch.owner}/{batch.id}.json")
-        for name in (f"{CANCELS}/{batch.id}", f"{SHARED}/{batch.secret}"):
-            if self._has(name):
-                self.store.remove(name)
-
-    def owners(self, folder: str = BATCHES) -> list[str]:
-        return self.store.names(folder)
-
-    def batch_ids(self, owner: str) -> list[str]:
-        names = self.store.names(f"{BATCHES}/{owner}")
-        return [name.removesuffix(".json") for name in names]
+        self.store.remove(path_of(BATCHES, batch.owner, batch.id))
+        self.store.remove(f"{CANCELS}/{batch.id}")
+        self.store.remove(f"{SHARED}/{batch.secret}")
 
     def ask_to_cancel(self, batch: BatchRecord, at: int) -> None:
         self.store.put(f"{CANCELS}/{batch.id}", str(at).encode())
@@ -203,7 +200,7 @@ class Records:
             return None
 
     def share(self, batch: BatchRecord) -> None:
-        """Its pictures are found by its secret alone, from now on."""
+        """Let anyone who has the batch's secret fetch its pictures."""
         self.store.put(f"{SHARED}/{batch.secret}", f"{batch.owner}/{batch.id}".encode())
 
     def shared(self, secret: str) -> BatchRecord | None:
@@ -217,27 +214,34 @@ class Records:
 
     # -- JSON -------------------------------------------------------------------------------
 
+    def ids(self, folder: str, owner: str) -> list[str]:
+        """List an owner's records, readable or not."""
+        return [name.removesuffix(".json") for name in self.store.names(f"{folder}/{owner}")]
+
     def _put(self, folder: str, owner: str, record: FileRecord | BatchRecord) -> None:
-        text = json.dumps(asdict(record), ensure_ascii=True)
-        self.store.put(f"{folder}/{owner}/{record.id}.json", text.encode())
+        self.store.put(path_of(folder, owner, record.id), json.dumps(asdict(record)).encode())
 
     def _get(self, folder: str, owner: str, id_: str, kind: type[R]) -> R | None:
         if not ID.fullmatch(id_):
             return None
         try:
-            return TypeAdapter(kind).validate_json(self.store.get(f"{folder}/{owner}/{id_}.json"))
-        except (FileNotFoundError, ValidationError):
+            data = self.store.get(path_of(folder, owner, id_))
+            return TypeAdapter(kind).validate_json(data)
+        except FileNotFoundError:
             return None
+        except ValidationError as error:
+            message = f"The record of {id_} cannot be read; the service's administrator can help."
+            raise Problem(503, message, "id", "record_unreadable") from error
 
     def _all(self, folder: str, owner: str, kind: type[R]) -> list[R]:
-        """The oldest first."""
-        names = self.store.names(f"{folder}/{owner}")
-        found = (self._get(folder, owner, name.removesuffix(".json"), kind) for name in names)
-        return sorted(filter(None, found), key=lambda each: each.arrived_s)
+        """Return the readable records, the oldest first."""
+        records = list[R]()
+        for id_ in self.ids(folder, owner):
+            with suppress(Problem):
+                if (record := self._get(folder, owner, id_, kind)) is not None:
+                    records.append(record)
+        return sorted(records, key=lambda record: record.arrived_s)
 
-    def _has(self, name: str) -> bool:
-        try:
-            self.store.get(name)
-        except FileNotFoundError:
-            return False
-        return True
+
+def path_of(folder: str, owner: str, id_: str) -> str:
+    return f"{folder}/{owner}/{id_}.json"

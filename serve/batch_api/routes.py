@@ -1,7 +1,6 @@
-"""`/v1/files` and `/v1/batches` as OpenAI's clients ask for them, over records in a store.
+"""OpenAI's `/v1/files` and `/v1/batches`, over records in a store that the runner polls.
 
-Nothing is made here: what is written is found by the runner. An owner is a key; without keys there
-is one, everybody.
+An owner is an API key; without keys all clients are one owner.
 """
 
 from __future__ import annotations
@@ -105,8 +104,8 @@ class BatchApi:
             data = await sent.read()
             life_s = life_of(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
         life_s = life_s or int(self.settings.batches_ttl_s)
-        owner = owner_of(getattr(request.state, "key", None))
-        # Of a front that died Ray's proxy asks another one: the same request makes one file.
+        owner = owner_in(request)
+        # If a front end dies, Ray's proxy repeats the request: it must make one file.
         digest = hashlib.sha256(data).hexdigest()
         id_ = id_of("file-", owner, request.state.request_id, name, digest)
         file = FileRecord(id_, name, PURPOSE, len(data), self.now, self.now + life_s, self.clock())
@@ -114,19 +113,19 @@ class BatchApi:
 
     def _keep(self, owner: str, file: FileRecord, data: bytes) -> FileRecord:
         if len(self.records.files(owner)) >= MOST_FILES:
-            raise Problem(
-                429, f"There are {MOST_FILES} files; delete some.", None, "too_many_files"
-            )
+            message = f"There are {MOST_FILES} files; delete some."
+            raise Problem(429, message, None, "too_many_files")
         with_room(lambda: self.records.add_file(owner, file, data))
         return file
 
-    def _living(self, owner: str, id_: str) -> FileRecord | None:
+    def _file(self, owner: str, id_: str) -> FileRecord | None:
+        """None if it does not exist or has expired."""
         file = self.records.file(owner, id_)
         is_over = file is not None and file.expires_at is not None and file.expires_at < self.now
         return None if is_over else file
 
     def need_file(self, owner: str, id_: str) -> FileRecord:
-        file = self._living(owner, id_)
+        file = self._file(owner, id_)
         if file is None:
             raise Problem(404, f"There is no file {id_[:80]!r}.", "id", "not_found")
         return file
@@ -151,9 +150,9 @@ class BatchApi:
         if asked.endpoint != ENDPOINT:
             message = f"endpoint: {asked.endpoint[:100]!r} is not allowed; needed {ENDPOINT}"
             raise invalid("endpoint", message)
-        owner, now = owner_of(getattr(request.state, "key", None)), self.now
+        owner, now = owner_in(request), self.now
         expires_at = now + window_s(asked.completion_window)
-        file = self._living(owner, asked.input_file_id)
+        file = self._file(owner, asked.input_file_id)
         if file is None:
             message = f"input_file_id: there is no file {asked.input_file_id[:80]!r}"
             raise invalid("input_file_id", message, "file_not_found")
@@ -188,9 +187,6 @@ class BatchApi:
 
     def need_batch(self, owner: str, id_: str) -> BatchRecord:
         batch = self.records.batch(owner, id_)
-        if batch is None and self.records.has_batch(owner, id_):
-            message = f"The record of {id_} cannot be read; the service's administrator can help."
-            raise Problem(503, message, "id", "record_unreadable")
         if batch is None:
             raise Problem(404, f"There is no batch {id_[:80]!r}.", "id", "not_found")
         return batch
@@ -210,12 +206,11 @@ class BatchApi:
 
     def picture(self, secret: str, ordinal: int, format: str) -> bytes:
         batch = self.records.shared(secret)
-        found = (
-            None if batch is None else answers.picture(self.records.job_store(batch.id), ordinal)
-        )
-        if found is None or not found[0].endswith(SUFFIXES[format]):
-            raise Problem(404, "There is no such result, or no longer.", None, "not_found")
-        return found[1]
+        if batch is not None:
+            picture = answers.picture(self.records.job_store(batch.id), ordinal)
+            if picture is not None and picture[0].endswith(SUFFIXES[format]):
+                return picture[1]
+        raise Problem(404, "There is no such result, or no longer.", None, "not_found")
 
 
 def add_batch_routes(app: FastAPI, settings: ServeSettings) -> None:
@@ -242,8 +237,8 @@ def add_file_routes(app: FastAPI, api: BatchApi) -> None:
     ) -> FileList:
         files = await asyncio.to_thread(api.records.files, owner_in(request))
         wanted = [each for each in files if purpose in (None, each.purpose)]
-        page, has_more = page_of(wanted if order == "asc" else wanted[::-1], after, limit)
-        return FileList(data=[FileObject.of(each) for each in page], **ends_of(page, has_more))
+        page, ends = page_of(wanted if order == "asc" else wanted[::-1], after, limit)
+        return FileList(data=[FileObject.of(each) for each in page], **ends)
 
     @app.get(FILES_PATH + "/{file_id}")
     async def retrieve_file(file_id: str, request: Request) -> FileObject:
@@ -275,9 +270,9 @@ def add_routes_of_batches(app: FastAPI, api: BatchApi) -> None:
         request: Request, after: After = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> BatchList:
         batches = await asyncio.to_thread(api.records.batches, owner_in(request))
-        page, has_more = page_of(batches[::-1], after, limit)
+        page, ends = page_of(batches[::-1], after, limit)
         shown = await asyncio.to_thread(lambda: [api.shown(each) for each in page])
-        return BatchList(data=shown, **ends_of(page, has_more))
+        return BatchList(data=shown, **ends)
 
     @app.get(BATCHES_PATH + "/{batch_id}")
     async def retrieve_batch(batch_id: str, request: Request) -> BatchObject:
@@ -313,7 +308,7 @@ def checked_name(name: str) -> str:
 
 
 def life_of(anchor: object, seconds: object) -> int | None:
-    """Seconds that an upload asks for its file."""
+    """Return the lifetime that an upload asks for, in seconds."""
     if anchor is None and seconds is None:
         return None
     text = str(seconds)
@@ -325,20 +320,21 @@ def life_of(anchor: object, seconds: object) -> int | None:
     return int(text)
 
 
-def page_of(records: Sequence[T], after: str | None, limit: int) -> tuple[Sequence[T], bool]:
+def page_of(
+    records: Sequence[T], after: str | None, limit: int
+) -> tuple[Sequence[T], dict[str, Any]]:
+    """Return a page of records, and its ends in OpenAI's words."""
     ids = [each.id for each in records]
     if after is not None and after not in ids:
         raise invalid("after", f"after: there is no {after!r}")
     rest = records[ids.index(after) + 1 :] if after else records
-    return rest[:limit], len(rest) > limit
-
-
-def ends_of(page: Sequence[FileRecord | BatchRecord], has_more: bool) -> dict[str, Any]:
+    page = rest[:limit]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return {"first_id": first, "last_id": last, "has_more": has_more}
+    return page, {"first_id": first, "last_id": last, "has_more": len(rest) > limit}
 
 
 def with_room(write: Callable[[], None]) -> None:
+    """Answer 507 if the store cannot be written."""
     try:
         write()
     except OutputError as error:

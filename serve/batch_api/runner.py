@@ -1,7 +1,7 @@
-"""Whose batch has its turn, and what becomes of each: the one writer of batches' records.
+"""Decides which batches run and how they end: the one writer of batches' records.
 
-It looks at the records again and again. An owner's batches are made one after another, those of
-different owners beside each other; the replicas share between them. It draws nothing.
+It polls the records. An owner's batches run one after another, different owners' beside each other;
+the replicas share their time among them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 
 from sdxl.files import OutputError
 from sdxl.params import InvalidParams
+from serve import logs
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.progress import BatchProgress
-from serve.batch.store import Store
 from serve.batch_api import answers, lines
-from serve.batch_api.batch_job import BatchJobRun, input_file, keep_input
+from serve.batch_api.batch_job import BackendRenderer, BatchJobRun, input_file, keep_input
 from serve.batch_api.records import (
     ANYBODY,
+    BATCHES,
+    FILES,
     BatchRecord,
     FileRecord,
     Part,
@@ -30,10 +32,11 @@ from serve.batch_api.records import (
     Status,
     id_of,
     owner_of,
+    path_of,
 )
-from serve.batch_api.renderer import BackendRenderer
-from serve.batch_api.webhooks import Outbox
-from serve.front.keys import ApiKey, Keyring, RateLimiter
+from serve.batch_api.webhooks import Outbox, read_endpoints
+from serve.errors import Problem
+from serve.front.keys import Keyring, RateLimiter
 from serve.models import image_models
 from serve.orders import ImageBackend
 from serve.settings import ServeSettings
@@ -42,21 +45,50 @@ log = logging.getLogger(__name__)
 
 LOOK_S, LOOK_AT_BUCKET_S = 0.5, 5.0
 NOTE_S = 2.0
-"""How often a record says how far its batch is."""
+"""how often a running batch's record is updated"""
 AGAIN_S = 10.0
-"""The pause before a batch that an error stopped is tried again."""
+"""the pause before a batch that an error stopped is retried"""
 MOST_FAILURES, MOST_TEXT = 3, 500
 SWEEP_S = 600.0
 UNFINISHED_S = 24 * 3600
-"""No file takes as long to be written."""
+"""An unfinished file this old is abandoned."""
 AT_ONCE = 8
-"""batches of different owners"""
+"""running batches"""
 RESULTS = "batch_output"
+
+
+class BatchReplica:
+    """The runner as a Ray Serve deployment: one process. All its state is in the store."""
+
+    def __init__(self, settings: ServeSettings, replicas: Sequence[Any]) -> None:
+        """`replicas` are handles in the order of the settings' models."""
+        logs.configure(settings.log_format)
+        from serve.fleet.replicas import Replicas
+
+        records = Records(settings.batches_dir)
+        self.outbox = Outbox(records, read_endpoints(settings.webhooks))
+
+        def backends() -> list[ImageBackend]:
+            return [Replicas(handle) for handle in replicas]
+
+        self.runner = BatchRunner(records, settings, backends, self.outbox)
+        self.runner.start()
+        self.outbox.start()
+
+    async def check_health(self) -> None:
+        """Ray replaces the process if this raises."""
+        if not self.runner.is_alive:
+            raise RuntimeError("the runner of batches has ended")
+
+    def __del__(self) -> None:
+        if hasattr(self, "runner"):
+            self.runner.close()
+            self.outbox.close()
 
 
 @dataclass
 class Turn:
-    """A batch that is being made, in a thread of its own."""
+    """A running batch, in its own thread."""
 
     batch: BatchRecord
     run: BatchJobRun
@@ -68,7 +100,7 @@ class Turn:
 
 @dataclass
 class Failures:
-    """How often in a row one batch was stopped by the same error."""
+    """Counts how often in a row the same error stopped a batch without a picture in between."""
 
     text: str = ""
     pictures: int = 0
@@ -85,12 +117,13 @@ class BatchRunner:
     records: Records
     settings: ServeSettings
     backends: Callable[[], Sequence[ImageBackend]]
-    """in the order of the settings' models; called in the thread that will ask them"""
+    """in the order of the settings' models; called in the thread that uses them"""
     outbox: Outbox | None = None
     clock: Callable[[], float] = time.time
 
     _turns: dict[str, Turn] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
+    _unreadable: set[str] = field(default_factory=set)
     _again_s: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, Failures] = field(default_factory=dict)
     _leave: threading.Event = field(default_factory=threading.Event)
@@ -113,7 +146,7 @@ class BatchRunner:
         return self._thread.is_alive()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Batches under way stay as they are: whoever starts next goes on."""
+        """Stop running batches as they are; the next runner resumes them."""
         self._leave.set()
         turns = self._running()
         for turn in turns:
@@ -127,8 +160,8 @@ class BatchRunner:
             try:
                 self.look()
             except Exception:
-                # A disk that is full today, a bucket that cannot be reached: no reason to end.
-                log.exception("batches: could not look at the records")
+                # A full disk or an unreachable bucket may recover.
+                log.exception("batches: cannot read the records")
 
     def look(self) -> None:
         open_batches = self._open()
@@ -137,7 +170,7 @@ class BatchRunner:
                 try:
                     self._consider(batch, open_batches)
                 except Exception as error:
-                    # The others have their turns, and the sweep may make the room that it needs.
+                    # The other batches go on, and the sweep may free the space that this one needs.
                     self._try_again(batch, error)
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
@@ -145,18 +178,30 @@ class BatchRunner:
             self._unnamed = sweep_data(self.records, self._unnamed)
 
     def _open(self) -> list[BatchRecord]:
-        """All that have not ended, the oldest first."""
-        found = []
+        """Return the batches that have not ended, the oldest first."""
+        batches = []
         for owner in self.records.owners():
-            for id_ in self.records.batch_ids(owner):
-                batch = None if id_ in self._ended else self.records.batch(owner, id_)
-                if batch is None:
+            for id_ in self.records.ids(BATCHES, owner):
+                if id_ in self._ended:
                     continue
-                if batch.is_ended:
+                try:
+                    batch = self.records.batch(owner, id_)
+                except Problem as error:
+                    self._report_unreadable(owner, id_, error)
+                    continue
+                if batch is not None and batch.is_ended:
                     self._ended.add(id_)
-                else:
-                    found.append(batch)
-        return sorted(found, key=lambda batch: batch.arrived_s)
+                elif batch is not None:
+                    batches.append(batch)
+        return sorted(batches, key=lambda batch: batch.arrived_s)
+
+    def _report_unreadable(self, owner: str, id_: str, error: Problem) -> None:
+        if id_ in self._unreadable:
+            return
+        self._unreadable.add(id_)
+        file, cause = path_of(BATCHES, owner, id_), " ".join(str(error.__cause__).split())[:300]
+        message = "%s/%s cannot be read, so its batch never ends; delete the file (%s)"
+        log.error(message, self.records.place, file, cause)
 
     # -- one batch --------------------------------------------------------------------------
 
@@ -167,7 +212,7 @@ class BatchRunner:
                 turn.ends_as = end
                 turn.run.stop()
             return
-        # Since it was read its turn may have ended.
+        # Its turn may have ended since the record was read.
         now = self.records.batch(batch.owner, batch.id)
         if now is not None and not now.is_ended:
             self._advance(now, end, others)
@@ -184,7 +229,7 @@ class BatchRunner:
         elif self._has_turn(batch):
             self._begin(batch)
         else:
-            self._tell_place(batch, others)
+            self._update_position(batch, others)
 
     def _end_of(self, batch: BatchRecord) -> Status | None:
         if self.records.asked_to_cancel(batch.id) is not None:
@@ -205,9 +250,8 @@ class BatchRunner:
             self._fail(batch, [lines.error_of("file_not_found", "The input file is gone.")])
             return
         with input_file(self.records.job_store(batch.id)) as path:
-            checked = lines.check(
-                path, batch.endpoint, self.settings.max_batch_requests, self._models
-            )
+            most = self.settings.max_batch_requests
+            checked = lines.check(path, batch.endpoint, most, self._models)
         if checked.errors:
             self._fail(batch, checked.errors)
             return
@@ -226,33 +270,29 @@ class BatchRunner:
 
     def _begin(self, batch: BatchRecord) -> None:
         key, ids = self._keys.get(batch.owner), [model.id for model in self._models]
-        # Records of before there were several may name none yet.
+        # Older records may name no model.
         batch = replace(batch, model=batch.model or ids[0])
         if batch.model not in ids:
             message = f"The batch is of {batch.model!r}; here is {', '.join(map(repr, ids))} now."
             self._end(batch, "failed", [lines.error_of("other_model", message)])
             return
         index = ids.index(batch.model)
+        model = self._models[index]
+
+        def load() -> BackendRenderer:
+            backend, name = self.backends()[index], model.settings.model_name
+            return BackendRenderer(backend, batch.client, batch.id, key, self._limiter, name)
+
         run = BatchJobRun(
-            self.records,
-            batch,
-            self._models[index],
-            lambda: self._renderer(batch, key, index),
-            lambda progress: self._note(batch.id, progress),
+            self.records, batch, model, load, lambda progress: self._note(batch.id, progress)
         )
         thread = threading.Thread(target=self._make, args=(batch.id,), name=batch.id, daemon=True)
         self._turns[batch.id] = Turn(batch, run, thread)
         log.info("%s begins: %d requests", batch.id, batch.total)
         thread.start()
 
-    def _renderer(self, batch: BatchRecord, key: ApiKey | None, index: int) -> BackendRenderer:
-        backend, model = self.backends()[index], self._models[index]
-        return BackendRenderer(
-            backend, batch.client, batch.id, key, self._limiter, model.settings.model_name
-        )
-
     def _make(self, id_: str) -> None:
-        """In the batch's own thread."""
+        """Run in the batch's own thread."""
         turn = self._turns[id_]
         try:
             is_whole = turn.run.make()
@@ -264,16 +304,15 @@ class BatchRunner:
             del self._turns[id_]
 
     def _try_again(self, batch: BatchRecord, error: Exception) -> None:
-        """After a pause; the third time in a row that the same error stops it, without a picture
-        made in between, the batch ends as failed. A full disk may have room later: it is waited
-        for until the window ends."""
+        """Schedule a retry. After the same error three times in a row without a picture in between
+        the batch ends as failed; a full disk is waited out until the window ends."""
         is_expected = isinstance(error, BatchFailed | OutputError | InvalidParams)
         log.warning("%s: %s", batch.id, error, exc_info=None if is_expected else error)
         text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
         failures = self._failures.setdefault(batch.id, Failures())
         count = failures.add(text, batch.pictures_done)
         if count < MOST_FAILURES or isinstance(error, OutputError):
-            log.warning("%s is tried again in %g s", batch.id, AGAIN_S)
+            log.warning("%s: retry in %g s", batch.id, AGAIN_S)
             self._again_s[batch.id] = time.monotonic() + AGAIN_S
             return
         del self._failures[batch.id]
@@ -283,16 +322,16 @@ class BatchRunner:
         try:
             self._end(batch, "failed", errors)
         except Exception:
-            # What stops the batch may stop its files, too.
-            log.exception("%s has no output files", batch.id)
+            # The error that stops the batch may stop its result files, too.
+            log.exception("%s: cannot write its output files", batch.id)
             self._fail(batch, errors)
 
     def _is_over(self, batch: BatchRecord) -> bool:
-        """While a service is replaced another runner may end it, and it may even be gone by now."""
+        """While a service is replaced, another runner may end the batch and remove it."""
         now = self.records.batch(batch.owner, batch.id)
         return now is None or now.is_ended
 
-    # -- what a record says -----------------------------------------------------------------
+    # -- the record -------------------------------------------------------------------------
 
     def _note(self, id_: str, progress: BatchProgress) -> None:
         turn = self._turns[id_]
@@ -302,7 +341,7 @@ class BatchRunner:
         if self._is_over(batch):
             turn.run.stop()
             return
-        # Of requests for several pictures each, as many as that many pictures make.
+        # Pictures are counted; a request may ask for several.
         share = batch.total / max(batch.pictures, 1)
         turn.batch = replace(
             batch,
@@ -315,8 +354,8 @@ class BatchRunner:
         )
         self.records.put_batch(turn.batch)
 
-    def _tell_place(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
-        """Of one that waits for its turn."""
+    def _update_position(self, batch: BatchRecord, others: Sequence[BatchRecord]) -> None:
+        """Update the place and ETA of a waiting batch."""
         mine = [each for each in others if each.owner == batch.owner]
         mine = mine[: [each.id for each in mine].index(batch.id)]
         making = next((t.batch for t in self._running() if t.batch.owner == batch.owner), None)
@@ -329,33 +368,32 @@ class BatchRunner:
             self.records.put_batch(replace(batch, position=len(mine), eta_s=eta_s))
 
     def _fail(self, batch: BatchRecord, errors: list[dict[str, Any]]) -> None:
-        self._note_end(replace(batch, status="failed", errors=errors))
+        self._write_end(replace(batch, status="failed", errors=errors))
 
     def _end(
         self, batch: BatchRecord, status: Status, errors: list[dict[str, Any]] | None = None
     ) -> None:
-        """Its files; then its record says how it ended, and then everybody hears of it."""
+        """Write the result files, then the end into the record and the outbox."""
         if batch.finalizing_at is None:
             batch = replace(batch, status="finalizing", finalizing_at=int(self.clock()))
             self.records.put_batch(batch)
         store = self.records.job_store(batch.id)
         store.join("images", "ledger")
         with input_file(store) as path:
-            counted = answers.count(batch, path, store, status)
-        if status == "expired" and counted.completed + counted.failed == batch.total:
+            counts = answers.count(batch, path, store, status)
+        if status == "expired" and counts.completed + counts.failed == batch.total:
             status = "completed"
-        made = {part: self._add_file(batch, part, size) for part, size in counted.sizes.items()}
-        self._note_end(
+        self._write_end(
             replace(
                 batch,
                 status=status,
                 errors=errors or [],
-                output_file_id=made["output"],
-                error_file_id=made["errors"],
-                completed=counted.completed,
-                failed=counted.failed,
-                pictures_done=counted.pictures,
-                prompt_tokens=counted.prompt_tokens,
+                output_file_id=self._add_file(batch, "output", counts.sizes["output"]),
+                error_file_id=self._add_file(batch, "errors", counts.sizes["errors"]),
+                completed=counts.completed,
+                failed=counts.failed,
+                pictures_done=counts.pictures,
+                prompt_tokens=counts.prompt_tokens,
                 cancelling_at=self.records.asked_to_cancel(batch.id),
             )
         )
@@ -364,11 +402,9 @@ class BatchRunner:
         if not size:
             return None
         now_s = self.clock()
-        id_ = id_of("file-", batch.id, part)
-        name = f"{batch.id}_{part}.jsonl"
         file = FileRecord(
-            id_,
-            name,
+            id_of("file-", batch.id, part),
+            f"{batch.id}_{part}.jsonl",
             RESULTS,
             size,
             created_at=int(now_s),
@@ -378,9 +414,9 @@ class BatchRunner:
             part=part,
         )
         self.records.add_file(batch.owner, file)
-        return id_
+        return file.id
 
-    def _note_end(self, batch: BatchRecord) -> None:
+    def _write_end(self, batch: BatchRecord) -> None:
         ended = replace(
             batch, ended_at=int(self.clock()), position=None, eta_s=None, images_per_s=0.0
         )
@@ -391,29 +427,28 @@ class BatchRunner:
 
 
 def sweep(records: Records, now: int) -> None:
-    """Remove what has expired, the pictures that no file shows any more, and what was never
-    finished."""
-    for owner in records.owners("files"):
+    """Remove expired files and batches, pictures without a result file, and abandoned writes."""
+    for owner in records.owners(FILES):
         for file in records.files(owner):
             if file.expires_at is not None and file.expires_at < now:
                 records.drop_file(owner, file)
     for owner in records.owners():
+        files = set(records.ids(FILES, owner))
         for batch in records.batches(owner):
             if not batch.is_ended:
                 continue
-            files = [id_ for id_ in (batch.output_file_id, batch.error_file_id) if id_]
-            if all(records.file(owner, id_) is None for id_ in files):
-                store: Store = records.job_store(batch.id)
-                store.remove_all()
-            if (batch.ended_at or 0) + batch.files_live_s < now:
+            is_old = (batch.ended_at or 0) + batch.files_live_s < now
+            if is_old or not files & {batch.output_file_id, batch.error_file_id}:
+                records.job_store(batch.id).remove_all()
+            if is_old:
                 records.drop_batch(batch)
     records.store.sweep(now - UNFINISHED_S)
 
 
 def sweep_data(records: Records, before: set[str]) -> set[str]:
-    """Remove what no record has named since `before`, the answer of the last time: an upload has
-    its record long by now."""
-    found = records.unnamed_data()
-    for id_ in found & before:
+    """Remove data that had no record at the last sweep either, as a new upload has one by then.
+    `before` is the last sweep's answer."""
+    unnamed = records.unnamed_data()
+    for id_ in unnamed & before:
         records.drop_data(id_)
-    return found - before
+    return unnamed - before

@@ -1,8 +1,7 @@
-"""Tell the operator's own addresses how batches end, signed as standardwebhooks.com says.
+"""Notifies the operator's addresses when batches end, signed by standardwebhooks.com.
 
-What is to be told lies in the store until it was taken or given up, so a restart loses nothing; the
-same news has the same id, whoever hears it twice. Addresses come from the operator's file alone: no
-request names one, and no redirect is followed.
+Events lie in the store until they are delivered or given up, so a restart loses none; a repeated
+event has the same id. Addresses come only from the operator's file, and no redirect is followed.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sdxl.params import InvalidParams
 from serve.batch_api.records import OUTBOX, BatchRecord, Records, id_of
+from serve.errors import Problem
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,11 @@ PREFIX = "whsec_"
 MIN_SECRET = 24
 """bytes, as the standard asks"""
 PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
-"""after each try that failed; then it is given up"""
+"""after each failed try; then the event is given up"""
 TIMEOUT_S = 10.0
 LOOK_S = 1.0
 AGAIN_S = 60.0
-"""Until what could not be noted, as on a full disk, is told again."""
+"""the pause after an event that the store, on a full disk for example, could not update"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Pending:
-    """News for one address."""
+    """An event for one address."""
 
     id: str
     url: str
@@ -61,7 +62,7 @@ class Pending:
 
 
 def read_endpoints(path: str) -> list[Endpoint]:
-    """From the operator's file: a line is `<URL> <whsec_…>`."""
+    """Read the operator's file: a line is `<URL> <whsec_…>`."""
     if not path:
         return []
     try:
@@ -74,7 +75,7 @@ def read_endpoints(path: str) -> list[Endpoint]:
 
 
 def endpoint_of(words: Sequence[str], place: str) -> Endpoint:
-    # Not the line itself: a secret is in it.
+    # The message must not show the line: it holds a secret.
     needed = "needed `<http URL> whsec_<base64 of 24 bytes or more>`"
     if len(words) != 2 or not words[0].startswith(("http://", "https://")):
         raise InvalidParams("webhooks", place, needed)
@@ -89,7 +90,7 @@ def endpoint_of(words: Sequence[str], place: str) -> Endpoint:
 
 
 def signed(endpoint: Endpoint, id_: str, at: int, body: str) -> dict[str, str]:
-    """The headers that prove where it comes from."""
+    """Return the headers that authenticate an event."""
     text = f"{id_}.{at}.{body}".encode()
     digest = hmac.new(endpoint.key, text, hashlib.sha256).digest()
     return {
@@ -120,61 +121,58 @@ class Outbox:
         self._thread.join(TIMEOUT_S + LOOK_S)
 
     def add(self, batch: BatchRecord) -> None:
-        """Kept before the batch's record says that it ended, and told after it does."""
+        """Store the end of a batch before its record says it; `deliver` waits for the record."""
+        event = event_of(batch)
+        id_, body = str(event["id"]), json.dumps(event)
         for endpoint in self.endpoints:
-            event = event_of(batch)
-            place = id_of("evt_", event["id"], endpoint.url)
-            self._keep(
-                place,
-                Pending(str(event["id"]), endpoint.url, batch.owner, batch.id, json.dumps(event)),
-            )
+            pending = Pending(id_, endpoint.url, batch.owner, batch.id, body)
+            self._keep(id_of("evt_", id_, endpoint.url), pending)
 
     def deliver(self) -> None:
         for name in self.records.store.names(OUTBOX):
             place = name.removesuffix(".json")
             if time.monotonic() >= self._again_s.get(place, 0.0):
                 try:
-                    self._consider(place)
+                    event = self._read(place)
+                    if event is not None and event.due_s <= self.clock() and self._has_ended(event):
+                        self._try(place, event)
                 except Exception:
-                    # What became of it could not be noted: it is told again, but not at once.
-                    log.exception("webhooks: %s is tried again in %g s", place, AGAIN_S)
+                    # Its state could not be stored: a retry at once would repeat the event.
+                    log.exception("webhooks: %s: retry in %g s", place, AGAIN_S)
                     self._again_s[place] = time.monotonic() + AGAIN_S
-
-    def _consider(self, place: str) -> None:
-        news = self._read(place)
-        if news is not None and news.due_s <= self.clock() and self._has_ended(news):
-            self._try(place, news)
 
     def _look_again(self) -> None:
         while not self._leave.wait(LOOK_S):
             try:
                 self.deliver()
             except Exception:
-                log.exception("webhooks: could not look for news")
+                log.exception("webhooks: cannot read the outbox")
 
-    def _try(self, place: str, news: Pending) -> None:
-        endpoint = next((each for each in self.endpoints if each.url == news.url), None)
+    def _try(self, place: str, event: Pending) -> None:
+        endpoint = next((each for each in self.endpoints if each.url == event.url), None)
         if endpoint is None:
-            log.warning("webhook %s: %s is no longer configured", news.id, news.url)
-            self.records.store.remove(f"{OUTBOX}/{place}.json")
-            return
-        error = send(endpoint, news, int(self.clock()))
-        if error and news.tries < len(self.pauses_s):
-            pause_s = self.pauses_s[news.tries]
-            log.warning("webhook %s: %s: %s; again in %g s", news.id, news.url, error, pause_s)
-            due_s = self.clock() + pause_s
-            self._keep(place, replace(news, tries=news.tries + 1, due_s=due_s))
-            return
-        if error:
-            log.error("webhook %s: %s: %s; given up", news.id, news.url, error)
+            log.warning("webhook %s: %s is no longer configured", event.id, event.url)
+        elif error := send(endpoint, event, int(self.clock())):
+            if event.tries < len(self.pauses_s):
+                pause_s = self.pauses_s[event.tries]
+                log.warning(
+                    "webhook %s: %s: %s; retry in %g s", event.id, event.url, error, pause_s
+                )
+                due_s = self.clock() + pause_s
+                self._keep(place, replace(event, tries=event.tries + 1, due_s=due_s))
+                return
+            log.error("webhook %s: %s: %s; given up", event.id, event.url, error)
         self.records.store.remove(f"{OUTBOX}/{place}.json")
 
-    def _has_ended(self, news: Pending) -> bool:
-        batch = self.records.batch(news.owner, news.batch)
-        return batch is None or batch.is_ended
+    def _has_ended(self, event: Pending) -> bool:
+        with suppress(Problem):
+            batch = self.records.batch(event.owner, event.batch)
+            return batch is None or batch.is_ended
+        # The record cannot be read: the event is all that is known.
+        return True
 
-    def _keep(self, place: str, news: Pending) -> None:
-        self.records.store.put(f"{OUTBOX}/{place}.json", json.dumps(asdict(news)).encode())
+    def _keep(self, place: str, event: Pending) -> None:
+        self.records.store.put(f"{OUTBOX}/{place}.json", json.dumps(asdict(event)).encode())
 
     def _read(self, place: str) -> Pending | None:
         try:
@@ -195,13 +193,13 @@ def event_of(batch: BatchRecord) -> dict[str, object]:
     }
 
 
-def send(endpoint: Endpoint, news: Pending, at: int) -> str:
-    """What went wrong; empty if it was taken."""
+def send(endpoint: Endpoint, event: Pending, at: int) -> str:
+    """Send an event. Returns the error, or nothing if it was accepted."""
     import httpx
 
-    headers = signed(endpoint, news.id, at, news.body)
+    headers = signed(endpoint, event.id, at, event.body)
     try:
-        answer = httpx.post(endpoint.url, content=news.body, headers=headers, timeout=TIMEOUT_S)
+        answer = httpx.post(endpoint.url, content=event.body, headers=headers, timeout=TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return type(error).__name__
     return "" if answer.is_success else f"it answered {answer.status_code}"

@@ -1,4 +1,4 @@
-"""Files and batches in OpenAI's words: what a client asks, and what it hears."""
+"""Files and batches in OpenAI's words: requests and answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve.batch_api.records import BatchRecord, FileRecord
+from serve.batch_api.records import ENDED, BatchRecord, FileRecord
 from serve.errors import invalid
 from serve.front.openai_images import Reply, RequestModel
 
@@ -47,8 +47,7 @@ class FileObject(Reply):
 
     @classmethod
     def of(cls, file: FileRecord) -> FileObject:
-        names = ("id", "bytes", "created_at", "expires_at", "filename", "purpose")
-        return cls(**{name: getattr(file, name) for name in names})
+        return cls(**same_fields(cls, file))
 
 
 class FileDeleted(Reply):
@@ -121,29 +120,23 @@ class BatchObject(BaseModel):
 
     @classmethod
     def of(cls, batch: BatchRecord, cancelling_at: int | None = None) -> BatchObject:
-        same = (
-            *("id", "endpoint", "input_file_id", "completion_window", "created_at", "expires_at"),
-            *("output_file_id", "error_file_id", "in_progress_at", "finalizing_at", "metadata"),
-            *("position", "eta_s", "images_per_s"),
-        )
-        ends = ("completed", "failed", "expired", "cancelled")
         status = "cancelling" if cancelling_at and not batch.is_ended else batch.status
-        facts: dict[str, Any] = {name: getattr(batch, name) for name in same}
-        facts |= {f"{end}_at": batch.ended_at if status == end else None for end in ends}
-        return cls(
-            **facts,
-            status=status,
-            cancelling_at=cancelling_at or batch.cancelling_at,
-            model=batch.model or None,
-            errors=BatchErrors(data=batch.errors) if batch.errors else None,
-            usage=BatchUsage.of_prompts(batch.prompt_tokens),
-            request_counts=RequestCounts(
-                total=batch.total, completed=batch.completed, failed=batch.failed
-            ),
-            pictures=RequestCounts(
-                total=batch.pictures, completed=batch.pictures_done, failed=batch.failed
-            ),
-        )
+        requests, done = (batch.total, batch.completed), (batch.pictures, batch.pictures_done)
+        counts = [
+            RequestCounts(total=total, completed=completed, failed=batch.failed)
+            for total, completed in (requests, done)
+        ]
+        facts = same_fields(cls, batch) | {
+            "status": status,
+            "cancelling_at": cancelling_at or batch.cancelling_at,
+            "model": batch.model or None,
+            "errors": BatchErrors(data=batch.errors) if batch.errors else None,
+            "usage": BatchUsage.of_prompts(batch.prompt_tokens),
+            "request_counts": counts[0],
+            "pictures": counts[1],
+        }
+        facts |= {f"{end}_at": batch.ended_at if status == end else None for end in ENDED}
+        return cls(**facts)
 
 
 class FileList(Reply):
@@ -160,6 +153,10 @@ class BatchList(Reply):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+def same_fields(kind: type[BaseModel], record: FileRecord | BatchRecord) -> dict[str, Any]:
+    return {name: value for name, value in vars(record).items() if name in kind.model_fields}
 
 
 def window_s(text: str) -> int:

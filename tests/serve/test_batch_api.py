@@ -267,15 +267,27 @@ def test_a_file_name_with_a_lone_surrogate_is_refused_and_nothing_is_stored(tmp_
     assert checked_name("é" * 400) == "é" * MOST_NAME
 
 
-def test_data_whose_record_cannot_be_read_are_removed(tmp_path: Path) -> None:
+def record_of(folder: Path, id_: str) -> Path:
+    (record,) = (folder / "batches").rglob(f"{id_}.json")
+    return record
+
+
+def test_data_of_a_torn_record_are_removed_and_those_of_another_version_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with doors(tmp_path) as found:
-        file = found.upload(line("a"))
-        (record,) = (tmp_path / "batches" / "files").rglob(f"{file.id}.json")
-        record.write_text('{"torn')
-        unnamed = sweep_data(found.runner.records, set())
-        assert unnamed == {file.id}
-        assert sweep_data(found.runner.records, unnamed) == set()
-        assert not list((tmp_path / "batches" / "data").iterdir())
+        found.runner.close()
+        torn, other, good = (found.upload(line(name)) for name in "abc")
+        record_of(tmp_path, torn.id).write_text('{"torn')
+        record_of(tmp_path, other.id).write_text('{"id": "of a later version"}')
+        records = Records(found.settings.batches_dir)
+        unnamed = sweep_data(records, set())
+        assert unnamed == {torn.id}
+        assert sweep_data(records, unnamed) == set()
+        assert set(records.store.names("data")) == {other.id, good.id}
+        read = list[str]()
+        monkeypatch.setattr(records.store, "get", read.append)
+        assert records.unnamed_data() == set() and not read, "records are read once"
 
 
 @pytest.mark.parametrize("seconds", ["000003600999999999999", "3599", "9" * 4301, "1_0000", "x"])
@@ -298,13 +310,38 @@ def test_a_picture_that_is_missing_from_the_store_is_an_error_in_its_line(tmp_pa
 
 def test_a_damaged_record_of_a_batch_is_503_and_not_404(tmp_path: Path) -> None:
     with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
-        (record,) = (tmp_path / "batches" / "batches").rglob(f"{batch.id}.json")
+        client, batch = found.client, found.ended(found.begin(line("a", response_format="url")))
+        url = found.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
+        record = record_of(tmp_path, batch.id)
         record.write_text(record.read_text()[:40])
-        with pytest.raises(openai.InternalServerError) as error:
-            found.client.batches.retrieve(batch.id)
-        assert error.value.status_code == 503 and error.value.code == "record_unreadable"
-        assert found.client.batches.list().data == []
+        for ask in (
+            lambda: client.batches.retrieve(batch.id),
+            lambda: client.batches.cancel(batch.id),
+            lambda: client.files.content(batch.output_file_id),
+        ):
+            with pytest.raises(openai.InternalServerError) as error:
+                ask()
+            assert error.value.status_code == 503 and error.value.code == "record_unreadable"
+        picture = httpx.get(url)
+        assert picture.status_code == 503 and "record_unreadable" in picture.text
+        assert client.batches.list().data == []
+
+
+def test_a_damaged_record_of_an_unfinished_batch_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with doors(tmp_path) as found:
+        found.runner.close()
+        torn, other = found.begin(line("a")), found.begin(line("b"))
+        record_of(tmp_path, torn.id).write_text('{"torn')
+        runner = BatchRunner(found.runner.records, found.settings, lambda: [found.worker])
+        for _ in range(2):
+            runner.look()
+        runner.close()
+        assert found.client.batches.retrieve(other.id).status != "validating"
+    (error,) = (each for each in caplog.records if each.levelname == "ERROR")
+    assert f"batches/anybody/{torn.id}.json cannot be read" in error.getMessage()
+    assert "delete the file" in error.getMessage()
 
 
 def test_a_file_in_a_read_only_folder_is_507_when_deleted(

@@ -35,7 +35,7 @@ def test_few_steps_are_deep_unless_a_batch_began_before_that_was_so(tmp_path: Pa
 
 def intervals_of(found: Doors, records: Records, batch: BatchRecord) -> list[int]:
     job = BatchJobRun(records, batch, image_models(found.settings)[0], MagicMock(), MagicMock())
-    job._meet(asyncio.run(found.worker.card()))
+    job._keep_card(asyncio.run(found.worker.card()))
     with input_file(records.job_store(batch.id)) as path:
         rows = [row for piece in job._shards(path) for row in piece.rows]
     return [row.params.interval for row in rows if row.params]

@@ -21,7 +21,7 @@ from serve.batch.renderers import HttpRenderer, Renderer, RendererLost
 from serve.batch.running import run
 from serve.batch.shard_worker import BatchTask, ShardWorker
 from serve.batch.store import open_store
-from serve.batch_api.renderer import BackendRenderer
+from serve.batch_api.batch_job import BackendRenderer
 from serve.errors import Problem
 from serve.front.api import create_app
 from serve.orders import Done, ModelCard
