@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
+from sdxl.handover import in_threads
 from serve.batch.ledger import Entry
 from serve.batch.store import Store
-from serve.batch.tars import TAR, reader
+from serve.batch.tars import TAR, THREADS, reader
 
 SAMPLED = 0.01
 """the share of files that a worker reads, besides its first"""
@@ -25,26 +26,41 @@ class FinishedPictures:
         self._random = random.Random(seed)
         self._has_read = False
 
-    def there(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return those whose file has its size in a listing, and whose tar is long enough."""
-        sizes: dict[str, int] = {}
-        for place in {place_of(entry) for entry in entries}:
-            sizes |= self._store.sizes(place)
-        least = Counter[str]()
+    def sound(self, entries: Sequence[Entry], on_progress: Callable[[], None]) -> list[Entry]:
+        """Return those whose files agree with the ledger, by a listing and a sample."""
+        listed = self._listed(entries)
+        on_progress()
+
+        def check(entry: Entry) -> bool:
+            on_progress()
+            try:
+                return hashlib.sha256(self._read(entry.file)).hexdigest() == entry.sha256
+            except FileNotFoundError:
+                return False
+
+        # A tar is read whole, so all of its pictures are checked or none.
+        chosen: dict[str, bool] = {}
+        sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_chosen())]
+        checks = zip(sample, in_threads(check, sample, THREADS), strict=True)
+        bad = {entry.ordinal for entry, is_sound in checks if not is_sound}
+        if bad and not self.reads_all:
+            self.reads_all = True
+            return self.sound(entries, on_progress)
+        return [entry for entry in listed if entry.ordinal not in bad]
+
+    def _listed(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return those whose file has its size in a listing. A tar is as large as its pictures."""
+        sizes, least = dict[str, int](), Counter[str]()
         for entry in entries:
             least[file_of(entry)] += entry.size
-        return [entry for entry in entries if is_whole(entry, sizes, least)]
-
-    def sample(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return those to read. A tar is read whole, so all of it or nothing is chosen."""
-        chosen: dict[str, bool] = {}
-        return [e for e in entries if chosen.setdefault(file_of(e), self._is_chosen())]
-
-    def is_sound(self, entry: Entry) -> bool:
-        try:
-            return hashlib.sha256(self._read(entry.file)).hexdigest() == entry.sha256
-        except FileNotFoundError:
-            return False
+        # A tar is listed by itself, a picture with its folder.
+        tars = {file for file in least if file.endswith(".tar")}
+        files = least.keys() - tars
+        for place in tars | {file.rpartition("/")[0] for file in files}:
+            sizes |= self._store.sizes(place)
+        good = {f for f in tars if sizes.get(f, -1) >= least[f]}
+        good |= {f for f in files if sizes.get(f) == least[f]}
+        return [entry for entry in entries if file_of(entry) in good]
 
     def _is_chosen(self) -> bool:
         is_first, self._has_read = not self._has_read, True
@@ -55,16 +71,3 @@ def file_of(entry: Entry) -> str:
     """Return the file that holds a picture: its own, or a tar."""
     tar, is_inside, _ = entry.file.partition(TAR)
     return f"{tar}.tar" if is_inside else entry.file
-
-
-def place_of(entry: Entry) -> str:
-    """Return what to list: the tar itself, or the picture's folder."""
-    file = file_of(entry)
-    return file if file != entry.file else file.rpartition("/")[0]
-
-
-def is_whole(entry: Entry, sizes: Mapping[str, int], least: Mapping[str, int]) -> bool:
-    file = file_of(entry)
-    if file not in sizes:
-        return False
-    return sizes[file] == entry.size if file == entry.file else sizes[file] >= least[file]

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -193,9 +194,9 @@ class Metrics:
 
         self._rows = gauge("rows", "pictures, by what became of them", ("state",))
         self._rate = gauge("images_per_second", "lately")
-        self._left = gauge("eta_seconds", "until the end, at that rate")
+        self._eta = gauge("eta_seconds", "until the end, at that rate")
         self._lost = gauge("lost_workers", "workers that died or hung")
-        self._full = gauge("occupancy", "share of a worker's places taken", ("worker",))
+        self._occupancy = gauge("occupancy", "share of a worker's places taken", ("worker",))
         try:
             self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
         except OSError as error:
@@ -207,11 +208,11 @@ class Metrics:
             self._rows.labels(state).set(getattr(progress, state))
         self._rows.labels("left").set(max(progress.rows - progress.done, 0))
         self._rate.set(progress.rate)
-        self._left.set(float("nan") if progress.eta_s is None else progress.eta_s)
+        self._eta.set(float("nan") if progress.eta_s is None else progress.eta_s)
         self._lost.set(progress.lost_workers)
-        self._full.clear()
+        self._occupancy.clear()
         for name, worker in progress.workers.items():
-            self._full.labels(name).set(worker.occupancy)
+            self._occupancy.labels(name).set(worker.occupancy)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -244,10 +245,8 @@ class StatusFile:
 
     def end(self, progress: BatchProgress, state: str) -> None:
         """Write the state of a stopped job, unless its output is what failed."""
-        try:
+        with suppress(OutputError):
             self.write(progress, state)
-        except OutputError:
-            return
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,19 @@ import random
 import socket
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sdxl.params import InvalidParams, Sizes
 from sdxl.presets import UNMEASURED, Presets, presets_of
 from sdxl.prompt import MAX_TOKENS
-from sdxl.provenance import OFF, Provenance
+from sdxl.provenance import Provenance
 from serve.batch.batch_spec import BatchSpec
 from serve.errors import Problem
 from serve.models import own_names
 from serve.orders import Done, ImageOrder, ModelCard, Update
+
+if TYPE_CHECKING:
+    from sdxl.pipeline import Pipeline
 
 THROUGH_WINDOW = 32
 """The fewest pictures to keep with a service: enough for several devices, less than one's queue."""
@@ -69,33 +72,25 @@ class Renderer(Protocol):
 class LocalRenderer:
     """The service's worker, alone on one device."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, pipeline: Pipeline, provenance: Provenance) -> None:
         from sdxl.pipeline import ENCODE_BATCH
-
-        self.worker = worker
-        limits = worker.limits
-        self.window = 2 * max(limits.rows // 2, 1) + ENCODE_BATCH
-
-    @classmethod
-    def load(cls, pipeline: Any, provenance: Provenance | None = None) -> LocalRenderer:
         from serve.worker.worker import Worker
 
         # The queue is longer than any window: the worker never refuses an order.
-        marks = provenance or Provenance(OFF)
-        worker = Worker(pipeline, queue=10_000, max_prompt_tokens=MAX_TOKENS, provenance=marks)
-        worker.start()
-        return cls(worker)
+        self.worker = Worker(
+            pipeline, queue=10_000, max_prompt_tokens=MAX_TOKENS, provenance=provenance
+        )
+        self.worker.start()
+        self.window = 2 * max(self.worker.limits.rows // 2, 1) + ENCODE_BATCH
 
     async def card(self) -> ModelCard:
-        card: ModelCard = await self.worker.card()
-        return card
+        return await self.worker.card()
 
     def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
-        updates: AsyncGenerator[Update] = self.worker.generate(order)
-        return updates
+        return self.worker.generate(order)
 
     def steps(self) -> int:
-        return int(self.worker.steps_taken)
+        return self.worker.steps_taken
 
     def occupancy(self) -> float:
         return min(self.worker.rows_running / self.worker.limits.rows, 1.0)
@@ -119,7 +114,7 @@ def load_local(order: BatchSpec) -> LocalRenderer:
         is_deterministic=order.deterministic,
         takes_unchecked=order.takes_unchecked,
     )
-    return LocalRenderer.load(pipeline, order.provenance)
+    return LocalRenderer(pipeline, order.provenance)
 
 
 class HttpRenderer:

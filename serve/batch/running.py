@@ -24,9 +24,9 @@ from serve.batch.job import FILE, KEPT, BatchJob, check_engine, engine_of, load_
 from serve.batch.lock import LEAVE_S, locked
 from serve.batch.progress import BatchProgress, counted
 from serve.batch.renderers import HttpRenderer, load_local, service_card
-from serve.batch.shard_worker import BatchTask
+from serve.batch.shard_worker import BatchTask, Load
 from serve.batch.store import Store, open_store, token
-from serve.batch.workers import Load, StartWorker, ray_workers, thread_workers, threads_for
+from serve.batch.workers import StartWorker, ray_workers, thread_workers, threads_for
 from serve.orders import ModelCard
 
 WorkerPool = Callable[

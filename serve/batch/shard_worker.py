@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -37,6 +37,8 @@ FILE_THREADS = 8
 """An object store answers slowly, but many requests at a time."""
 TRY_AGAIN = (408, 429)
 """Refusals that are not the row's fault."""
+Load = Callable[[], Renderer]
+"""called in the worker's process"""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,11 @@ class TurnReport:
 
 
 class ShardWorker:
-    def __init__(self, renderer: Renderer, task: BatchTask, name: str) -> None:
-        self.renderer, self.task, self.name = renderer, task, name
+    def __init__(self, load: Load, task: BatchTask, name: str) -> None:
+        self.renderer, self.task, self.name = load(), task, name
         self._finished = FinishedPictures(task.store, task.reads_back, f"{task.run} {name}")
         self._engine = ""
-        self._window = asyncio.Semaphore(renderer.window)
+        self._window = asyncio.Semaphore(self.renderer.window)
         self._threads = ThreadPoolExecutor(FILE_THREADS, "files")
         self._held: dict[int, Tally] = {}
         self._ended: dict[int, Tally] = {}
@@ -178,7 +180,7 @@ class ShardWorker:
         noted = {row.ordinal: known.get(row.ordinal) for row in piece.rows}
         entries = [e for row in piece.rows if (e := noted[row.ordinal]) and e.id == row.id]
         pictures = [entry for entry in entries if entry.error is None]
-        sound = await self._sound(pictures)
+        sound = await self._in_thread(self._finished.sound, pictures, self._touch)
         tally.damaged = len(pictures) - len(sound)
         done = {entry.ordinal for entry in sound}
         dead = [entry for entry in entries if entry.error is not None]
@@ -187,21 +189,8 @@ class ShardWorker:
         done |= {entry.ordinal for entry in kept}
         return [row for row in piece.rows if row.ordinal not in done]
 
-    async def _sound(self, pictures: Sequence[Entry]) -> list[Entry]:
-        """Return those whose files agree with the ledger, by a listing and a sample."""
-        there = await self._in_thread(self._finished.there, pictures)
+    def _touch(self) -> None:
         self._touched += 1
-        sample = self._finished.sample(there)
-        are_sound = await asyncio.gather(*(self._in_thread(self._check, e) for e in sample))
-        bad = {e.ordinal for e, sound in zip(sample, are_sound, strict=True) if not sound}
-        if bad and not self._finished.reads_all:
-            self._finished.reads_all = True
-            return await self._sound(pictures)
-        return [entry for entry in there if entry.ordinal not in bad]
-
-    def _check(self, entry: Entry) -> bool:
-        self._touched += 1
-        return self._finished.is_sound(entry)
 
     # -- a row ------------------------------------------------------------------------------
 
@@ -267,7 +256,7 @@ class ShardWorker:
             engine=self._engine,
             prompt_tokens=done.prompt_tokens,
         )
-        self._touched += 1
+        self._touch()
 
     def _add_entry(self, book: LedgerWriter, row: BatchRow, **facts: Any) -> None:
         run, worker = self.task.run, self.name

@@ -11,7 +11,8 @@ import secrets
 import shutil
 import stat
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,6 +89,14 @@ def token() -> str:
     return secrets.token_hex(4)
 
 
+@contextmanager
+def writing(place: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(place, error) from error
+
+
 # -- a folder -------------------------------------------------------------------------------
 
 
@@ -120,31 +129,25 @@ class FolderStore:
 
     def put(self, name: str, data: bytes) -> None:
         path = self.root / name
-        try:
+        with writing(path):
             # Never recreate the root or its folders: a removed job would come back half empty.
             if path.parent.parent != self.root and path.parent != self.root:
                 path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(path, error) from error
         write_atomic(path, data, self.scratch)
 
     def put_file(self, name: str, path: Path) -> None:
         unfinished = self.scratch / path.name
-        try:
+        with writing(self.root / name):
             shutil.copyfile(path, unfinished)
             os.replace(unfinished, self.root / name)
-        except OSError as error:
-            raise OutputError(self.root / name, error) from error
 
     def get(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
 
     def remove(self, name: str) -> None:
         path = self.root / name
-        try:
+        with writing(path):
             path.unlink(missing_ok=True)
-        except OSError as error:
-            raise OutputError(path, error) from error
 
     def names(self, folder: str) -> list[str]:
         try:
@@ -183,13 +186,11 @@ class FileAppender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with writing(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        except OSError as error:
-            raise OutputError(path, error) from error
 
     def add(self, line: bytes) -> None:
-        try:
+        with writing(self.path):
             size = os.fstat(self._file).st_size
             if size and os.pread(self._file, 1, size - 1) != b"\n":
                 # A crash tore the last line: it stays, and this line starts a new one.
@@ -199,8 +200,6 @@ class FileAppender:
             os.fsync(self._file)
             if not os.fstat(self._file).st_nlink:
                 raise FileNotFoundError(2, "the ledger was removed")
-        except OSError as error:
-            raise OutputError(self.path, error) from error
 
     def close(self) -> None:
         # The system reuses the number: a late `add` must not write into another file.
@@ -244,11 +243,8 @@ class ObjectStore:
         pass
 
     def put(self, name: str, data: bytes) -> None:
-        files, root = self._open()
-        try:
-            files.pipe_file(f"{root}/{name}", data)
-        except Exception as error:
-            raise self.error(name, error) from error
+        with self._writing(name) as (files, path):
+            files.pipe_file(path, data)
 
     def create(self, name: str, data: bytes) -> None:
         """Write an object unless it exists. The caller reads it to learn which writer won."""
@@ -264,11 +260,8 @@ class ObjectStore:
                 self.put(name, data)
 
     def put_file(self, name: str, path: Path) -> None:
-        files, root = self._open()
-        try:
-            files.put_file(str(path), f"{root}/{name}")
-        except Exception as error:
-            raise self.error(name, error) from error
+        with self._writing(name) as (files, target):
+            files.put_file(str(path), target)
 
     def get(self, name: str) -> bytes:
         files, root = self._open()
@@ -310,8 +303,14 @@ class ObjectStore:
         first = int(parts[-1].partition("-")[0]) + 1 if parts else 0
         return PartAppender(self, shard, first)
 
-    def error(self, name: str, error: Exception) -> OutputError:
-        return OutputError(f"{self.url}/{name}", OSError(f"{type(error).__name__}: {error}"))
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[tuple[Any, str]]:
+        files, root = self._open()
+        try:
+            yield files, f"{root}/{name}"
+        except Exception as error:
+            cause = OSError(f"{type(error).__name__}: {error}")
+            raise OutputError(f"{self.url}/{name}", cause) from error
 
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
@@ -341,8 +340,8 @@ class PartAppender:
         with self._lock:
             if self._is_closed:
                 # The process that closed it has counted its lines.
-                error = ValueError("the ledger was closed")
-                raise self.store.error(f"ledger/{self.shard}", error)
+                place = f"{self.store.url}/ledger/{self.shard}"
+                raise OutputError(place, OSError("ValueError: the ledger was closed"))
             self._lines.append(line)
             if len(self._lines) >= PART_LINES:
                 self._write()

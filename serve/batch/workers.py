@@ -13,14 +13,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from serve.batch.renderers import Renderer
 from serve.batch.rows import ShardPiece
-from serve.batch.shard_worker import BatchTask, ShardWorker, TurnReport
+from serve.batch.shard_worker import BatchTask, Load, ShardWorker, TurnReport
 from serve.orders import ModelCard
 
 LEAVE_S = 5.0
-Load = Callable[[], Renderer]
-"""called in the worker's process"""
 
 
 class BatchWorker(Protocol):
@@ -38,17 +35,6 @@ class BatchWorker(Protocol):
 
 StartWorker = Callable[[str], BatchWorker]
 """starts a worker of a given name"""
-
-
-class WorkerActor:
-    def __init__(self, load: Load, task: BatchTask, name: str) -> None:
-        self.worker = ShardWorker(load(), task, name)
-
-    async def card(self) -> ModelCard:
-        return await self.worker.card()
-
-    async def turn(self, pieces: dict[int, ShardPiece]) -> TurnReport:
-        return await self.worker.turn(pieces)
 
 
 class RayWorker:
@@ -70,7 +56,7 @@ class RayWorker:
 def ray_workers(load: Load, task: BatchTask, has_gpus: bool, threads: int) -> StartWorker:
     import ray
 
-    actor = ray.remote(WorkerActor).options(**actor_options(has_gpus, threads))
+    actor = ray.remote(ShardWorker).options(**actor_options(has_gpus, threads))
 
     return lambda name: RayWorker(name, actor.remote(load, task, name))
 
@@ -108,8 +94,7 @@ class ThreadWorker:
         self._thread.join(LEAVE_S)
 
     async def _start(self) -> ModelCard:
-        renderer = await asyncio.to_thread(self._load)
-        self._worker = ShardWorker(renderer, self._task, self.name)
+        self._worker = await asyncio.to_thread(ShardWorker, self._load, self._task, self.name)
         return await self._worker.card()
 
     def _run(self) -> None:

@@ -129,7 +129,7 @@ def line_of(
 
 
 def response_of(batch: BatchRecord, record: Record, status: int, body: Any) -> dict[str, Any]:
-    request_id = id_of("batch_req_", batch.id, record.line).replace("batch_req_", "req_")
+    request_id = id_of("batch_req_", batch.id, record.line).removeprefix("batch_")
     return {"status_code": status, "request_id": request_id, "body": body}
 
 

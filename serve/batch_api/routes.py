@@ -53,29 +53,16 @@ CONTENT: dict[int | str, dict[str, Any]] = {
 PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"content": {kind: {} for kind in MEDIA.values()}, "description": "the picture"}
 }
-UPLOAD: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["file", "purpose"],
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": [PURPOSE]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {
-                            "type": "integer",
-                            "minimum": MIN_LIFE_S,
-                            "maximum": MAX_LIFE_S,
-                        },
-                    },
-                }
-            }
-        },
-    }
+LIFE = {"type": "integer", "minimum": MIN_LIFE_S, "maximum": MAX_LIFE_S}
+FORM = {
+    "file": {"type": "string", "format": "binary"},
+    "purpose": {"type": "string", "enum": [PURPOSE]},
+    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+    "expires_after[seconds]": LIFE,
 }
+SCHEMA = {"type": "object", "required": ["file", "purpose"], "properties": FORM}
+BODY = {"required": True, "content": {"multipart/form-data": {"schema": SCHEMA}}}
+UPLOAD: dict[str, Any] = {"requestBody": BODY}
 T = TypeVar("T", FileRecord, BatchRecord)
 Ordinal = Annotated[int, PathParameter(ge=0, lt=10**9)]
 After = Annotated[str | None, Query(max_length=64)]
@@ -214,9 +201,8 @@ class BatchApi:
 
 
 def add_batch_routes(app: FastAPI, settings: ServeSettings) -> None:
-    records = Records(settings.batches_dir)
-    records.prepare()
-    api = BatchApi(records, settings)
+    api = BatchApi(Records(settings.batches_dir), settings)
+    api.records.prepare()
     add_file_routes(app, api)
     add_routes_of_batches(app, api)
 

@@ -99,20 +99,6 @@ class Turn:
 
 
 @dataclass
-class Failures:
-    """Counts how often in a row the same error stopped a batch without a picture in between."""
-
-    text: str = ""
-    pictures: int = 0
-    count: int = 0
-
-    def add(self, text: str, pictures: int) -> int:
-        is_same = (text, pictures) == (self.text, self.pictures)
-        self.text, self.pictures, self.count = text, pictures, self.count + 1 if is_same else 1
-        return self.count
-
-
-@dataclass
 class BatchRunner:
     records: Records
     settings: ServeSettings
@@ -125,7 +111,8 @@ class BatchRunner:
     _ended: set[str] = field(default_factory=set)
     _unreadable: set[str] = field(default_factory=set)
     _again_s: dict[str, float] = field(default_factory=dict)
-    _failures: dict[str, Failures] = field(default_factory=dict)
+    _failures: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    """each batch's equal errors in a row, with the number of its pictures"""
     _leave: threading.Event = field(default_factory=threading.Event)
     _swept_s: float = 0.0
     _unnamed: set[str] = field(default_factory=set)
@@ -199,7 +186,7 @@ class BatchRunner:
         if id_ in self._unreadable:
             return
         self._unreadable.add(id_)
-        file, cause = path_of(BATCHES, owner, id_), " ".join(str(error.__cause__).split())[:300]
+        file, cause = path_of(BATCHES, owner, id_), " ".join(str(error.__cause__).split())[:150]
         message = "%s/%s cannot be read, so its batch never ends; delete the file (%s)"
         log.error(message, self.records.place, file, cause)
 
@@ -309,9 +296,10 @@ class BatchRunner:
         is_expected = isinstance(error, BatchFailed | OutputError | InvalidParams)
         log.warning("%s: %s", batch.id, error, exc_info=None if is_expected else error)
         text = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-        failures = self._failures.setdefault(batch.id, Failures())
-        count = failures.add(text, batch.pictures_done)
-        if count < MOST_FAILURES or isinstance(error, OutputError):
+        failure = (text, batch.pictures_done)
+        same = [each for each in self._failures.get(batch.id, []) if each == failure]
+        self._failures[batch.id] = [*same, failure]
+        if len(same) + 1 < MOST_FAILURES or isinstance(error, OutputError):
             log.warning("%s: retry in %g s", batch.id, AGAIN_S)
             self._again_s[batch.id] = time.monotonic() + AGAIN_S
             return

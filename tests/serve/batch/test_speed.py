@@ -12,6 +12,7 @@ import pytest
 
 from sdxl.params import GenerationParams, Sizes
 from sdxl.pipeline import Pipeline
+from sdxl.provenance import OFF, Provenance
 from serve.batch.driver import Driver
 from serve.batch.intake import Intake
 from serve.batch.progress import BatchProgress
@@ -35,13 +36,13 @@ def sleepy() -> Pipeline:
 
 
 def sleepy_renderer() -> LocalRenderer:
-    return LocalRenderer.load(sleepy())
+    return LocalRenderer(sleepy(), Provenance(OFF))
 
 
 def test_the_loop_stays_full_across_the_borders_of_shards(tmp_path: Path) -> None:
     """64 rows in 8 shards: every call of the network but the last few is full."""
     pipeline = fake_pipeline(0.002, buckets=(4,))
-    renderer = LocalRenderer.load(pipeline)
+    renderer = LocalRenderer(pipeline, Provenance(OFF))
     calls = fake(pipeline, "unet_deep").calls
     calls.clear()
     made = make(
@@ -60,7 +61,7 @@ def test_throughput_is_that_of_the_loop_in_process(tmp_path: Path) -> None:
     results = pipeline.generate([GenerationParams("a", seed=i, steps=10) for i in range(rows)])
     alone = rows / (time.perf_counter() - began)
     assert not any(result.error for result in results)
-    renderer = LocalRenderer.load(sleepy())
+    renderer = LocalRenderer(sleepy(), Provenance(OFF))
     began = time.perf_counter()
     make(prompts(tmp_path, rows), tmp_path / "out", "--steps", "10", load=lambda: renderer)
     job = rows / (time.perf_counter() - began)

@@ -122,7 +122,7 @@ def test_so_are_the_service_s_own_replicas(at_once: int, window: int, tmp_path: 
 def places(renderer: Renderer, folder: Path) -> int:
     """Orders that a job keeps with whoever draws."""
     task = BatchTask(open_store(str(folder / "out"), "run"), "run", "png")
-    worker = ShardWorker(renderer, task, "one")
+    worker = ShardWorker(lambda: renderer, task, "one")
     asyncio.run(worker.card())
     assert worker._window._value == renderer.window
     return renderer.window
