@@ -6,12 +6,12 @@ Addresses and digests are data, in sources.toml or the user's file.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from eval.measuring.options import add_option
 from sdxl.arguments import Parser
@@ -21,7 +21,6 @@ from sdxl.params import InvalidParams
 SOURCES = Path(__file__).with_name("sources.toml")
 RECORD = "sources.toml"
 TIMEOUT_S = 60.0
-CHUNK = 1 << 20
 
 
 def sha256_of(content: bytes) -> str:
@@ -33,8 +32,8 @@ def git_blob_of(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-DIGESTS = {"sha256": sha256_of, "git_blob": git_blob_of}
-DIGITS = {"sha256": 64, "git_blob": 40}
+DIGESTS = {"sha256": (sha256_of, 64), "git_blob": (git_blob_of, 40)}
+"""functions, and how many digits they return"""
 FEWEST_DIGITS = 8
 
 
@@ -54,10 +53,10 @@ class RemoteFile:
 
     @property
     def has_digest(self) -> bool:
-        return any(getattr(self, name) for name in DIGESTS)
+        return bool(self.sha256 or self.git_blob)
 
     def check(self, content: bytes) -> None:
-        for name, digest_of in DIGESTS.items():
+        for name, (digest_of, _) in DIGESTS.items():
             digest, needed = digest_of(content), getattr(self, name)
             if not digest.startswith(needed):
                 raise FetchFailed(f"{self.url}: has {name} {digest}, needed {needed}")
@@ -93,11 +92,13 @@ def build_parser() -> Parser:
 
 
 def read_sources(path: Path) -> list[RemoteFile]:
-    needed = "needed TOML with [[file]] tables of path, url and sha256 or git_blob"
+    needed = "needed TOML with [[file]] tables of path, url and sha256 or git_blob, all text"
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["file"]
         files = [RemoteFile(**table) for table in tables]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        if not all(isinstance(value, str) for file in files for value in vars(file).values()):
+            raise TypeError("a value is not text")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidParams("sources", str(path), f"{needed} ({error})") from error
     for file in files:
         check_source(path, file)
@@ -105,23 +106,16 @@ def read_sources(path: Path) -> list[RemoteFile]:
 
 
 def check_source(sources: Path, file: RemoteFile) -> None:
-    if not all(isinstance(v, str) for v in vars(file).values()):
-        raise InvalidParams("sources", str(sources), f"{file.path}: needed text")
     place = Path(file.path)
     if place.is_absolute() or ".." in place.parts or not place.name:
         raise InvalidParams("path", file.path, f"needed a place below the folder ({sources})")
     if not file.url.startswith(("https://", "http://127.0.0.1:")):
         raise InvalidParams("url", file.url, f"needed https:// ({sources})")
-    for name in DIGESTS:
-        check_digits(name, getattr(file, name))
-
-
-def check_digits(name: str, digits: str) -> None:
-    most = DIGITS[name]
-    is_hexadecimal = not set(digits) - set("0123456789abcdef")
-    if digits and not (is_hexadecimal and FEWEST_DIGITS <= len(digits) <= most):
-        needed = f"needed {FEWEST_DIGITS} to {most} hexadecimal digits"
-        raise InvalidParams(name, digits, needed)
+    for name, (_, most) in DIGESTS.items():
+        digits = getattr(file, name)
+        if digits and not re.fullmatch(f"[0-9a-f]{{{FEWEST_DIGITS},{most}}}", digits):
+            needed = f"needed {FEWEST_DIGITS} to {most} hexadecimal digits"
+            raise InvalidParams(name, digits, needed)
 
 
 def fetch(file: RemoteFile, folder: Path) -> str:
@@ -131,28 +125,26 @@ def fetch(file: RemoteFile, folder: Path) -> str:
         file.check(content := path.read_bytes())
         return sha256_of(content)
     prepare_folder(path.parent)
-    file.check(content := b"".join(download(file.url)))
+    file.check(content := download(file.url))
     write_atomic(path, content)
     note = "" if file.has_digest else "; not checked: no digest is known"
     print(f"{path}: {len(content)} bytes, sha256 {(sha256 := sha256_of(content))}{note}")
     return sha256
 
 
-def download(url: str) -> Iterator[bytes]:
+def download(url: str) -> bytes:
     import httpx
 
     try:
-        with httpx.stream("GET", url, follow_redirects=True, timeout=TIMEOUT_S) as answer:
-            answer.raise_for_status()
-            yield from answer.iter_bytes(CHUNK)
+        answer = httpx.get(url, follow_redirects=True, timeout=TIMEOUT_S).raise_for_status()
+        return answer.content
     except httpx.HTTPError as error:
         line = " ".join(str(error).split())[:200]
         raise FetchFailed(f"{url}: could not be fetched ({line})") from error
 
 
 def as_toml(files: Sequence[RemoteFile]) -> str:
-    def table(values: dict[str, Any]) -> str:
-        lines = (f'{name} = "{value}"' for name, value in values.items() if value)
-        return "\n".join(["[[file]]", *lines])
-
-    return "\n\n".join(table(vars(file)) for file in files) + "\n"
+    tables = [
+        [f'{name} = "{value}"' for name, value in vars(file).items() if value] for file in files
+    ]
+    return "\n\n".join("\n".join(["[[file]]", *lines]) for lines in tables) + "\n"

@@ -10,6 +10,7 @@ The architecture: Szegedy et al., "Rethinking the Inception Architecture" (2015)
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from sdxl.params import InvalidParams
 
 SIDE = 299
 CLASSES = 1008
-Size = int | tuple[int, int]
 UNREADABLE = (EOFError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError)
+ROW, COLUMN = (1, 7), (7, 1)
+Layer = tuple[str, int, Any]
+"""name, output channels and kernel of a convolution"""
+Branch = Sequence[Layer | list[Layer]]
 
 
 class Conv(nn.Module):
     """Convolution, normalisation, ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: Size, **more: Any) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: Any, **more: Any) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, bias=False, **more)
         self.bn = nn.BatchNorm2d(outputs, eps=0.001)
@@ -38,124 +42,95 @@ class Conv(nn.Module):
         return F.relu(self.bn(self.conv(x)))
 
 
-def row(inputs: int, outputs: int) -> Conv:
-    """A 1×7 convolution that keeps the size."""
-    return Conv(inputs, outputs, (1, 7), padding=(0, 3))
-
-
-def column(inputs: int, outputs: int) -> Conv:
-    """A 7×1 convolution that keeps the size."""
-    return Conv(inputs, outputs, (7, 1), padding=(3, 0))
-
-
 def average(x: Tensor) -> Tensor:
     return F.avg_pool2d(x, 3, stride=1, padding=1, count_include_pad=False)
 
 
-class BlockA(nn.Module):
+def largest(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 3, stride=1, padding=1)
+
+
+class Block(nn.Module):
+    """Branches of layers side by side, beside a pool with a layer of `pooled` channels. Without
+    `pooled`, the pool and the last layer of each branch halve the size. Layers in a list fork."""
+
+    def __init__(
+        self,
+        inputs: int,
+        *branches: Branch,
+        pooled: int = 0,
+        pool: Callable[[Tensor], Tensor] = average,
+    ) -> None:
+        super().__init__()
+        self.pool = pool
+        self.branches = [
+            [each if isinstance(each, list) else [each] for each in branch] for branch in branches
+        ]
+        for branch in self.branches:
+            width = inputs
+            for layers in branch:
+                for name, outputs, kernel in layers:
+                    sides = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+                    same: dict[str, Any] = {"padding": tuple(side // 2 for side in sides)}
+                    halves = not pooled and layers is branch[-1]
+                    layer = Conv(width, outputs, kernel, **({"stride": 2} if halves else same))
+                    self.add_module(name, layer)
+                width = layers[0][1]
+        self.branch_pool = Conv(inputs, pooled, 1) if pooled else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self._branch(x, branch) for branch in self.branches]
+        if self.branch_pool is None:
+            return torch.cat([*parts, F.max_pool2d(x, 3, stride=2)], 1)
+        return torch.cat([*parts, self.branch_pool(self.pool(x))], 1)
+
+    def _branch(self, x: Tensor, branch: Sequence[list[Layer]]) -> Tensor:
+        for layers in branch:
+            x = torch.cat([self.get_submodule(name)(x) for name, *_ in layers], 1)
+        return x
+
+
+def block_a(inputs: int, pooled: int) -> Block:
     """35×35: 1×1, 5×5, two 3×3, and a pool."""
-
-    def __init__(self, inputs: int, pooled: int) -> None:
-        super().__init__()
-        self.branch1x1 = Conv(inputs, 64, 1)
-        self.branch5x5_1 = Conv(inputs, 48, 1)
-        self.branch5x5_2 = Conv(48, 64, 5, padding=2)
-        self.branch3x3dbl_1 = Conv(inputs, 64, 1)
-        self.branch3x3dbl_2 = Conv(64, 96, 3, padding=1)
-        self.branch3x3dbl_3 = Conv(96, 96, 3, padding=1)
-        self.branch_pool = Conv(inputs, pooled, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        five = self.branch5x5_2(self.branch5x5_1(x))
-        three = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
-        return torch.cat([self.branch1x1(x), five, three, self.branch_pool(average(x))], 1)
+    five = [("branch5x5_1", 48, 1), ("branch5x5_2", 64, 5)]
+    three = [("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3)]
+    return Block(inputs, [("branch1x1", 64, 1)], five, three, pooled=pooled)
 
 
-class BlockB(nn.Module):
+def block_b(inputs: int) -> Block:
     """35×35 to 17×17."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.branch3x3 = Conv(inputs, 384, 3, stride=2)
-        self.branch3x3dbl_1 = Conv(inputs, 64, 1)
-        self.branch3x3dbl_2 = Conv(64, 96, 3, padding=1)
-        self.branch3x3dbl_3 = Conv(96, 96, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        three = self.branch3x3dbl_3(self.branch3x3dbl_2(self.branch3x3dbl_1(x)))
-        return torch.cat([self.branch3x3(x), three, F.max_pool2d(x, 3, stride=2)], 1)
+    three = [("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3)]
+    return Block(inputs, [("branch3x3", 384, 3)], three)
 
 
-class BlockC(nn.Module):
+def block_c(inputs: int, width: int) -> Block:
     """17×17: 7×7 as rows and columns."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.branch1x1 = Conv(inputs, 192, 1)
-        self.branch7x7_1 = Conv(inputs, width, 1)
-        self.branch7x7_2 = row(width, width)
-        self.branch7x7_3 = column(width, 192)
-        self.branch7x7dbl_1 = Conv(inputs, width, 1)
-        self.branch7x7dbl_2 = column(width, width)
-        self.branch7x7dbl_3 = row(width, width)
-        self.branch7x7dbl_4 = column(width, width)
-        self.branch7x7dbl_5 = row(width, 192)
-        self.branch_pool = Conv(inputs, 192, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        seven = self.branch7x7_3(self.branch7x7_2(self.branch7x7_1(x)))
-        twice = self.branch7x7dbl_3(self.branch7x7dbl_2(self.branch7x7dbl_1(x)))
-        twice = self.branch7x7dbl_5(self.branch7x7dbl_4(twice))
-        return torch.cat([self.branch1x1(x), seven, twice, self.branch_pool(average(x))], 1)
+    seven = [("branch7x7_1", width, 1), ("branch7x7_2", width, ROW), ("branch7x7_3", 192, COLUMN)]
+    kernels = [(width, 1), (width, COLUMN), (width, ROW), (width, COLUMN), (192, ROW)]
+    twice = [(f"branch7x7dbl_{n}", *each) for n, each in enumerate(kernels, 1)]
+    return Block(inputs, [("branch1x1", 192, 1)], seven, twice, pooled=192)
 
 
-class BlockD(nn.Module):
+def block_d(inputs: int) -> Block:
     """17×17 to 8×8."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.branch3x3_1 = Conv(inputs, 192, 1)
-        self.branch3x3_2 = Conv(192, 320, 3, stride=2)
-        self.branch7x7x3_1 = Conv(inputs, 192, 1)
-        self.branch7x7x3_2 = row(192, 192)
-        self.branch7x7x3_3 = column(192, 192)
-        self.branch7x7x3_4 = Conv(192, 192, 3, stride=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        three = self.branch3x3_2(self.branch3x3_1(x))
-        seven = self.branch7x7x3_3(self.branch7x7x3_2(self.branch7x7x3_1(x)))
-        return torch.cat([three, self.branch7x7x3_4(seven), F.max_pool2d(x, 3, stride=2)], 1)
+    kernels = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
+    seven = [(f"branch7x7x3_{n}", *each) for n, each in enumerate(kernels, 1)]
+    return Block(inputs, [("branch3x3_1", 192, 1), ("branch3x3_2", 320, 3)], seven)
 
 
-class BlockE(nn.Module):
+def block_e(inputs: int, pool: Callable[[Tensor], Tensor]) -> Block:
     """8×8: 3×3 split into a row and a column side by side."""
 
-    def __init__(self, inputs: int, is_last: bool) -> None:
-        super().__init__()
-        self.is_last = is_last
-        self.branch1x1 = Conv(inputs, 320, 1)
-        self.branch3x3_1 = Conv(inputs, 384, 1)
-        self.branch3x3_2a = Conv(384, 384, (1, 3), padding=(0, 1))
-        self.branch3x3_2b = Conv(384, 384, (3, 1), padding=(1, 0))
-        self.branch3x3dbl_1 = Conv(inputs, 448, 1)
-        self.branch3x3dbl_2 = Conv(448, 384, 3, padding=1)
-        self.branch3x3dbl_3a = Conv(384, 384, (1, 3), padding=(0, 1))
-        self.branch3x3dbl_3b = Conv(384, 384, (3, 1), padding=(1, 0))
-        self.branch_pool = Conv(inputs, 192, 1)
+    def split(name: str) -> list[Layer]:
+        return [(f"{name}a", 384, (1, 3)), (f"{name}b", 384, (3, 1))]
 
-    def forward(self, x: Tensor) -> Tensor:
-        three = self.branch3x3_1(x)
-        twice = self.branch3x3dbl_2(self.branch3x3dbl_1(x))
-        pooled = F.max_pool2d(x, 3, stride=1, padding=1) if self.is_last else average(x)
-        parts = [
-            self.branch1x1(x),
-            self.branch3x3_2a(three),
-            self.branch3x3_2b(three),
-            self.branch3x3dbl_3a(twice),
-            self.branch3x3dbl_3b(twice),
-            self.branch_pool(pooled),
-        ]
-        return torch.cat(parts, 1)
+    three: Branch = [("branch3x3_1", 384, 1), split("branch3x3_2")]
+    twice: Branch = [
+        ("branch3x3dbl_1", 448, 1),
+        ("branch3x3dbl_2", 384, 3),
+        split("branch3x3dbl_3"),
+    ]
+    return Block(inputs, [("branch1x1", 320, 1)], three, twice, pooled=192, pool=pool)
 
 
 class Inception(nn.Module):
@@ -170,13 +145,13 @@ class Inception(nn.Module):
         self.Conv2d_2b_3x3 = Conv(32, 64, 3, padding=1)
         self.Conv2d_3b_1x1 = Conv(64, 80, 1)
         self.Conv2d_4a_3x3 = Conv(80, 192, 3)
-        self.Mixed_5b, self.Mixed_5c = BlockA(192, 32), BlockA(256, 64)
-        self.Mixed_5d = BlockA(288, 64)
-        self.Mixed_6a = BlockB(288)
-        self.Mixed_6b, self.Mixed_6c = BlockC(768, 128), BlockC(768, 160)
-        self.Mixed_6d, self.Mixed_6e = BlockC(768, 160), BlockC(768, 192)
-        self.Mixed_7a = BlockD(768)
-        self.Mixed_7b, self.Mixed_7c = BlockE(1280, is_last=False), BlockE(2048, is_last=True)
+        self.Mixed_5b, self.Mixed_5c = block_a(192, 32), block_a(256, 64)
+        self.Mixed_5d = block_a(288, 64)
+        self.Mixed_6a = block_b(288)
+        self.Mixed_6b, self.Mixed_6c = block_c(768, 128), block_c(768, 160)
+        self.Mixed_6d, self.Mixed_6e = block_c(768, 160), block_c(768, 192)
+        self.Mixed_7a = block_d(768)
+        self.Mixed_7b, self.Mixed_7c = block_e(1280, average), block_e(2048, largest)
         self.fc = nn.Linear(INCEPTION_WIDTH, CLASSES)
 
     def forward(self, pictures: Tensor) -> Tensor:

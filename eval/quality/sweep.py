@@ -71,7 +71,14 @@ def run_sweep(options: argparse.Namespace) -> int:
         write_report(tried, task, root)
         if setting == last_plain:
             # Only plain settings become presets: a later failure cannot lose them.
-            write_presets(tried, task, checkpoint, root, options.stores_presets)
+            chosen, measured = (
+                choose_presets(tried),
+                {"task": task.name, "pictures": len(task.captions)},
+            )
+            for file in store_presets(
+                chosen, measured, checkpoint, root, is_beside_model=options.stores_presets
+            ):
+                print(f"{file}: {', '.join(presets.told(chosen))}")
     print(table(tried))
     return 0
 
@@ -126,10 +133,6 @@ def loadable(
     return [setting for setting in settings if setting.precision not in missing]
 
 
-def frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def tuned_plans(path: Path) -> list[QualitySetting]:
     """The tuned plans in a report of `sdxl tune`."""
     try:
@@ -146,7 +149,13 @@ def read_grids(path: Path) -> list[Grid]:
     needed = 'needed JSON such as [{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]'
     try:
         grids = json.loads(path.read_text(encoding="utf-8"))
-        return [{name: [*map(frozen, values)] for name, values in grid.items()} for grid in grids]
+        return [
+            {
+                n: [tuple(v) if isinstance(v, list) else v for v in values]
+                for n, values in grid.items()
+            }
+            for grid in grids
+        ]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InvalidParams("grid", str(path), f"{needed} ({error})") from error
 
@@ -223,30 +232,14 @@ def write_report(tried: Sequence[Tried], task: QualityTask, root: Path) -> None:
     plot_pareto(tried, root / STEM)
 
 
-def write_presets(
-    tried: Sequence[Tried],
-    task: QualityTask,
-    checkpoint: Checkpoint,
-    root: Path,
-    is_beside_model: bool,
-) -> None:
-    chosen = choose_presets(tried)
-    measured = {"task": task.name, "pictures": len(task.captions)}
-    for file in store_presets(chosen, measured, checkpoint, root, is_beside_model=is_beside_model):
-        print(f"{file}: {', '.join(presets.told(chosen))}")
-
-
 def page(tried: Sequence[Tried], task: QualityTask) -> str:
     exact = tried[0].figures
     spreads = [
-        f"{name} {100 * (exact[name].interval.high - exact[name].value) / exact[name].value:.1f}%"
+        f"{name} {exact[name].interval.high / exact[name].value - 1:.1%}"
         for name in ("FID", "CLIP")
     ]
-    clock = (
-        "the wall clock"
-        if torch.cuda.is_available()
-        else "the process's own CPU time, over its threads"
-    )
+    cpu = "the process's own CPU time, over its threads"
+    clock = "the wall clock" if torch.cuda.is_available() else cpu
     return f"""# Quality against speed
 
 ![{task.name}: images/s against the change of FID and of CLIP]({STEM}.png)

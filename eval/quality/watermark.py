@@ -11,7 +11,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count, islice
@@ -93,12 +93,12 @@ def pictures(family: str, folder: Path) -> Iterator[Pixels]:
             with Image.open(path) as image:
                 yield np.asarray(image.convert("RGB"))
         return
-    make = {SCENES: _scene, PLAIN: _plain, NOISE: _noise}[family]
-    yield from (make(np.random.default_rng(seed), seed) for seed in count())
-
-
-def _scene(rng: np.random.Generator, seed: int) -> Pixels:
-    return np.asarray(draw(sample_scene(rng), seed))
+    for seed in count():
+        rng = np.random.default_rng(seed)
+        if family == SCENES:
+            yield np.asarray(draw(sample_scene(rng), seed))
+        else:
+            yield _plain(rng, seed) if family == PLAIN else _noise(rng, seed)
 
 
 def _plain(rng: np.random.Generator, seed: int) -> Pixels:
@@ -114,48 +114,33 @@ def _noise(rng: np.random.Generator, seed: int) -> Pixels:
     frequency[0, 0] = 1
     falling = frequency ** -SLOPES[seed % len(SLOPES)]
     falling[0, 0] = 0
-    layers = [
-        np.fft.irfft2(np.fft.rfft2(rng.standard_normal((side, side))) * falling) for _ in range(4)
-    ]
+    layers = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((4, side, side))) * falling)
     # The colours share most of their noise, as in photographs.
-    layers_rgb = np.stack([layers[0] + 0.3 * layer for layer in layers[1:]], -1)
-    return np.clip(128 + CONTRAST * layers_rgb / layers_rgb.std(), 0, 255).astype(np.uint8)
+    picture = np.moveaxis(layers[0] + 0.3 * layers[1:], 0, -1)
+    return np.clip(128 + CONTRAST * picture / picture.std(), 0, 255).astype(np.uint8)
 
 
-def changes(rng: np.random.Generator) -> Mapping[str, Callable[[Pixels], Pixels]]:
-    return {
-        "none": lambda pixels: pixels,
-        f"jpeg_{JPEG_QUALITY}": through_jpeg,
-        "half_the_size": half,
-        "crop_leaves_a_quarter": lambda pixels: cropped(pixels, 0.25, rng),
-        "crop_takes_a_quarter": lambda pixels: cropped(pixels, 0.75, rng),
-    }
+def changed(pixels: Pixels, rng: np.random.Generator) -> Iterator[tuple[str, Pixels]]:
+    yield "none", pixels
+    file, picture = io.BytesIO(), Image.fromarray(pixels)
+    picture.save(file, "JPEG", quality=JPEG_QUALITY)
+    yield f"jpeg_{JPEG_QUALITY}", np.asarray(Image.open(file).convert("RGB"))
+    half = round(picture.width / 2), round(picture.height / 2)
+    yield "half_the_size", np.asarray(picture.resize(half, Image.Resampling.LANCZOS))
+    yield "crop_leaves_a_quarter", crop(pixels, 0.25, rng)
+    yield "crop_takes_a_quarter", crop(pixels, 0.75, rng)
 
 
-def through_jpeg(pixels: Pixels) -> Pixels:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=JPEG_QUALITY)
-    return np.asarray(Image.open(file).convert("RGB"))
-
-
-def half(pixels: Pixels) -> Pixels:
-    height, width = pixels.shape[:2]
-    size = round(width / 2), round(height / 2)
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
-
-
-def cropped(pixels: Pixels, leaves: float, rng: np.random.Generator) -> Pixels:
-    """A crop with this share of the area, at a random place."""
-    height, width = (round(side * math.sqrt(leaves)) for side in pixels.shape[:2])
-    top, left = (
-        int(rng.integers(side - part + 1))
-        for side, part in zip(pixels.shape[:2], (height, width), strict=True)
-    )
+def crop(pixels: Pixels, share: float, rng: np.random.Generator) -> Pixels:
+    """Cut out this share of the area, at a random place."""
+    height, width = (round(side * math.sqrt(share)) for side in pixels.shape[:2])
+    top = int(rng.integers(pixels.shape[0] - height + 1))
+    left = int(rng.integers(pixels.shape[1] - width + 1))
     return pixels[top : top + height, left : left + width]
 
 
 def measure_marked(originals: Iterator[Pixels]) -> Marked:
-    result, applied = Marked(), changes(np.random.default_rng(0))
+    result, rng = Marked(), np.random.default_rng(0)
     for original in originals:
         began_s = time.process_time()
         pixels = mark(original)
@@ -165,8 +150,8 @@ def measure_marked(originals: Iterator[Pixels]) -> Marked:
         result.mark_s += (marked_s - began_s - result.mark_s) / result.count
         result.png_s += (time.process_time() - marked_s - result.png_s) / result.count
         result.least_psnr_db = min(result.least_psnr_db, psnr_db(original, pixels))
-        for name, change in applied.items():
-            finding = find(change(pixels))
+        for name, altered in changed(pixels, rng):
+            finding = find(altered)
             result.found[name] = result.found.get(name, 0) + finding.is_found
             least = result.least_score.get(name, math.inf)
             result.least_score[name] = min(least, finding.score)
