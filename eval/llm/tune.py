@@ -8,10 +8,12 @@ while a larger value gains. Trials are saved; rerun the same command to resume.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -141,30 +143,23 @@ class Trials:
 class Services:
     """Runs each trial against a service of its own, over HTTP."""
 
-    model: str
-    backend: str
+    command: argparse.Namespace
+    """the options of the command"""
     base: Mapping[str, Any]
-    """options that are not searched"""
+    """options of the model that are not searched"""
     limits: TokenLimits
-    gpus: int
-    seconds: float
-    max_tokens: int
-    settings: str
-    """TOML file for `sdxl serve`"""
     folder: Path
     prompts: Sequence[LlmPrompt] = PROMPTS
 
     def __call__(self, options: Options) -> OptionsTrial:
-        replicas = max(1, self.gpus // (options.get(GROUP[0], 1) * options.get(GROUP[1], 1)))
-        file = self.folder / "trial.toml"
+        command, size = self.command, math.prod(options.get(name, 1) for name in GROUP)
+        replicas, file = max(1, command.gpus // size), self.folder / "trial.toml"
         write_atomic(file, toml(dict(self.base) | options).encode())
-        flags = ["--llm", self.model, "--llm-backend", self.backend, "--llm-options", str(file)]
-        flags += [
-            "--llm-replicas",
-            str(replicas),
-            *(["--settings", self.settings] if self.settings else []),
-        ]
-        log = self.folder / log_name(options)
+        flags = ["--llm", command.model, "--llm-backend", command.backend]
+        flags += ["--llm-options", str(file), "--llm-replicas", str(replicas)]
+        flags += ["--settings", command.settings] if command.settings else []
+        named = "-".join(f"{name}_{value}" for name, value in sorted(options.items()))
+        log = self.folder / f"{named}.log"
         try:
             with local_service(flags, log) as url:
                 wait_until_loaded(url, replicas, log)
@@ -178,30 +173,22 @@ class Services:
         return trial
 
     def _measure(self, url: str, clients: int) -> OptionsTrial:
-        model = first_llm(url, "")
+        model, seconds = first_llm(url, ""), self.command.seconds
 
-        def run(load: Callable[[Client], Any]) -> Figures:
-            figures: Figures = asyncio.run(
-                load(Client(url, model, "", self.max_tokens, self.prompts))
-            )
-            return figures
+        def run(load: Callable[[Client], Coroutine[Any, Any, Figures]]) -> Figures:
+            return asyncio.run(load(Client(url, model, "", self.command.max_tokens, self.prompts)))
 
-        full = run(lambda client: streams(client, clients, self.seconds))
+        full = run(lambda client: streams(client, clients, seconds))
         answered = len(full.answers) - full.failed
         if not answered:
             statuses = ", ".join(sorted({str(answer.status) for answer in full.answers}))
             raise TrialFailed(f"none of {full.failed} requests was answered: status {statuses}")
 
         def try_rate(rate: float) -> tuple[bool, float]:
-            figures = run(lambda client: poisson(client, rate, self.seconds))
+            figures = run(lambda client: poisson(client, rate, seconds))
             return figures.holds(self.limits), figures.tokens_per_s
 
         return most_within(try_rate, answered / full.took_s)
-
-
-def log_name(options: Options) -> str:
-    named = "-".join(f"{name}_{value}" for name, value in sorted(options.items()))
-    return f"{named}.log"
 
 
 def describe(trial: OptionsTrial) -> str:
@@ -228,18 +215,7 @@ def main(argv: Sequence[str]) -> int:
     limits, base = check(options)
     folder = Path(options.out)
     prepare_folder(folder)
-    bench = Services(
-        options.model,
-        options.backend,
-        base,
-        limits,
-        options.gpus,
-        options.seconds,
-        options.max_tokens,
-        options.settings,
-        folder,
-        read_prompts(options.prompts),
-    )
+    bench = Services(options, base, limits, folder, read_prompts(options.prompts))
     trials = Trials(folder / TRIALS, identity(options, base), bench)
     choices = {"max_batch_size": options.batch}
     cuts: list[Options] = [{}]

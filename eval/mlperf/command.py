@@ -12,12 +12,12 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from eval.measuring.options import add_option
 from eval.measuring.timing import wall_s
@@ -47,7 +47,6 @@ LOADED: dict[str, Any] = {
 }
 """flags of engines that this command loads, and their defaults"""
 
-T = TypeVar("T")
 Make = Callable[[Sequence[GenerationParams]], object]
 Meter = Callable[[], float]
 """reads joules"""
@@ -79,45 +78,14 @@ class SystemUnderTest:
     meter: Meter | None
 
 
-@dataclass(frozen=True)
-class EnergyUse:
-    joules: float
-    took_s: float
-
-    @property
-    def watts(self) -> float:
-        return self.joules / self.took_s
-
-    def figures(self, summary: Summary) -> dict[str, float]:
-        """Joules and watts; and the rate per watt if the scenario's score is a rate."""
-        figures = {"joules": self.joules, "watts": self.watts}
-        if summary.unit == RATE and summary.score is not None:
-            figures["samples_per_s_per_watt"] = summary.score / self.watts
-        return figures
-
-    def text(self, summary: Summary) -> str:
-        rate = self.figures(summary).get("samples_per_s_per_watt")
-        per_watt = "" if rate is None else f", {rate:.4g} samples/s/W"
-        return f", {self.joules:.0f} J at {self.watts:.1f} W{per_watt}"
-
-
-def run_metered(read: Meter | None, run: Callable[[], T]) -> tuple[T, EnergyUse | None]:
-    """The result, and the energy used: None without a meter or if it did not rise."""
-    before, began_s = read() if read else 0.0, time.perf_counter()
-    result = run()
-    took_s, joules = time.perf_counter() - began_s, (read() if read else 0.0) - before
-    return result, EnergyUse(joules, took_s) if joules > 0 else None
-
-
-@dataclass(frozen=True)
-class MeasuredRun:
-    """LoadGen's summary of a run, and the energy that the GPUs used."""
-
-    summary: Summary
-    energy: EnergyUse | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return self.summary.as_dict() | (self.energy.figures(self.summary) if self.energy else {})
+def energy_figures(summary: Summary, joules: float, seconds: float) -> dict[str, float]:
+    """Joules and watts, and the rate per watt if the score is a rate; nothing if no meter rose."""
+    if joules <= 0:
+        return {}
+    figures = {"joules": joules, "watts": joules / seconds}
+    if summary.unit == RATE and summary.score is not None:
+        figures["samples_per_s_per_watt"] = summary.score / figures["watts"]
+    return figures
 
 
 def main(argv: Sequence[str]) -> int:
@@ -128,9 +96,9 @@ def main(argv: Sequence[str]) -> int:
     if options.audit:
         return audit(options, requests, root)
     name = "accuracy" if options.is_accuracy else "performance"
-    run = measure(options, requests, root / options.scenario / name)
-    print(json.dumps(run.as_dict()) if options.is_json else describe(run, root))
-    return 1 if run.summary.is_valid is False else 0
+    result = measure(options, requests, root / options.scenario / name)
+    print(json.dumps(result) if options.is_json else describe(result, root))
+    return 1 if result["valid"] is False else 0
 
 
 def build_parser() -> Parser:
@@ -225,8 +193,9 @@ def measure(
     requests: list[GenerationParams],
     folder: Path,
     references: Sequence[Path] = (),
-) -> MeasuredRun:
-    """`references`: earlier runs that this one is compared with."""
+) -> dict[str, Any]:
+    """Run LoadGen; return its summary and the energy used. The settings must be those of earlier
+    runs, `references`."""
     from eval.measuring.system_description import describe_system
     from eval.mlperf.compliance import check_same
     from eval.mlperf.loadgen import ScenarioRun, complete
@@ -250,8 +219,12 @@ def measure(
         write(folder / "settings.json", settings_of(run, requests))
         for reference in references:
             check_same(folder, reference)
-        result = MeasuredRun(*run_metered(tested.meter, lambda: run.start(tested.system)))
-    write(folder / "result.json", result.as_dict())
+        read = tested.meter or (lambda: 0.0)
+        joules, began_s = read(), time.perf_counter()
+        summary = run.start(tested.system)
+        seconds = time.perf_counter() - began_s
+        result = summary.as_dict() | energy_figures(summary, read() - joules, seconds)
+    write(folder / "result.json", result)
     return result
 
 
@@ -276,17 +249,11 @@ def system_of(
             finally:
                 over.close()
         return
-    import engines
     from eval.measuring.energy import meter
+    from eval.quality.inputs import load_pipeline
 
-    pipeline = engines.load(
-        options.model,
-        options.backend,
-        precision=options.precision,
-        is_deterministic=options.deterministic,
-        folder=options.engines,
-        takes_unchecked=options.takes_unchecked,
-    )
+    is_deterministic = options.deterministic
+    pipeline = load_pipeline(options, options.precision, is_deterministic=is_deterministic)
     expected = probe(pipeline.generate, requests, in_process_at_once(pipeline, requests[0]))
     here = InProcess(pipeline, requests, complete)
     facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}
@@ -304,16 +271,12 @@ def service_of(options: argparse.Namespace) -> Iterator[str]:
     if options.url:
         yield options.url.rstrip("/")
         return
-    flags = ["--model", options.model, "--backend", options.backend]
-    flags += ["--replicas", str(options.replicas), "--queue", "128", "--llm", "none"]
-    if options.precision:
-        flags += ["--precision", options.precision]
-    if options.engines:
-        flags += ["--engines", options.engines]
-    if options.takes_unchecked:
-        flags += ["--unchecked"]
-    if options.deterministic:
-        flags += ["--deterministic"]
+    flags = ["--queue", "128", "--llm", "none"]
+    for name in ("model", "backend", "replicas", "precision", "engines"):
+        if value := getattr(options, name):
+            flags += [f"--{name}", str(value)]
+    flags += ["--unchecked"] if options.takes_unchecked else []
+    flags += ["--deterministic"] if options.deterministic else []
     with local_service(flags) as url:
         yield url
 
@@ -335,9 +298,13 @@ def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str,
     }
 
 
-def describe(run: MeasuredRun, root: Path) -> str:
-    summary, energy = run.summary, run.energy
+def describe(result: Mapping[str, Any], root: Path) -> str:
     verdict = {True: "VALID", False: "INVALID", None: "not judged: an accuracy run"}
-    score = "" if summary.score is None else f", {summary.score:.3f} {summary.unit}"
-    used = energy.text(summary) if energy else ""
-    return f"{summary.scenario}: {verdict[summary.is_valid]}{score}{used}; logs in {root}"
+    text = f"{result['scenario']}: {verdict[result['valid']]}"
+    if result["score"] is not None:
+        text += f", {result['score']:.3f} {result['unit']}"
+    if "joules" in result:
+        text += f", {result['joules']:.0f} J at {result['watts']:.1f} W"
+    if "samples_per_s_per_watt" in result:
+        text += f", {result['samples_per_s_per_watt']:.4g} samples/s/W"
+    return f"{text}; logs in {root}"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from eval.quality.sources import Source
     from eval.quality.task import QualityTask
     from sdxl.checkpoint import Checkpoint
+    from sdxl.pipeline import Pipeline
 
 EXACT = "exact"
 BENCHMARK_FILES = {
@@ -44,7 +45,6 @@ def read_task(options: argparse.Namespace) -> tuple[QualityTask, Checkpoint]:
 
 
 def read_source(options: argparse.Namespace, task: QualityTask, checkpoint: Checkpoint) -> Source:
-    import engines
     from eval.quality.accuracy_log import AccuracyLog
     from eval.quality.sources import Folder, Painted, Service
 
@@ -54,14 +54,22 @@ def read_source(options: argparse.Namespace, task: QualityTask, checkpoint: Chec
         return AccuracyLog(Path(options.accuracy_log), task)
     if options.url:
         return Service(options.url, task.requests)
-    pipeline = engines.load(
+    return Painted(load_pipeline(options, options.precision), task.requests)
+
+
+def load_pipeline(
+    options: argparse.Namespace, precision: str | None, *, is_deterministic: bool = False
+) -> Pipeline:
+    import engines
+
+    return engines.load(
         options.model,
         options.backend,
-        precision=options.precision,
+        precision=precision,
+        is_deterministic=is_deterministic,
         folder=options.engines,
         takes_unchecked=options.takes_unchecked,
     )
-    return Painted(pipeline, task.requests)
 
 
 def read_exact(options: argparse.Namespace, task: QualityTask) -> Source | None:

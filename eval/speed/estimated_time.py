@@ -123,36 +123,14 @@ def flops_per_second(work: KernelWork, gpu: EstimatedGpu) -> float:
     return TERA * rate.teraflops * filled / (1 + rate.fill / work.depth)
 
 
-@dataclass(frozen=True)
-class GroupCost:
-    """The cost of a group's kernels."""
-
-    kernels: int
-    flops: float
-    bytes: float
-    seconds: float
-
-
-def costs(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str, GroupCost]:
-    """The costs by group; the last group is the gaps."""
-    grouped: dict[str, list[KernelWork]] = defaultdict(list)
+def seconds_by_group(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str, float]:
+    """The last group is the gaps."""
+    seconds: dict[str, float] = defaultdict(float)
+    gaps_s = 0.0
     for work in works:
-        grouped[work.group].append(work)
-    by_group = {
-        group: GroupCost(
-            len(each),
-            sum(work.flops for work in each),
-            sum(work.bytes for work in each),
-            sum(seconds_of(work, gpu) for work in each),
-        )
-        for group, each in sorted(grouped.items())
-    }
-    kernels = sum(cost.kernels for cost in by_group.values())
-    return {**by_group, GAPS: GroupCost(kernels, 0, 0, kernels * GAP_S)}
-
-
-def total_s(costs: Mapping[str, GroupCost]) -> float:
-    return sum(cost.seconds for cost in costs.values())
+        seconds[work.group] += seconds_of(work, gpu)
+        gaps_s += GAP_S
+    return {**dict(sorted(seconds.items())), GAPS: gaps_s}
 
 
 def rate_name(key: tuple[Unit, bool, int]) -> str:
@@ -179,11 +157,11 @@ def images_per_second(
     """The rate of pictures with these steps and guidance, with `rows` rows always in flight."""
     calls = dict(zip(UNETS, (deep, shallow), strict=True))
     ticks = sum(
-        count * total_s(costs(works_of(name, precision, rows), gpu))
+        count * sum(seconds_by_group(works_of(name, precision, rows), gpu).values())
         for name, count in calls.items()
         if count
     )
-    decoding = total_s(costs(works_of_a_picture(precision), gpu))
+    decoding = sum(seconds_by_group(works_of_a_picture(precision), gpu).values())
     return 1 / (ticks / (rows // 2) + decoding + OTHER_S)
 
 
@@ -223,9 +201,8 @@ def report(
 
 
 def milliseconds(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str, float]:
-    by_group = costs(works, gpu)
-    each = {group: 1000 * cost.seconds for group, cost in by_group.items()}
-    return {**each, "sum": 1000 * total_s(by_group)}
+    each = {group: 1000 * s for group, s in seconds_by_group(works, gpu).items()}
+    return {**each, "sum": sum(each.values())}
 
 
 def table(report: Mapping[str, Any]) -> Iterator[str]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eval.measuring.options import add_option
@@ -48,20 +47,8 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
     from eval.quality.captions import unseen_scenes
     from eval.quality.inputs import read_task
     from eval.quality.task import is_embedded
-    from eval.tuning.tuning import Tuning, TuningSpec
+    from eval.tuning.tuning import Tuning
 
-    spec = TuningSpec(
-        options.model,
-        options.backend,
-        tuple(options.precisions),
-        tuple(options.schedulers),
-        tuple(options.step_counts),
-        tuple(options.guided_until),
-        dict(zip(MEASURED, options.budgets, strict=True)),
-        options.prompts,
-        options.engines,
-        options.takes_unchecked,
-    )
     until_s = time.perf_counter() + (options.seconds or math.inf)
     task, checkpoint = read_task(options)
     is_drawn = is_embedded(checkpoint) and not options.captions
@@ -70,16 +57,9 @@ def prepare(options: argparse.Namespace, bar: Any) -> Tuning:
         bar.set_description_str(activity, refresh=False)
         bar.update()
 
-    return Tuning(
-        spec,
-        replace(task, load=cache(task.load)),
-        checkpoint,
-        unseen_scenes(options.count) if is_drawn else None,
-        Path(options.out),
-        lambda: time.perf_counter() > until_s,
-        report,
-        options.stores_presets,
-    )
+    scenes = unseen_scenes(options.count) if is_drawn else None
+    task = replace(task, load=cache(task.load))
+    return Tuning(options, task, checkpoint, scenes, lambda: time.perf_counter() > until_s, report)
 
 
 def build_parser() -> Parser:

@@ -164,8 +164,7 @@ def judge(
 ) -> TuningVerdict | None:
     """Compare with the plain choices within the budget, by default the plan's cost; None if there
     is none. FID and CLIP are shares of `exact`'s."""
-    most = (1 + TOLERANCE) * (tuned.cost_s if budget_s is None else budget_s)
-    rivals = [each for each in plain if each.cost_s <= most]
+    rivals = affordable(plain, tuned.cost_s if budget_s is None else budget_s)
     if not rivals:
         return None
     strongest = min(rivals, key=lambda each: each.loss_to(exact))
@@ -203,11 +202,8 @@ def fid_gap(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Gap:
     return Gap(value, interval(value, apart, len(mine), ROUNDS))
 
 
-def strongest_within(
-    plain: Iterable[CheckedPlan], exact: CheckedPlan, budget_s: float
-) -> CheckedPlan | None:
-    within = [each for each in plain if each.cost_s <= budget_s * (1 + TOLERANCE)]
-    return min(within, key=lambda each: each.loss_to(exact), default=None)
+def affordable(plans: Iterable[CheckedPlan], budget_s: float) -> list[CheckedPlan]:
+    return [each for each in plans if each.cost_s <= budget_s * (1 + TOLERANCE)]
 
 
 def choose(
@@ -220,18 +216,11 @@ def choose(
     plain = [each for each in checked if each.plan.has_even_caches]
     chosen: dict[str, CheckedPlan] = {}
     for name, budget_s in budgets_s.items():
-        best = strongest_within(plain, exact, budget_s)
-        if best is None:
-            continue
-        worthy = [
-            each
-            for each in checked
-            if not each.plan.has_even_caches
-            and each.cost_s <= budget_s * (1 + TOLERANCE)
-            and (verdict := judge(each, plain, exact, quick, budget_s)) is not None
-            and verdict.pays
-        ]
-        chosen[name] = min(worthy, key=lambda each: each.loss_to(exact), default=best)
+        tuned = (e for e in affordable(checked, budget_s) if not e.plan.has_even_caches)
+        verdicts = (judge(each, plain, exact, quick, budget_s) for each in tuned)
+        paying = [verdict.tuned for verdict in verdicts if verdict is not None and verdict.pays]
+        if choices := paying or affordable(plain, budget_s):
+            chosen[name] = min(choices, key=lambda each: each.loss_to(exact))
     return chosen
 
 
@@ -263,13 +252,10 @@ class TuningResult:
         return len(self.exact.findings["clip"])
 
     @cached_property
-    def plain(self) -> list[CheckedPlan]:
-        return [each for each in self.checked if each.plan.has_even_caches]
-
-    @cached_property
     def verdicts(self) -> list[TuningVerdict]:
-        tuned = [each for each in self.checked if not each.plan.has_even_caches]
-        verdicts = (judge(each, self.plain, self.exact, self.quick) for each in tuned)
+        plain = [each for each in self.checked if each.plan.has_even_caches]
+        tuned = (each for each in self.checked if not each.plan.has_even_caches)
+        verdicts = (judge(each, plain, self.exact, self.quick) for each in tuned)
         return [verdict for verdict in verdicts if verdict is not None]
 
     @cached_property

@@ -4,16 +4,17 @@ plain choices. The report is rewritten after every check; an interrupted tuning 
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-import engines
 from eval.measuring.kept_facts import check_facts
 from eval.quality.frechet import QuickFrechet
+from eval.quality.inputs import load_pipeline
 from eval.quality.presets import check_writable, store_presets
 from eval.quality.task import QualityTask
 from eval.tuning.measurements import StepCosts, images_at_once, measure_costs
@@ -25,59 +26,43 @@ from sdxl.checkpoint import Checkpoint
 from sdxl.files import write_json
 from sdxl.mini.scenes import Scene
 from sdxl.pipeline import Pipeline
+from sdxl.presets import MEASURED
 
 SETTINGS = "settings.json"
 COST_IMAGES = 8
 """images in flight while costs are measured, if the engines have room"""
 
 
-@dataclass(frozen=True)
-class TuningSpec:
-    """The settings of a tuning. The first value of each is the exact model's."""
-
-    model: str
-    backend: str
-    precisions: tuple[str, ...]
-    schedulers: tuple[str, ...]
-    steps: tuple[int, ...]
-    guided_until: tuple[float, ...]
-    budgets: Mapping[str, float]
-    """shares of the exact model's cost, by quality"""
-    prompts: int
-    """the first captions are for the search; plans are checked on the others"""
-    folder: str = ""
-    takes_unchecked: bool = False
-    """like `folder`, for the engines"""
-
-    def samplings(self) -> list[SamplingSpec]:
-        every = product(self.precisions, self.steps, self.guided_until, self.schedulers)
-        return [
-            SamplingSpec(name, steps, share, precision) for precision, steps, share, name in every
-        ]
-
-
 @dataclass
 class Tuning:
-    """One run of `sdxl tune`. `scenes`: the captions' scenes, if they are drawn."""
+    """One run of `sdxl tune` with its options, of which the first of each are the exact model's.
+    `scenes`: the captions' scenes, if they are drawn."""
 
-    spec: TuningSpec
+    options: argparse.Namespace
     task: QualityTask
     checkpoint: Checkpoint
     scenes: list[Scene] | None
-    folder: Path
     is_late: IsLate
     report: Report
-    stores_presets: bool = False
-    """also beside the model, whose `quality` then uses them"""
     tuned: list[TunedSampling] = field(default_factory=list)
     checked: list[CheckedPlan] = field(default_factory=list)
     pipelines: dict[str, Pipeline] = field(default_factory=dict)
     costs: dict[str, StepCosts] = field(default_factory=dict)
 
+    @cached_property
+    def folder(self) -> Path:
+        return Path(self.options.out)
+
+    @cached_property
+    def samplings(self) -> list[SamplingSpec]:
+        given = self.options
+        every = product(given.precisions, given.step_counts, given.guided_until, given.schedulers)
+        return [SamplingSpec(name, steps, share, kind) for kind, steps, share, name in every]
+
     def run(self) -> TuningResult | None:
         """Return None if time is up before a plan is checked."""
         self._open()
-        for sampling in self.spec.samplings():
+        for sampling in self.samplings:
             if self.is_late():
                 break
             tuned = self._tuned(sampling)
@@ -92,24 +77,24 @@ class Tuning:
 
     def _open(self) -> None:
         """Prepare the folder; raise if it holds another tuning."""
-        if self.stores_presets:
+        if self.options.stores_presets:
             check_writable(self.checkpoint, self.folder)
         facts = {
             "model_digest": self.checkpoint.digest,
-            "backend": self.spec.backend,
-            "prompts": self.spec.prompts,
-            "exact": asdict(self.spec.samplings()[0]),
+            "backend": self.options.backend,
+            "prompts": self.options.prompts,
+            "exact": asdict(self.samplings[0]),
             "task": self.task.as_dict(),
         }
-        if self.spec.folder:
-            facts["engines"] = self.spec.folder
+        if self.options.engines:
+            facts["engines"] = self.options.engines
         check_facts(self.folder, SETTINGS, facts, "tuning")
 
     def _tuned(self, sampling: SamplingSpec) -> TunedSampling:
         return TunedSampling(
             sampling,
             self._pipeline(sampling.precision),
-            self.task.requests[: self.spec.prompts],
+            self.task.requests[: self.options.prompts],
             self._costs(sampling.precision),
             sorted(self._budgets_s.values()),
             self.folder / sampling.slug,
@@ -158,22 +143,23 @@ class Tuning:
         if (chosen := result.presets) is None:
             return
         measured = {"task": result.task, "pictures": result.pictures, "by": "sdxl tune"}
-        place, is_beside = self.checkpoint, self.stores_presets
-        store_presets(chosen, measured, place, self.folder, is_beside_model=is_beside)
+        is_beside = self.options.stores_presets
+        store_presets(chosen, measured, self.checkpoint, self.folder, is_beside_model=is_beside)
 
     # -- made once --------------------------------------------------------------------------
 
     @cached_property
     def _check(self) -> PlanCheck:
-        from_, task = self.spec.prompts, self.task
+        from_, task = self.options.prompts, self.task
         rest = replace(task, captions=task.captions[from_:], requests=task.requests[from_:])
         scenes = None if self.scenes is None else self.scenes[from_:]
-        return PlanCheck(rest, self.folder / "checks", self.spec.samplings()[0], scenes)
+        return PlanCheck(rest, self.folder / "checks", self.samplings[0], scenes)
 
     @cached_property
     def _budgets_s(self) -> dict[str, float]:
-        whole_s = self._cost_s(exact(self.spec.samplings()[0]))
-        return {name: share * whole_s for name, share in self.spec.budgets.items()}
+        whole_s = self._cost_s(exact(self.samplings[0]))
+        shares = zip(MEASURED, self.options.budgets, strict=True)
+        return {name: share * whole_s for name, share in shares}
 
     def _cost_s(self, plan: CachePlan) -> float:
         guidance = self.task.requests[0].guidance
@@ -182,14 +168,7 @@ class Tuning:
     def _pipeline(self, precision: str) -> Pipeline:
         if precision not in self.pipelines:
             self.report(f"{precision}: load engines")
-            spec = self.spec
-            self.pipelines[precision] = engines.load(
-                spec.model,
-                spec.backend,
-                precision=precision,
-                folder=spec.folder,
-                takes_unchecked=spec.takes_unchecked,
-            )
+            self.pipelines[precision] = load_pipeline(self.options, precision)
         return self.pipelines[precision]
 
     def _costs(self, precision: str) -> StepCosts:

@@ -130,7 +130,7 @@ def test_many_replicas_win_if_they_beat_one_large_group(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     SimulatedService(monkeypatch)
-    trial = Services("model", "tensorrt-llm", {}, LIMITS["server"], 8, 20.0, 64, "", tmp_path)
+    trial = trial_of(tmp_path, "--gpus", "8")
     best = search(trial, list(groups(8)), {"max_batch_size": [4]})
     assert best == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
     assert trial(best).rate == pytest.approx(8 * 4), "eight replicas of four rows"
@@ -172,8 +172,8 @@ def test_only_the_next_run_repeats_a_failed_trial(tmp_path: Path) -> None:
     assert Trials(path, {}, machine)({"max_batch_size": 4}) == TRIAL
 
 
-def trial_of(folder: Path) -> Services:
-    return Services("model", "transformers", {}, LIMITS["server"], 1, 1.0, 64, "", folder)
+def trial_of(folder: Path, *flags: str) -> Services:
+    return Services(tune.build_parser().parse_args(flags), {}, LIMITS["server"], folder)
 
 
 def test_a_model_that_does_not_load_is_a_trial_with_the_reason(

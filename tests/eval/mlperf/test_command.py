@@ -8,19 +8,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from eval.mlperf import command
 from eval.mlperf.command import (
-    EnergyUse,
     Expected,
-    MeasuredRun,
     Meter,
     SystemUnderTest,
+    energy_figures,
     probe,
-    run_metered,
 )
 from eval.mlperf.loadgen import Summary, complete
 from eval.service.client import energy_meter
@@ -99,7 +97,7 @@ def test_the_target_rate_is_the_scenarios_share_of_the_probed_rate(
     assert loadgen["server_target_qps"] == pytest.approx(expected)
 
 
-def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, meter: Meter | None) -> MeasuredRun:
+def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, meter: Meter | None) -> dict[str, Any]:
     @contextmanager
     def system_of(*_: object) -> Iterator[SystemUnderTest]:
         yield SystemUnderTest(Answering(), {"over": "nothing"}, Expected(0.1, 10.0), meter)
@@ -109,36 +107,32 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, meter: Meter | None)
     return command.measure(options, REQUESTS, folder)
 
 
-def test_energy_is_of_the_run_alone_and_gives_watts() -> None:
-    counter = itertools.count(5000.0, 250.0)
-    result, energy = run_metered(lambda: next(counter), lambda: "made")
-    assert result == "made" and energy is not None and energy.joules == 250.0
-    use = EnergyUse(joules=6000.0, took_s=10.0)
-    figures = use.figures(OFFLINE)
-    assert figures == {"joules": 6000.0, "watts": 600.0, "samples_per_s_per_watt": 20 / 600}
-    assert use.figures(ALONE) == {"joules": 6000.0, "watts": 600.0}, "a latency is not a rate"
+def test_the_rate_per_watt_is_that_of_a_rate() -> None:
+    energy = {"joules": 6000.0, "watts": 600.0}
+    expected = energy | {"samples_per_s_per_watt": 20 / 600}
+    assert energy_figures(OFFLINE, 6000.0, 10.0) == expected
+    assert energy_figures(ALONE, 6000.0, 10.0) == energy, "a latency is not a rate"
 
 
-def test_a_run_prints_and_stores_its_energy(
+def test_a_run_prints_and_stores_its_own_energy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counter = itertools.count(0.0, 1000.0)
-    run = measured(tmp_path / "run", monkeypatch, lambda: next(counter))
-    stored = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert stored["joules"] == 1000.0 and stored["watts"] > 0
-    assert stored["samples_per_s_per_watt"] == pytest.approx(stored["score"] / stored["watts"])
-    assert ", 1000 J at " in command.describe(run, tmp_path)
-    assert command.describe(run, tmp_path).endswith(f" samples/s/W; logs in {tmp_path}")
+    counter = itertools.count(5000.0, 1000.0)
+    result = measured(tmp_path / "run", monkeypatch, lambda: next(counter))
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert result["joules"] == 1000.0 and result["watts"] > 0
+    assert result["samples_per_s_per_watt"] == pytest.approx(result["score"] / result["watts"])
+    text = command.describe(result, tmp_path)
+    assert ", 1000 J at " in text and text.endswith(f" samples/s/W; logs in {tmp_path}")
 
 
 @pytest.mark.parametrize("meter", [None, lambda: 7.0])
 def test_without_a_rising_meter_there_is_no_energy(
     meter: Meter | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = measured(tmp_path / "run", monkeypatch, meter)
-    stored = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert not {"joules", "watts", "samples_per_s_per_watt"} & set(stored)
-    assert command.describe(run, tmp_path).endswith(f" images/s; logs in {tmp_path}")
+    result = measured(tmp_path / "run", monkeypatch, meter)
+    assert not {"joules", "watts", "samples_per_s_per_watt"} & set(result)
+    assert command.describe(result, tmp_path).endswith(f" images/s; logs in {tmp_path}")
 
 
 PAGE = """sdxl_gpu_energy_joules_total{gpu="0",model="sdxl",work="images"} 1.5

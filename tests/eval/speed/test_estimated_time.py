@@ -16,10 +16,9 @@ from eval.speed.estimated_time import (
     GAP_S,
     GPUS,
     RATES,
-    costs,
     report,
+    seconds_by_group,
     seconds_of,
-    total_s,
     works_of,
 )
 from eval.speed.kernel_work import KernelWork, work_of
@@ -98,7 +97,9 @@ def test_a_kernel_takes_the_longer_of_arithmetic_and_memory() -> None:
     assert seconds_of(gated, H200) == pytest.approx(arithmetic + 0.001)
     few_tiles = replace(WORK, results=(128, 128))
     assert seconds_of(few_tiles, H200) == pytest.approx(arithmetic * H200.multiprocessors)
-    assert total_s(costs([WORK, WORK], H200)) == pytest.approx(2 * (arithmetic + GAP_S))
+    assert sum(seconds_by_group([WORK, WORK], H200).values()) == pytest.approx(
+        2 * (arithmetic + GAP_S)
+    )
 
 
 def test_no_rate_exceeds_its_measurement() -> None:
@@ -117,8 +118,8 @@ def test_no_rate_exceeds_its_measurement() -> None:
 def test_a_deep_call_equals_the_estimate_by_hand() -> None:
     wrong = []
     for (precision, group), expected in BY_HAND.items():
-        found = costs(works_of("unet_deep", precision, 16), H200)
-        seconds = total_s(found) if group == "sum" else found[group].seconds
+        by_group = seconds_by_group(works_of("unet_deep", precision, 16), H200)
+        seconds = sum(by_group.values()) if group == "sum" else by_group[group]
         if abs(1000 * seconds / expected - 1) > MOST_ERROR:
             wrong.append(f"{precision}, {group}: {1000 * seconds:.1f} ms, by hand {expected}")
     assert not wrong, "\n".join(wrong)

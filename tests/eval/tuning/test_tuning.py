@@ -14,14 +14,12 @@ import engines
 from eval.quality.captions import unseen_scenes
 from eval.quality.task import embedded_task, mini_judges
 from eval.tuning import tuning
-from eval.tuning.tuning import Tuning, TuningSpec
+from eval.tuning.command import build_parser
+from eval.tuning.tuning import Tuning
 from sdxl.checkpoint import find
 from sdxl.params import InvalidParams
 from sdxl.pipeline import Pipeline
 
-SPEC = TuningSpec(
-    "mini", "torch", ("fp32",), ("euler",), (4,), (1.0,), {"low": 0.5, "high": 0.8}, prompts=1
-)
 COUNT = 4
 
 
@@ -36,10 +34,11 @@ def quick_tuning(
     judges = mini_judges(8)
     task = replace(embedded_task({}, COUNT), load=lambda: judges)
 
-    def make(spec: TuningSpec = SPEC, *, is_late: bool = False) -> Tuning:
+    def make(*flags: str, is_late: bool = False) -> Tuning:
+        usual = ("--steps", "4", "--prompts", "1", "--out", str(tmp_path))
+        options, reports = build_parser().parse_args([*usual, *flags]), list[str]()
         scenes = unseen_scenes(COUNT)
-        reports: list[str] = []
-        return Tuning(spec, task, find("mini"), scenes, tmp_path, lambda: is_late, reports.append)
+        return Tuning(options, task, find("mini"), scenes, lambda: is_late, reports.append)
 
     return make
 
@@ -54,7 +53,7 @@ def test_a_tuning_reports_tuned_plans_beside_plain_ones_and_resumes(
     assert "| fp32 euler 4, exact | 1.000 |" in page and "interval 2" in page
     assert re.search(r"tuned plans? pay|No tuned plan", page)
     report = json.loads((tmp_path / "tuning.json").read_text())
-    assert set(report["chosen"]) <= {"low", "high"}
+    assert set(report["chosen"]) <= {"low", "medium", "high"}
     assert {len(c["errors"]) for c in report["courses"]} == {4}
 
     def refuse(*_: object) -> None:
@@ -73,10 +72,9 @@ def test_without_time_for_a_check_there_is_no_result(quick_tuning: Callable[...,
 def test_a_read_only_model_folder_is_refused_first(
     quick_tuning: Callable[..., Tuning], tmp_path: Path
 ) -> None:
-    late = quick_tuning(is_late=True)
+    late = quick_tuning("--store-presets", is_late=True)
     (tmp_path / "file").touch()
     late.checkpoint = replace(late.checkpoint, folder=tmp_path / "file" / "model")
-    late.stores_presets = True
     with pytest.raises(InvalidParams, match="store_presets: .*file/model.*copy .*presets.json"):
         late.run()
 
@@ -86,7 +84,7 @@ def test_the_folder_of_another_tuning_is_refused(
 ) -> None:
     quick_tuning(is_late=True).run()
     with pytest.raises(InvalidParams, match="it holds another tuning"):
-        quick_tuning(replace(SPEC, prompts=2), is_late=True).run()
+        quick_tuning("--prompts", "2", is_late=True).run()
 
 
 @pytest.mark.parametrize(
