@@ -8,15 +8,15 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one
+from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one, requests_of
 from onnx_export.calibration import StepClock, encoders_of, first_steps
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.random_weights import write_checkpoint
@@ -70,15 +70,8 @@ class Bench:
 
     @property
     def usual(self) -> GenerationParams:
-        setting = self.setting
-        return GenerationParams(
-            PROMPTS[0],
-            seed=0,
-            steps=setting.steps,
-            width=setting.side,
-            height=setting.side,
-            cache_interval=USUAL_INTERVAL,
-        )
+        (request,) = requests_of(self.setting, USUAL_INTERVAL, PROMPTS[:1])
+        return request
 
     def pipeline(self, precision: str, model: str = "", options: str = "") -> Pipeline:
         """A pipeline of the service's backend."""
@@ -111,11 +104,12 @@ class Bench:
         numbers = [self._numbers(checkpoint, precision)] if precision in EIGHT_BIT else []
         # The reference has diffusers' arithmetic.
         chosen = PLAIN if precision == "fp32" and not options else TorchOptions.parse(options)
-        load_part = partial(self._copied, checkpoint)
-        engines = load_torch(
-            checkpoint, precision=precision, options=chosen, numbers=numbers, load_part=load_part
-        )
-        return Pipeline(checkpoint, engines)
+
+        def load_part(name: str) -> nn.Module:
+            return copy.deepcopy(self._part(checkpoint, name))
+
+        given: Any = {"options": chosen, "numbers": numbers, "load_part": load_part}
+        return Pipeline(checkpoint, load_torch(checkpoint, precision=precision, **given))
 
     def _part(self, checkpoint: Checkpoint, name: str) -> nn.Module:
         """A part in float32, read once: reading takes longer than the measurements."""
@@ -124,9 +118,6 @@ class Bench:
             # nn.Module's `to`, because the model's own `to` warns of irrelevant things.
             self._parts[key] = nn.Module.to(checkpoint.part(name), self.device)
         return self._parts[key]
-
-    def _copied(self, checkpoint: Checkpoint, name: str) -> nn.Module:
-        return copy.deepcopy(self._part(checkpoint, name))
 
     def _numbers(self, checkpoint: Checkpoint, precision: str) -> Path:
         """The file of 8-bit numbers, from float32 maxima of two pictures."""

@@ -9,10 +9,11 @@ tiny sizes, to test every path that a CPU can take.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -41,12 +42,9 @@ class Section:
     needs_s: float
 
     def begin(self, bench: Bench) -> Iterator[tuple[str, Any]]:
-        import importlib
-
-        measure: Callable[[Bench], Iterator[tuple[str, Any]]] = getattr(
-            importlib.import_module(self.module), self.function
-        )
-        return measure(bench)
+        module = importlib.import_module(self.module)
+        figures: Iterator[tuple[str, Any]] = getattr(module, self.function)(bench)
+        return figures
 
 
 SECTIONS = {
@@ -146,9 +144,7 @@ def earlier(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
         return {}
     stored = json.loads(report.read_text(encoding="utf-8"))
     if stored["is_dry"] != is_dry:
-        needed = (
-            "needed another file: this one holds a dry run, or --dry-run would mix with real ones"
-        )
+        needed = "needed another file: dry and real runs do not mix"
         raise InvalidParams("report", str(report), needed)
     sections: dict[str, dict[str, Any]] = stored["sections"]
     return sections

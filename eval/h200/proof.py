@@ -5,7 +5,6 @@ shows that the host does not wait within a step.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from engines.parity.calls import call_errors
 from engines.parity.findings import psnr, relative_norm
 from eval.h200.bench import BATCH, Bench
 from eval.h200.kernels import milliseconds
+from eval.measuring.timing import wall_s
 from eval.speed.agreement import recorded
 from eval.speed.variants import PROMPTS
 from sdxl.params import GenerationParams
@@ -28,10 +28,7 @@ from sdxl.scheduler_names import SCHEDULERS
 
 Found = Iterator[tuple[str, Any]]
 WAITS = (
-    "cudaStreamSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaMemcpy",
-    "cudaEventSynchronize",
+    *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cudaEventSynchronize"),
     "cuStreamSynchronize",
 )
 """calls in which the host waits; the loop waits on the event of the call before the last"""
@@ -128,10 +125,7 @@ def _profiled(bench: Bench, pipeline: Pipeline, interval: int, trace: Path) -> d
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
     try:
-        start = time.perf_counter()
-        for _ in range(PROFILED):
-            loop.tick()
-        host_s = (time.perf_counter() - start) / PROFILED
+        host_s = wall_s(lambda: [loop.tick() for _ in range(PROFILED)]) / PROFILED
         with torch_profile(activities=activities) as profiler:
             for _ in range(PROFILED):
                 loop.tick()
@@ -151,12 +145,8 @@ def _read(profiler: Any) -> dict[str, Any]:
     time by kernel."""
     averages = profiler.key_averages()
     calls = Counter({e.key: e.count for e in averages if e.key.startswith("cu")})
-    waits = {name: calls[name] for name in WAITS}
     by_time = sorted(averages, key=lambda e: e.self_device_time_total, reverse=True)
     kernels = {e.key[:80]: e.self_device_time_total / PROFILED for e in by_time[:20]}
-    return {
-        "ticks": PROFILED,
-        "waits": waits,
-        "calls": dict(calls),
-        "device_us_a_tick": {k: t for k, t in kernels.items() if t},
-    }
+    waits = {name: calls[name] for name in WAITS}
+    figures = {"ticks": PROFILED, "waits": waits, "calls": dict(calls)}
+    return {**figures, "device_us_a_tick": {name: us for name, us in kernels.items() if us}}

@@ -30,19 +30,15 @@ from eval.speed.variants import (
     EAGER,
     INTERVALS,
     name_of,
-    paint_with,
+    paint,
 )
 from sdxl.pipeline import Pipeline
 
 Found = Iterator[tuple[str, Any]]
 ROUNDS = 3
 OPTIONS = (
-    "no-graphs",
-    "no-rearranged,no-graphs",
-    "attention=cudnn",
-    "attention=flash",
-    "attention=efficient",
-    "compile",
+    *("no-graphs", "no-rearranged,no-graphs", "attention=cudnn", "attention=flash"),
+    *("attention=efficient", "compile"),
 )
 FP8_OPTIONS = ("", "attention=cudnn", "no-fp8_decoder")
 """the effect of fp8 in attention and in the decoder"""
@@ -83,8 +79,8 @@ def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequen
             continue
         loaded[precision] = pipeline
         for interval in INTERVALS:
-            paint = paint_with(pipeline, bench.setting, interval)
-            runs[name_of(each, interval)] = partial(paint, prompts_for(batch))
+            name = name_of(each, interval)
+            runs[name] = partial(paint, pipeline, bench.setting, interval, prompts_for(batch))
     bench.release()
     for name in names:
         try:
@@ -174,9 +170,6 @@ def batching(bench: Bench) -> Found:
 
 
 def _latencies(seconds: Sequence[float], best: str) -> dict[str, float | str]:
-    settled = arrivals.settled(seconds)
-    figures: dict[str, float | str] = {
-        "mean_s": statistics.fmean(settled),
-        "p99_s": arrivals.p99(seconds),
-    }
-    return figures | ({"best": best} if best else {})
+    mean_s = statistics.fmean(arrivals.settled(seconds))
+    best_of = {"best": best} if best else {}
+    return {"mean_s": mean_s, "p99_s": arrivals.p99(seconds), **best_of}

@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,23 +86,19 @@ class Figures:
 
 async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     """Send requests at Poisson arrivals; they do not wait for answers."""
-    drawn, began_s = random.Random(0), time.perf_counter()
-
-    async def request(number: int, due_s: float) -> StreamedAnswer:
-        return await client.request(drawn.choice(client.prompts), number, due_s)
-
-    answers = await open_loop(request, rate, seconds)
+    rng, began_s = random.Random(0), time.perf_counter()
+    answers = await open_loop(
+        lambda n, due_s: client.request(rng.choice(client.prompts), n, due_s), rate, seconds
+    )
     return Figures(answers, time.perf_counter() - began_s)
 
 
 async def streams(client: Client, count: int, seconds: float) -> Figures:
     """Keep `count` requests under way: each answer is followed by the next request."""
-    began_s = time.perf_counter()
-
-    async def request(number: int, _: float) -> StreamedAnswer:
-        return await client.request(client.prompts[number % len(client.prompts)], number)
-
-    answers = await closed_loop(request, count, seconds)
+    prompts, began_s = client.prompts, time.perf_counter()
+    answers = await closed_loop(
+        lambda n, _: client.request(prompts[n % len(prompts)], n), count, seconds
+    )
     return Figures(answers, time.perf_counter() - began_s)
 
 
@@ -132,10 +128,6 @@ def plain_generate(
             # The first call warms up.
             tokens, began_s = 0, time.perf_counter()
     return tokens / (time.perf_counter() - began_s)
-
-
-def service_at(url: str) -> AbstractContextManager[str]:
-    return nullcontext(url.rstrip("/")) if url else local_service()
 
 
 def measure(url: str, options: Any) -> dict[str, dict[str, Any]]:
@@ -194,13 +186,10 @@ def print_figures(runs: dict[str, dict[str, Any]]) -> None:
     for name, figures in runs.items():
         print(name)
         for key, value in figures.items():
-            print(f"  {key:18} {formatted(value)}")
-
-
-def formatted(value: Any) -> str:
-    if isinstance(value, list):
-        return "  ".join(f"{name} {x:.1f}" for name, x in zip(("p50", "p99"), value, strict=True))
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+            text = f"{value:.1f}" if isinstance(value, float) else str(value)
+            if isinstance(value, list):
+                text = "p50 {:.1f}  p99 {:.1f}".format(*value)
+            print(f"  {key:18} {text}")
 
 
 def build_parser() -> Parser:
@@ -228,7 +217,8 @@ def main(argv: Sequence[str]) -> int:
     read_prompts(options.prompts)
     if options.loadgen not in (None, *SCENARIOS):
         raise InvalidParams("loadgen", options.loadgen, f"needed one of {', '.join(SCENARIOS)}")
-    with service_at(options.url) as url:
+    url = options.url.rstrip("/")
+    with nullcontext(url) if url else local_service() as url:
         runs = measure(url, options)
     print(json.dumps(runs)) if options.json else print_figures(runs)
     return 0 if all(figures.get("valid", True) for figures in runs.values()) else 1

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from eval.measuring.options import add_option
-from eval.service.client import auth_headers, metric_values, metrics_page
+from eval.service.client import auth_headers, metric_values, metrics_page, unlimited_client
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
 
@@ -42,19 +42,12 @@ class LlmPrompt:
     """of its answer; the benchmark's --max-tokens if None"""
 
 
-PROMPTS = tuple(
-    LlmPrompt(text)
-    for text in (
-        "circle",
-        "two stars",
-        "a red ring on white",
-        "small yellow star above a green square",
-        "something blue",
-        "three crosses",
-        "a triangle at the top",
-        "a purple square left of an orange circle",
-    )
+TEXTS = (
+    *("circle", "two stars", "a red ring on white", "small yellow star above a green square"),
+    *("something blue", "three crosses", "a triangle at the top"),
+    "a purple square left of an orange circle",
 )
+PROMPTS = tuple(map(LlmPrompt, TEXTS))
 
 
 def add_answer_options(parser: Parser) -> None:
@@ -149,17 +142,9 @@ class Client:
     """Requests streamed answers from one service."""
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        key: str,
-        max_tokens: int,
-        prompts: Sequence[LlmPrompt] = PROMPTS,
+        self, url: str, model: str, key: str, max_tokens: int, prompts: Sequence[LlmPrompt]
     ) -> None:
-        limits = httpx.Limits(max_connections=None)
-        self.http = httpx.AsyncClient(
-            base_url=url, headers=auth_headers(key), timeout=DEADLINE_S, limits=limits
-        )
+        self.http = unlimited_client(url, DEADLINE_S, key)
         self.model, self.max_tokens, self.prompts = model, max_tokens, prompts
 
     async def request(
@@ -223,15 +208,11 @@ def wait_until_loaded(url: str, replicas: int, log: Path, start_s: float = START
     until_s = time.monotonic() + start_s
     while (loaded := len(metric_values(metrics_page(url), RUNNING))) < replicas:
         reason = failure_in(log.read_text(encoding="utf-8", errors="replace"))
-        if reason or is_unavailable(url) or time.monotonic() > until_s:
-            raise NotLoaded(
-                f"{loaded} of {replicas} replicas loaded: {reason or 'no reason in the log'}"
-            )
+        ready = httpx.get(f"{url}/readyz", timeout=30).json()
+        if reason or ready.get("llm") == "unavailable" or time.monotonic() > until_s:
+            reason = reason or "no reason in the log"
+            raise NotLoaded(f"{loaded} of {replicas} replicas loaded: {reason}")
         time.sleep(RETRY_S)
-
-
-def is_unavailable(url: str) -> bool:
-    return bool(httpx.get(f"{url}/readyz", timeout=30).json().get("llm") == "unavailable")
 
 
 def failure_in(log: str) -> str:

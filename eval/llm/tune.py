@@ -24,7 +24,6 @@ import httpx
 from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
 from eval.llm.client import (
-    PROMPTS,
     Client,
     LlmPrompt,
     TokenLimits,
@@ -149,7 +148,7 @@ class Services:
     """options of the model that are not searched"""
     limits: TokenLimits
     folder: Path
-    prompts: Sequence[LlmPrompt] = PROMPTS
+    prompts: Sequence[LlmPrompt]
 
     def __call__(self, options: Options) -> OptionsTrial:
         command, size = self.command, math.prod(options.get(name, 1) for name in GROUP)

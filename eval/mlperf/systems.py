@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from eval.quality.sources import concurrent_pictures, first_image_model, request_picture
-from eval.service.client import auth_headers
+from eval.service.client import http_client
 from sdxl.handover import in_threads
 from sdxl.images import Pixels, to_pixels
 from sdxl.inflight import Event, Failed, InFlight
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 Complete = Callable[[int, bytes], None]
 Sample = tuple[int, int]
 """response id, index of the caption"""
-TIMEOUT_S = 600.0
 
 
 class Arrivals:
@@ -133,15 +132,11 @@ class OverHttp(Arrivals):
     from the first try."""
 
     def __init__(self, url: str, requests: Sequence[GenerationParams], complete: Complete) -> None:
-        import httpx
-
         super().__init__(requests, complete)
-        headers = auth_headers()
-        with httpx.Client(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
+        with http_client(url) as http:
             self.model = first_image_model(http)
         self.connections = concurrent_pictures(self.model)
-        limits = httpx.Limits(max_connections=self.connections)
-        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, limits=limits, headers=headers)
+        self.http = http_client(url, self.connections)
         # No executor: an interrupt inside it would leave a lock held that its threads need.
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(self.connections):

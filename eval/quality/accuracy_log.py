@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -42,15 +42,11 @@ class AccuracyLog:
         return {"accuracy_log": str(self.path.resolve()), "stamp": stamp_of([self.path])}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        pictures = []
         with self.path.open("rb") as file:
-            for index in indices:
-                file.seek(self.places[index])
-                pictures.append(self._picture(_entry(file.readline())["data"]))
-        return pictures
+            return [self._picture(_pixels(file, self.places[index])) for index in indices]
 
-    def _picture(self, text: str) -> Pixels:
-        data, side = bytes.fromhex(text), self.side
+    def _picture(self, data: bytes) -> Pixels:
+        side = self.side
         if len(data) != 3 * side**2:
             needed = f"needed {3 * side**2}, a picture of {side}×{side}"
             raise InvalidParams("accuracy_log", f"a picture of {len(data)} bytes", needed)
@@ -68,12 +64,14 @@ def logged(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def pictures_of(path: Path, indices: Set[int]) -> dict[int, bytes]:
     """The bytes of these samples, as far as the log has them."""
-    places, pictures = _places(path), {}
+    places = _places(path)
     with path.open("rb") as file:
-        for index in places.keys() & indices:
-            file.seek(places[index])
-            pictures[index] = bytes.fromhex(_entry(file.readline())["data"])
-    return pictures
+        return {index: _pixels(file, places[index]) for index in places.keys() & indices}
+
+
+def _pixels(file: BinaryIO, place: int) -> bytes:
+    file.seek(place)
+    return bytes.fromhex(_entry(file.readline())["data"])
 
 
 def _places(path: Path) -> dict[int, int]:

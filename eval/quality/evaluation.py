@@ -119,7 +119,11 @@ class Evaluation:
     def _score(self, indices: range, judges: Judges) -> None:
         pictures: list[Pixels] = []
         seconds = self.timed(lambda: pictures.extend(self.source.pictures(indices)))
-        self._check_sizes(indices, pictures)
+        side = self.task.side
+        for index, picture in zip(indices, pictures, strict=True):
+            if picture.shape != (side, side, 3):
+                shown = f"picture {index} of {picture.shape[1]}×{picture.shape[0]}"
+                raise InvalidParams("images", shown, f"needed {side}×{side}")
         captions = [self.task.captions[i] for i in indices]
         rows: dict[str, Any] = {
             "features": judges.features(pictures).numpy(),
@@ -139,26 +143,14 @@ class Evaluation:
         np.savez(data, **arrays)
         write_atomic(self._file(indices.start), data.getvalue())
 
-    def _check_sizes(self, indices: Sequence[int], pictures: Sequence[Pixels]) -> None:
-        side = self.task.side
-        for index, picture in zip(indices, pictures, strict=True):
-            if picture.shape != (side, side, 3):
-                shown = f"picture {index} of {picture.shape[1]}×{picture.shape[0]}"
-                raise InvalidParams("images", shown, f"needed {side}×{side}")
-
     def _summary(self, judges: Judges, rounds: int) -> Scores:
         rows = self.findings()
         features, count = rows["features"], len(rows["clip"])
         quick = QuickFrechet(judges.reference)
         fid = frechet_distance(features.split(self.chunk), judges.reference)
-        figures = {
-            "FID": Figure(
-                fid,
-                interval(fid, lambda drawn: quick(features[drawn]), count, rounds),
-                self.task.fid_gate,
-            ),
-            "CLIP": _mean(rows["clip"], rounds, self.task.clip_gate),
-        }
+        spread = interval(fid, lambda drawn: quick(features[drawn]), count, rounds)
+        figures = {"FID": Figure(fid, spread, self.task.fid_gate)}
+        figures["CLIP"] = _mean(rows["clip"], rounds, self.task.clip_gate)
         figures |= {name: _mean(rows[name], rounds) for name in ALIKE if name in rows}
         is_stored = getattr(self.source, "is_stored", False)
         speed = None if is_stored else Spread.of(rows["images_per_s"].tolist())

@@ -15,16 +15,8 @@ from sdxl.specs import Cut
 
 USUAL = GenerationParams()
 COLUMNS = (
-    "setting",
-    "images/s",
-    "FID",
-    "change",
-    "CLIP",
-    "change",
-    "gates",
-    "PSNR, dB",
-    "SSIM",
-    "distance",
+    *("setting", "images/s", "FID", "change", "CLIP", "change", "gates"),
+    *("PSNR, dB", "SSIM", "distance"),
 )
 
 

@@ -35,10 +35,8 @@ def plot_pareto(tried: Sequence[Tried], stem: Path) -> None:
     with rc_context(STYLE):
         figure = Figure(figsize=(11, 4.8), layout="constrained")
         axes = figure.subplots(1, 2)
-        for axis, name, gate in zip(
-            axes, ("FID", "CLIP"), (FID_TOLERANCE, CLIP_TOLERANCE), strict=True
-        ):
-            _panel(axis, tried, name, gate)
+        _panel(axes[0], tried, "FID", FID_TOLERANCE)
+        _panel(axes[1], tried, "CLIP", CLIP_TOLERANCE)
         add_legend(figure, _legend(tried), ncols=9, columnspacing=1.2)
         write_figure(figure, stem)
 
@@ -71,14 +69,8 @@ def _panel(axis: Any, tried: Sequence[Tried], name: str, gate: float) -> None:
         if each.setting.deep_steps is not None:
             text += ", tuned"
         offset = (6, 8 if i % 2 == 0 else -13)
-        axis.annotate(
-            text,
-            (each.speed, height(each)),
-            xytext=offset,
-            textcoords="offset points",
-            fontsize=7.5,
-            color=GREY,
-        )
+        style: Any = {"textcoords": "offset points", "fontsize": 7.5, "color": GREY}
+        axis.annotate(text, (each.speed, height(each)), xytext=offset, **style)
     axis.set_xlabel("images/s")
     axis.set_ylabel(f"{name}, change from the exact model, %")
     axis.set_title(f"{name} ({'lower' if name == 'FID' else 'higher'} is better)", fontsize=10)
@@ -95,15 +87,12 @@ def reuse(setting: QualitySetting) -> str:
 def _legend(tried: Sequence[Tried]) -> list[Any]:
     precisions = dict.fromkeys(t.setting.precision for t in tried)
     reuses = sorted({reuse(t.setting) for t in tried})
-    plain: Any = {"linestyle": "none", "color": GREY}
+    entries = [(name, "o", COLOURS.get(name, GREY)) for name in precisions]
+    entries += [(name, MARKERS.get(name, OTHER_MARKER), GREY) for name in reuses]
     return [
         *(
-            Line2D([], [], linestyle="none", marker="o", color=COLOURS.get(p, GREY), label=p)
-            for p in precisions
-        ),
-        *(
-            Line2D([], [], **plain, marker=MARKERS.get(name, OTHER_MARKER), label=name)
-            for name in reuses
+            Line2D([], [], linestyle="none", marker=marker, color=colour, label=name)
+            for name, marker, colour in entries
         ),
         Line2D([], [], color=GREY, linewidth=1, label="the front"),
         Patch(color=PALE, label="MLPerf's gates"),

@@ -10,14 +10,14 @@ import hashlib
 import io
 import time
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from eval.quality.task import QualityTask
-from eval.service.client import auth_headers
+from eval.service.client import PICTURE_S, http_client
 from sdxl.handover import in_threads
 from sdxl.images import Pixels, to_pixels
 from sdxl.params import GenerationParams, InvalidParams
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 AT_ONCE = 16
 """concurrent requests to a service that does not publish a limit"""
-TIMEOUT_S = 600.0
-"""for one picture, its refusals included"""
 
 
 class NoPicture(RuntimeError):
@@ -60,14 +58,12 @@ class Painted:
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
         pictures = []
-        for index, result in zip(indices, self._results(indices), strict=True):
+        results = self.pipeline.generate(self.requests[i] for i in indices)
+        for index, result in zip(indices, results, strict=True):
             if result.image is None:
                 raise NoPicture(f"picture {index}: {result.error}") from result.error
             pictures.append(to_pixels(result.image))
         return pictures
-
-    def _results(self, indices: Sequence[int]) -> list[Any]:
-        return self.pipeline.generate(self.requests[i] for i in indices)
 
 
 class Folder:
@@ -77,7 +73,9 @@ class Folder:
 
     def __init__(self, folder: Path, task: QualityTask) -> None:
         self.folder = folder
-        files = sorted(p for p in _listed(folder) if p.suffix.lower() in SUFFIXES)
+        if not folder.is_dir():
+            raise InvalidParams("images", str(folder), "needed a folder of pictures")
+        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
         if len(files) < len(task.captions):
             refuse_count("images", folder, len(files), len(task.captions))
         self.files = files[: len(task.captions)]
@@ -121,15 +119,9 @@ class Service:
         return {"url": self.url, "model": self._model.get("id"), **facts}
 
     def pictures(self, indices: Sequence[int]) -> list[Pixels]:
-        import httpx
-
-        limits = httpx.Limits(max_connections=self.at_once)
-        with httpx.Client(
-            base_url=self.url, timeout=TIMEOUT_S, headers=auth_headers(), limits=limits
-        ) as http:
-            return list(
-                in_threads(lambda i: request_picture(http, self.requests[i]), indices, self.at_once)
-            )
+        with http_client(self.url, self.at_once) as http:
+            requests = [self.requests[i] for i in indices]
+            return list(in_threads(partial(request_picture, http), requests, self.at_once))
 
     @property
     def at_once(self) -> int:
@@ -137,9 +129,7 @@ class Service:
 
     @cached_property
     def _model(self) -> dict[str, Any]:
-        import httpx
-
-        with httpx.Client(base_url=self.url, timeout=TIMEOUT_S, headers=auth_headers()) as http:
+        with http_client(self.url) as http:
             return first_image_model(http)
 
 
@@ -157,8 +147,8 @@ def concurrent_pictures(model: dict[str, Any]) -> int:
 
 def request_picture(http: Any, request: GenerationParams) -> Pixels:
     """One picture of a service. A request refused with 429 is repeated after Retry-After, until
-    TIMEOUT_S: a service too slow for any deadline refuses in the same way."""
-    body, until_s = {**request.as_rest(), "deadline_s": 120.0}, time.perf_counter() + TIMEOUT_S
+    PICTURE_S: a service too slow for any deadline refuses in the same way."""
+    body, until_s = {**request.as_rest(), "deadline_s": 120.0}, time.perf_counter() + PICTURE_S
     while True:
         answer = http.post("/v1/images/generations", json=body)
         wait_s = float(answer.headers.get("retry-after", 1))
@@ -176,12 +166,6 @@ def from_base64(text: str) -> Pixels:
 
     with Image.open(io.BytesIO(base64.b64decode(text))) as image:
         return np.array(image.convert("RGB"))
-
-
-def _listed(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise InvalidParams("images", str(folder), "needed a folder of pictures")
-    return list(folder.iterdir())
 
 
 def stamp_of(files: Iterable[Path]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
         if given.get(side, MINI_SIDE) != MINI_SIDE:
             raise InvalidParams(side, given[side], f"its scorer needed {MINI_SIDE}")
     captions = scene_captions(count or MINI_PICTURES)
+    weights = (WEIGHTS / tower / "model.safetensors" for tower in ("vision", "text"))
     first, usual = given.get("seed", 0), GenerationParams(**given)
     usual = replace(usual, cache_interval=usual.interval)
     return QualityTask(
@@ -86,9 +88,7 @@ def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
         tuple(replace(usual, seed=first + i, prompt=caption) for i, caption in enumerate(captions)),
         MINI_SIDE,
         mini_judges,
-        "-".join(
-            sha256_of(WEIGHTS / tower / "model.safetensors")[:8] for tower in ("vision", "text")
-        ),
+        "-".join(sha256_of(path)[:8] for path in weights),
     )
 
 
@@ -103,11 +103,10 @@ def drawn_scenes(count: int) -> Iterator[list[Pixels]]:
     from sdxl.mini.scenes import draw, sample_scene
 
     rng = np.random.default_rng(REFERENCE_SEED)
-    for start in range(0, count, BATCH):
-        size = min(BATCH, count - start)
-        yield [
-            draw(sample_scene(rng, held_out=True), int(rng.integers(2**31))) for _ in range(size)
-        ]
+    scenes = (sample_scene(rng, held_out=True) for _ in range(count))
+    drawn = (draw(scene, int(rng.integers(2**31))) for scene in scenes)
+    while batch := list(islice(drawn, BATCH)):
+        yield batch
 
 
 def benchmark_task(
@@ -167,9 +166,7 @@ def _existing(files: dict[str, str | None]) -> dict[str, Path]:
     paths = {}
     for field, name in files.items():
         if name is None:
-            raise InvalidParams(
-                field, None, "the benchmark's task needs it; see docs/evaluation.md"
-            )
+            raise InvalidParams(field, None, "needed for this model; see docs/evaluation.md")
         if not Path(name).exists():
             raise InvalidParams(field, name, "needed a file or folder that is there")
         paths[field] = Path(name)

@@ -47,10 +47,9 @@ class ProcessWatch:
         return [each for each in grown if each.lived_s >= least_s]
 
     def peaks(self, title: str) -> list[float]:
-        """The peak MB of each process of a title, the oldest first."""
-        series = [samples for (name, _), samples in self.seen.items() if name == title]
-        ordered = sorted(series, key=lambda samples: samples[0].at_s)
-        return [max(s.rss_mb for s in samples) for samples in ordered]
+        """The peak MB of each process of a title, in the order in which they were first seen."""
+        series = (samples for (name, _), samples in self.seen.items() if name == title)
+        return [max(s.rss_mb for s in samples) for samples in series]
 
     def sample(self) -> None:
         at_s = time.perf_counter() - self.began_s

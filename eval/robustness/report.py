@@ -23,14 +23,8 @@ STEP_S = 10.0
 """the plot's interval for counts of answers"""
 GREY = "#555555"
 COLOURS = {"200": "#2a9d8f", "429": "#e9a23b", "left": "#9aa5b1", "other": "#d1495b"}
-ABOVE: dict[str, Any] = {
-    "loc": "lower left",
-    "bbox_to_anchor": (0, 1),
-    "borderaxespad": 0,
-    "frameon": False,
-    "fontsize": 8,
-    "ncols": 5,
-}
+ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+ABOVE |= {"frameon": False, "fontsize": 8, "ncols": 5}
 """a legend above its panel"""
 
 

@@ -19,8 +19,7 @@ from eval.robustness import clients
 from eval.robustness.clients import DISCONNECTED, WAIT_S, Outcome, Send
 from eval.robustness.processes import Growth, ProcessWatch, watching
 from eval.robustness.report import Check, RunReport, at_most, none_of, some
-from eval.service.client import metric_values
-from eval.service.load import connected
+from eval.service.client import metric_values, unlimited_client
 from eval.service.traffic import closed_loop, open_loop
 
 REPLICA, FRONT, PROXY, CONTROLLER = "ImageReplica", "ImageIngress", "ProxyActor", "ServeController"
@@ -72,7 +71,7 @@ async def load(url: str, plan: RunPlan, share: float) -> RunReport:
     async def send(_: int, due_s: float) -> Outcome:
         return await clients.request(clients.wait, http, rng, due_s, deadline_s=20.0)
 
-    async with connected(url, WAIT_S) as http:
+    async with unlimited_client(url, WAIT_S) as http:
         rate = rate_of(await closed_loop(send, CLIENTS, max(plan.seconds / 10, 10.0)))
         with watching(TITLES) as watch:
             report.outcomes = await open_loop(send, share * rate, plan.seconds, plan.seed)
@@ -109,7 +108,7 @@ async def leave(url: str, plan: RunPlan) -> RunReport:
     report = RunReport("leavers", asdict(plan))
     rng = random.Random(plan.seed)
     with watching(TITLES) as watch:
-        async with connected(url, WAIT_S) as http:
+        async with unlimited_client(url, WAIT_S) as http:
             while len(report.outcomes) < plan.count:
                 wave = min(LEAVING_AT_ONCE, plan.count - len(report.outcomes))
                 due_s = time.perf_counter()
@@ -155,7 +154,10 @@ async def soak(url: str, plan: RunPlan) -> RunReport:
         return await clients.request(kind, http, rng, due_s)
 
     with watching(TITLES) as watch:
-        async with connected(url, WAIT_S) as http, killing(watch, plan.kill_every_s, report.kills):
+        async with (
+            unlimited_client(url, WAIT_S) as http,
+            killing(watch, plan.kill_every_s, report.kills),
+        ):
             report.outcomes = await open_loop(send, plan.rate, plan.seconds, plan.seed)
     wrong = [o for o in report.outcomes if is_wrong(o)]
     lost = [o for o in wrong if not is_excused(o, report.kills)]

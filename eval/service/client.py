@@ -21,11 +21,26 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 READY = re.compile(r"ready: (http://\S+)")
 JOULES = "sdxl_gpu_energy_joules_total"
 TIMEOUT_S = 30.0
+PICTURE_S = 600.0
+"""for one picture, its refusals included"""
 
 
 def auth_headers(key: str = "") -> dict[str, str]:
     key = key or os.environ.get(KEY_VARIABLE, "")
     return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def http_client(url: str, connections: int | None = None) -> httpx.Client:
+    """A client with time for pictures, and with at most this many connections."""
+    limits = httpx.Limits(max_connections=connections)
+    return httpx.Client(base_url=url, timeout=PICTURE_S, limits=limits, headers=auth_headers())
+
+
+def unlimited_client(url: str, timeout_s: float, key: str = "") -> httpx.AsyncClient:
+    """A client without a limit on concurrent requests."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    headers = auth_headers(key)
+    return httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits, headers=headers)
 
 
 def metrics_page(url: str, key: str = "") -> str:

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,7 +24,7 @@ import psutil
 
 from eval.measuring.options import add_option
 from eval.measuring.timing import quantile
-from eval.service.client import auth_headers, local_service
+from eval.service.client import local_service, unlimited_client
 from eval.service.traffic import closed_loop, open_loop
 from sdxl.arguments import Parser
 from sdxl.params import InvalidParams
@@ -35,6 +36,7 @@ OVERHEAD_REQUESTS = 30
 DEADLINE_S = 20.0
 CLOSED_LOOP = 24
 WARM_S = 5.0
+TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -55,9 +57,8 @@ class LoadAnswers:
     @property
     def rate(self) -> float:
         if not self.statuses[200]:
-            raise SystemExit(
-                f"load: no picture was returned; answers by status: {dict(self.statuses)}"
-            )
+            statuses = dict(self.statuses)
+            raise SystemExit(f"load: no picture was returned; answers by status: {statuses}")
         return self.statuses[200] / (self.last_s - self.began_s)
 
     def row(self, name: str, offered: float) -> str:
@@ -77,7 +78,7 @@ def memory_mib() -> float:
 
 
 async def request_picture(
-    http: httpx.AsyncClient, seed: int, answers: LoadAnswers, due_s: float
+    http: httpx.AsyncClient, answers: LoadAnswers, seed: int, due_s: float
 ) -> None:
     try:
         body = {"prompt": PROMPT, "seed": seed, "deadline_s": DEADLINE_S}
@@ -94,41 +95,19 @@ async def request_picture(
         answers.added.append(latency - answer.json()["data"][0]["timings"]["total_s"])
 
 
-async def one_by_one(http: httpx.AsyncClient, count: int) -> LoadAnswers:
-    answers = LoadAnswers()
-    for seed in range(count):
-        await request_picture(http, seed, answers, time.perf_counter())
-    return answers
-
-
 async def run_closed(http: httpx.AsyncClient, seconds: float) -> LoadAnswers:
     """Measure the service's capacity with a constant number of requests under way."""
     answers = LoadAnswers()
-    await closed_loop(
-        lambda n, due_s: request_picture(http, n, answers, due_s), CLOSED_LOOP, seconds
-    )
+    await closed_loop(partial(request_picture, http, answers), CLOSED_LOOP, seconds)
     return answers
 
 
-async def run_open(
-    http: httpx.AsyncClient, rate: float, seconds: float
-) -> tuple[LoadAnswers, float]:
-    """Send requests at Poisson arrivals. Also returns their actual rate."""
-    answers = LoadAnswers()
-    sent = await open_loop(lambda n, due_s: request_picture(http, n, answers, due_s), rate, seconds)
-    return answers, len(sent) / seconds
-
-
-def connected(url: str, timeout_s: float = 120.0) -> httpx.AsyncClient:
-    """A client without a limit on concurrent requests."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    return httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits, headers=auth_headers())
-
-
 async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
-    async with connected(url) as http:
+    async with unlimited_client(url, TIMEOUT_S) as http:
         await run_closed(http, WARM_S)
-        alone = await one_by_one(http, OVERHEAD_REQUESTS)
+        alone = LoadAnswers()
+        for seed in range(OVERHEAD_REQUESTS):
+            await request_picture(http, alone, seed, time.perf_counter())
         print(
             f"HTTP and Ray add {1000 * quantile(alone.added, 0.5):.1f} ms (p50) to "
             f"{1000 * quantile(alone.latencies, 0.5):.1f} ms"
@@ -140,8 +119,10 @@ async def measure(url: str, seconds: float, shares: Sequence[float]) -> None:
         )
         print(full.row("closed loop", full.rate))
         for share in shares:
-            answers, offered = await run_open(http, share * full.rate, seconds)
-            print(answers.row(f"{share:.0%}", offered), flush=True)
+            answers = LoadAnswers()
+            send = partial(request_picture, http, answers)
+            sent = await open_loop(send, share * full.rate, seconds)
+            print(answers.row(f"{share:.0%}", len(sent) / seconds), flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -153,13 +134,8 @@ def main(argv: Sequence[str]) -> int:
     add("--shares", list(SHARES), text, nargs=None, type=json.loads)
     options, flags = parser.parse_known_args(argv)
     if options.url and flags:
-        needed = (
-            "needed none with --url: they are flags of the `sdxl serve` that is started without it"
-        )
+        needed = "needed none with --url: they are for the `sdxl serve` that starts without it"
         raise InvalidParams("flags", " ".join(flags), needed)
-    if options.url:
-        asyncio.run(measure(options.url, options.seconds, options.shares))
-    else:
-        with local_service(flags) as url:
-            asyncio.run(measure(url, options.seconds, options.shares))
+    with nullcontext(options.url) if options.url else local_service(flags) as url:
+        asyncio.run(measure(url, options.seconds, options.shares))
     return 0

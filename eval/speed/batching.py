@@ -12,6 +12,7 @@ are omitted.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -89,9 +90,8 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
     costs = Costs()
     for bucket in pipeline.limits().buckets:
         guidance = USUAL.guidance if bucket >= ROWS else 1.0
-        request = replace(
-            USUAL, prompt="a ring", seed=0, steps=6, cache_interval=2, guidance=guidance
-        )
+        few = replace(USUAL, prompt="a ring", seed=0, steps=6, cache_interval=2)
+        request = replace(few, guidance=guidance)
         params = [pipeline.resolve(request)] * max(bucket // ROWS, 1)
         conditionings = pipeline.encode(params)
         for _ in range(2):
@@ -179,15 +179,12 @@ def best_static(
     device: MeasuredDevice, arrivals: Sequence[Arrival], *, is_alike: bool
 ) -> tuple[list[float], str]:
     alone_s = device.batch_s(1, MEDIUM)
-    tried = {
-        f"batch {most}, wait {wait * alone_s:.3f} s": static(
-            device, arrivals, most, wait * alone_s, is_alike=is_alike
-        )
-        for most in device.batches
-        for wait in WAITS
-    }
-    name = min(tried, key=lambda n: p99(tried[n]))
-    return tried[name], name
+    settings = itertools.product(device.batches, (share * alone_s for share in WAITS))
+    tried = [
+        (static(device, arrivals, most, s, is_alike=is_alike), f"batch {most}, wait {s:.3f} s")
+        for most, s in settings
+    ]
+    return min(tried, key=lambda each: p99(each[0]))
 
 
 def ideal(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
@@ -213,9 +210,8 @@ def table(device: MeasuredDevice) -> str:
     for name, mix in MIXES.items():
         capacity = device.capacity(mix)
         lines.append(f"\n{name}; 100% is {capacity:.2f} images/s")
-        lines.append(
-            f"{'load':<6}{'discipline':<14}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
-        )
+        head = f"{'load':<6}{'discipline':<14}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
+        lines.append(head)
         for load in LOADS:
             lines += rows(device, arrivals_at(load * capacity, mix), load)
     return "\n".join(lines)

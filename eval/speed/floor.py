@@ -59,22 +59,16 @@ def build_parser() -> Parser:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from eval.measuring.arithmetic import (
-        DTYPES,
-        FULL_SIZE,
-        Shapes,
-        architecture_of,
-        configs_of,
-        work_of,
-    )
+    import engines
+    from eval.measuring import arithmetic
     from eval.measuring.ceilings import measure_ceilings
     from eval.measuring.system_description import describe_system
 
-    configs = configs_of(options.model)
-    side = options.side or architecture_of(configs).default_side
+    configs = arithmetic.configs_of(options.model)
+    side = options.side or arithmetic.architecture_of(configs).default_side
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # 8-bit engines are compared with the ceiling of their other precision.
-    dtype = getattr(torch, DTYPES.get(options.precision, "float16"))
+    dtype = getattr(torch, arithmetic.DTYPES.get(options.precision, "float16"))
     ceilings = measure_ceilings(device, dtype)
     report: dict[str, Any] = {
         "model": options.model,
@@ -84,22 +78,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "ceilings": asdict(ceilings),
         "calls": [],
     }
-    loaded = {} if options.model == FULL_SIZE else load(options)
+    loaded = {
+        backend: engines.load(options.model, backend, precision=options.precision).engines
+        for backend in (options.backend if options.model != arithmetic.FULL_SIZE else ())
+    }
     for rows in options.rows:
-        shapes = Shapes(side, rows)
-        work = work_of(configs, shapes, options.precision)
+        shapes = arithmetic.Shapes(side, rows)
+        work = arithmetic.work_of(configs, shapes, options.precision)
         report["calls"].append(calls_of(shapes, work, ceilings, loaded))
     report["image"] = image_of(report["calls"][0])
     return report
-
-
-def load(options: argparse.Namespace) -> dict[str, Engines]:
-    import engines
-
-    return {
-        backend: engines.load(options.model, backend, precision=options.precision).engines
-        for backend in options.backend
-    }
 
 
 def calls_of(

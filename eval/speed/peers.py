@@ -99,12 +99,8 @@ def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]
     until_s = time.perf_counter() + options.time_budget
     loaded = load_all(setting, options.ours, has_compile=not options.no_compile)
     # A compiled variant has the eager one's memory, and compiling again takes minutes.
-    weighed = (
-        []
-        if options.no_memory
-        else [name for name in loaded.paints if name not in (COMPILED, COMPILED_CACHED)]
-    )
-    memory = {name: _peak(name, given) for name in weighed}
+    weighed = {} if options.no_memory else loaded.paints.keys() - {COMPILED, COMPILED_CACHED}
+    memory = {name: _peak(name, given) for name in loaded.paints if name in weighed}
     report: Report = {
         "system": describe_system(),
         "model": setting.model,
@@ -113,16 +109,14 @@ def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]
         "peak_bytes": memory,
         "batches": {},
     }
-    left = len(options.batch)
-    for batch in options.batch:
+    for done, batch in enumerate(options.batch):
         now = time.perf_counter()
-        part_s = max(until_s - now, 0) / left
+        part_s = max(until_s - now, 0) / (len(options.batch) - done)
         prompts = prompts_for(batch)
         runs = {name: partial(paint, prompts) for name, paint in loaded.paints.items()}
         measured = figures(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
         loops = {name: begin(prompts) for name, begin in loaded.loops.items()}
         report["batches"][batch] = measured | denoising(loops, options, now + part_s)
-        left -= 1
     return report
 
 
@@ -146,21 +140,22 @@ def figures(
     }
     seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
     report: Report = {
-        "seconds": {name: Spread.of(values) for name, values in seconds.items()},
-        "images/s": {n: Spread.of([batch / s for s in each]) for n, each in seconds.items()},
+        "seconds": spreads(seconds, lambda s: s),
+        "images/s": spreads(seconds, lambda s: batch / s),
     }
     if counter is not None:
-        energy = {n: [j / batch for j in joules[n][-len(seconds[n]) :]] for n in seconds}
-        report["joules an image"] = {n: Spread.of(each) for n, each in energy.items()}
-        report["images per joule"] = {
-            n: Spread.of([1 / j for j in each]) for n, each in energy.items()
-        }
-    if options.price_per_hour:
-        report["images per dollar"] = {
-            n: Spread.of([3600 * batch / s / options.price_per_hour for s in each])
-            for n, each in seconds.items()
-        }
+        energy = {name: joules[name][-len(values) :] for name, values in seconds.items()}
+        report["joules an image"] = spreads(energy, lambda j: j / batch)
+        report["images per joule"] = spreads(energy, lambda j: batch / j)
+    if price := options.price_per_hour:
+        report["images per dollar"] = spreads(seconds, lambda s: 3600 * batch / s / price)
     return report | ratios(seconds, options.ours)
+
+
+def spreads(
+    rounds: Mapping[str, list[float]], figure: Callable[[float], float]
+) -> dict[str, Spread]:
+    return {name: Spread.of([*map(figure, values)]) for name, values in rounds.items()}
 
 
 def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: float) -> Report:
@@ -168,9 +163,7 @@ def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: fl
     timed = cuda_s if torch.cuda.is_available() else wall_s
     seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
     return {
-        "milliseconds of denoising": {
-            name: Spread.of([1000 * s for s in each]) for name, each in seconds.items()
-        },
+        "milliseconds of denoising": spreads(seconds, lambda s: 1000 * s),
         "denoising at interval 2 over interval 1": over_one(seconds, options.ours),
     }
 

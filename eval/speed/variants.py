@@ -89,7 +89,7 @@ def load_all(setting: BenchSetting, ours: Sequence[str], has_compile: bool) -> L
             continue
         for interval in INTERVALS:
             name = name_of(each, interval)
-            loaded.paints[name] = paint_with(pipeline, setting, interval)
+            loaded.paints[name] = partial(paint, pipeline, setting, interval)
             loaded.loops[name] = partial(_begin, pipeline, setting, interval)
     return loaded
 
@@ -98,11 +98,7 @@ def load_one(setting: BenchSetting, name: str, ours: Sequence[str]) -> Paint:
     if name in PEERS:
         return _peer(setting, name)
     each, interval = next((o, i) for o in ours for i in INTERVALS if name_of(o, i) == name)
-    return paint_with(_ours(setting, each), setting, interval)
-
-
-def paint_with(pipeline: Pipeline, setting: BenchSetting, interval: int) -> Paint:
-    return partial(_paint, pipeline, setting, interval)
+    return partial(paint, _ours(setting, each), setting, interval)
 
 
 def _ours(setting: BenchSetting, each: str) -> Pipeline:
@@ -110,17 +106,17 @@ def _ours(setting: BenchSetting, each: str) -> Pipeline:
     return engines.load(setting.model, backend, precision=precision)
 
 
-def _paint(
+def paint(
     pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]
 ) -> object:
-    results = pipeline.generate(_requests(setting, interval, prompts))
+    results = pipeline.generate(requests_of(setting, interval, prompts))
     if errors := [result.error for result in results if result.error]:
         raise errors[0]
     return results
 
 
 def _begin(pipeline: Pipeline, setting: BenchSetting, interval: int, prompts: Sequence[str]) -> Run:
-    requests = [pipeline.resolve(params) for params in _requests(setting, interval, prompts)]
+    requests = [pipeline.resolve(params) for params in requests_of(setting, interval, prompts)]
     encoded = zip(requests, pipeline.encode(requests), strict=True)
     return partial(_denoise, pipeline, [pipeline.request(*each) for each in encoded])
 
@@ -134,18 +130,12 @@ def _denoise(pipeline: Pipeline, requests: Sequence[Request]) -> None:
             raise event.cause
 
 
-def _requests(
+def requests_of(
     setting: BenchSetting, interval: int, prompts: Sequence[str]
 ) -> list[GenerationParams]:
+    size: Any = {"width": setting.side, "height": setting.side}
     return [
-        GenerationParams(
-            prompt,
-            steps=setting.steps,
-            seed=i,
-            cache_interval=interval,
-            width=setting.side,
-            height=setting.side,
-        )
+        GenerationParams(prompt, steps=setting.steps, seed=i, cache_interval=interval, **size)
         for i, prompt in enumerate(prompts)
     ]
 
@@ -153,11 +143,9 @@ def _requests(
 def _peer(setting: BenchSetting, name: str) -> Paint:
     from diffusers import StableDiffusionXLPipeline
 
-    folder = str(find(setting.model).folder)
-    pipe: Any = StableDiffusionXLPipeline.from_pretrained(
-        folder, torch_dtype=setting.dtype, add_watermarker=False
-    )
-    pipe = pipe.to(setting.device)
+    options: Any = {"torch_dtype": setting.dtype, "add_watermarker": False}
+    loaded: Any = StableDiffusionXLPipeline.from_pretrained(find(setting.model).folder, **options)
+    pipe = loaded.to(setting.device)
     if setting.dtype == torch.float16:
         # As with the fp16 VAE fix; float32 would take twice as long.
         pipe.vae.register_to_config(force_upcast=False)

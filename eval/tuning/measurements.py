@@ -175,13 +175,8 @@ def measure_errors(
         stored.append(_probed(pipeline, sampling, group, oldest))
         write_json(path, stored, end="", indent=None)
     weights = _weights(sampling, pipeline)
-    squares = [
-        [np.mean(each) for each in zip(*rows, strict=True)] for rows in zip(*stored, strict=True)
-    ]
-    return [
-        [weight * float(square) ** 0.5 for square in row]
-        for weight, row in zip(weights, squares, strict=True)
-    ]
+    by_step = zip(weights, zip(*stored, strict=True), strict=True)
+    return [(weight * np.sqrt(np.mean(rows, axis=0))).tolist() for weight, rows in by_step]
 
 
 def _probed(

@@ -24,7 +24,8 @@ PANELS = {
     "clip": "CLIP (higher is better)",
 }
 SCHEDULER_COLOURS = ("#1f4e79", "#d1495b", "#2a9d8f", "#e9a23b", "#6a4c93", "#555555")
-KINDS = {"exact steps": "o", "even caches": "s", "tuned": "*"}
+KINDS = {"exact steps": ("o", "-", 6), "even caches": ("s", "--", 6), "tuned": ("*", ":", 11)}
+"""marker, line and size"""
 
 
 def write_report(result: TuningResult, folder: Path) -> None:
@@ -90,13 +91,10 @@ def verdicts(result: TuningResult) -> str:
 
 
 def chosen(result: TuningResult) -> str:
+    plans = {name: each.plan for name, each in result.chosen.items()}
     lines = [
         f"- {name}, up to {budget_s / result.exact.cost_s:.3g}: "
-        + (
-            str(result.chosen[name].plan)
-            if name in result.chosen
-            else "no checked plan costs so little"
-        )
+        f"{plans.get(name, 'no checked plan costs so little')}"
         for name, budget_s in result.budgets_s.items()
     ]
     return "\n".join(["The plan of each quality:", "", *lines])
@@ -154,19 +152,11 @@ def kind_of(each: CheckedPlan) -> str:
 def _draw(
     axis: Any, own: Sequence[CheckedPlan], name: str, colour: str, result: TuningResult
 ) -> None:
-    for kind, marker in KINDS.items():
+    for kind, (marker, line, size) in KINDS.items():
         shown = sorted((c for c in own if kind_of(c) == kind), key=lambda c: c.cost_s)
-        axis.plot(
-            [result.share(c) for c in shown],
-            [c.scores[name] for c in shown],
-            color=colour,
-            marker=marker,
-            markersize=11 if kind == "tuned" else 6,
-            markeredgecolor="white",
-            linewidth=0.8,
-            linestyle=":" if kind == "tuned" else "-" if kind == "exact steps" else "--",
-            zorder=3 if kind == "tuned" else 2,
-        )
+        style: Any = {"marker": marker, "markersize": size, "markeredgecolor": "white"}
+        style |= {"color": colour, "linewidth": 0.8, "linestyle": line, "zorder": size}
+        axis.plot([result.share(c) for c in shown], [c.scores[name] for c in shown], **style)
 
 
 def _legend(colours: dict[str, str]) -> list[Any]:
@@ -175,6 +165,6 @@ def _legend(colours: dict[str, str]) -> list[Any]:
     ]
     kinds = [
         Line2D([], [], color=GREY, linestyle="none", marker=marker, label=kind)
-        for kind, marker in KINDS.items()
+        for kind, (marker, *_) in KINDS.items()
     ]
     return [*families, *kinds]

@@ -93,15 +93,12 @@ class TunedSampling:
 
     def best(self) -> list[CachePlan]:
         """For each budget the tried plan with the smallest error, without repeats."""
-        tried = [
-            (error, CachePlan(self.sampling, deep)) for deep, error in self.trials.errors.items()
-        ]
-        found: list[CachePlan] = []
+        errors = {CachePlan(self.sampling, deep): e for deep, e in self.trials.errors.items()}
+        best = []
         for budget in self.budgets_s:
-            within = [(error, plan) for error, plan in tried if self.cost(plan) <= budget]
-            if within and (plan := min(within, key=lambda each: each[0])[1]) not in found:
-                found.append(plan)
-        return found
+            within = [plan for plan in errors if self.cost(plan) <= budget]
+            best += [min(within, key=errors.__getitem__)] if within else []
+        return list(dict.fromkeys(best))
 
     def as_dict(self) -> dict[str, Any]:
         tried = []

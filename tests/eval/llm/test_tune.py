@@ -11,7 +11,7 @@ import pytest
 
 from eval.llm import tune
 from eval.llm.bench import Figures
-from eval.llm.client import LIMITS, StreamedAnswer
+from eval.llm.client import LIMITS, PROMPTS, StreamedAnswer
 from eval.llm.tune import (
     Options,
     OptionsTrial,
@@ -173,7 +173,7 @@ def test_only_the_next_run_repeats_a_failed_trial(tmp_path: Path) -> None:
 
 
 def trial_of(folder: Path, *flags: str) -> Services:
-    return Services(tune.build_parser().parse_args(flags), {}, LIMITS["server"], folder)
+    return Services(tune.build_parser().parse_args(flags), {}, LIMITS["server"], folder, PROMPTS)
 
 
 def test_a_model_that_does_not_load_is_a_trial_with_the_reason(

@@ -72,7 +72,7 @@ def test_a_service_with_another_model_or_precision_is_another_source(
 def test_endless_refusals_raise_with_the_services_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sources, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sources, "PICTURE_S", 0.1)
     requests: list[httpx.Request] = []
 
     def refuse(request: httpx.Request) -> httpx.Response:
