@@ -75,13 +75,9 @@ def load_pipeline(
 def read_exact(options: argparse.Namespace, task: QualityTask) -> Source | None:
     from eval.quality.sources import Folder
 
-    if options.against is None:
-        return None
-    return (
-        exact(options.model, task)
-        if options.against == EXACT
-        else Folder(Path(options.against), task)
-    )
+    if options.against == EXACT:
+        return exact(options.model, task)
+    return Folder(Path(options.against), task) if options.against else None
 
 
 def exact(model: str, task: QualityTask) -> Source:

@@ -183,17 +183,12 @@ def load_engines(
 ) -> Engines:
     """On a GPU the engines that serve the precision; else ONNX Runtime on an export made here."""
     if torch.cuda.is_available():
-        from engines import load
         from engines.pytorch.torch_engine import load_torch
+        from eval.quality.inputs import load_pipeline
 
         if precision not in EIGHT_BIT:
             return load_torch(checkpoint, precision=precision, cut=cut)
-        return load(
-            options.model,
-            options.backend,
-            precision=precision,
-            takes_unchecked=options.takes_unchecked,
-        ).engines
+        return load_pipeline(options, precision).engines
     from engines.folders.shipped import open_mini
     from engines.onnxruntime_engine import load_onnxruntime
 

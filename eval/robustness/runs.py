@@ -154,10 +154,8 @@ async def soak(url: str, plan: RunPlan) -> RunReport:
         return await clients.request(kind, http, rng, due_s)
 
     with watching(TITLES) as watch:
-        async with (
-            unlimited_client(url, WAIT_S) as http,
-            killing(watch, plan.kill_every_s, report.kills),
-        ):
+        kills = killing(watch, plan.kill_every_s, report.kills)
+        async with unlimited_client(url, WAIT_S) as http, kills:
             report.outcomes = await open_loop(send, plan.rate, plan.seconds, plan.seed)
     wrong = [o for o in report.outcomes if is_wrong(o)]
     lost = [o for o in wrong if not is_excused(o, report.kills)]

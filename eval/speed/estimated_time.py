@@ -38,9 +38,6 @@ class KernelRate:
     fill: float
     source: str
 
-    def __str__(self) -> str:
-        return f"{self.teraflops} TFLOP/s in infinitely deep sums; {self.source}"
-
 
 @dataclass(frozen=True)
 class EstimatedGpu:
@@ -133,11 +130,6 @@ def seconds_by_group(works: Iterable[KernelWork], gpu: EstimatedGpu) -> dict[str
     return {**dict(sorted(seconds.items())), GAPS: gaps_s}
 
 
-def rate_name(key: tuple[Unit, bool, int]) -> str:
-    unit, is_ours, bits = key
-    return f"{unit} in {bits} bits, {'ours' if is_ours else 'a library'}"
-
-
 @cache
 def works_of(network: str, precision: str, rows: int, side: int = 1024) -> tuple[KernelWork, ...]:
     module, inputs = unets(precision)[network], inputs_of(network, rows, side)
@@ -170,21 +162,23 @@ def report(
 ) -> dict[str, Any]:
     gpu, steps = GPUS[name], GenerationParams().steps
     grouped = USUAL_ROWS if USUAL_ROWS in rows else max(rows)
+    works = {
+        f"{precision} {network}": works_of(network, precision, grouped)
+        for network in UNETS
+        for precision in precisions
+    }
+    works |= {f"{precision} decoding": works_of_a_picture(precision) for precision in precisions}
     return {
         "gpu": gpu.name,
         "rows": grouped,
-        "groups": {
-            f"{precision} {network}": milliseconds(works_of(network, precision, grouped), gpu)
-            for network in UNETS
-            for precision in precisions
-        }
-        | {
-            f"{precision} decoding": milliseconds(works_of_a_picture(precision), gpu)
-            for precision in precisions
-        },
+        "groups": {each: milliseconds(kernels, gpu) for each, kernels in works.items()},
         "assumed": [
             gpu.source,
-            *(f"{rate_name(key)}: {rate}" for key, rate in RATES.items()),
+            *(
+                f"{unit} in {bits} bits, {'ours' if is_ours else 'a library'}: {rate.teraflops} "
+                f"TFLOP/s in infinitely deep sums; {rate.source}"
+                for (unit, is_ours, bits), rate in RATES.items()
+            ),
             f"attention: {ATTENTION_SOURCE}",
             OPERATIONS_SOURCE,
         ],

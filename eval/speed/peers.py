@@ -135,9 +135,7 @@ def figures(
     joules: dict[str, list[float]] = {}
     counter, is_cuda = meter(), torch.cuda.is_available()
     timed = cuda_s if is_cuda else wall_s
-    metered = {
-        name: _metered(run, joules.setdefault(name, []), counter) for name, run in runs.items()
-    }
+    metered = {n: _metered(run, joules.setdefault(n, []), counter) for n, run in runs.items()}
     seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
     report: Report = {
         "seconds": spreads(seconds, lambda s: s),
