@@ -50,7 +50,7 @@ def largest(x: Tensor) -> Tensor:
     return F.max_pool2d(x, 3, stride=1, padding=1)
 
 
-class Block(nn.Module):
+class InceptionBlock(nn.Module):
     """Branches of layers side by side, beside a pool with a layer of `pooled` channels. Without
     `pooled`, the pool and the last layer of each branch halve the size. Layers in a list fork."""
 
@@ -90,35 +90,35 @@ class Block(nn.Module):
         return x
 
 
-def block_a(inputs: int, pooled: int) -> Block:
+def block_a(inputs: int, pooled: int) -> InceptionBlock:
     """35×35: 1×1, 5×5, two 3×3, and a pool."""
     five = [("branch5x5_1", 48, 1), ("branch5x5_2", 64, 5)]
     three = [("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3)]
-    return Block(inputs, [("branch1x1", 64, 1)], five, three, pooled=pooled)
+    return InceptionBlock(inputs, [("branch1x1", 64, 1)], five, three, pooled=pooled)
 
 
-def block_b(inputs: int) -> Block:
+def block_b(inputs: int) -> InceptionBlock:
     """35×35 to 17×17."""
     three = [("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3)]
-    return Block(inputs, [("branch3x3", 384, 3)], three)
+    return InceptionBlock(inputs, [("branch3x3", 384, 3)], three)
 
 
-def block_c(inputs: int, width: int) -> Block:
+def block_c(inputs: int, width: int) -> InceptionBlock:
     """17×17: 7×7 as rows and columns."""
     seven = [("branch7x7_1", width, 1), ("branch7x7_2", width, ROW), ("branch7x7_3", 192, COLUMN)]
     kernels = [(width, 1), (width, COLUMN), (width, ROW), (width, COLUMN), (192, ROW)]
     twice = [(f"branch7x7dbl_{n}", *each) for n, each in enumerate(kernels, 1)]
-    return Block(inputs, [("branch1x1", 192, 1)], seven, twice, pooled=192)
+    return InceptionBlock(inputs, [("branch1x1", 192, 1)], seven, twice, pooled=192)
 
 
-def block_d(inputs: int) -> Block:
+def block_d(inputs: int) -> InceptionBlock:
     """17×17 to 8×8."""
     kernels = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
     seven = [(f"branch7x7x3_{n}", *each) for n, each in enumerate(kernels, 1)]
-    return Block(inputs, [("branch3x3_1", 192, 1), ("branch3x3_2", 320, 3)], seven)
+    return InceptionBlock(inputs, [("branch3x3_1", 192, 1), ("branch3x3_2", 320, 3)], seven)
 
 
-def block_e(inputs: int, pool: Callable[[Tensor], Tensor]) -> Block:
+def block_e(inputs: int, pool: Callable[[Tensor], Tensor]) -> InceptionBlock:
     """8×8: 3×3 split into a row and a column side by side."""
 
     def split(name: str) -> list[Layer]:
@@ -130,7 +130,7 @@ def block_e(inputs: int, pool: Callable[[Tensor], Tensor]) -> Block:
         ("branch3x3dbl_2", 384, 3),
         split("branch3x3dbl_3"),
     ]
-    return Block(inputs, [("branch1x1", 320, 1)], three, twice, pooled=192, pool=pool)
+    return InceptionBlock(inputs, [("branch1x1", 320, 1)], three, twice, pooled=192, pool=pool)
 
 
 class Inception(nn.Module):
