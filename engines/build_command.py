@@ -83,7 +83,7 @@ def build_parser() -> Parser:
 
 
 def read_order(options: argparse.Namespace) -> BuildSpec:
-    from engines.cuda.gpus import local_target
+    from engines.cuda.device import local_target
     from engines.folders.export_folder import ExportFolder
     from engines.folders.places import plans_place
     from engines.trt.build import BuildSpec

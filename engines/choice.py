@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines.cuda.gpus import local_target
+from engines.cuda.device import local_target
 from engines.folders.digests import model_digest
 from engines.folders.engine_folder import FILE as MANIFEST
 from engines.folders.engine_folder import EngineError

@@ -1,7 +1,7 @@
 """LoRA files (kohya's, diffusers' or peft's), fused into a checkpoint's modules before export.
 
-diffusers and peft read and apply them. They pass over what they do not recognise; here that is an
-error, so that a file is used wholly or not at all. It does not know what is exported.
+diffusers and peft read and apply them. They skip what they do not recognise; here that is an error,
+so that a file is used wholly or not at all. It does not know what is exported.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import nn
 
-from engines.folders.digests import sha256_of
-from sdxl.checkpoint import quiet_loading
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
+from sdxl.digests import sha256_of
 from sdxl.mini.lora import DIFFUSERS_FILE, LORAS, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
 from sdxl.params import InvalidParams
 
@@ -28,7 +28,7 @@ OTHER_KINDS = ("dora_scale", "hada_", "lokr_", "oft_")
 
 
 class LoraError(RuntimeError):
-    """A LoRA file that cannot be applied to the model: which, and why."""
+    """A LoRA file cannot be applied to the model: which, and why."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,17 @@ class Lora:
         return {"file": self.path.name, **digests, "scale": self.scale}
 
 
+def load_parts(checkpoint: Checkpoint, loras: Sequence[Lora], *names: str) -> dict[str, Any]:
+    """Load the named parts in float32 and fuse the LoRAs into them."""
+    needed = {*names, *(ADAPTED if loras and {*names} & {*ADAPTED} else ())}
+    parts = {name: checkpoint.part(name) for name in NETWORK_FOLDERS if name in needed}
+    if needed & {*ADAPTED}:
+        fuse(loras, parts)
+    return {name: parts[name] for name in names}
+
+
 def _file_of(name: str) -> Path:
-    """A path that is there comes before one of ours of that name."""
+    """An existing path takes precedence over one of our LoRAs."""
     for folder in (Path(name), LORAS / name):
         for file in (DIFFUSERS_FILE, PEFT_FILE):
             if (folder / file).is_file():
@@ -80,7 +89,7 @@ def _file_of(name: str) -> Path:
 def fuse(loras: Sequence[Lora], parts: Mapping[str, nn.Module]) -> None:
     """Add them to the weights, in place and in order."""
     for lora in loras:
-        with _one_error(lora), quiet_loading(), _no_logging():
+        with _in_one_line(lora), quiet_loading(), _silence_logging():
             _apply(lora, parts)
 
 
@@ -115,14 +124,14 @@ def _apply(lora: Lora, parts: Mapping[str, nn.Module]) -> None:
         recurse_remove_peft_layers(module)
         del module.peft_config
         module._hf_peft_config_loaded = None
-    strange = [key for key in state if key.partition(".")[0] not in ADAPTED]
-    if strange or not state:
-        found = f"{strange[0]!r}" if strange else "nothing"
+    unknown = [key for key in state if key.partition(".")[0] not in ADAPTED]
+    if unknown or not state:
+        found = f"{unknown[0]!r}" if unknown else "nothing"
         raise LoraError(f"found {found}; needed LoRA weights of a UNet or text encoder")
 
 
 def _peft_config(path: Path) -> dict[str, Any]:
-    """As diffusers would find it within a file: peft keeps it, and with it alpha, beside."""
+    """Read the configuration, with alpha, that peft keeps beside its file."""
     from peft import LoraConfig
 
     if not path.is_file():
@@ -144,8 +153,8 @@ def _merge(module: nn.Module, expected: set[str], scale: float) -> None:
 
 
 def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Text encoders' attention as diffusers names it today. Its own conversion knows the older
-    names only in files that adapt `out_proj` too, and would drop them from others."""
+    """Give the text encoders' attention diffusers' current names, which it converts to only if a
+    file adapts `out_proj` too."""
     return {
         re.sub(r"(?<=self_attn)\.to_(q|k|v|out)_lora\.", r".\1_proj.lora_linear_layer.", key): value
         for key, value in state.items()
@@ -153,15 +162,15 @@ def _renamed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer(key: str) -> str:
-    """The adapted layer that a key, or a module's name, speaks of, without what only some versions
-    put into names."""
+    """The adapted layer of a key or module name, without the parts that only some versions
+    write."""
     layer = re.split(r"[._]lora|\.alpha", key)[0].replace(".processor.", ".")
     return layer.removeprefix("text_model.").removesuffix(".0")
 
 
 @contextmanager
-def _no_logging() -> Iterator[None]:
-    """What diffusers logs as an error it raises too."""
+def _silence_logging() -> Iterator[None]:
+    """Silence diffusers' log: it raises the same errors."""
     logging.disable(logging.ERROR)
     try:
         yield
@@ -170,7 +179,7 @@ def _no_logging() -> Iterator[None]:
 
 
 @contextmanager
-def _one_error(lora: Lora) -> Iterator[None]:
+def _in_one_line(lora: Lora) -> Iterator[None]:
     try:
         yield
     except Exception as error:

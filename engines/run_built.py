@@ -29,8 +29,8 @@ def run_built(
 ) -> Proof:
     """Raises where the plans are not the model. `model` names it, where the export does not;
     `loras` are those of the export."""
-    from engines.cuda.gpus import local_target
-    from engines.fused_parts import load_parts
+    from engines.cuda.device import local_target
+    from engines.lora import load_parts
     from engines.parity.pictures import subject_of
     from engines.parity.proof import PlanTrial, not_run, used_on_gpu
     from engines.pytorch.torch_engine import load_torch

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from engines.folders.export_folder import IN_TORCH, ExportFolder, changed_file
-from engines.fused_parts import load_parts
+from engines.lora import load_parts
 from engines.onnxruntime_engine import load_onnxruntime
-from engines.parity.bounds import PICTURE_BOUNDS, STEP_BOUNDS
 from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
 from engines.parity.findings import (
+    PICTURE_BOUNDS,
+    STEP_BOUNDS,
     CheckFailed,
     Finding,
     broken,

@@ -20,7 +20,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from engines.folders.digests import sha256_of
 from engines.folders.export_folder import (
     FILE,
     DataFile,
@@ -31,7 +30,7 @@ from engines.folders.export_folder import (
     further_file,
 )
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers
-from engines.fused_parts import load_parts
+from engines.lora import load_parts
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
 from onnx_export.calibration_progress import progress_line
@@ -43,6 +42,7 @@ from onnx_export.recipes import RECIPES
 from onnx_export.stored import Stored, unchanged_places, write_tensors
 from onnx_export.tracing import trace
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
+from sdxl.digests import sha256_of
 from sdxl.engine import torch_dtype
 from sdxl.files import OutputError, write_atomic
 from sdxl.networks.halves import fit_halves

@@ -1,7 +1,7 @@
-"""The few things that a GPU's engines ask of CUDA. Tests put a double in CUDA's place.
+"""The GPU of this machine, and what its engines ask of CUDA: streams, fences and captures.
 
-A GPU has a stream for its loop, never CUDA's default one, for which TensorRT would wait at every
-call, and another that captures go through.
+The loop has its own stream, because TensorRT waits on CUDA's default one at every call; captures
+use another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,24 @@ import torch
 from torch import Tensor
 
 from engines.cuda.recordings import CaptureFailed
+from engines.folders.targets import Target, target_of
 
 log = logging.getLogger(__name__)
+
+
+def local_target(device: torch.device | None = None) -> Target | None:
+    """The named GPU, else the current one; None if there is none."""
+    if not torch.cuda.is_available():
+        return None
+    gpu = torch.cuda.get_device_properties(numbered(device))
+    return target_of(gpu.name, (gpu.major, gpu.minor), gpu.total_memory)
+
+
+def numbered(device: torch.device | None = None) -> torch.device:
+    """Add the index that its tensors have: "cuda" is the current GPU."""
+    if device is None or device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 class CudaDevice:
@@ -28,12 +44,11 @@ class CudaDevice:
         # Graphs replay one after the other and leave nothing in it: they share their memory.
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: WeakSet[Any] = WeakSet()
-        """of the pool, that are still there: into one whose last graph is gone PyTorch captures
-        nothing more"""
+        """the pool's live graphs: PyTorch captures nothing into a pool that lost its last graph"""
         self.failed_captures = 0
 
     def for_engines(self) -> dict[str, Any]:
-        """What Engines are told of an asynchronous device."""
+        """The fields of `Engines` that an asynchronous device sets."""
         return {
             "stream": self.loop_stream,
             "on_stream": self.on_stream,
@@ -43,17 +58,16 @@ class CudaDevice:
         }
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """On the loop's stream, and on this GPU, unless the thread has chosen a stream itself."""
+        """Use the loop's stream and this GPU, unless the thread has already chosen a stream."""
         current = torch.cuda.current_stream(self.device)
         is_chosen = current != torch.cuda.default_stream(self.device)
         return nullcontext() if is_chosen else torch.cuda.stream(self.loop_stream)
 
     def fence(self) -> Callable[[], None]:
-        """Marks what was enqueued so far; calling the result waits until it is computed."""
+        """Mark the work enqueued so far; calling the result waits for it."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
-        wait: Callable[[], None] = event.synchronize
-        return wait
+        return event.synchronize
 
     def stream(self) -> int:
         """The handle of PyTorch's current stream."""
@@ -71,9 +85,8 @@ class CudaDevice:
         torch.cuda.synchronize(self.device)
 
     def capture(self, enqueue: Callable[[int], None]) -> Callable[[], None]:
-        """Record what `enqueue` puts on the stream it is given. Nothing of it runs until the
-        result is called, which repeats it on the then current stream, with the same addresses.
-        Raises CaptureFailed; later captures are not concerned."""
+        """Record what `enqueue` puts on the given stream; calling the result runs it on the then
+        current stream, at the same addresses. A failed capture does not affect later ones."""
         graph = torch.cuda.CUDAGraph()
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
@@ -85,17 +98,15 @@ class CudaDevice:
                 graph.capture_end()
             except Exception as error:
                 self._abandon(graph)
-                self._tell(error)
+                self._log_failure(error)
                 raise CaptureFailed(str(error)) from error
         self._graphs.add(graph)
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return graph.replay
 
     def _abandon(self, graph: Any) -> None:
-        """PyTorch leaves a failed capture's memory pool open, and would refuse it from then on to
-        every other capture."""
+        """Close the memory pool, which PyTorch leaves open and would refuse to later captures."""
         with suppress(RuntimeError):
-            # Whatever failed, the stream leaves the capture by this.
+            # Ends the stream's capture in any case.
             graph.capture_end()
         index = self.loop_stream.device_index
         with suppress(RuntimeError):
@@ -105,7 +116,7 @@ class CudaDevice:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs = WeakSet()
 
-    def _tell(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         self.failed_captures += 1
         level = logging.WARNING if self.failed_captures == 1 else logging.DEBUG
         line = " ".join(str(error).split())

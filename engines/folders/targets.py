@@ -1,6 +1,4 @@
-"""The GPUs that engines are built for, as data. Another one is one more row. It imports nothing
-that needs a GPU.
-"""
+"""The GPUs that engines are built for, a row of data each. It imports nothing that needs a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ class Target:
     max_batch: int
     """images in one UNet call, two rows each; what the memory holds at SDXL's 1024×1024"""
     precision: str
-    """what is served unless asked otherwise"""
+    """served by default"""
 
     @property
     def key(self) -> str:
@@ -51,7 +49,7 @@ TARGETS = {
 }
 
 GIB_PER_IMAGE = 8
-"""For a GPU that is not in the table: memory that one more image in a call is given."""
+"""Memory for each image in a call, on a GPU that is not in the table."""
 
 
 def named_target(name: str) -> Target:
@@ -61,15 +59,9 @@ def named_target(name: str) -> Target:
     return TARGETS[name.lower()]
 
 
-def listed_target(sm: str, max_batch: int) -> Target:
-    """A GPU of which nothing is known but its architecture: what a plan for it needs."""
-    capability = int(sm[2:-1]), int(sm[-1])
-    return Target(sm, capability, GIB_PER_IMAGE * max_batch, max_batch, "fp16")
-
-
 def target_of(device_name: str, capability: Capability, memory_bytes: int) -> Target:
-    """The table's row for a device as CUDA names it ("NVIDIA H100 80GB HBM3"), or one made up
-    from what is known of it, as for a slice of one (MIG): that has a part of the memory."""
+    """Return the table's row of a device that CUDA names so ("NVIDIA H100 80GB HBM3"), else a row
+    made from its properties, also for a MIG slice, which has a part of the memory."""
     words = re.findall(r"\w+", device_name.upper())
     for target in TARGETS.values():
         if target.name in words and "MIG" not in words:

@@ -1,4 +1,8 @@
-"""A measured figure beside the bound that it must hold, and the measures. It runs nothing."""
+"""Measured figures and the bounds that they must hold, by precision. It runs nothing.
+
+A graph or a plan that computes something else is off by far more, and a wrong scale shows at its
+first step; the bounds lie between that and what rounding costs (docs/log.md has the figures).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+STEP_BOUNDS = {"fp32": 0.001, "fp16": 0.02, "int8": 0.2, "fp8": 0.2}
+"""relative L2 of the latents that a step expects of the finished picture, from the reference's own
+input in float32"""
+PICTURE_BOUNDS = {"fp32": 45.0, "fp16": 40.0, "int8": 20.0, "fp8": 20.0}
+"""least PSNR in dB of the median picture to float32's. Errors grow along the steps, and the bound
+is one for any number of them: the finding names what was painted."""
+PLAN_BOUNDS = {**STEP_BOUNDS, "fp32": 0.01}
+"""of a plan's call: a GPU multiplies float32 in TF32"""
+PLAN_PICTURE_BOUNDS = {**PICTURE_BOUNDS, "fp32": 40.0}
+EIGHT_BIT_NETWORKS = ("unet_deep", "unet_shallow")
+"""of an 8-bit export; its other networks are in halves"""
+
 
 class CheckFailed(RuntimeError):
-    """An export or a build that is not the model it was made from."""
+    """An export or a build differs from the model it was made from."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure, and the bound that it must hold, if there is one."""
+    """One figure, and its bound if it has one."""
 
     what: str
     measured: float
@@ -36,13 +52,18 @@ class Finding:
         return f"{measured}, required at {'least' if self.is_least else 'most'} {self.required:.3g}"
 
 
+def plan_bound(network: str, precision: str) -> float:
+    is_half = precision in ("int8", "fp8") and network not in EIGHT_BIT_NETWORKS
+    return PLAN_BOUNDS["fp16" if is_half else precision]
+
+
 def broken(findings: Iterable[Finding]) -> str:
-    """Those that do not hold, as one line."""
+    """The findings outside their bounds, as one line."""
     return "; ".join(str(finding) for finding in findings if not finding.holds)
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
-    """Over the largest value, where that is above 1."""
+    """The largest difference, relative to the largest value if that is above 1."""
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
 
 
@@ -53,7 +74,7 @@ def relative_norm(found: Tensor, expected: Tensor) -> float:
 def picture_findings(
     found: Tensor, expected: Tensor, bound: float, steps: int, course: str = ""
 ) -> Iterator[Finding]:
-    """Whether pictures are those expected: their median decides, and the worst is told."""
+    """Compare pictures: their median must hold the bound, the worst is reported."""
     size = "×".join(map(str, found.shape[:1:-1]))
     what = f"{len(found)} pictures of {size}, {steps} steps{course}, PSNR in dB"
     yield Finding(what, median_psnr(found, expected), bound, is_least=True)
@@ -62,8 +83,8 @@ def picture_findings(
 
 
 def median_psnr(found: Tensor, expected: Tensor) -> float:
-    """In dB; of an even number of pictures the lower one. Words that mean nothing to a model lie
-    between two pictures, and rounding decides which of them it paints: one such is no error."""
+    """In dB; the lower median of an even number. A prompt that means nothing to a model lies
+    between two pictures, and rounding decides: one such picture is no error."""
     return float(_psnr_of_each(found, expected).median())
 
 

@@ -16,9 +16,15 @@ import torch
 from torch import Tensor
 
 from engines.folders.profiles import Profile, choose
-from engines.parity.bounds import PLAN_PICTURE_BOUNDS, plan_bound
 from engines.parity.calls import EngineCall, call_errors, listening
-from engines.parity.findings import CheckFailed, Finding, broken, picture_findings
+from engines.parity.findings import (
+    PLAN_PICTURE_BOUNDS,
+    CheckFailed,
+    Finding,
+    broken,
+    picture_findings,
+    plan_bound,
+)
 from engines.parity.pictures import Subject, paint
 from sdxl.checkpoint import Checkpoint
 from sdxl.engine import Engines, call

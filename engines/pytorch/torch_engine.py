@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.cpu import rows_on_cpu
-from engines.cuda.device import CudaDevice
-from engines.cuda.gpus import local_target, numbered
+from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
 from engines.pytorch.eight_bit import flagged, quantise

@@ -17,19 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engines.folders.digests import sha256_of
 from engines.folders.engine_folder import FILE, SUFFIX, EngineError, EngineFolder, EnginePlan
 from engines.folders.export_folder import ExportFolder
-from engines.folders.json_fields import MALFORMED
+from engines.folders.manifest import MALFORMED, spec_as_dict
 from engines.folders.places import home
 from engines.folders.profiles import profiles
 from engines.folders.publishing import link_or_copy, locked, publish, refuse_strangers, sync_folder
-from engines.folders.spec_json import spec_as_dict
 from engines.folders.targets import Target
 from engines.parity.proof import Proof, not_run
 from engines.trt.flavours import Flavour
-from engines.trt.plan_process import run_worker
-from engines.trt.plan_worker import PlanJob
+from engines.trt.plan_worker import PlanJob, run_worker
+from sdxl.digests import sha256_of
 from sdxl.files import OutputError, write_atomic
 
 RECIPE = 1

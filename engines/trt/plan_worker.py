@@ -1,8 +1,7 @@
-"""Builds one plan, in a process of its own: `python -m engines.trt.plan_worker JOB`.
+"""Builds one plan in its own process: `python -m engines.trt.plan_worker JOB`.
 
-A process each, because Polygraphy chooses between the two TensorRTs when it is imported, and
-because what a build allocates is gone with it. It reads a job, writes the plan, and says on stdout,
-as JSON lines, how far it is.
+Polygraphy chooses between the two TensorRTs when it is imported, and a process returns all memory
+that a build took. The worker reads a job, writes the plan, and prints its progress as JSON lines.
 """
 
 from __future__ import annotations
@@ -12,31 +11,33 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.folders.spec_json import spec_from_dict
+from engines.folders.manifest import spec_from_dict
 from sdxl.memory import peak_bytes
 from sdxl.specs import ModelSpec
 
 SWITCH = "POLYGRAPHY_USE_TENSORRT_RTX"
 PR_SET_PDEATHSIG = 1
+MAX_MESSAGE = 500
 DTYPES = {"float32": "FLOAT", "float16": "HALF", "int64": "INT64"}
 """the specs' names and TensorRT's"""
 
 
-class BuildFailed(RuntimeError):
-    """A graph that TensorRT does not take: which, and what it says."""
+class BuildError(RuntimeError):
+    """A plan was not built: its graph, and TensorRT's messages."""
 
 
 @dataclass(frozen=True)
 class PlanJob:
-    """One plan to build. `module` is the library's; `architecture` is what tensorrt-rtx builds
-    for, None being the GPU that is here."""
+    """One plan to build. `module` is the library's; `architecture` is tensorrt-rtx's target, None
+    for the local GPU."""
 
     name: str
     onnx: str
@@ -52,19 +53,14 @@ class PlanJob:
     def is_rtx(self) -> bool:
         return self.module == "tensorrt_rtx"
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 @dataclass
 class BuildProgress:
-    """The phases that are under way, outermost first, as one share of the whole."""
+    """Turns TensorRT's nested phases, outermost first, into one share of the build."""
 
     say: Callable[[float], None]
     last: int = -1
-
-    def __post_init__(self) -> None:
-        self._phases: dict[str, list[int]] = {}
+    _phases: dict[str, list[int]] = field(default_factory=dict)
 
     def start(self, phase: str, steps: int) -> None:
         self._phases[phase] = [0, max(steps, 1)]
@@ -84,9 +80,51 @@ class BuildProgress:
         self._phases.pop(phase, None)
 
 
+def run_worker(job: PlanJob, log: Path, on_share: Callable[[float], None]) -> dict[str, Any]:
+    """Build a plan in a worker and return its cost. TensorRT's messages go to `log`."""
+    paper = log.with_suffix(".job")
+    paper.write_text(json.dumps(asdict(job)), encoding="utf-8")
+    command = [sys.executable, "-m", "engines.trt.plan_worker", str(paper)]
+    last: dict[str, Any] = {}
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as worker,
+    ):
+        assert worker.stdout is not None
+        try:
+            for line in worker.stdout:
+                last = json.loads(line)
+                if "share" in last:
+                    on_share(last["share"])
+        except BaseException:
+            worker.kill()
+            raise
+    code = worker.returncode
+    if code == 0:
+        return last
+    if last.get("errno"):
+        raise OSError(last["errno"], last["error"])
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; needed more memory, most likely" if -code == signal.SIGKILL else ""
+        raise BuildError(f"{job.onnx}: building its plan was ended by {name}{hint} (see {log})")
+    messages = complaints(log.read_text(encoding="utf-8", errors="replace"))
+    error = last.get("error", f"exit code {code}")
+    raise BuildError(f"{job.onnx}: {error}: {messages}"[:MAX_MESSAGE])
+
+
+def complaints(text: str) -> str:
+    """TensorRT's errors in a log, except that there is no GPU: a build may need none."""
+    lines = [
+        line.strip().removeprefix("[E]").strip() for line in text.splitlines() if "[E]" in line
+    ]
+    shown = [line for line in lines if "cudaError" not in line and "CUDA driver" not in line]
+    return " ".join(dict.fromkeys(shown)) or "nothing else"
+
+
 def main(argv: list[str]) -> int:
     die_with_parent()
-    # stdout is for the parent alone; what the libraries print there goes to stderr.
+    # stdout is the parent's channel; the libraries' own output goes to stderr.
     channel = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     job = PlanJob(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
@@ -109,12 +147,12 @@ def main(argv: list[str]) -> int:
 
 
 def die_with_parent() -> None:
-    """A killed build leaves no worker behind that writes into the folder of the next one."""
+    """Let no worker outlive a killed build and write into the next one's folder."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
-    """The plan's bytes, in whatever buffer TensorRT hands out."""
+    """Return the plan's bytes in TensorRT's buffer."""
     os.environ[SWITCH] = "1" if job.is_rtx else "0"
     from polygraphy.backend.trt import EngineBytesFromNetwork, NetworkFromOnnxPath
 
@@ -127,7 +165,7 @@ def build(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
 
 
 def check_tensors(network: Any, spec: ModelSpec) -> None:
-    """TensorRT read the tensors that the specs state; a wrong graph fails here, not in service."""
+    """Check that TensorRT reads the specs' tensors: a wrong graph fails here, not in service."""
 
     def facts(tensors: list[Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {t.name: (t.dtype.name, tuple(t.shape)) for t in tensors}
@@ -137,11 +175,11 @@ def check_tensors(network: Any, spec: ModelSpec) -> None:
     for wanted, there in ((spec.inputs, found), (spec.outputs, outputs)):
         needed = {t.name: DTYPES[t.dtype] for t in wanted}
         if needed != {name: dtype for name, (dtype, _) in there.items()}:
-            raise BuildFailed(f"{spec.name}: TensorRT reads {there}, needed {needed}")
+            raise BuildError(f"{spec.name}: TensorRT reads {there}, needed {needed}")
 
 
 def let_attention_decompose(network: Any, library: Any) -> None:
-    """Where TensorRT has no kernel for one as a whole it takes several, instead of failing."""
+    """Let TensorRT use several kernels if it has none for a whole attention."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == library.LayerType.ATTENTION_INPUT:
@@ -166,7 +204,7 @@ def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
     if not job.is_rtx:
         from polygraphy.backend.trt import CreateConfig
 
-        # What an export in float32 multiplies would take several times as long without.
+        # Without it float32 products take several times as long.
         return CreateConfig(tf32=True, **settings)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
     from polygraphy.backend.trt import PostprocessConfig
@@ -181,7 +219,7 @@ def _config(job: PlanJob, on_progress: Callable[[float], None]) -> Any:
 
 
 def _make_capturable(builder: Any, network: Any, config: Any) -> None:
-    """Memory that tensorrt-rtx takes by itself while it runs cannot be part of a CUDA graph."""
+    """Forbid tensorrt-rtx to allocate while it runs, which a CUDA graph cannot contain."""
     library = importlib.import_module("tensorrt_rtx")
     config.set_flag(library.BuilderFlag.REQUIRE_USER_ALLOCATION)
 

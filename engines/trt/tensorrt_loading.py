@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engines.cuda.device import CudaDevice
-from engines.cuda.gpus import numbered
+from engines.cuda.device import CudaDevice, numbered
 from engines.cuda.recordings import RecordingDevice
 from engines.folders.engine_folder import EngineError, EngineFolder
 from engines.folders.profiles import buckets, latent_sides, most_chunks

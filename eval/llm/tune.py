@@ -21,7 +21,6 @@ from typing import Any
 
 import httpx
 
-from engines.folders.digests import sha256_of
 from eval.llm.bench import Figures, poisson, streams
 from eval.llm.client import (
     Client,
@@ -37,6 +36,7 @@ from eval.llm.client import (
 from eval.measuring.options import add_option
 from eval.service.client import local_service
 from sdxl.arguments import Parser, check_positive
+from sdxl.digests import sha256_of
 from sdxl.files import prepare_folder, write_atomic, write_json
 from sdxl.params import InvalidParams
 

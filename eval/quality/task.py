@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.folders.digests import sha256_of
 from eval.quality import protocol
 from eval.quality.captions import digest, literal, read_captions, scene_captions
 from eval.quality.clip_scorer import ClipScorer, mini_scorer, vit_b_32
 from eval.quality.frechet import Gaussian, read_statistics
 from eval.quality.inception import load_inception
 from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.digests import sha256_of
 from sdxl.images import Pixels
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.prompt import BODY

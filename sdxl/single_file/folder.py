@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdxl.checkpoint_checks import foreign_errors
-from sdxl.files import OutputError, grant_usual, locked, prepare_folder, write_atomic
+from sdxl.digests import remembered_digest, sha256_of
+from sdxl.files import OutputError, grant_usual, locked, prepare_folder
 from sdxl.places import MINI, home
 from sdxl.single_file import configs
 from sdxl.single_file.recognition import (
@@ -53,7 +54,7 @@ def folder_of(file: Path, mini: Path) -> Path:
     embedded model, which may come as a single file, too."""
     header = read_header(file)
     check_is_sdxl(header)
-    name = f"{_safe(file.stem)}-{sha256_of(file)[:16]}-{FORMAT}"
+    name = f"{_safe(file.stem)}-{remembered_sha256(file)[:16]}-{FORMAT}"
     with _place(name) as place:
         if not place.exists():
             log.warning("%s: turned into %s, once", file, place)
@@ -73,22 +74,8 @@ def with_vae(base: Path, vae: Path) -> Path:
     return place
 
 
-def sha256_of(file: Path) -> str:
-    """Computed once while the file stays what it is: gigabytes need not be read at every start."""
-    key = hashlib.sha256(_stamp(file).encode()).hexdigest()
-    remembered = home() / "digests" / f"file-{key}"
-    try:
-        if re.fullmatch(r"[0-9a-f]{64}", digest := remembered.read_text(encoding="ascii")):
-            return digest
-    except (OSError, UnicodeDecodeError):
-        pass
-    before = _stamp(file)
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    if _stamp(file) == before:
-        prepare_folder(remembered.parent)
-        write_atomic(remembered, digest.encode())
-    return digest
+def remembered_sha256(file: Path) -> str:
+    return remembered_digest([file], lambda: sha256_of(file))
 
 
 def _stamp(path: Path) -> str:
@@ -101,7 +88,7 @@ def _stamp(path: Path) -> str:
 def _identity(base: Path, vae: Path) -> str:
     """Of the base it is enough where it lies and when it was made: nothing of it is copied."""
     stamps = [_stamp(path) for path in sorted(base.glob("*/*")) if path.is_file()]
-    return hashlib.sha256("\0".join([*stamps, sha256_of(vae)]).encode()).hexdigest()
+    return hashlib.sha256("\0".join([*stamps, remembered_sha256(vae)]).encode()).hexdigest()
 
 
 def _source(header: Header, mini: Path) -> Path | None:

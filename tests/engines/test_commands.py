@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engines import build_command
-from engines.cuda import gpus
+from engines.cuda import device
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.export_folder import ExportFolder
 from engines.folders.places import plans_root
@@ -97,7 +97,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpus, "local_target", lambda: None)
+    monkeypatch.setattr(device, "local_target", lambda: None)
     assert main(["build", *arguments]) == code
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and message in lines[0], lines

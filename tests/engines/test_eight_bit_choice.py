@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from engines.choice import EngineRequest, choose_engines
-from engines.folders.digests import sha256_of
 from engines.folders.export_folder import DataFile, ExportError, ExportFolder, changed_file
 from engines.folders.places import export_place
+from sdxl.digests import sha256_of
 from tests.engines.tiny_export import DIGEST, write_export
 
 

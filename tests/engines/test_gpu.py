@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import engines
-from engines.cuda.device import CudaDevice
-from engines.cuda.gpus import local_target
+from engines.cuda.device import CudaDevice, local_target
 from engines.cuda.recordings import Ticks
 from engines.folders.shipped import open_mini
 from engines.pytorch.eight_bit import EightBit

@@ -15,11 +15,9 @@ import pytest
 
 from engines.folders.export_folder import ExportFolder
 from engines.folders.publishing import Busy
-from engines.folders.targets import TARGETS
 from engines.trt import build as build_module
-from engines.trt import one_plan
 from engines.trt.build import build
-from engines.trt.plan_process import BuildError
+from engines.trt.plan_worker import BuildError
 from sdxl.files import OutputError
 from tests.engines.fake_builds import FakeWorker, order_of
 from tests.engines.tiny_export import rewrite_locations, sign, write_export
@@ -80,20 +78,6 @@ def test_a_plan_that_does_not_fit_on_the_disk_is_a_full_disk(
     with pytest.raises(OutputError, match="No space left on device"):
         build(order_of(export, tmp_path / "l40s"))
     assert not (tmp_path / "l40s").exists()
-
-
-@pytest.mark.parametrize("sm", ["SM86", "SM120"])
-def test_one_network_builds_for_an_architecture_that_no_target_has(
-    sm: str, export: ExportFolder, tmp_path: Path
-) -> None:
-    assert sm not in {target.sm for target in TARGETS.values()}
-    out = tmp_path / "one"
-    flags = ["--onnx", str(export.folder), "--max-batch", "2", "--out", str(out)]
-    parser = one_plan.build_parser()
-    said = one_plan.build_one(parser.parse_args([*flags, "--network", "clip_l", "--sm", sm]))
-    assert said.startswith(f"clip_l for {sm}: ")
-    assert (out / "clip_l.plan").read_bytes()[:4] == PLAN_MAGIC
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engines import run_built as run_built_module
-from engines.cuda import gpus
+from engines.cuda import device
 from engines.folders.engine_folder import EngineFolder
 from engines.folders.profiles import buckets
 from engines.lora import Lora, fuse
@@ -40,7 +40,7 @@ MINI = find("mini")
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildSpec:
     """Of the embedded model, on a machine that seems to have its GPU."""
     monkeypatch.setattr(build_module, "run_worker", FakeWorker())
-    monkeypatch.setattr(gpus, "local_target", lambda: L40S)
+    monkeypatch.setattr(device, "local_target", lambda: L40S)
     monkeypatch.setattr(proof, "used_on_gpu", lambda: 0)
     monkeypatch.setattr(tensorrt_loading, "load_tensorrt", on_double)
     monkeypatch.setattr(run_built_module, "PICTURES", 1)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engines.folders.manifest import spec_as_dict, spec_from_dict
 from engines.folders.profiles import Profile
-from engines.folders.spec_json import spec_as_dict, spec_from_dict
 from sdxl.engine import torch_dtype
 from sdxl.specs import Architecture, ModelSpec, image_axes, latent_axes
 from tests.fakes import ARCH, FakeEngine

@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engines.folders.export_folder import SCALE, ExportFolder, further_file
-from engines.parity.bounds import STEP_BOUNDS
 from engines.parity.calls import StepError
-from engines.parity.findings import CheckFailed, Finding, median_psnr, psnr, worst_psnr
+from engines.parity.findings import STEP_BOUNDS, CheckFailed, Finding, median_psnr, psnr, worst_psnr
 from engines.parity.pictures import LEAST_STEPS, PLAIN, Subject, subject_of
 from onnx_export.check import GRAPH_BOUNDS, SCATTER_SHARE, _Run, check, row_by_row
 from onnx_export.export_spec import ExportSpec

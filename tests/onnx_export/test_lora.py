@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engines.choice import EngineRequest, choose_engines
-from engines.fused_parts import load_parts
-from engines.lora import Lora, LoraError, fuse
+from engines.lora import Lora, LoraError, fuse, load_parts
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import InvalidParams
 from tests.onnx_export.exports import export_tiny

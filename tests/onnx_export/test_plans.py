@@ -14,7 +14,7 @@ from engines.folders.export_folder import ExportFolder
 from engines.folders.targets import TARGETS
 from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import TENSORRT_RTX
-from engines.trt.plan_process import run_worker
+from engines.trt.plan_worker import run_worker
 from onnx_export.recipes import RECIPES
 from tests.onnx_export.conftest import PROMPTS
 from tests.onnx_export.exports import Exports, export_tiny, write_tiny_inpainting

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engines.cuda.device import CudaDevice
-from engines.cuda.gpus import local_target, numbered
+from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import CaptureFailed, Ticks
 from tests.engines.cuda_double import MIDDLE, MOMENTS, FakeCuda, FakeStream
 

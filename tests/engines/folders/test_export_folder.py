@@ -43,7 +43,8 @@ def test_an_export_from_before_there_were_edits_is_whole(tiny: ExportFolder) -> 
     [
         (lambda d: (d / "export.json").unlink(), "no export.json there; needed a folder of"),
         (lambda d: (d / "export.json").write_text("{"), "not an export's description"),
-        (lambda d: (d / "export.json").write_bytes(b"\xff"), "not readable"),
+        (lambda d: (d / "export.json").write_bytes(b"\xff"), "description .UnicodeDecodeError"),
+        (lambda d: (d / "export.json").unlink() or (d / "export.json").mkdir(), "not readable"),
         (lambda d: edit(d, lambda v: v.update(format=1)), "has format 1, needed 2"),
         (
             lambda d: edit(d, lambda v: v.pop("arch")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engines.folders.targets import TARGETS, listed_target, named_target, target_of
+from engines.folders.targets import TARGETS, named_target, target_of
 from engines.trt.flavours import TENSORRT, TENSORRT_RTX, BackendMissing, check_buildable
 from sdxl.params import InvalidParams
 
@@ -61,11 +61,3 @@ def test_tensorrt_rtx_builds_anywhere_for_the_architectures_it_lists() -> None:
     with pytest.raises(BackendMissing, match="H100 is SM90, needed: --backend tensorrt on a H100"):
         check_buildable(TENSORRT_RTX, TARGETS["h100"], None)
     check_buildable(TENSORRT_RTX, TARGETS["h100"], TARGETS["h100"])
-
-
-def test_a_gpu_is_made_of_each_architecture_that_tensorrt_rtx_lists() -> None:
-    assert TENSORRT_RTX.architectures
-    for sm in TENSORRT_RTX.architectures:
-        target = listed_target(sm, 4)
-        assert (target.sm, target.max_batch) == (sm, 4)
-        check_buildable(TENSORRT_RTX, target, None)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engines.folders.spec_json import spec_as_dict
-from engines.trt.plan_process import BuildError, complaints, run_worker
-from engines.trt.plan_worker import BuildProgress, PlanJob
+from engines.folders.manifest import spec_as_dict
+from engines.trt.plan_worker import BuildError, BuildProgress, PlanJob, complaints, run_worker
 from sdxl.specs import network_specs
 from tests.fakes import ARCH
 

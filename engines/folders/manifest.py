@@ -1,0 +1,188 @@
+"""What export.json and manifest.json have in common: the model, its networks' tensors, and files
+that lie beside them.
+
+The JSON may be anybody's: its types are checked before use, and a file that it names must lie in
+the folder as it was written. It does not know what the files hold.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, Self, TypeVar
+
+from sdxl.files import write_json
+from sdxl.specs import (
+    CUTS,
+    OPTIONAL,
+    Architecture,
+    Cut,
+    ModelSpec,
+    TensorSpec,
+    brief,
+    network_specs,
+)
+
+PRECISIONS = ("fp32", "fp16", "int8", "fp8")
+MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""The exceptions that parsing such a file may raise."""
+TYPES: Mapping[Any, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, NoneType),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "Mapping[str, Any]": (dict,),
+}
+MAX_NAME = 255
+"""bytes"""
+SIDES = ("inputs", "outputs")
+DTYPES = ("float32", "float16", "bfloat16")
+"""of activations"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelFolder(ABC):
+    """A folder of files made from one model, as its JSON file describes it."""
+
+    FILE: ClassVar[str]
+    FORMAT: ClassVar[int]
+    KIND: ClassVar[str]
+    COMMAND: ClassVar[str]
+    REMEDY: ClassVar[str]
+    ERROR: ClassVar[type[RuntimeError]]
+
+    folder: Path
+    model: str
+    model_digest: str
+    precision: str
+    cut: Cut
+    arch: Architecture
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Parse the JSON file; the files beside it are not read."""
+        path = folder / cls.FILE
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if (version := value.pop("format")) != cls.FORMAT:
+                cls._fail(path, f"has format {version!r}, needed {cls.FORMAT}")
+            check_one_of("cut", value["cut"], CUTS)
+            check_one_of("precision", value["precision"], PRECISIONS)
+            arch = Architecture.from_dict(value.pop("arch"))
+            return check_fields(cls(folder=folder, arch=arch, **cls.parse(value)))
+        except FileNotFoundError:
+            needed = f"needed a folder of `{cls.COMMAND}`"
+            raise cls.ERROR(f"{folder}: no {cls.FILE} there; {needed}") from None
+        except OSError as error:
+            raise cls.ERROR(f"{path}: not readable ({error})") from error
+        except MALFORMED as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise cls.ERROR(f"{path}: not {cls.KIND} ({cause}); {cls.REMEDY}") from error
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """The fields of this kind of folder; those of every folder stay as they are."""
+
+    def as_dict(self) -> dict[str, Any]:
+        rest = {name: value for name, value in vars(self).items() if name != "folder"}
+        return {"format": self.FORMAT, **rest, "arch": asdict(self.arch)}
+
+    def write(self, folder: Path | None = None) -> None:
+        """Write the JSON file, here or into another folder; equal facts give equal bytes."""
+        path = (folder or self.folder) / self.FILE
+        write_json(path, self.as_dict(), sort_keys=True, ensure_ascii=False)
+
+    @property
+    @abstractmethod
+    def specs(self) -> dict[str, ModelSpec]: ...
+
+    def check_specs(self, remedy: str) -> None:
+        """Check that the files have the tensors that today's networks have."""
+        if wrong := outdated(self.specs, self.arch, self.cut):
+            raise self.ERROR(f"{self.folder / self.FILE}: {wrong}; {remedy}")
+
+    def file(self, name: str) -> Path:
+        """The path of a file that the JSON file names."""
+        path, origin = self.folder / name, self.folder / self.FILE
+        if not _is_plain(name) or path.resolve().parent != self.folder.resolve():
+            raise self.ERROR(f"{origin}: {brief(name)} leaves the folder; needed a plain name")
+        if not path.is_file():
+            self._fail(path, f"not there; needed by {self.FILE}", ", ")
+        return path
+
+    def check_size(self, path: Path, size: int, needed: int) -> None:
+        if size != needed:
+            self._fail(path, f"has {size} bytes, needed {needed}")
+
+    def check_digest(self, path: Path, digest: str, needed: str) -> None:
+        if digest != needed:
+            self._fail(path, f"has sha256 {digest[:12]}…, needed {needed[:12]}… of {self.FILE}")
+
+    @classmethod
+    def _fail(cls, path: Path, message: str, link: str = "; ") -> None:
+        raise cls.ERROR(f"{path}: {message}{link}{cls.REMEDY}")
+
+
+def check_fields(record: T) -> T:
+    """Return the dataclass if its plain fields have their declared types."""
+    for field in fields(record):  # type: ignore[arg-type]
+        value, needed = getattr(record, field.name), TYPES.get(field.type)
+        if needed is not None and type(value) not in needed:
+            raise TypeError(f"{field.name} is {brief(value)}, needed {field.type}")
+    return record
+
+
+def check_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        shown = str(allowed) if isinstance(allowed, range) else ", ".join(map(str, allowed))
+        raise ValueError(f"{name} {brief(value)}, needed one of {shown}")
+
+
+def spec_as_dict(spec: ModelSpec) -> dict[str, list[list[Any]]]:
+    return {side: [[t.name, t.dtype, *t.dims] for t in getattr(spec, side)] for side in SIDES}
+
+
+def spec_from_dict(name: str, value: Mapping[str, Any]) -> ModelSpec:
+    inputs, outputs = (
+        tuple(TensorSpec(tensor, dtype, tuple(dims)) for tensor, dtype, *dims in value[side])
+        for side in SIDES
+    )
+    return ModelSpec(name, inputs, outputs)
+
+
+def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> str | None:
+    """How these tensors differ from those of today's networks, in words."""
+    for name in network_specs(arch, cut=cut):
+        if name not in specs:
+            if name in OPTIONAL and not arch.masked_channels:
+                continue
+            return f"{name!r} is missing"
+        spec = specs[name]
+        if not (spec.inputs and spec.outputs):
+            return f"{name!r} has no inputs or no outputs"
+        if (dtype := spec.outputs[0].dtype) not in DTYPES:
+            return f"{name!r} has outputs of {brief(dtype)}, needed one of {', '.join(DTYPES)}"
+        needed = network_specs(arch, dtype, cut)[name]
+        for side in SIDES:
+            theirs, ours = getattr(spec, side), getattr(needed, side)
+            if theirs != ours:
+                return f"{name} has the {side} {_listed(theirs)}; needed {_listed(ours)}"
+    return None
+
+
+def _listed(tensors: tuple[TensorSpec, ...]) -> str:
+    return ", ".join(f"{t.name} {t.dtype}[{', '.join(map(str, t.dims))}]" for t in tensors)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is one file's on any file system: no folder, no NUL, valid Unicode."""
+    is_one = Path(name).name == name and "\0" not in name
+    return is_one and len(name.encode(errors="replace")) <= MAX_NAME and name.isprintable()
