@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from eval.quality.task import Judges, QualityTask, embedded_task, mini_judges
 from sdxl.images import Pixels
@@ -22,6 +23,15 @@ def quiet_torchmetrics() -> None:
         warnings.simplefilter("ignore")
         importlib.import_module("torchmetrics.image.fid")
         importlib.import_module("torchmetrics.multimodal.clip_score")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On a busy machine, threads of tiny calls mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -50,8 +50,8 @@ def test_a_path_that_is_not_a_folder_is_refused_before_heavy_imports(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setitem(sys.modules, "eval.quality.evaluation", None)
-    said = f"{flag[2:]}: '{name}' is not allowed; needed a folder of pictures"
-    assert refused(flag, name) == said
+    error = f"{flag[2:]}: '{name}' is not allowed; needed a folder of pictures"
+    assert refused(flag, name) == error
 
 
 @pytest.fixture
@@ -76,49 +76,43 @@ def files(tmp_path: Path) -> Callable[..., list[str]]:
     return flags
 
 
-def test_a_wrong_captions_file_is_refused(files: Callable[..., list[str]], tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.tsv"
-    wrong.write_text("id,caption\n1,A clock\n")
-    said = refused(*files(captions=wrong))
-    assert said.startswith("captions: ") and "a column 'caption'; found id,caption" in said
-
-
-def test_a_line_without_a_caption_is_refused(
-    files: Callable[..., list[str]], tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,caption\n1,A clock\n", "a column 'caption'; found id,caption"),
+        (TSV + "3\t4\t\n", "line 4 has no caption"),
+        ("\n".join(TSV.splitlines()[:2]), "needed 2 captions; found 1"),
+    ],
+)
+def test_a_wrong_captions_file_is_refused(
+    text: str, message: str, files: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.tsv"
-    wrong.write_text(TSV + "3\t4\t\n")
-    assert "line 4 has no caption" in refused(*files(captions=wrong))
-
-
-def test_too_few_captions_are_refused(files: Callable[..., list[str]]) -> None:
-    said = refused(*files(), "--count", "3")
-    assert "needed 3 captions; found 2" in said
+    wrong.write_text(text)
+    error = refused(*files(captions=wrong))
+    assert error.startswith("captions: ") and message in error, error
 
 
 @pytest.mark.parametrize("name", ["captions", "inception", "clip", "statistics"])
 def test_a_missing_file_is_refused(
     name: str, files: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    said = refused(*files(**{name: tmp_path / "nowhere"}))
-    assert said.startswith(f"{name}: ") and "needed a file or folder that is there" in said
+    error = refused(*files(**{name: tmp_path / "nowhere"}))
+    assert error.startswith(f"{name}: ") and "needed a file or folder that is there" in error
     assert f"{name}: None is not allowed" in refused(*files(**{name: None}))
 
 
 def test_unreadable_weights_are_refused(files: Callable[..., list[str]]) -> None:
-    assert "inception: " in (said := refused(*files())) and "pt_inception-2015-12-05" in said
+    assert "inception: " in (error := refused(*files())) and "pt_inception-2015-12-05" in error
 
 
-def test_fewer_pictures_than_captions_are_refused(tmp_path: Path) -> None:
+def test_too_few_pictures_and_other_sizes_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "few", 2, 128)
-    said = refused("--count", "3", "--images", str(tmp_path / "few"))
-    assert "with 2 pictures" in said and "one for each of the 3 captions" in said
-
-
-def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:
+    error = refused("--count", "3", "--images", str(tmp_path / "few"))
+    assert "with 2 pictures" in error and "one for each of the 3 captions" in error
     write_pictures(tmp_path / "small", 2, 64)
-    said = refused("--count", "2", "--images", str(tmp_path / "small"))
-    assert "000000.png of 64×64" in said and "needed 128×128" in said
+    error = refused("--count", "2", "--images", str(tmp_path / "small"))
+    assert "000000.png of 64×64" in error and "needed 128×128" in error
 
 
 def test_two_sources_are_refused() -> None:
@@ -135,8 +129,10 @@ def test_two_sources_are_refused() -> None:
     ],
 )
 def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
-    said = refused("--sweep", *flags)
-    assert said.startswith(flags[0][2:].replace("-", "_")) and "--sweep has settings" in said, said
+    error = refused("--sweep", *flags)
+    assert error.startswith(flags[0][2:].replace("-", "_")) and "--sweep has settings" in error, (
+        error
+    )
 
 
 @pytest.mark.parametrize("source", ["--images", "--url", "--accuracy-log"])
@@ -145,8 +141,8 @@ def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
     [["--precision", "int8"], ["--backend", "torch"], ["--engines", "d"], ["--unchecked"]],
 )
 def test_other_sources_refuse_the_flags_of_engines(source: str, flags: list[str]) -> None:
-    said = refused(source, "there", *flags)
-    assert said.startswith(flags[0][2:]) and f"{source} loads no engines" in said, said
+    error = refused(source, "there", *flags)
+    assert error.startswith(flags[0][2:]) and f"{source} loads no engines" in error, error
 
 
 def test_the_command_scores_a_folder(

@@ -93,11 +93,9 @@ def outcome(kind: str, status: int, began_s: float = 0.0, ended_s: float = 1.0) 
 
 
 def test_a_lost_request_is_excused_by_a_kill_of_its_front_end_or_proxy() -> None:
-    assert is_wrong(outcome("wait", 0)) and is_wrong(outcome("wait", 500))
-    assert not is_wrong(outcome("disconnect", DISCONNECTED)) and is_wrong(
-        outcome("wait", DISCONNECTED)
-    )
-    assert not is_wrong(outcome("invalid", 400)) and is_wrong(outcome("wait", 400))
+    assert all(is_wrong(outcome("wait", status)) for status in (0, 400, 500, DISCONNECTED))
+    assert not is_wrong(outcome("disconnect", DISCONNECTED))
+    assert not is_wrong(outcome("invalid", 400))
     lost = outcome("wait", 0, 10.0, 20.0)
     assert is_excused(lost, [(15.0, "ProxyActor")]) and is_excused(lost, [(15.0, "ImageIngress")])
     assert not is_excused(lost, [(15.0, "ImageReplica")])
@@ -118,23 +116,22 @@ def test_growth_does_not_count_the_warm_up() -> None:
     assert leak.rss_mb > 100 and leak.late_rss_mb > 50
 
 
-def test_replaced_processes_are_judged_by_generations() -> None:
-    for later, holds in ((300.0, True), (500.0, False)):
-        watch, report = ProcessWatch(["a"]), RunReport("soak", {})
-        for pid in range(6):
-            most = 300.0 if pid < 3 else later
-            # Each is young and still grows, which must not count.
-            watch.seen["a", pid] = samples([100.0, 200.0, most])
-        judge_growth(report, watch, 600.0, ["a"])
-        assert len(report.checks) == 1 and report.holds == holds, report.checks
+@pytest.mark.parametrize(("later", "holds"), [(300.0, True), (500.0, False)])
+def test_replaced_processes_are_judged_by_generations(later: float, holds: bool) -> None:
+    watch, report = ProcessWatch(["a"]), RunReport("soak", {})
+    for pid in range(6):
+        # Each is young and still grows, which must not count.
+        watch.seen["a", pid] = samples([100.0, 200.0, 300.0 if pid < 3 else later])
+    judge_growth(report, watch, 600.0, ["a"])
+    assert len(report.checks) == 1 and report.holds == holds, report.checks
 
 
-def test_a_process_that_lives_as_long_as_the_run_is_judged_by_its_growth() -> None:
-    for rises, holds in ((0.0, True), (0.2, False)):
-        watch, report = ProcessWatch(["a"]), RunReport("soak", {})
-        watch.seen["a", 1] = samples([100.0 + rises * i for i in range(2000)])
-        judge_growth(report, watch, 2000.0, ["a"])
-        assert len(report.checks) == 4 and report.holds == holds, report.checks
+@pytest.mark.parametrize(("rises", "holds"), [(0.0, True), (0.2, False)])
+def test_a_process_of_the_whole_run_is_judged_by_its_growth(rises: float, holds: bool) -> None:
+    watch, report = ProcessWatch(["a"]), RunReport("soak", {})
+    watch.seen["a", 1] = samples([100.0 + rises * i for i in range(2000)])
+    judge_growth(report, watch, 2000.0, ["a"])
+    assert len(report.checks) == 4 and report.holds == holds, report.checks
 
 
 def test_a_report_holds_if_all_its_checks_hold(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ from eval.llm.client import (
 from sdxl.params import InvalidParams
 from serve.llm.speaker import Speaker
 from tests.serve.llm.texts import FakeLlm, prompts
-
-SERVER, INTERACTIVE = LIMITS["server"], LIMITS["interactive"]
 
 
 def event(**fields: object) -> str:
@@ -52,11 +49,10 @@ def client_of(respond: object = answer, prompts: Sequence[LlmPrompt] = PROMPTS) 
 
 def test_an_answer_has_the_times_of_its_first_and_last_text() -> None:
     firsts = list[None]()
-    streamed = asyncio.run(
-        client_of().request(LlmPrompt("ring"), 1, on_first=lambda: firsts.append(None))
-    )
-    assert (streamed.status, streamed.tokens, len(firsts)) == (200, 4, 1)
-    assert streamed.began_s <= streamed.first_s <= streamed.last_s
+    request = client_of().request(LlmPrompt("ring"), 1, on_first=lambda: firsts.append(None))
+    received = asyncio.run(request)
+    assert (received.status, received.tokens, len(firsts)) == (200, 4, 1)
+    assert received.began_s <= received.first_s <= received.last_s
 
 
 def test_refused_and_interrupted_answers_count_as_failed() -> None:
@@ -80,33 +76,30 @@ def test_every_poisson_arrival_is_counted() -> None:
     assert figures.tokens_per_s == pytest.approx(4 * len(figures.answers) / figures.took_s)
 
 
-def test_both_limits_must_hold_and_no_answers_hold_neither() -> None:
-    quick = StreamedAnswer(0.0, first_s=0.4, last_s=0.4 + 3 * 0.03, tokens=4, status=200)
-    late = replace(quick, first_s=0.5, last_s=0.5 + 3 * 0.03)
-    slow = replace(quick, last_s=0.4 + 3 * 0.05)
-    held = [
-        [Figures([each], 1.0).holds(limits) for limits in (SERVER, INTERACTIVE)]
-        for each in (quick, late, slow)
-    ]
-    assert held == [[True, True], [True, False], [True, False]]
-    assert not Figures([], 1.0).holds(SERVER)
+def streamed(first_s: float, token_s: float = 0.03, tokens: int = 4) -> StreamedAnswer:
+    last_s = first_s + (tokens - 1) * token_s
+    return StreamedAnswer(0.0, first_s=first_s, last_s=last_s, tokens=tokens, status=200)
 
 
-def test_answers_of_one_token_need_only_the_first_limit() -> None:
-    quick = StreamedAnswer(0.0, first_s=0.4, last_s=0.4, tokens=1, status=200)
-    slow = StreamedAnswer(0.0, first_s=3.0, last_s=3.0, tokens=1, status=200)
-    assert Figures([quick], 1.0).holds(SERVER) and not Figures([slow], 1.0).holds(SERVER)
-
-
-def test_refusals_break_the_limits() -> None:
-    quick = StreamedAnswer(0.0, first_s=0.1, last_s=0.2, tokens=4, status=200)
-    refused = StreamedAnswer(0.0, status=429)
-    assert not Figures([quick, *[refused] * 9], 1.0).holds(SERVER)
+@pytest.mark.parametrize(
+    ("answers", "holds"),
+    [
+        ([streamed(0.4)], [True, True]),
+        ([streamed(0.5)], [True, False]),
+        ([streamed(0.4, token_s=0.05)], [True, False]),
+        ([streamed(0.4, tokens=1)], [True, True]),
+        ([streamed(3.0, tokens=1)], [False, False]),
+        ([streamed(0.1), *[StreamedAnswer(0.0, status=429)] * 9], [False, False]),
+        ([], [False, False]),
+    ],
+)
+def test_both_limits_must_hold(answers: list[StreamedAnswer], holds: list[bool]) -> None:
+    """An answer of one token needs only the first limit."""
+    assert [Figures(answers, 1.0).holds(limits) for limits in LIMITS.values()] == holds
 
 
 def test_the_table_has_tokens_per_dollar_and_per_joule() -> None:
-    streamed = StreamedAnswer(0.0, first_s=0.1, last_s=0.4, tokens=4, status=200)
-    table = Figures([streamed], 2.0, joules=8.0).table(SERVER, price=3.6)
+    table = Figures([streamed(0.1)], 2.0, joules=8.0).table(LIMITS["server"], price=3.6)
     assert table["tokens_per_s"] == 2.0 and table["tokens_per_dollar"] == 2000.0
     assert table["tokens_per_joule"] == 0.5 and table["is_within_limits"]
 

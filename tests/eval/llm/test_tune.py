@@ -143,33 +143,16 @@ def test_the_rate_is_near_the_highest_that_keeps_the_limits(most: float) -> None
     assert best.tokens_per_s == 50 * best.rate
 
 
-def test_trials_are_saved_and_none_runs_twice(tmp_path: Path) -> None:
-    path, machine = tmp_path / "trials.json", Machine(lambda o: o["max_batch_size"])
+def test_trials_are_saved_and_only_failed_ones_run_again(tmp_path: Path) -> None:
+    path, options = tmp_path / "trials.json", {"max_batch_size": 4}
+    results = iter([OptionsTrial(0.0, 0.0, "out of memory"), OptionsTrial(4.0, 1.0)])
+    first = Trials(path, {"model": "mini"}, lambda _: next(results))
+    assert first(options) == first(options) and "out of memory" in path.read_text()
     for _ in range(2):
-        trials = Trials(path, {"model": "mini"}, machine)
-        assert trials({"max_batch_size": 4}) == OptionsTrial(4, 1.0)
-    assert len(machine.tried) == 1
+        again = Trials(path, {"model": "mini"}, lambda _: next(results))
+        assert again(options) == OptionsTrial(4.0, 1.0)
     with pytest.raises(InvalidParams, match="out: .*needed a folder whose trials have these"):
-        Trials(path, {"model": "other"}, machine)
-
-
-class Mended(Machine):
-    """Fails once."""
-
-    def __call__(self, options: Options) -> OptionsTrial:
-        self.tried.append(options)
-        return OptionsTrial(0.0, 0.0, "out of memory") if len(self.tried) == 1 else TRIAL
-
-
-TRIAL = OptionsTrial(4.0, 1.0)
-
-
-def test_only_the_next_run_repeats_a_failed_trial(tmp_path: Path) -> None:
-    path, machine = tmp_path / "trials.json", Mended(lambda _: 0.0)
-    trials = Trials(path, {}, machine)
-    assert trials({"max_batch_size": 4}) == trials({"max_batch_size": 4})
-    assert len(machine.tried) == 1 and "out of memory" in path.read_text()
-    assert Trials(path, {}, machine)({"max_batch_size": 4}) == TRIAL
+        Trials(path, {"model": "other"}, lambda _: next(results))
 
 
 def trial_of(folder: Path, *flags: str) -> Services:
@@ -186,26 +169,21 @@ def test_a_model_that_does_not_load_is_a_trial_with_the_reason(
             yield url
 
     monkeypatch.setattr(tune, "local_service", without_llm)
-    trial = trial_of(tmp_path)({"max_batch_size": 4})
-    reason = "0 of 1 replicas loaded: torch.OutOfMemoryError: CUDA out of memory."
     log = tmp_path / "max_batch_size_4.log"
-    assert trial == OptionsTrial(0.0, 0.0, f"{reason} ({log})") and log.exists()
+    reason = f"0 of 1 replicas loaded: torch.OutOfMemoryError: CUDA out of memory. ({log})"
+    assert trial_of(tmp_path)({"max_batch_size": 4}) == OptionsTrial(0.0, 0.0, reason)
 
 
 def test_a_service_that_answers_no_request_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    service = SimulatedService(monkeypatch)
-    refused = Figures([StreamedAnswer(0.0, status=503)] * 9, 1.0)
-
     async def refuse(*_: object) -> Figures:
-        return refused
+        return Figures([StreamedAnswer(0.0, status=503)] * 9, 1.0)
 
+    SimulatedService(monkeypatch)
     monkeypatch.setattr(tune, "streams", refuse)
-    options = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
-    error = trial_of(tmp_path)(options).error
+    error = trial_of(tmp_path)({**next(groups(1)), "max_batch_size": 4}).error
     assert error.startswith("none of 9 requests was answered: status 503"), error
-    assert service.rows == 4
 
 
 def test_trials_of_other_service_settings_are_not_reused(tmp_path: Path) -> None:
@@ -233,10 +211,7 @@ def test_toml_round_trip() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            ["--limits", "hasty"],
-            "limits: 'hasty' is not allowed; needed one of server, interactive",
-        ),
+        (["--limits", "hasty"], "limits: 'hasty' is not allowed; needed one of server, interactiv"),
         (["--batch", "8", "4"], "batch: [8, 4] is not allowed; needed whole numbers from 1, each"),
         (["--gpus", "0"], "gpus: 0 is not allowed"),
         (["--backend", "vllm"], "backend: 'vllm' is not allowed; needed transformers or tensorrt"),

@@ -24,9 +24,9 @@ def described(folder: Path, precision: str = "fp32", **settings: Any) -> Path:
     return folder
 
 
-def summarised(folder: Path, verdict: str = "VALID") -> Path:
+def summarised(folder: Path, verdict: str = "VALID", rate: float = 10.0) -> Path:
     folder.mkdir(exist_ok=True)
-    text = f"Scenario : Offline\nSamples per second: 10\nResult is : {verdict}\n"
+    text = f"Scenario : Offline\nSamples per second: {rate}\nResult is : {verdict}\n"
     (folder / "mlperf_log_summary.txt").write_text(text)
     return folder
 
@@ -46,7 +46,7 @@ def test_runs_with_the_same_settings_compare(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"precision": "int8"}, "needed a run with precision 'fp32', it has 'int8'"),
         ({"short": True}, "needed a run with short False, it has True"),
@@ -54,10 +54,19 @@ def test_runs_with_the_same_settings_compare(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_with_other_settings_is_refused(
-    changed: dict[str, Any], said: str, tmp_path: Path
+    changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidParams, match=said):
+    with pytest.raises(InvalidParams, match=message):
         check_same(described(tmp_path / "TEST04"), described(tmp_path / "performance", **changed))
+
+
+@pytest.mark.parametrize(("rate", "passes"), [(9.0, True), (10.9, True), (11.2, False)])
+def test_test04_allows_a_repeated_sample_to_be_a_tenth_faster(
+    rate: float, passes: bool, tmp_path: Path
+) -> None:
+    performance, audited = summarised(tmp_path / "a"), summarised(tmp_path / "b", rate=rate)
+    result = compliance.test04(performance, audited)
+    assert result.passed is passes, result.text
 
 
 @pytest.mark.parametrize("verdicts", [("INVALID", "VALID"), ("VALID", "INVALID")])

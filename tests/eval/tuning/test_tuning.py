@@ -25,7 +25,7 @@ COUNT = 4
 
 @pytest.fixture
 def quick_tuning(
-    mini: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_thread: None, mini: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Tuning]:
     monkeypatch.setattr(engines, "load", lambda *_, **__: mini)
     monkeypatch.setattr(tuning, "COST_IMAGES", 1)
