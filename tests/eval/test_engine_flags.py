@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,15 +33,17 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def main_of(command: str) -> Any:
-    """The command's function, because `sdxl.cli` catches errors."""
-    from eval.command import main as evaluate
-    from eval.mlperf.command import main as run_loadgen
-    from eval.tune_command import main as tune
-
-    return {"eval": evaluate, "tune": tune, "mlperf": run_loadgen}[command]
+def run(command: str, *flags: str) -> None:
+    """`sdxl.cli` would catch the error."""
+    package, _, name = MODULES[command].rpartition(".")
+    getattr(import_module(package), name)([*COMMANDS.get(command, ()), *flags])
 
 
+MODULES = {
+    "eval": "eval.command.main",
+    "tune": "eval.tune_command.main",
+    "mlperf": "eval.mlperf.command.main",
+}
 COMMANDS: dict[str, Sequence[str]] = {
     "eval": ("--count", "2"),
     "tune": ("--prompts", "1", "--check-prompts", "2", "--out", "tuning"),
@@ -50,15 +53,11 @@ COMMANDS: dict[str, Sequence[str]] = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_flags_choose_the_engines(command: str) -> None:
-    with pytest.raises(Loaded) as loaded:
-        main_of(command)([*COMMANDS[command], *FLAGS])
-    assert {name: loaded.value.arguments[name] for name in REQUESTED} == REQUESTED
-    with pytest.raises(Loaded) as loaded:
-        main_of(command)([*COMMANDS[command], "--out", "another"])
-    assert {name: loaded.value.arguments[name] for name in REQUESTED} == {
-        "folder": "",
-        "takes_unchecked": False,
-    }
+    usual = {"folder": "", "takes_unchecked": False}
+    for flags, expected in ((FLAGS, REQUESTED), (("--out", "another"), usual)):
+        with pytest.raises(Loaded) as loaded:
+            run(command, *flags)
+        assert {name: loaded.value.arguments[name] for name in expected} == expected
 
 
 def test_a_service_started_for_loadgen_gets_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +69,7 @@ def test_a_service_started_for_loadgen_gets_the_flags(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("eval.service.client.local_service", local_service)
     with pytest.raises(Loaded):
-        main_of("mlperf")(["--short", "--over", "http", *FLAGS])
+        run("mlperf", "--over", "http", *FLAGS)
     from serve.cli import read_settings
 
     settings = read_settings(list(started[0]))
@@ -80,9 +79,9 @@ def test_a_service_started_for_loadgen_gets_the_flags(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("flags", [FLAGS[:2], FLAGS[2:]])
 def test_a_running_service_refuses_the_flags(flags: Sequence[str]) -> None:
     with pytest.raises(InvalidParams, match=f"^{flags[0][2:]}: .*a service that has its own"):
-        main_of("mlperf")(["--url", "http://nowhere", *flags])
+        run("mlperf", "--url", "http://nowhere", *flags)
 
 
 def test_a_folder_of_engines_needs_one_precision() -> None:
     with pytest.raises(InvalidParams, match="engines: 'styled' .*needed one --precision"):
-        main_of("tune")(["--precision", "fp32", "int8", *FLAGS])
+        run("tune", "--precision", "fp32", "int8", *FLAGS)

@@ -80,8 +80,13 @@ def test_a_run_is_valid_within_the_limits(
     assert summary.unit == "tokens/s" and summary.score > 0 and not system.failed
 
 
-def test_failed_answers_are_counted_and_the_run_ends(tmp_path: Path) -> None:
-    _, system = run_loadgen(tmp_path, Answering(0.0, 0.0, status=500), "server")
+@pytest.mark.parametrize("status", [500, 429])
+def test_failed_and_always_refused_answers_are_counted(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
+    monkeypatch.setattr(under_loadgen, "GIVE_UP_S", 0.01)
+    _, system = run_loadgen(tmp_path, Answering(0.0, 0.0, status), "server")
     assert system.failed >= 459
 
 
@@ -97,15 +102,6 @@ def test_offline_samples_wait_for_room(tmp_path: Path, monkeypatch: pytest.Monke
         system.close()
     assert summary.is_valid and not system.failed, (system.failed, summary.lines)
     assert Crowded.room < client.most <= 30
-
-
-def test_a_request_that_is_always_refused_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(under_loadgen, "RETRY_S", 0.001)
-    monkeypatch.setattr(under_loadgen, "GIVE_UP_S", 0.01)
-    _, system = run_loadgen(tmp_path, Answering(0.0, 0.0, status=429), "server")
-    assert system.failed >= 459
 
 
 @pytest.mark.parametrize(("is_valid", "code"), [(True, 0), (False, 1)])

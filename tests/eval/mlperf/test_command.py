@@ -55,6 +55,16 @@ class Replicas:
         return self.now_s - began_s
 
 
+def answering(meter: Meter | None) -> Any:
+    """`system_of` a system that makes 10 pictures a second."""
+
+    @contextmanager
+    def system_of(*_: object) -> Iterator[SystemUnderTest]:
+        yield SystemUnderTest(Answering(), {"over": "nothing"}, Expected(0.1, 10.0), meter)
+
+    return system_of
+
+
 @pytest.mark.parametrize(("count", "rows"), [(1, 1), (1, 16), (8, 16)])
 def test_the_probed_rate_is_that_of_all_replicas(
     count: int, rows: int, monkeypatch: pytest.MonkeyPatch
@@ -77,32 +87,17 @@ def test_the_target_rate_is_the_scenarios_share_of_the_probed_rate(
     flags: list[str], expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offline gets more than the probed rate, so that its samples last; Server gets less."""
-
-    @contextmanager
-    def system_of(*_: object) -> Iterator[SystemUnderTest]:
-        yield SystemUnderTest(Answering(), {}, Expected(0.1, 10.0), None)
-
-    class Stopped(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        raise Stopped
-
-    monkeypatch.setattr(command, "system_of", system_of)
-    monkeypatch.setattr("eval.mlperf.loadgen.ScenarioRun.start", stop)
-    with pytest.raises(Stopped):
-        command.measure(command.build_parser().parse_args(flags), REQUESTS, tmp_path)
+    monkeypatch.setattr(command, "system_of", answering(None))
+    run = "eval.mlperf.loadgen.ScenarioRun.start"
+    monkeypatch.setattr(run, lambda *_: Summary("Offline", True, 1.0, "images/s"))
+    command.measure(command.build_parser().parse_args(flags), REQUESTS, tmp_path)
     loadgen = json.loads((tmp_path / "settings.json").read_text())["loadgen"]
     assert loadgen["offline_expected_qps"] == loadgen["server_target_qps"]
     assert loadgen["server_target_qps"] == pytest.approx(expected)
 
 
 def measured(folder: Path, monkeypatch: pytest.MonkeyPatch, meter: Meter | None) -> dict[str, Any]:
-    @contextmanager
-    def system_of(*_: object) -> Iterator[SystemUnderTest]:
-        yield SystemUnderTest(Answering(), {"over": "nothing"}, Expected(0.1, 10.0), meter)
-
-    monkeypatch.setattr(command, "system_of", system_of)
+    monkeypatch.setattr(command, "system_of", answering(meter))
     options = command.build_parser().parse_args(["--short"])
     return command.measure(options, REQUESTS, folder)
 

@@ -32,24 +32,25 @@ def few(task: QualityTask) -> QualityTask:
     return replace(task, captions=task.captions[:2], requests=task.requests[:2])
 
 
-def test_a_rewritten_log_is_another_source(few: QualityTask, tmp_path: Path) -> None:
-    described = []
-    for precision in (b"\1", b"\2"):
-        data = (precision * 3 * few.side**2).hex()
-        lines = [json.dumps({"qsl_idx": i, "data": data}) for i in range(2)]
-        (tmp_path / FILE).write_text("\n".join(lines))
-        described.append(AccuracyLog(tmp_path / FILE, few).describe())
-    assert described[0] != described[1]
-    assert AccuracyLog(tmp_path / FILE, few).describe() == described[1]
+def write_log(folder: Path, value: int, side: int) -> None:
+    data = (bytes([value]) * 3 * side**2).hex()
+    lines = [json.dumps({"qsl_idx": i, "data": data}) for i in range(2)]
+    (folder / FILE).write_text("\n".join(lines))
 
 
-def test_rewritten_pictures_are_another_source(few: QualityTask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["log", "pictures"])
+def test_rewritten_files_are_another_source(kind: str, few: QualityTask, tmp_path: Path) -> None:
     described = []
-    for first in (0, 2):
-        save(tmp_path, range(2), Noise().pictures(range(first, first + 2)))
-        described.append(Folder(tmp_path, few).describe())
-    assert described[0] != described[1]
-    assert Folder(tmp_path, few).describe() == described[1]
+    for value in (0, 2):
+        if kind == "log":
+            write_log(tmp_path, value, few.side)
+        else:
+            save(tmp_path, range(2), Noise().pictures(range(value, value + 2)))
+        for _ in range(2):
+            log = tmp_path / FILE
+            source = AccuracyLog(log, few) if kind == "log" else Folder(tmp_path, few)
+            described.append(source.describe())
+    assert described[0] == described[1] != described[2] == described[3]
 
 
 def test_a_service_with_another_model_or_precision_is_another_source(
@@ -91,21 +92,18 @@ def test_endless_refusals_raise_with_the_services_message(
 
 
 @pytest.mark.parametrize(
-    ("models", "needed"),
+    ("status", "models", "needed"),
     [
-        ({"data": [{"id": "sdxl", "images": {"at_once": 128}}]}, 128),
-        ({"data": [{"id": "llm"}, {"id": "sdxl", "images": {"at_once": 24}}]}, 24),
-        ({"data": [{"id": "sdxl", "images": {"at_once": 0}}]}, AT_ONCE),
-        ({"data": [{"id": "another"}]}, AT_ONCE),
+        (200, [{"id": "sdxl", "images": {"at_once": 128}}], 128),
+        (200, [{"id": "llm"}, {"id": "sdxl", "images": {"at_once": 24}}], 24),
+        (200, [{"id": "sdxl", "images": {"at_once": 0}}], AT_ONCE),
+        (200, [{"id": "another"}], AT_ONCE),
+        (404, [], AT_ONCE),
     ],
 )
-def test_concurrency_is_what_the_service_publishes(models: dict[str, Any], needed: int) -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=models))
+def test_concurrency_is_what_the_service_publishes(
+    status: int, models: list[dict[str, Any]], needed: int
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json={"data": models}))
     with httpx.Client(base_url="http://service", transport=transport) as http:
         assert concurrent_pictures(first_image_model(http)) == needed
-
-
-def test_a_service_that_publishes_no_limit_gets_the_default() -> None:
-    transport = httpx.MockTransport(lambda request: httpx.Response(404))
-    with httpx.Client(base_url="http://service", transport=transport) as http:
-        assert concurrent_pictures(first_image_model(http)) == AT_ONCE

@@ -75,20 +75,17 @@ def test_calls_take_the_estimated_time_of_an_h200() -> None:
 
 
 @pytest.mark.parametrize(
-    "backend", ["no.such:load", "eval.service.double:nothing", ":", "eval.service.double:"]
+    ("backend", "message"),
+    [
+        *((name, "needed package.module:function") for name in ("no.such:load", ":")),
+        ("eval.service.double:nothing", "needed package.module:function"),
+        ("eval.service.double:", "needed package.module:function"),
+        (double.BACKEND, "python -m eval.service.double"),
+    ],
 )
-def test_a_backend_that_does_not_exist_is_refused(backend: str) -> None:
-    with pytest.raises(InvalidParams, match="needed package.module:function"):
+def test_another_backend_and_another_model_are_refused(backend: str, message: str) -> None:
+    with pytest.raises(InvalidParams, match=message):
         engines.load("mini", backend)
-
-
-def test_a_model_that_is_not_a_double_is_refused() -> None:
-    with pytest.raises(InvalidParams, match="python -m eval.service.double"):
-        engines.load("mini", double.BACKEND)
-
-
-def test_the_double_is_not_a_listed_backend() -> None:
-    assert not any("double" in name or ":" in name for name in engines.BACKENDS)
 
 
 @pytest.mark.slow

@@ -59,13 +59,8 @@ def test_the_preset_of_a_plan() -> None:
 
 
 def test_every_plan_has_its_own_slug() -> None:
-    plans = [
-        even(SAMPLING, 1),
-        even(SAMPLING, 2),
-        CachePlan(SAMPLING, (0, 1)),
-        CachePlan(SAMPLING, (0, 2)),
-    ]
-    plans += [even(SamplingSpec(steps=10), 2)]
+    plans = [even(SAMPLING, 1), even(SAMPLING, 2), even(SamplingSpec(steps=10), 2)]
+    plans += [CachePlan(SAMPLING, (0, 1)), CachePlan(SAMPLING, (0, 2))]
     assert len({plan.slug for plan in plans}) == len(plans)
 
 
