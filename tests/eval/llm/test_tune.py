@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from eval.llm import tune
@@ -23,7 +24,6 @@ from eval.llm.tune import (
     toml,
 )
 from sdxl.params import InvalidParams
-from tests.http_servers import Quiet, serving
 
 CHOICES = {"max_batch_size": [4, 8, 16, 32], "max_num_tokens": [2048, 4096]}
 
@@ -72,16 +72,6 @@ the language model does not load
 sdxl serve: sdxl-mini is loaded
 """
 """as `sdxl serve` logs it"""
-
-
-class WithoutLlm(Quiet):
-    """A service whose language model did not load."""
-
-    def do_GET(self) -> None:
-        body = b'{"status": "ready", "llm": "unavailable"}' if self.path == "/readyz" else b""
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
 
 
 class SimulatedService:
@@ -165,9 +155,10 @@ def test_a_model_that_does_not_load_is_a_trial_with_the_reason(
     @contextmanager
     def without_llm(_: list[str], log: Path) -> Iterator[str]:
         log.write_text(NOT_LOADED)
-        with serving(WithoutLlm) as url:
-            yield url
+        yield "http://service"
 
+    unavailable = httpx.Response(200, json={"status": "ready", "llm": "unavailable"})
+    monkeypatch.setattr(httpx, "get", lambda *_, **__: unavailable)
     monkeypatch.setattr(tune, "local_service", without_llm)
     log = tmp_path / "max_batch_size_4.log"
     reason = f"0 of 1 replicas loaded: torch.OutOfMemoryError: CUDA out of memory. ({log})"
@@ -206,18 +197,3 @@ def test_toml_round_trip() -> None:
         "enable_chunked_prefill": True,
     }
     assert tomllib.loads(toml(values)) == values
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--limits", "hasty"], "limits: 'hasty' is not allowed; needed one of server, interactiv"),
-        (["--batch", "8", "4"], "batch: [8, 4] is not allowed; needed whole numbers from 1, each"),
-        (["--gpus", "0"], "gpus: 0 is not allowed"),
-        (["--backend", "vllm"], "backend: 'vllm' is not allowed; needed transformers or tensorrt"),
-    ],
-)
-def test_a_bad_flag_is_reported_in_one_line(
-    flags: list[str], message: str, refused: Callable[..., str]
-) -> None:
-    assert message in refused("tune", "llm", *flags)

@@ -46,3 +46,8 @@ def test_the_energy_of_all_gpus_is_added(
     monkeypatch.setitem(sys.modules, "pynvml", nvml(millijoules))
     read = meter()
     assert (read() if read else None) == joules
+
+
+def test_without_nvml_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert meter() is None

@@ -23,7 +23,6 @@ from eval.mlperf.command import (
 from eval.mlperf.loadgen import Summary, complete
 from eval.service.client import energy_meter
 from sdxl.params import GenerationParams
-from tests.http_servers import Quiet, serving
 
 OFFLINE = Summary("Offline", True, 20.0, "images/s")
 ALONE = Summary("SingleStream", True, 0.5, "s")
@@ -147,14 +146,11 @@ sdxl_gpu_memory_bytes{gpu="2",work="llm"} 5
     ],
 )
 def test_the_energy_of_a_services_gpus_is_added_by_work(
-    page: str, work: Literal["images", "llm"], joules: float | None
+    page: str,
+    work: Literal["images", "llm"],
+    joules: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Metrics(Quiet):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-    with serving(Metrics) as url:
-        read = energy_meter(url, work)
-        assert (read() if read else None) == joules
+    monkeypatch.setattr("eval.service.client.metrics_page", lambda *_: page)
+    read = energy_meter("http://service", work)
+    assert (read() if read else None) == joules

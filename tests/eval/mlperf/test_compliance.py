@@ -77,13 +77,14 @@ def test_an_invalid_run_fails_the_audit(verdicts: tuple[str, str], tmp_path: Pat
     assert not result.passed and f"INVALID: {name}" in result.text, result.text
 
 
-def test_a_picture_missing_from_the_accuracy_run_fails_the_audit(tmp_path: Path) -> None:
+def test_a_missing_or_different_picture_fails_the_audit(tmp_path: Path) -> None:
     accuracy = logged(tmp_path / "accuracy", _1="0102", _2="0304")
     performance = summarised(tmp_path / "performance")
     audited = summarised(logged(tmp_path / "TEST01", _2="0304"))
     assert compliance.test01(accuracy, performance, audited).passed
     result = compliance.test01(accuracy, performance, logged(audited, _2="0304", _70="05"))
     assert not result.passed and "2 pictures, 1 the same bytes" in result.text
+    assert not compliance.test01(accuracy, performance, logged(audited, _2="ffff")).passed
 
 
 def test_only_an_invalid_run_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

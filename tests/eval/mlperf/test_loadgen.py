@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from eval.quality.accuracy_log import FILE, AccuracyLog, logged
 from eval.quality.sources import request_picture
 from eval.quality.task import QualityTask
 from sdxl import cli
+from sdxl.images import to_pixels
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from tests.serve.servers import listening
-from tests.serve.workers import fake_pipeline
+from tests.serve.workers import fake, fake_pipeline
 
 SCENARIOS = ("Offline", "Server", "SingleStream")
 CAPTIONS = 16
@@ -94,10 +96,6 @@ def test_the_server_scenario_over_http_is_valid(tmp_path: Path) -> None:
 
 
 def test_eval_reads_the_accuracy_log(runs: Path, task: QualityTask, pipeline: Pipeline) -> None:
-    from dataclasses import replace
-
-    from sdxl.images import to_pixels
-
     small = replace(task, captions=tuple(r.prompt for r in REQUESTS), side=64)
     pictures = AccuracyLog(runs / "accuracy" / FILE, small).pictures([11, 3])
     for index, picture in zip((11, 3), pictures, strict=True):
@@ -125,18 +123,6 @@ def test_test01_compares_pictures(pipeline: Pipeline, runs: Path, tmp_path: Path
     assert pictures, "performance mode logs some of the pictures"
     verdict = compliance.test01(runs / "accuracy", runs / "Offline", tmp_path / "audit")
     assert "PSNR at least inf" in verdict.text, verdict.text
-    altered = tmp_path / "altered"
-    altered.mkdir()
-    lines = [
-        json.dumps({"qsl_idx": i, "data": bytes(len(data)).hex().upper()})
-        for i, data in pictures.items()
-    ]
-    (altered / FILE).write_text("\n".join(lines))
-    (altered / "mlperf_log_summary.txt").write_bytes(
-        (tmp_path / "audit" / "mlperf_log_summary.txt").read_bytes()
-    )
-    wrong = compliance.test01(runs / "accuracy", runs / "Offline", altered)
-    assert not wrong.passed, wrong.text
 
 
 def test_test04_repeats_one_sample(pipeline: Pipeline, tmp_path: Path) -> None:
@@ -154,8 +140,6 @@ def test_test04_repeats_one_sample(pipeline: Pipeline, tmp_path: Path) -> None:
 
 
 def test_a_failing_picture_ends_the_run_with_its_cause(tmp_path: Path) -> None:
-    from tests.serve.workers import fake
-
     pipeline = fake_pipeline()
     system = InProcess(pipeline, REQUESTS, complete)
     fake(pipeline, "unet_deep").fault = RuntimeError("out of memory")
@@ -175,25 +159,19 @@ def test_the_embedded_model_is_valid(scenario: str, over: str, tmp_path: Path) -
     assert json.loads((folder / "system.json").read_text())["processor"]
 
 
-AUDITED = ["--short", "--steps", "2", "--deterministic"]
-
-
 @pytest.mark.long
-def test_the_embedded_model_passes_test01(tmp_path: Path) -> None:
-    assert cli.main(["bench", "mlperf", "--audit", "TEST01", *AUDITED, "--out", str(tmp_path)]) == 0
-
-
-@pytest.mark.long
-def test_test04_compares_both_runs_of_the_embedded_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("audit", "least"), [("TEST01", 0.9), ("TEST04", 0.0)])
+def test_the_verdict_of_an_audit_follows_from_the_speed(
+    audit: str, least: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other work on the machine changes either speed, so both verdicts are correct."""
-    status = cli.main(["bench", "mlperf", "--audit", "TEST04", *AUDITED, "--out", str(tmp_path)])
-    line = re.search(r"TEST04 (\w+): one sample repeated: ([\d.]+) of", capsys.readouterr().out)
+    """Other work on the machine changes the speed, so either verdict may be correct."""
+    flags = ["--audit", audit, "--short", "--steps", "2", "--deterministic"]
+    status = cli.main(["bench", "mlperf", *flags, "--out", str(tmp_path)])
+    line = re.search(rf"{audit} (\w+): (.*) ([\d.]+) of the perf", capsys.readouterr().out)
     assert line
-    ratio = float(line[2])
-    assert 0.2 < ratio < 5
-    assert (status, line[1]) == ((0, "passed") if ratio <= 1.1 else (1, "FAILED"))
+    passes = least <= float(line[3]) <= 1.1
+    assert (status, line[1]) == ((0, "passed") if passes else (1, "FAILED"))
+    assert audit == "TEST04" or "PSNR at least inf" in line[2]
 
 
 def test_a_system_that_fails_answers_every_sample_and_raises(

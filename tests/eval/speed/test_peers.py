@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from eval.measuring.energy import meter
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Spread, take_turns
 from eval.speed import peers
@@ -69,11 +67,6 @@ def test_the_report_has_json_a_table_and_plots(tmp_path: Path) -> None:
     assert all(name in text for name in stored["batches"]["4"]["images/s"])
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "peers.svg").read_bytes()[:400]
-
-
-def test_without_nvml_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert meter() is None
 
 
 def test_peak_memory_excludes_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:

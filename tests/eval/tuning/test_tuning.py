@@ -85,20 +85,3 @@ def test_the_folder_of_another_tuning_is_refused(
     quick_tuning(is_late=True).run()
     with pytest.raises(InvalidParams, match="it holds another tuning"):
         quick_tuning("--prompts", "2", is_late=True).run()
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--steps", "3"), "steps: 3 is not allowed; needed at least 4"),
-        (("--scheduler", "best"), "scheduler: 'best' is not allowed; needed one of"),
-        (("--guided-until", "0"), "guided_until: 0.0 is not allowed; needed a share above 0"),
-        (("--budget", "0.5", "0.4", "0.9"), "budget: .* needed rising shares"),
-        (("--check-prompts", "1"), "check_prompts: 1 is not allowed; needed at least 2"),
-        (("--seconds", "0"), "seconds: 0.0 is not allowed; needed more than 0"),
-    ],
-)
-def test_a_wrong_flag_is_reported_in_one_line(
-    flags: tuple[str, ...], said: str, refused: Callable[..., str]
-) -> None:
-    assert re.search(said, refused("tune", *flags))
