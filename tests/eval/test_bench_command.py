@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from eval.bench_command import BENCHMARKS, main
+from eval.bench_command import BENCHMARKS
 from sdxl import cli
 
 
@@ -48,8 +48,3 @@ def test_a_wrong_value_is_reported_in_one_line(
     line: str, message: str, refused: Callable[..., str]
 ) -> None:
     assert message in refused(*line.split())
-
-
-def test_a_benchmark_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eval.speed.floor.main", lambda argv: len(argv))
-    assert main(["floor", "--rows", "2"]) == 2

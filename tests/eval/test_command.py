@@ -14,6 +14,7 @@ from PIL import Image
 
 import engines
 from eval.command import main
+from eval.quality.inputs import BENCHMARK_FILES
 from sdxl import cli
 from sdxl.params import InvalidParams
 from tests.eval.conftest import Noise
@@ -63,15 +64,10 @@ def files(tmp_path: Path) -> Callable[..., list[str]]:
         (tmp_path / "clip").mkdir(exist_ok=True)
         (tmp_path / "inception.pth").write_bytes(b"")
         np.savez(tmp_path / "val2014.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048)))
-        paths: dict[str, Path | None] = {
-            "captions": tmp_path / "captions.tsv",
-            "inception": tmp_path / "inception.pth",
-            "clip": tmp_path / "clip",
-            "statistics": tmp_path / "val2014.npz",
-        }
-        paths |= changed
-        given = {name: path for name, path in paths.items() if path is not None}
-        return ["--count", "2", *(x for n, p in given.items() for x in (f"--{n}", str(p)))]
+        names = ("captions.tsv", "inception.pth", "clip", "val2014.npz")
+        paths = dict(zip(BENCHMARK_FILES, (tmp_path / name for name in names), strict=True))
+        given = {**paths, **changed}
+        return ["--count", "2", *(x for n, p in given.items() if p for x in (f"--{n}", str(p)))]
 
     return flags
 
@@ -93,7 +89,7 @@ def test_a_wrong_captions_file_is_refused(
     assert error.startswith("captions: ") and message in error, error
 
 
-@pytest.mark.parametrize("name", ["captions", "inception", "clip", "statistics"])
+@pytest.mark.parametrize("name", BENCHMARK_FILES)
 def test_a_missing_file_is_refused(
     name: str, files: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -105,9 +105,8 @@ def test_a_missing_peer_costs_only_its_own_figures(own_home: None, tmp_path: Pat
 
     found = dict(peers_1(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
     assert sum(key.startswith("passed over") for key in found) == 2
-    assert found["figures"]["images/s"] and all(
-        n.startswith("ours") for n in found["figures"]["seconds"]
-    )
+    figures = found["figures"]
+    assert figures["images/s"] and all(name.startswith("ours") for name in figures["seconds"])
 
 
 def test_every_figure_is_stored_before_the_next(
@@ -116,14 +115,14 @@ def test_every_figure_is_stored_before_the_next(
     """The file as a kill during a section would leave it."""
     seen: list[dict[str, Any]] = []
 
-    def observed(_: object) -> Iterator[tuple[str, Any]]:
+    def observed(_: Section, bench: object) -> Iterator[tuple[str, Any]]:
         for number in range(3):
             yield str(number), number
             seen.append(json.loads((tmp_path / FILE).read_text())["sections"]["looking"])
 
     monkeypatch.setattr(h200, "SECTIONS", {"looking": Section("", "", 0)})
-    monkeypatch.setattr(Section, "begin", lambda self, bench: observed(bench))
-    h200.main(["--dry-run", "--out", str(tmp_path), "--sections", "looking"])
+    monkeypatch.setattr(Section, "begin", observed)
+    h200.main(["--dry-run", "--out", str(tmp_path)])
     assert [list(each) for each in seen] == [["0"], ["0", "1"], ["0", "1", "2"]]
 
 

@@ -32,6 +32,9 @@ def event(**fields: object) -> str:
     return f"data: {json.dumps(fields)}\n\n"
 
 
+ERROR = event(error={"message": "gone"})
+
+
 def answer(_: httpx.Request) -> httpx.Response:
     """A role, three pieces of text and the usage, as the service streams them."""
     deltas = [{"role": "assistant"}, *({"content": word} for word in ("a", "red", "ring"))]
@@ -55,19 +58,16 @@ def test_an_answer_has_the_times_of_its_first_and_last_text() -> None:
     assert received.began_s <= received.first_s <= received.last_s
 
 
-def test_refused_and_interrupted_answers_count_as_failed() -> None:
-    def refuse(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(429, json={"error": {}})
+def hang_up(_: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("gone")
 
-    def break_off(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, text=event(error={"message": "gone"}))
 
-    def hang_up(_: httpx.Request) -> httpx.Response:
-        raise httpx.ReadError("gone")
-
-    for respond in (refuse, break_off, hang_up):
-        figures = asyncio.run(streams(client_of(respond), 1, 0.01))
-        assert figures.failed == len(figures.answers) > 0
+@pytest.mark.parametrize(
+    "respond", [lambda _: httpx.Response(429), lambda _: httpx.Response(200, text=ERROR), hang_up]
+)
+def test_refused_and_interrupted_answers_count_as_failed(respond: object) -> None:
+    figures = asyncio.run(streams(client_of(respond), 1, 0.01))
+    assert figures.failed == len(figures.answers) > 0
 
 
 def test_every_poisson_arrival_is_counted() -> None:

@@ -80,10 +80,8 @@ def test_the_distance_is_zero_to_itself_and_largest_to_another_scene(judges: Jud
     scene, other = sample_scene(rng), sample_scene(rng)
     picture = draw(scene, 0)
     faint = np.clip(picture.astype(int) + rng.integers(-4, 5, picture.shape), 0, 255)
-    pictures = [picture] * 3
-    same, near, far = judges.clip.distances(
-        pictures, [picture, faint.astype(np.uint8), draw(other, 0)]
-    )
+    others = [picture, faint.astype(np.uint8), draw(other, 0)]
+    same, near, far = judges.clip.distances([picture] * 3, others)
     assert picture.shape == (SIDE, SIDE, 3)
     assert same == 0 and 0 < near < far < 2, (same, near, far)
 

@@ -72,9 +72,8 @@ def test_scored_pictures_are_made_again_to_be_saved(task: QualityTask, tmp_path:
     run(task, Noise(), tmp_path / "out")
     again, saved = Noise(), tmp_path / "saved"
     Evaluation(task, again, tmp_path / "out", save=saved).run(rounds=1)
-    assert [path.name for path in sorted(saved.iterdir())] == [
-        f"{i:06}.png" for i in range(len(task.captions))
-    ]
+    names = [f"{i:06}.png" for i in range(len(task.captions))]
+    assert [path.name for path in sorted(saved.iterdir())] == names
     (saved / f"{CHUNK:06}.png").unlink()
     again.requested.clear()
     Evaluation(task, again, tmp_path / "out", save=saved).run(rounds=1)

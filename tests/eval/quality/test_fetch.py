@@ -35,8 +35,8 @@ class Files(Quiet, SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
+    (tmp_path / "site").mkdir()
     for name, content in CONTENT.items():
-        (tmp_path / "site").mkdir(exist_ok=True)
         (tmp_path / "site" / name).write_bytes(content)
     with serving(partial(Files, directory=str(tmp_path / "site"))) as found:
         yield found

@@ -19,8 +19,6 @@ from sdxl.params import InvalidParams
 # torchvision documents 27,161,264 parameters, of which 3,326,696 are the auxiliary head's, for 1000
 # classes; the weights of 2015 have 1008, and no auxiliary head.
 PARAMETERS = 27_161_264 - 3_326_696 + 8 * 2049
-
-
 INDEPENDENT = Path(sys.prefix) / "independent" / "torch_fidelity"
 
 
@@ -52,9 +50,8 @@ def test_its_features_are_an_independent_implementations(
         pytest.skip("torch-fidelity is not there; .ci/run says how to get it")
     theirs = independent(with_statistics(network), tmp_path / "weights.pth")
     pictures = torch.randint(0, 256, (3, 3, 96, 128), dtype=torch.uint8)
-    resized = F.interpolate(
-        pictures.float() / 255, (299, 299), mode="bilinear", align_corners=False
-    )
+    scaled = pictures.float() / 255
+    resized = F.interpolate(scaled, (299, 299), mode="bilinear", align_corners=False)
     theirs.Conv2d_1a_3x3.register_forward_pre_hook(lambda *_: (resized * 2 - 1,))
     with torch.no_grad():
         (expected,), found = theirs(pictures), network(pictures)

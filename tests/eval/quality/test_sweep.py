@@ -29,10 +29,8 @@ from sdxl.presets import Preset
 
 
 def tried(setting: QualitySetting, speed: float, fid: float, clip: float) -> Tried:
-    figures = {
-        name: Figure(value, Interval(value, value))
-        for name, value in (("FID", fid), ("CLIP", clip))
-    }
+    scores = {"FID": fid, "CLIP": clip}
+    figures = {name: Figure(value, Interval(value, value)) for name, value in scores.items()}
     return Tried(setting, figures, images_per_s=Spread(speed, speed, speed))
 
 
@@ -162,9 +160,8 @@ def test_a_read_only_model_folder_is_refused_first(
     model = replace(find("mini"), folder=tmp_path / "file" / "model")
     task = embedded_task({}, 8)
     monkeypatch.setattr(sweep, "read_task", lambda _: (task, model))
-    with pytest.raises(
-        InvalidParams, match=r"store_presets: .*file/model.*copy .*out/presets\.json"
-    ):
+    message = r"store_presets: .*file/model.*copy .*out/presets\.json"
+    with pytest.raises(InvalidParams, match=message):
         run.run(stores_presets=True)
     assert not run.events
 
@@ -173,10 +170,8 @@ def test_tuned_plans_are_settings_that_make_the_same_requests(tmp_path: Path) ->
     settings = settings_of(None, str(TUNING))
     tuned = [each for each in settings if each.deep_steps is not None]
     verdicts = json.loads(TUNING.read_text())["verdicts"]
-    plans = [
-        CachePlan(SamplingSpec(**v["plan"]["course"]), tuple(v["plan"]["deep_steps"]))
-        for v in verdicts
-    ]
+    stored = [verdict["plan"] for verdict in verdicts]
+    plans = [CachePlan(SamplingSpec(**p["course"]), tuple(p["deep_steps"])) for p in stored]
     given = GenerationParams(seed=3)
     assert len(tuned) == len(plans) == 12 and len({each.slug for each in settings}) == len(settings)
     for setting, plan in zip(tuned, plans, strict=True):
@@ -229,11 +224,10 @@ def plain(steps: int, interval: int, speed: float, fid: float, clip: float = 30.
 def published() -> list[Tried]:
     """The plain settings of docs/quality.md, the exact model first."""
     page = Path(__file__).parents[3] / "docs" / "quality.md"
+    rows = (row.groupdict() for row in ROW.finditer(page.read_text()))
     return [
-        plain(
-            int(row["steps"]), int(row["interval"]), *map(float, row.group("speed", "fid", "clip"))
-        )
-        for row in ROW.finditer(page.read_text())
+        plain(int(r["steps"]), int(r["interval"]), *(float(r[k]) for k in ("speed", "fid", "clip")))
+        for r in rows
     ]
 
 

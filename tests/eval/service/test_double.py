@@ -17,6 +17,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import SDXL_1_0, network_specs
 
+NAMED = "needed package.module:function"
 ONE = GenerationParams("a ring", seed=1, steps=2, cache_interval=2)
 
 
@@ -77,10 +78,9 @@ def test_calls_take_the_estimated_time_of_an_h200() -> None:
 @pytest.mark.parametrize(
     ("backend", "message"),
     [
-        *((name, "needed package.module:function") for name in ("no.such:load", ":")),
-        ("eval.service.double:nothing", "needed package.module:function"),
-        ("eval.service.double:", "needed package.module:function"),
-        (double.BACKEND, "python -m eval.service.double"),
+        *((name, NAMED) for name in ("no.such:load", ":", f"{double.__name__}:")),
+        (f"{double.__name__}:nothing", NAMED),
+        (double.BACKEND, f"python -m {double.__name__}"),
     ],
 )
 def test_another_backend_and_another_model_are_refused(backend: str, message: str) -> None:

@@ -61,11 +61,8 @@ def test_work_equals_the_count_by_hand() -> None:
         network = Small().half()
         tokens, x = torch.empty(3, 10, 64).half(), torch.empty(3, 8, 5, 7).half()
     product, attention, silu, convolution, bias = work_of(network, lambda: network(tokens, x))
-    assert (product.group, product.flops, product.depth) == (
-        "query, key, value",
-        2 * 30 * 64 * 128,
-        64,
-    )
+    assert (product.group, product.depth) == ("query, key, value", 64)
+    assert product.flops == 2 * 30 * 64 * 128
     assert product.bytes == 2 * (30 * 64 + 64 * 128 + 128 + 30 * 128)
     assert attention.flops == 4 * 3 * 10 * 10 * 128
     assert (silu.group, silu.bytes) == ("passes over memory", 2 * 2 * 30 * 128)

@@ -56,10 +56,8 @@ def test_a_plan_with_a_better_score_pays() -> None:
 
 def test_the_rival_is_the_strongest_plain_choice_that_costs_no_more() -> None:
     tuned = checked(TUNED, 5.0, psnr=33)
-    weak, strong = (
-        checked(even(SAMPLING, 3), 4.0, clip=70, psnr=20),
-        checked(exact(OTHER), 5.0, clip=85),
-    )
+    weak = checked(even(SAMPLING, 3), 4.0, clip=70, psnr=20)
+    strong = checked(exact(OTHER), 5.0, clip=85)
     assert pays(tuned, weak) and not pays(tuned, weak, strong)
     dearer = checked(exact(OTHER), 5.2, clip=85)
     assert pays(tuned, weak, dearer), "it costs more"
@@ -68,9 +66,8 @@ def test_the_rival_is_the_strongest_plain_choice_that_costs_no_more() -> None:
 
 def test_with_an_exact_fid_of_zero_the_strongest_has_the_lowest_fid() -> None:
     zero = replace(EXACT, fid=0.0)
-    near, far = (
-        replace(checked(even(SAMPLING, n), 5.0), fid=fid) for n, fid in ((2, 0.01), (3, 0.1))
-    )
+    near = replace(checked(even(SAMPLING, 2), 5.0), fid=0.01)
+    far = replace(checked(even(SAMPLING, 3), 5.0), fid=0.1)
     verdict = judge(checked(TUNED, 5.0), [far, near], zero, QUICK)
     assert verdict is not None and verdict.strongest is near
 
