@@ -1,1 +1,1 @@
-"""Everything there is to measure on one H200."""
+"""The measurements of one H200."""

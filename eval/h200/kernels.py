@@ -36,17 +36,17 @@ class TraceMismatch(ValueError):
 
 
 @dataclass(frozen=True)
-class Ran:
+class TracedKernel:
     name: str
     start_us: float
     took_us: float
 
 
-def read(trace: Path) -> list[Ran]:
+def read_trace(trace: Path) -> list[TracedKernel]:
     """The kernels of a trace, in order."""
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
-    ran = [Ran(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") in DEVICE]
+    ran = [TracedKernel(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") in DEVICE]
     return sorted(ran, key=lambda ran: ran.start_us)
 
 
@@ -54,13 +54,13 @@ def milliseconds(
     trace: Path, precision: str, network: str, rows: int = USUAL_ROWS, side: int = 1024
 ) -> dict[str, float]:
     """Milliseconds of a tick of one network by group, with the gaps between kernels."""
-    ran = read(trace)
+    ran = read_trace(trace)
     module, inputs = unets(precision)[network], inputs_of(network, rows, side)
     recorded = list(named_work_of(module, lambda: module(*inputs)))
     ours = [(name, work) for name, work in recorded if work.is_ours]
     names = {name for name, _ in ours}
     by_group: dict[str, float] = defaultdict(float)
-    ticks = divided(len(ours), [each for each in ran if each.name in names])
+    ticks = count_ticks(len(ours), [each for each in ran if each.name in names])
     for each, (name, work) in zip(
         (each for each in ran if each.name in names), ours * ticks, strict=True
     ):
@@ -68,7 +68,7 @@ def milliseconds(
             raise TraceMismatch(f"{each.name} ran where {name} was recorded")
         by_group[work.group] += each.took_us
     others = [each for each in ran if each.name not in names]
-    for group, took_us in of_libraries(others, [work for _, work in recorded], ticks):
+    for group, took_us in match_libraries(others, [work for _, work in recorded], ticks):
         by_group[group] += took_us
     total_us = ran[-1].start_us + ran[-1].took_us - ran[0].start_us
     by_group[GAPS] = total_us - sum(by_group.values())
@@ -76,10 +76,10 @@ def milliseconds(
     return {group: us / 1000 / ticks for group, us in by_group.items()}
 
 
-def of_libraries(
-    others: Sequence[Ran], works: Sequence[KernelWork], ticks: int
+def match_libraries(
+    others: Sequence[TracedKernel], works: Sequence[KernelWork], ticks: int
 ) -> Iterator[tuple[str, float]]:
-    by_unit: dict[str, list[Ran]] = defaultdict(list)
+    by_unit: dict[str, list[TracedKernel]] = defaultdict(list)
     for each in others:
         by_unit[unit_of(each.name)].append(each)
     for unit, kernels in by_unit.items():
@@ -88,7 +88,7 @@ def of_libraries(
         if len(set(expected)) == 1:
             # A library may start several kernels for one convolution.
             yield from ((expected[0], each.took_us) for each in kernels)
-        elif divided(len(expected), kernels) == ticks:
+        elif count_ticks(len(expected), kernels) == ticks:
             groups = expected * ticks
             yield from ((g, e.took_us) for g, e in zip(groups, kernels, strict=True))
 
@@ -97,7 +97,7 @@ def unit_of(name: str) -> str:
     return next((unit for unit, names in LIBRARY.items() if re.search(names, name)), "memory")
 
 
-def divided(count: int, kernels: Sequence[Ran]) -> int:
+def count_ticks(count: int, kernels: Sequence[TracedKernel]) -> int:
     """The number of ticks with `count` kernels each."""
     ticks, left = divmod(len(kernels), count)
     if left or not ticks:

@@ -26,7 +26,7 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.scheduler_names import SCHEDULERS
 
-Found = Iterator[tuple[str, Any]]
+Figures = Iterator[tuple[str, Any]]
 WAITS = (
     *("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaMemcpy", "cudaEventSynchronize"),
     "cuStreamSynchronize",
@@ -36,7 +36,7 @@ PROFILED = 6
 LEAST_PSNR_DB = 40.0
 
 
-def agreement(bench: Bench) -> Found:
+def agreement(bench: Bench) -> Figures:
     """Relative L2 of every step's noise on float32's inputs, and of the final latents."""
     torch.backends.cudnn.allow_tf32 = False
     for model in dict.fromkeys(("mini", bench.setting.model)):
@@ -57,7 +57,7 @@ def agreement(bench: Bench) -> Found:
             yield f"{model}, {precision}", {"by_step": steps, "final_latents": latents}
 
 
-def pictures(bench: Bench) -> Found:
+def pictures(bench: Bench) -> Figures:
     """PSNR of the embedded model's pictures to float32's on the same machine."""
     count = 1 if bench.is_dry else 8
     params = [
@@ -68,13 +68,13 @@ def pictures(bench: Bench) -> Found:
     for precision in bench.precisions:
         results = bench.pipeline(precision, "mini").generate(params)
         values = []
-        for ours, theirs in zip(results, expected, strict=True):
-            assert ours.image is not None and theirs.image is not None, ours.error
-            values.append(psnr(ours.image.cpu(), theirs.image.cpu()))
+        for result, reference in zip(results, expected, strict=True):
+            assert result.image is not None and reference.image is not None, result.error
+            values.append(psnr(result.image.cpu(), reference.image.cpu()))
         yield precision, {"psnr_db": values, "least": min(values), "needed_fp16": LEAST_PSNR_DB}
 
 
-def requests(bench: Bench) -> Found:
+def requests(bench: Bench) -> Figures:
     """Random requests, all in flight together; a picture with NaN is an error."""
     chance, count = random.Random(0), 4 if bench.is_dry else 100
     for precision in bench.precisions:
@@ -97,7 +97,7 @@ def _random_request(chance: random.Random, number: int, is_dry: bool) -> Generat
     )
 
 
-def profile(bench: Bench) -> Found:
+def profile(bench: Bench) -> Figures:
     for precision in bench.precisions[: 1 if bench.is_dry else None]:
         for interval in (1, 2):
             trace = bench.out / f"trace-{precision}-{interval}.json.gz"

@@ -21,20 +21,20 @@ from eval.measuring.arithmetic import Shapes, configs_of, work_of
 from eval.measuring.ceilings import measure_ceilings
 from eval.measuring.timing import Run
 from eval.speed import batching as arrivals
-from eval.speed.floor import calls_of, reached
-from eval.speed.peers import figures, prompts_for
+from eval.speed.floor import measure_stages, time_call
+from eval.speed.peers import measure_turns, prompts_for
 from eval.speed.variants import (
     CACHED,
     COMPILED,
     COMPILED_CACHED,
     EAGER,
     INTERVALS,
-    name_of,
     paint,
+    variant_name,
 )
 from sdxl.pipeline import Pipeline
 
-Found = Iterator[tuple[str, Any]]
+Figures = Iterator[tuple[str, Any]]
 ROUNDS = 3
 OPTIONS = (
     *("no-graphs", "no-rearranged,no-graphs", "attention=cudnn", "attention=flash"),
@@ -44,25 +44,25 @@ FP8_OPTIONS = ("", "attention=cudnn", "no-fp8_decoder")
 """the effect of fp8 in attention and in the decoder"""
 
 
-def peers(bench: Bench) -> Found:
+def peers(bench: Bench) -> Figures:
     yield from _compared(bench, BATCH, (EAGER, CACHED), bench.precisions)
 
 
-def peers_compiled(bench: Bench) -> Found:
+def peers_compiled(bench: Bench) -> Figures:
     """A section of its own: compiling may exceed the time budget."""
     names = () if bench.is_dry else (COMPILED, COMPILED_CACHED)
     yield from _compared(bench, BATCH, (EAGER, *names), bench.precisions[:2])
 
 
-def peers_1(bench: Bench) -> Found:
+def peers_1(bench: Bench) -> Figures:
     yield from _compared(bench, 1, (EAGER, CACHED), bench.precisions)
 
 
-def peers_16(bench: Bench) -> Found:
+def peers_16(bench: Bench) -> Figures:
     yield from _compared(bench, 16, (EAGER, CACHED), bench.precisions[:2])
 
 
-def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequence[str]) -> Found:
+def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequence[str]) -> Figures:
     """Ours first. A failure costs only its own figures. The first run of each is recorded too, so a
     kill before the rounds end loses only the spread."""
     batch = 1 if bench.is_dry else batch
@@ -79,7 +79,7 @@ def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequen
             continue
         loaded[precision] = pipeline
         for interval in INTERVALS:
-            name = name_of(each, interval)
+            name = variant_name(each, interval)
             runs[name] = partial(paint, pipeline, bench.setting, interval, prompts_for(batch))
     bench.release()
     for name in names:
@@ -96,7 +96,7 @@ def _compared(bench: Bench, batch: int, names: Sequence[str], precisions: Sequen
     yield "recordings", {name: _recordings(pipeline) for name, pipeline in loaded.items()}
     options = argparse.Namespace(rounds=ROUNDS, price_per_hour=None, ours=ours)
     part_s = time.perf_counter() + bench.left_s / 4
-    yield "figures", figures(runs, batch, options, part_s, warmup=0)
+    yield "figures", measure_turns(runs, batch, options, part_s, warmup=0)
 
 
 def _recordings(pipeline: Pipeline) -> int:
@@ -117,7 +117,7 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def stages(bench: Bench) -> Found:
+def stages(bench: Bench) -> Figures:
     """Each network's call beside its floor by this machine's ceilings."""
     setting = bench.setting
     configs = configs_of(setting.model)
@@ -131,10 +131,10 @@ def stages(bench: Bench) -> Found:
             work = work_of(configs, shapes, precision)
             with torch.inference_mode():
                 loaded = {precision: pipeline.engines}
-                yield f"{precision}, {rows} rows", calls_of(shapes, work, ceilings, loaded)
+                yield f"{precision}, {rows} rows", measure_stages(shapes, work, ceilings, loaded)
 
 
-def options(bench: Bench) -> Found:
+def options(bench: Bench) -> Figures:
     """The whole UNet's call with each option of the backend; the default first."""
     setting = bench.setting
     cases = [(bench.precisions[0], line, line or "default") for line in ("", *OPTIONS)]
@@ -145,14 +145,14 @@ def options(bench: Bench) -> Found:
         pipeline = bench.pipeline(precision, options=line)
         shapes = Shapes(setting.side or pipeline.sizes.default, 2 if bench.is_dry else 2 * BATCH)
         with torch.inference_mode():
-            deep = reached(pipeline.engines, "unet_deep", shapes, 0.0)["seconds"]
+            deep = time_call(pipeline.engines, "unet_deep", shapes, 0.0)["seconds"]
         picture = partial(pipeline.generate, [bench.usual])
         first, second, third = (_seconds(picture) for _ in range(3))
         seconds = {"unet_deep_s": deep, "picture_s": min(second, third), "first_picture_s": first}
         yield name, seconds
 
 
-def batching(bench: Bench) -> Found:
+def batching(bench: Bench) -> Figures:
     """Poisson arrivals in simulated time, with this GPU's measured ticks."""
     for precision in bench.precisions:
         device = arrivals.measure(bench.pipeline(precision))
@@ -161,15 +161,15 @@ def batching(bench: Bench) -> Found:
             capacity = device.capacity(mix)
             count = 100 if bench.is_dry else arrivals.IMAGES
             for load in arrivals.LOADS:
-                coming = arrivals.arrivals_at(load * capacity, mix, count)
+                coming = arrivals.draw_arrivals(load * capacity, mix, count)
                 latencies = {
                     name: _latencies(*each)
-                    for name, each in arrivals.disciplines(device, coming).items()
+                    for name, each in arrivals.compare_disciplines(device, coming).items()
                 }
                 yield f"{precision}, {mix_name}, {load:.0%} of {capacity:.3f} images/s", latencies
 
 
 def _latencies(seconds: Sequence[float], best: str) -> dict[str, float | str]:
-    mean_s = statistics.fmean(arrivals.settled(seconds))
+    mean_s = statistics.fmean(arrivals.drop_warm_up(seconds))
     best_of = {"best": best} if best else {}
     return {"mean_s": mean_s, "p99_s": arrivals.p99(seconds), **best_of}

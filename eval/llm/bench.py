@@ -84,7 +84,7 @@ class Figures:
         return figures
 
 
-async def poisson(client: Client, rate: float, seconds: float) -> Figures:
+async def run_poisson(client: Client, rate: float, seconds: float) -> Figures:
     """Send requests at Poisson arrivals; they do not wait for answers."""
     rng, began_s = random.Random(0), time.perf_counter()
     answers = await open_loop(
@@ -93,7 +93,7 @@ async def poisson(client: Client, rate: float, seconds: float) -> Figures:
     return Figures(answers, time.perf_counter() - began_s)
 
 
-async def streams(client: Client, count: int, seconds: float) -> Figures:
+async def run_streams(client: Client, count: int, seconds: float) -> Figures:
     """Keep `count` requests under way: each answer is followed by the next request."""
     prompts, began_s = client.prompts, time.perf_counter()
     answers = await closed_loop(
@@ -102,7 +102,7 @@ async def streams(client: Client, count: int, seconds: float) -> Figures:
     return Figures(answers, time.perf_counter() - began_s)
 
 
-def plain_generate(
+def measure_generate(
     folder: str, prompts: Sequence[LlmPrompt], max_tokens: int, seconds: float
 ) -> float:
     """Tokens a second of transformers' `generate`, request by request, in this process."""
@@ -142,16 +142,16 @@ def measure(url: str, options: Any) -> dict[str, dict[str, Any]]:
         return {name: run_loadgen(url, new_client(), options)}
     read = energy_meter(url, "llm", options.key)
     before = read() if read else 0.0
-    load = asyncio.run(poisson(new_client(), options.rate, options.seconds))
+    load = asyncio.run(run_poisson(new_client(), options.rate, options.seconds))
     if read:
         load.joules = read() - before
-    together = asyncio.run(streams(new_client(), options.streams, options.seconds))
+    together = asyncio.run(run_streams(new_client(), options.streams, options.seconds))
     figures = {
         f"Poisson, {options.rate:g}/s": load.table(limits, options.price_per_hour),
         f"{options.streams} streams": together.table(limits, options.price_per_hour),
     }
     if options.peer:
-        rate = plain_generate(options.peer, prompts, options.max_tokens, options.seconds)
+        rate = measure_generate(options.peer, prompts, options.max_tokens, options.seconds)
         figures["plain generate"] = {"tokens_per_s": rate}
     return figures
 

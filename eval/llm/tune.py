@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from eval.llm.bench import Figures, poisson, streams
+from eval.llm.bench import Figures, run_poisson, run_streams
 from eval.llm.client import (
     Client,
     LlmPrompt,
@@ -67,7 +67,7 @@ class TrialFailed(RuntimeError):
 Try = Callable[[Options], OptionsTrial]
 
 
-def most_within(try_rate: Callable[[float], tuple[bool, float]], top: float) -> OptionsTrial:
+def find_best_rate(try_rate: Callable[[float], tuple[bool, float]], top: float) -> OptionsTrial:
     """The most tokens a second at a rate that keeps the limits, by bisection below `top`."""
     least, best = 0.0, OptionsTrial(0.0, 0.0)
     rate = top
@@ -85,7 +85,7 @@ def most_within(try_rate: Callable[[float], tuple[bool, float]], top: float) -> 
     return best
 
 
-def groups(gpus: int) -> Iterator[Options]:
+def list_groups(gpus: int) -> Iterator[Options]:
     """Ways to split a model over GPUs, in powers of two: heads and layers divide by them."""
     sizes = [2**i for i in range(gpus.bit_length()) if 2**i <= gpus]
     for tensor in sizes:
@@ -153,7 +153,7 @@ class Services:
     def __call__(self, options: Options) -> OptionsTrial:
         command, size = self.command, math.prod(options.get(name, 1) for name in GROUP)
         replicas, file = max(1, command.gpus // size), self.folder / "trial.toml"
-        write_atomic(file, toml(dict(self.base) | options).encode())
+        write_atomic(file, format_toml(dict(self.base) | options).encode())
         flags = ["--llm", command.model, "--llm-backend", command.backend]
         flags += ["--llm-options", str(file), "--llm-replicas", str(replicas)]
         flags += ["--settings", command.settings] if command.settings else []
@@ -177,17 +177,17 @@ class Services:
         def run(load: Callable[[Client], Coroutine[Any, Any, Figures]]) -> Figures:
             return asyncio.run(load(Client(url, model, "", self.command.max_tokens, self.prompts)))
 
-        full = run(lambda client: streams(client, clients, seconds))
+        full = run(lambda client: run_streams(client, clients, seconds))
         answered = len(full.answers) - full.failed
         if not answered:
             statuses = ", ".join(sorted({str(answer.status) for answer in full.answers}))
             raise TrialFailed(f"none of {full.failed} requests was answered: status {statuses}")
 
         def try_rate(rate: float) -> tuple[bool, float]:
-            figures = run(lambda client: poisson(client, rate, seconds))
+            figures = run(lambda client: run_poisson(client, rate, seconds))
             return figures.holds(self.limits), figures.tokens_per_s
 
-        return most_within(try_rate, answered / full.took_s)
+        return find_best_rate(try_rate, answered / full.took_s)
 
 
 def describe(trial: OptionsTrial) -> str:
@@ -198,7 +198,7 @@ def describe(trial: OptionsTrial) -> str:
     return f"{trial.tokens_per_s:.1f} tokens/s within the limits, at {trial.rate:.2f} requests/s"
 
 
-def toml(values: Mapping[str, Any]) -> str:
+def format_toml(values: Mapping[str, Any]) -> str:
     """Values first, then tables: TOML has no other order."""
     plain = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
     tables = [
@@ -215,11 +215,11 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(options.out)
     prepare_folder(folder)
     bench = Services(options, base, limits, folder, read_prompts(options.prompts))
-    trials = Trials(folder / TRIALS, identity(options, base), bench)
+    trials = Trials(folder / TRIALS, describe_settings(options, base), bench)
     choices = {"max_batch_size": options.batch}
     cuts: list[Options] = [{}]
     if options.backend == "tensorrt-llm":
-        cuts = list(groups(options.gpus))
+        cuts = list(list_groups(options.gpus))
         choices["max_num_tokens"] = options.tokens
     best = search(trials, cuts, choices)
     trial = trials(best)
@@ -229,12 +229,12 @@ def main(argv: Sequence[str]) -> int:
     if not trial.rate:
         print(f"No options kept {limits} at the 99th percentile.")
         return 1
-    write_atomic(folder / FOUND, toml(base | best).encode())
+    write_atomic(folder / FOUND, format_toml(base | best).encode())
     print(f"best: {json.dumps(best)}: {describe(trial)}; sdxl serve --llm-options {folder / FOUND}")
     return 0
 
 
-def identity(options: Any, base: Options) -> dict[str, Any]:
+def describe_settings(options: Any, base: Options) -> dict[str, Any]:
     """The settings that comparable trials share; files count by their digest."""
     searched, files = ("out", "batch", "tokens"), ("options", "settings", "prompts")
     plain = {k: v for k, v in vars(options).items() if k not in (*searched, *files)}

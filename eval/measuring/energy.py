@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def meter() -> Callable[[], float] | None:
+def open_meter() -> Callable[[], float] | None:
     """Return a function that reads the sum over all GPUs; None if one of them does not count."""
     try:
         import pynvml

@@ -149,14 +149,14 @@ def check(options: argparse.Namespace) -> None:
 def read_requests(options: argparse.Namespace) -> list[GenerationParams]:
     """The benchmark's requests for its captions; the model's defaults for drawn scenes."""
     from eval.quality import protocol
-    from eval.quality.captions import literal, read_captions, scene_captions
+    from eval.quality.captions import escape_brackets, read_captions, scene_captions
 
     given = given_params(options)
     if options.captions is None:
         captions = scene_captions(SHORT_CAPTIONS if options.is_short else protocol.CAPTIONS)
         first = replace(GenerationParams(seed=0), **given)
     else:
-        captions = [literal(caption) for caption in read_captions(Path(options.captions))]
+        captions = [escape_brackets(caption) for caption in read_captions(Path(options.captions))]
         captions = captions[: SHORT_CAPTIONS if options.is_short else protocol.CAPTIONS]
         first = replace(protocol.REQUEST, **given)
     return [replace(first, prompt=caption) for caption in captions]
@@ -216,7 +216,7 @@ def measure(
             audit=options.audit,
         )
         write(folder / "system.json", describe_system() | tested.facts)
-        write(folder / "settings.json", settings_of(run, requests))
+        write(folder / "settings.json", describe_settings(run, requests))
         for reference in references:
             check_same(folder, reference)
         read = tested.meter or (lambda: 0.0)
@@ -249,7 +249,7 @@ def system_of(
             finally:
                 over.close()
         return
-    from eval.measuring.energy import meter
+    from eval.measuring.energy import open_meter
     from eval.quality.inputs import load_pipeline
 
     is_deterministic = options.deterministic
@@ -259,7 +259,7 @@ def system_of(
     facts = {"over": "process", "model": options.model, "deterministic": options.deterministic}
     facts |= {"engines": dict(pipeline.engines.description)}
     try:
-        yield SystemUnderTest(here, facts, expected, meter())
+        yield SystemUnderTest(here, facts, expected, open_meter())
     finally:
         here.close()
 
@@ -281,8 +281,8 @@ def service_of(options: argparse.Namespace) -> Iterator[str]:
         yield url
 
 
-def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str, Any]:
-    from eval.quality.captions import digest
+def describe_settings(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str, Any]:
+    from eval.quality.captions import digest_captions
 
     settings = run.settings()
     names = (n for n in dir(settings) if not n.startswith("_"))
@@ -292,7 +292,7 @@ def settings_of(run: ScenarioRun, requests: list[GenerationParams]) -> dict[str,
         "scenario": run.scenario,
         "short": run.is_short,
         "audit": run.audit,
-        "captions": digest([r.prompt for r in requests]),
+        "captions": digest_captions([r.prompt for r in requests]),
         "request": request,
         "loadgen": plain,
     }

@@ -56,14 +56,14 @@ def test04(performance: Path, audited: Path) -> ComplianceResult:
 
 def check_same(audited: Path, reference: Path) -> None:
     """Raise unless both runs have the same settings and the same system."""
-    here, there = facts_of(audited), facts_of(reference)
+    here, there = read_facts(audited), read_facts(reference)
     for name in here | there:
         if here.get(name) != there.get(name):
             needed = f"needed a run with {name} {here.get(name)!r}, it has {there.get(name)!r}"
             raise InvalidParams("out", str(reference), needed)
 
 
-def facts_of(run: Path) -> dict[str, Any]:
+def read_facts(run: Path) -> dict[str, Any]:
     """The settings that must be equal: not the measured speed, nor what an audit changes."""
     settings, system = (
         json.loads((run / name).read_text(encoding="utf-8"))

@@ -55,10 +55,10 @@ def scene_captions(count: int) -> list[str]:
     return [caption(scene) for scene in unseen_scenes(count)]
 
 
-def literal(caption: str) -> str:
+def escape_brackets(caption: str) -> str:
     """The caption as a prompt, with its brackets escaped: they would set weights."""
     return re.sub(r"([\\()\[\]])", r"\\\1", caption)
 
 
-def digest(captions: Sequence[str]) -> str:
+def digest_captions(captions: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(captions).encode()).hexdigest()[:16]

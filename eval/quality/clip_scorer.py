@@ -80,8 +80,8 @@ class ClipScorer:
         for each in (pictures, others):
             out = vision(self.prepare(each).to(self.device), output_hidden_states=True)
             layers.append([F.normalize(_by_place(h), dim=-1) for h in out.hidden_states[1:]])
-        apart = [(a - b).square().sum(-1).mean(-1) for a, b in zip(*layers, strict=True)]
-        return [float(x) for x in torch.stack(apart).mean(0)]
+        differences = [(a - b).square().sum(-1).mean(-1) for a, b in zip(*layers, strict=True)]
+        return [float(x) for x in torch.stack(differences).mean(0)]
 
     def _process(
         self, text: list[str] | None = None, images: list[Tensor] | None = None, **_: Any

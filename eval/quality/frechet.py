@@ -97,5 +97,5 @@ class QuickFrechet:
         # The root of the product has the singular values of `spread` as its eigenvalues.
         gram = spread @ spread.T if len(rows) < rows.shape[1] else spread.T @ spread
         overlap = float(torch.linalg.eigvalsh(gram).clamp(min=0).sqrt().sum())
-        apart = float((mean - self.reference.mean).square().sum())
-        return apart + variance + self.trace - 2 * overlap
+        of_means = float((mean - self.reference.mean).square().sum())
+        return of_means + variance + self.trace - 2 * overlap

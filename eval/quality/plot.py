@@ -107,8 +107,8 @@ def plot_peers(report: Mapping[str, Any], stem: Path) -> None:
         figure = Figure(figsize=(9, 0.6 + 0.42 * len(names)), layout="constrained")
         axis = figure.subplots()
         width = 0.8 / len(batches)
-        for i, (batch, found) in enumerate(batches.items()):
-            speeds = [found["images/s"][name] for name in names]
+        for i, (batch, figures) in enumerate(batches.items()):
+            speeds = [figures["images/s"][name] for name in names]
             places = [n + (i - (len(batches) - 1) / 2) * width for n in range(len(names))]
             spread = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
             axis.barh(

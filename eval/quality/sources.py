@@ -158,10 +158,10 @@ def request_picture(http: Any, request: GenerationParams) -> Pixels:
     if answer.status_code != 200:
         message = " ".join(answer.text.split())[:200]
         raise NoPicture(f"{http.base_url} answered {answer.status_code}: {message}")
-    return from_base64(answer.json()["data"][0]["b64_json"])
+    return decode_picture(answer.json()["data"][0]["b64_json"])
 
 
-def from_base64(text: str) -> Pixels:
+def decode_picture(text: str) -> Pixels:
     from PIL import Image
 
     with Image.open(io.BytesIO(base64.b64decode(text))) as image:

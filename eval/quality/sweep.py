@@ -52,7 +52,7 @@ USUAL: tuple[Grid, ...] = (
 
 
 def run_sweep(options: argparse.Namespace) -> int:
-    settings = settings_of(options.grid, options.tuned)
+    settings = read_settings(options.grid, options.tuned)
     task, checkpoint = read_task(options)
     task = replace(task, load=cache(task.load))
     root = Path(options.out or Path("out") / "sweep")
@@ -60,7 +60,7 @@ def run_sweep(options: argparse.Namespace) -> int:
     if options.stores_presets:
         check_writable(checkpoint, root)
     load = cache(partial(load_engines, checkpoint, options, root))
-    settings = loadable(settings, load)
+    settings = drop_unloadable(settings, load)
     last_plain = [setting for setting in settings if is_plain(setting)][-1]
     tried: list[Tried] = []
     for setting in settings:
@@ -83,7 +83,7 @@ def run_sweep(options: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(grid: str | None, tuned: str | None = None) -> list[QualitySetting]:
+def read_settings(grid: str | None, tuned: str | None = None) -> list[QualitySetting]:
     """The exact model first, then every other setting once."""
     grids = USUAL if grid is None else read_grids(Path(grid))
     settings = [EXACT]
@@ -95,7 +95,7 @@ def settings_of(grid: str | None, tuned: str | None = None) -> list[QualitySetti
                 raise InvalidParams("grid", str(grid), str(error)) from error
             if setting not in settings:
                 settings.append(setting)
-    settings += tuned_plans(Path(tuned)) if tuned else []
+    settings += read_tuned_plans(Path(tuned)) if tuned else []
     for setting in settings:
         check_setting(setting)
     return list(dict.fromkeys(settings))
@@ -116,7 +116,7 @@ def check_setting(setting: QualitySetting) -> None:
         raise InvalidParams("cut", setting.cut, needed)
 
 
-def loadable(
+def drop_unloadable(
     settings: Sequence[QualitySetting], load: Callable[[str, Cut], Engines]
 ) -> list[QualitySetting]:
     """The settings without the 8-bit ones that a GPU has no engines for. A CPU's exports are made
@@ -133,7 +133,7 @@ def loadable(
     return [setting for setting in settings if setting.precision not in missing]
 
 
-def tuned_plans(path: Path) -> list[QualitySetting]:
+def read_tuned_plans(path: Path) -> list[QualitySetting]:
     """The tuned plans in a report of `sdxl tune`."""
     try:
         plans = [each["plan"] for each in json.loads(path.read_text(encoding="utf-8"))["verdicts"]]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eval.quality import protocol
-from eval.quality.captions import digest, literal, read_captions, scene_captions
+from eval.quality.captions import digest_captions, escape_brackets, read_captions, scene_captions
 from eval.quality.clip_scorer import ClipScorer, mini_scorer, vit_b_32
 from eval.quality.frechet import Gaussian, read_statistics
 from eval.quality.inception import load_inception
@@ -54,7 +54,7 @@ class QualityTask:
         return {
             "task": self.name,
             "pictures": len(self.captions),
-            "captions": digest(self.captions),
+            "captions": digest_captions(self.captions),
             "judge": self.judge,
             "request": first,
         }
@@ -149,7 +149,7 @@ def benchmark_task(
         "MLPerf Inference, text to image",
         note + ("the benchmark's gates apply" if is_closed else "its gates do not apply"),
         tuple(captions),
-        tuple(replace(request, prompt=literal(caption)) for caption in captions),
+        tuple(replace(request, prompt=escape_brackets(caption)) for caption in captions),
         request.width or 0,
         lambda: Judges(features, clip, reference),
         "".join(sha256_of(p)[:16] for p in (paths["inception"], paths["statistics"], *towers)),

@@ -67,8 +67,10 @@ def main(argv: Sequence[str]) -> int:
     marked, unmarked = (min(most, options.most) for most in COUNTS[options.family])
     folder = Path(options.images or ".")
     report[options.family] = {
-        "marked": asdict(measure_marked(islice(pictures(options.family, folder), marked))),
-        "unmarked": asdict(measure_unmarked(islice(pictures(options.family, folder), unmarked))),
+        "marked": asdict(measure_marked(islice(make_pictures(options.family, folder), marked))),
+        "unmarked": asdict(
+            measure_unmarked(islice(make_pictures(options.family, folder), unmarked))
+        ),
     }
     write_json(out, report)
     print(describe(report))
@@ -86,7 +88,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def pictures(family: str, folder: Path) -> Iterator[Pixels]:
+def make_pictures(family: str, folder: Path) -> Iterator[Pixels]:
     """The pictures of a family, the same in every run."""
     if family == MODEL:
         for path in sorted(folder.glob("*.png")):
@@ -120,7 +122,7 @@ def _noise(rng: np.random.Generator, seed: int) -> Pixels:
     return np.clip(128 + CONTRAST * picture / picture.std(), 0, 255).astype(np.uint8)
 
 
-def changed(pixels: Pixels, rng: np.random.Generator) -> Iterator[tuple[str, Pixels]]:
+def change_picture(pixels: Pixels, rng: np.random.Generator) -> Iterator[tuple[str, Pixels]]:
     yield "none", pixels
     file, picture = io.BytesIO(), Image.fromarray(pixels)
     picture.save(file, "JPEG", quality=JPEG_QUALITY)
@@ -150,7 +152,7 @@ def measure_marked(originals: Iterator[Pixels]) -> Marked:
         result.mark_s += (marked_s - began_s - result.mark_s) / result.count
         result.png_s += (time.process_time() - marked_s - result.png_s) / result.count
         result.least_psnr_db = min(result.least_psnr_db, psnr_db(original, pixels))
-        for name, altered in changed(pixels, rng):
+        for name, altered in change_picture(pixels, rng):
             finding = find(altered)
             result.found[name] = result.found.get(name, 0) + finding.is_found
             least = result.least_score.get(name, math.inf)
@@ -179,7 +181,7 @@ def describe(report: Mapping[str, Any]) -> str:
             f"{1000 * marked.mark_s:.1f} ms, the PNG {1000 * marked.png_s:.1f}"
         )
         lines += [
-            f"  {name:<22} found in {found}, score from {marked.least_score[name]:.1f}"
-            for name, found in marked.found.items()
+            f"  {name:<22} found in {count}, score from {marked.least_score[name]:.1f}"
+            for name, count in marked.found.items()
         ]
     return "\n".join(lines)

@@ -77,10 +77,10 @@ async def load(url: str, plan: RunPlan, share: float) -> RunReport:
             report.outcomes = await open_loop(send, share * rate, plan.seconds, plan.seed)
     report.facts = {"capacity_per_s": round(rate, 3), "offered_per_s": round(share * rate, 3)}
     report.checks += [
-        none_of("only 200 and 429", not_in(report.outcomes, (200, 429))),
+        none_of("only 200 and 429", list_unexpected(report.outcomes, (200, 429))),
         none_of("whole pictures", [o for o in report.outcomes if o.problem]),
         some("pictures", sum(o.status == 200 for o in report.outcomes)),
-        on_time(report.outcomes),
+        check_deadlines(report.outcomes),
     ]
     judge_growth(report, watch, plan.seconds, (PROXY, FRONT))
     return report
@@ -95,7 +95,7 @@ def rate_of(outcomes: Sequence[Outcome]) -> float:
     return good / (max(o.ended_s for o in outcomes) - min(o.began_s for o in outcomes))
 
 
-def on_time(outcomes: Sequence[Outcome]) -> Check:
+def check_deadlines(outcomes: Sequence[Outcome]) -> Check:
     shares = [o.took_s / o.deadline_s for o in outcomes if o.status == 200]
     return at_most("p99 of the admitted, as a share of their deadline", quantile(shares, 0.99), 1.0)
 
@@ -121,7 +121,9 @@ async def leave(url: str, plan: RunPlan) -> RunReport:
     report.facts = {"idle_after_s": round(idle_s, 2)}
     outcomes = report.outcomes
     report.checks += [
-        none_of("only 200, 429 and disconnected", not_in(outcomes, (200, 429, DISCONNECTED))),
+        none_of(
+            "only 200, 429 and disconnected", list_unexpected(outcomes, (200, 429, DISCONNECTED))
+        ),
         some("disconnected clients", sum(o.status == DISCONNECTED for o in outcomes)),
         at_most("seconds until nothing was in flight", idle_s, IDLE_S),
         Check("a picture afterwards", after.status, 200, after.status == 200 and not after.problem),
@@ -163,7 +165,7 @@ async def soak(url: str, plan: RunPlan) -> RunReport:
     report.checks += [
         none_of("no request lost outside a killed front end or proxy", lost),
         some("pictures", sum(o.status == 200 for o in report.outcomes)),
-        on_time(report.outcomes),
+        check_deadlines(report.outcomes),
     ]
     judge_growth(report, watch, plan.seconds, TITLES)
     return report
@@ -207,7 +209,7 @@ async def killing(
 # -- shared ----------------------------------------------------------------------------------
 
 
-def not_in(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:
+def list_unexpected(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:
     wrong = [o for o in outcomes if o.status not in allowed]
     return [f"{o.kind} {o.status} {o.problem} after {o.took_s:.1f} s" for o in wrong]
 

@@ -73,8 +73,11 @@ class LoadAnswers:
 
 def memory_mib() -> float:
     """Memory of the replicas that this process started."""
-    ours = psutil.Process().children(recursive=True)
-    return sum(p.memory_info().rss for p in ours if "ImageReplica" in " ".join(p.cmdline())) / 2**20
+    children = psutil.Process().children(recursive=True)
+    return (
+        sum(p.memory_info().rss for p in children if "ImageReplica" in " ".join(p.cmdline()))
+        / 2**20
+    )
 
 
 async def request_picture(

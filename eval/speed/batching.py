@@ -100,23 +100,23 @@ def measure(pipeline: Pipeline) -> MeasuredDevice:
                 loop.submit(pipeline.request(each, conditioning))
             loop.drain()
         costs.ticks |= loop.costs.ticks
-    return device_of(costs, pipeline.limits())
+    return make_device(costs, pipeline.limits())
 
 
-def device_of(costs: Costs, limits: Limits) -> MeasuredDevice:
+def make_device(costs: Costs, limits: Limits) -> MeasuredDevice:
     image = Flight(-1, next(iter(costs.ticks)).call.axes, deepcache.plan(1, 1))
     rows = max(costs.knee(image, limits.buckets), ROWS)
     crowded_rows = costs.knee(image, limits.buckets, tolerance=0.0)
     return MeasuredDevice(costs, replace(limits, rows=rows, crowded_rows=crowded_rows), image)
 
 
-def stored(path: Path) -> MeasuredDevice:
+def read_device(path: Path) -> MeasuredDevice:
     costs = Costs.from_dict(json.loads(path.read_text()))
     buckets = tuple(sorted({key.bucket for key in costs.ticks}))
-    return device_of(costs, Limits(buckets, buckets[-1]))
+    return make_device(costs, Limits(buckets, buckets[-1]))
 
 
-def arrivals_at(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[Arrival]:
+def draw_arrivals(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[Arrival]:
     rng, now, arrivals = random.Random(1), 0.0, []
     for _ in range(count):
         now += rng.expovariate(rate)
@@ -124,7 +124,7 @@ def arrivals_at(rate: float, mix: Sequence[Kind], count: int = IMAGES) -> list[A
     return arrivals
 
 
-def in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
+def serve_in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
     latencies = [0.0] * len(arrivals)
     flights: dict[int, Flight] = {}
     now, coming = 0.0, 0
@@ -148,7 +148,7 @@ def in_flight(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float
     return latencies
 
 
-def static(
+def serve_static(
     device: MeasuredDevice,
     arrivals: Sequence[Arrival],
     most: int,
@@ -175,19 +175,19 @@ def static(
     return latencies
 
 
-def best_static(
+def find_best_static(
     device: MeasuredDevice, arrivals: Sequence[Arrival], *, is_alike: bool
 ) -> tuple[list[float], str]:
     alone_s = device.batch_s(1, MEDIUM)
-    settings = itertools.product(device.batches, (share * alone_s for share in WAITS))
-    tried = [
-        (static(device, arrivals, most, s, is_alike=is_alike), f"batch {most}, wait {s:.3f} s")
-        for most, s in settings
-    ]
+    waits_s = [share * alone_s for share in WAITS]
+    tried = []
+    for most, wait_s in itertools.product(device.batches, waits_s):
+        latencies = serve_static(device, arrivals, most, wait_s, is_alike=is_alike)
+        tried.append((latencies, f"batch {most}, wait {wait_s:.3f} s"))
     return min(tried, key=lambda each: p99(each[0]))
 
 
-def ideal(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
+def serve_ideally(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
     latencies, now = [], 0.0
     for arrival in arrivals:
         now = max(now, arrival.at_s)
@@ -196,12 +196,12 @@ def ideal(device: MeasuredDevice, arrivals: Sequence[Arrival]) -> list[float]:
     return latencies
 
 
-def settled(latencies: Sequence[float]) -> Sequence[float]:
+def drop_warm_up(latencies: Sequence[float]) -> Sequence[float]:
     return latencies[int(len(latencies) * WARM_SHARE) :]
 
 
 def p99(latencies: Sequence[float]) -> float:
-    return quantile(settled(latencies), 0.99)
+    return quantile(drop_warm_up(latencies), 0.99)
 
 
 def table(device: MeasuredDevice) -> str:
@@ -213,27 +213,30 @@ def table(device: MeasuredDevice) -> str:
         head = f"{'load':<6}{'discipline':<14}{'mean s':>9}{'p99 s':>9}{'in flight over it':>19}"
         lines.append(head)
         for load in LOADS:
-            lines += rows(device, arrivals_at(load * capacity, mix), load)
+            lines += rows(device, draw_arrivals(load * capacity, mix), load)
     return "\n".join(lines)
 
 
-def disciplines(
+def compare_disciplines(
     device: MeasuredDevice, arrivals: Sequence[Arrival]
 ) -> dict[str, tuple[list[float], str]]:
     """Latencies by discipline, with the best batch and wait of the static ones."""
     return {
-        OURS: (in_flight(device, arrivals), ""),
-        "static": best_static(device, arrivals, is_alike=False),
-        "static, alike": best_static(device, arrivals, is_alike=True),
-        "one by one": (static(device, arrivals, 1), ""),
-        "ideal": (ideal(device, arrivals), ""),
+        OURS: (serve_in_flight(device, arrivals), ""),
+        "static": find_best_static(device, arrivals, is_alike=False),
+        "static, alike": find_best_static(device, arrivals, is_alike=True),
+        "one by one": (serve_static(device, arrivals, 1), ""),
+        "ideal": (serve_ideally(device, arrivals), ""),
     }
 
 
 def rows(device: MeasuredDevice, arrivals: Sequence[Arrival], load: float) -> Iterator[str]:
-    by_name = disciplines(device, arrivals)
+    by_name = compare_disciplines(device, arrivals)
     for title, (latencies, note) in by_name.items():
-        mean, ratio = statistics.fmean(settled(latencies)), p99(by_name[OURS][0]) / p99(latencies)
+        mean, ratio = (
+            statistics.fmean(drop_warm_up(latencies)),
+            p99(by_name[OURS][0]) / p99(latencies),
+        )
         yield f"{load:<6.0%}{title:<14}{mean:>9.3f}{p99(latencies):>9.3f}{ratio:>19.2f}  {note}"
 
 
@@ -247,7 +250,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
 
     if options.costs:
-        device = stored(options.costs)
+        device = read_device(options.costs)
     else:
         import engines
 

@@ -85,12 +85,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for rows in options.rows:
         shapes = arithmetic.Shapes(side, rows)
         work = arithmetic.work_of(configs, shapes, options.precision)
-        report["calls"].append(calls_of(shapes, work, ceilings, loaded))
-    report["image"] = image_of(report["calls"][0])
+        report["calls"].append(measure_stages(shapes, work, ceilings, loaded))
+    report["image"] = sum_picture(report["calls"][0])
     return report
 
 
-def calls_of(
+def measure_stages(
     shapes: Shapes, work: dict[str, CallWork], ceilings: Ceilings, loaded: dict[str, Engines]
 ) -> dict[str, Any]:
     call: dict[str, Any] = {"rows": shapes.rows, "stages": {}}
@@ -101,14 +101,14 @@ def calls_of(
             "bytes": each.bytes,
             "floor_s": floor_s,
             "engines": {
-                backend: reached(engines, name, shapes, floor_s)
+                backend: time_call(engines, name, shapes, floor_s)
                 for backend, engines in loaded.items()
             },
         }
     return call
 
 
-def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict[str, float]:
+def time_call(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict[str, float]:
     import torch
 
     from eval.measuring.ceilings import fastest
@@ -125,7 +125,7 @@ def reached(engines: Engines, name: str, shapes: Shapes, floor_s: float) -> dict
     return {"seconds": seconds, "share": floor_s / seconds}
 
 
-def image_of(call: dict[str, Any]) -> dict[str, Any]:
+def sum_picture(call: dict[str, Any]) -> dict[str, Any]:
     """A picture of the default steps with guidance, exact and at interval 2."""
     from eval.measuring.arithmetic import calls_a_picture
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from eval.measuring.energy import meter
+from eval.measuring.energy import open_meter
 from eval.measuring.options import add_option
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Run, Spread, cuda_s, ratio, take_turns, wall_s
@@ -35,7 +35,7 @@ from eval.speed.variants import (
     BenchSetting,
     load_all,
     load_one,
-    name_of,
+    variant_name,
 )
 from sdxl import memory
 from sdxl.arguments import Parser, number, whole
@@ -114,9 +114,9 @@ def measure(setting: BenchSetting, options: argparse.Namespace, given: list[str]
         part_s = max(until_s - now, 0) / (len(options.batch) - done)
         prompts = prompts_for(batch)
         runs = {name: partial(paint, prompts) for name, paint in loaded.paints.items()}
-        measured = figures(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
+        measured = measure_turns(runs, batch, options, now + (1 - LOOPS_SHARE) * part_s)
         loops = {name: begin(prompts) for name, begin in loaded.loops.items()}
-        report["batches"][batch] = measured | denoising(loops, options, now + part_s)
+        report["batches"][batch] = measured | measure_denoising(loops, options, now + part_s)
     return report
 
 
@@ -124,7 +124,7 @@ def prompts_for(batch: int) -> list[str]:
     return [PROMPTS[i % len(PROMPTS)] for i in range(batch)]
 
 
-def figures(
+def measure_turns(
     runs: Mapping[str, Run],
     batch: int,
     options: argparse.Namespace,
@@ -133,7 +133,7 @@ def figures(
 ) -> Report:
     """The figures of one batch size, with the ratios of the project's goals."""
     joules: dict[str, list[float]] = {}
-    counter, is_cuda = meter(), torch.cuda.is_available()
+    counter, is_cuda = open_meter(), torch.cuda.is_available()
     timed = cuda_s if is_cuda else wall_s
     metered = {n: _metered(run, joules.setdefault(n, []), counter) for n, run in runs.items()}
     seconds = take_turns(metered, options.rounds, warmup=warmup, timed=timed, until_s=until_s)
@@ -147,7 +147,7 @@ def figures(
         report["images per joule"] = spreads(energy, lambda j: batch / j)
     if price := options.price_per_hour:
         report["images per dollar"] = spreads(seconds, lambda s: 3600 * batch / s / price)
-    return report | ratios(seconds, options.ours)
+    return report | compare_peers(seconds, options.ours)
 
 
 def spreads(
@@ -156,17 +156,19 @@ def spreads(
     return {name: Spread.of([*map(figure, values)]) for name, values in rounds.items()}
 
 
-def denoising(loops: Mapping[str, Run], options: argparse.Namespace, until_s: float) -> Report:
+def measure_denoising(
+    loops: Mapping[str, Run], options: argparse.Namespace, until_s: float
+) -> Report:
     """The figures of the loop alone."""
     timed = cuda_s if torch.cuda.is_available() else wall_s
     seconds = take_turns(loops, options.rounds, timed=timed, until_s=until_s)
     return {
         "milliseconds of denoising": spreads(seconds, lambda s: 1000 * s),
-        "denoising at interval 2 over interval 1": over_one(seconds, options.ours),
+        "denoising at interval 2 over interval 1": compare_intervals(seconds, options.ours),
     }
 
 
-def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
+def compare_peers(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
     by_peer: Report = {
         f"times as fast as {peer}": {
             name: ratio(seconds[peer], values) for name, values in seconds.items() if name != peer
@@ -174,16 +176,16 @@ def ratios(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> Report:
         for peer in PEERS
         if peer in seconds
     }
-    by_peer["time at interval 2 over interval 1"] = over_one(seconds, ours)
+    by_peer["time at interval 2 over interval 1"] = compare_intervals(seconds, ours)
     return by_peer
 
 
-def over_one(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> dict[str, Spread]:
+def compare_intervals(seconds: Mapping[str, list[float]], ours: Sequence[str]) -> dict[str, Spread]:
     one, two = INTERVALS
     return {
-        each: ratio(seconds[name_of(each, two)], seconds[name_of(each, one)])
+        each: ratio(seconds[variant_name(each, two)], seconds[variant_name(each, one)])
         for each in ours
-        if name_of(each, one) in seconds
+        if variant_name(each, one) in seconds
     }
 
 
@@ -241,9 +243,9 @@ def table(report: Report) -> str:
     if report["peak_bytes"]:
         lines.append("\npeak memory, MiB")
         lines += [f"    {name:<36} {n / 2**20:.0f}" for name, n in report["peak_bytes"].items()]
-    for batch, found in report["batches"].items():
+    for batch, figures in report["batches"].items():
         lines.append(f"\nbatch {batch}, {report['steps']} steps: median (least to most)")
-        for what, rows in found.items():
+        for what, rows in figures.items():
             lines.append(f"  {what}")
             lines += [f"    {name:<36} {spread:.3f}" for name, spread in rows.items()]
     return "\n".join(lines)

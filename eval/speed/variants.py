@@ -63,7 +63,7 @@ class BenchSetting:
         return torch.float16 if self.device == "cuda" else torch.float32
 
 
-def name_of(ours: str, interval: int) -> str:
+def variant_name(ours: str, interval: int) -> str:
     backend, precision = ours.split(":")
     return f"ours, {backend} {precision}, interval {interval}"
 
@@ -88,7 +88,7 @@ def load_all(setting: BenchSetting, ours: Sequence[str], has_compile: bool) -> L
             loaded.passed_over[each] = str(error)
             continue
         for interval in INTERVALS:
-            name = name_of(each, interval)
+            name = variant_name(each, interval)
             loaded.paints[name] = partial(paint, pipeline, setting, interval)
             loaded.loops[name] = partial(_begin, pipeline, setting, interval)
     return loaded
@@ -97,7 +97,7 @@ def load_all(setting: BenchSetting, ours: Sequence[str], has_compile: bool) -> L
 def load_one(setting: BenchSetting, name: str, ours: Sequence[str]) -> Paint:
     if name in PEERS:
         return _peer(setting, name)
-    each, interval = next((o, i) for o in ours for i in INTERVALS if name_of(o, i) == name)
+    each, interval = next((o, i) for o in ours for i in INTERVALS if variant_name(o, i) == name)
     return partial(paint, _ours(setting, each), setting, interval)
 
 

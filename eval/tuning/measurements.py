@@ -94,8 +94,8 @@ class PlanTrials:
 
     def run(self, plan: CachePlan) -> float:
         if plan.deep_steps not in self.errors:
-            apart = self.images.latents(plan) - self.exact
-            self.errors[plan.deep_steps] = float(apart.square().mean()) ** 0.5
+            difference = self.images.latents(plan) - self.exact
+            self.errors[plan.deep_steps] = float(difference.square().mean()) ** 0.5
             rows = [{"deep_steps": deep, "error": e} for deep, e in self.errors.items()]
             write_json(self.path, rows, indent=None)
         return self.errors[plan.deep_steps]

@@ -183,7 +183,7 @@ def unbeaten(ways: Iterable[Way]) -> list[Way]:
     return best
 
 
-def best_within(ways: Sequence[Way], cost: float) -> Way | None:
+def find_best_within(ways: Sequence[Way], cost: float) -> Way | None:
     """The best of `unbeaten` plans that costs no more."""
     return max((way for way in ways if way.cost <= cost), key=lambda way: way.cost, default=None)
 

@@ -127,8 +127,8 @@ def plot_tuning(result: TuningResult, stem: Path) -> None:
         figure = Figure(figsize=(12.5, 4.6), layout="constrained")
         for axis, (name, title) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
             for family in families:
-                own = [c for c in result.checked if family_of(c) == family and name in c.scores]
-                _draw(axis, own, name, colours[family], result)
+                plans = [c for c in result.checked if family_of(c) == family and name in c.scores]
+                _draw(axis, plans, name, colours[family], result)
             axis.set_xlabel("cost of an image, share of the exact model's")
             axis.set_title(title, fontsize=9)
             axis.margins(x=0.06, y=0.08)
@@ -150,10 +150,10 @@ def kind_of(each: CheckedPlan) -> str:
 
 
 def _draw(
-    axis: Any, own: Sequence[CheckedPlan], name: str, colour: str, result: TuningResult
+    axis: Any, plans: Sequence[CheckedPlan], name: str, colour: str, result: TuningResult
 ) -> None:
     for kind, (marker, line, size) in KINDS.items():
-        shown = sorted((c for c in own if kind_of(c) == kind), key=lambda c: c.cost_s)
+        shown = sorted((c for c in plans if kind_of(c) == kind), key=lambda c: c.cost_s)
         style: Any = {"marker": marker, "markersize": size, "markeredgecolor": "white"}
         style |= {"color": colour, "linewidth": 0.8, "linestyle": line, "zorder": size}
         axis.plot([result.share(c) for c in shown], [c.scores[name] for c in shown], **style)

@@ -57,9 +57,9 @@ class CheckedPlan:
     def loss_to(self, exact: CheckedPlan) -> float:
         """The worse of FID and CLIP in units of MLPerf's gates; see pareto.Change. If the exact
         model's pictures are the reference, its FID is 0 and any larger FID is a loss."""
-        mine, whole = self.scores, exact.scores
-        fid = mine["FID"] / max(whole["FID"], NO_FID) - 1
-        return Change(fid, mine["clip"] / whole["clip"] - 1).loss
+        scores, expected = self.scores, exact.scores
+        fid = scores["FID"] / max(expected["FID"], NO_FID) - 1
+        return Change(fid, scores["clip"] / expected["clip"] - 1).loss
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.plan.as_dict(), "cost_s": self.cost_s, **self.scores}
@@ -80,8 +80,9 @@ class PlanCheck:
         folder = self.folder / plan.slug
         requests = tuple(plan.apply_to(request) for request in self.task.requests)
         task = replace(self.task, requests=requests)
-        whole = self.exact_of(plan)
-        source = None if plan == whole else Folder(self.folder / whole.slug / "pictures", task)
+        reference = self.exact_of(plan)
+        pictures = self.folder / reference.slug / "pictures"
+        source = None if plan == reference else Folder(pictures, task)
         painted = Painted(pipeline, requests)
         evaluation = Evaluation(task, painted, folder, source, folder / "pictures")
         evaluation.run(1)
@@ -92,12 +93,8 @@ class PlanCheck:
         return CheckedPlan(plan, cost_s, findings, quick(findings["features"]))
 
     def exact_of(self, plan: CachePlan) -> CachePlan:
-        whole = replace(
-            self.reference,
-            scheduler=plan.sampling.scheduler,
-            guided_until=plan.sampling.guided_until,
-        )
-        return exact(whole)
+        scheduler, share = plan.sampling.scheduler, plan.sampling.guided_until
+        return exact(replace(self.reference, scheduler=scheduler, guided_until=share))
 
     def _judge(self, folder: Folder) -> torch.Tensor:
         assert self.scenes is not None
@@ -164,45 +161,45 @@ def judge(
 ) -> TuningVerdict | None:
     """Compare with the plain choices within the budget, by default the plan's cost; None if there
     is none. FID and CLIP are shares of `exact`'s."""
-    rivals = affordable(plain, tuned.cost_s if budget_s is None else budget_s)
+    rivals = list_affordable(plain, tuned.cost_s if budget_s is None else budget_s)
     if not rivals:
         return None
     strongest = min(rivals, key=lambda each: each.loss_to(exact))
-    alike = [each for each in rivals if is_of_same_exact(each.plan, tuned.plan)]
+    alike = [each for each in rivals if shares_exact_pictures(each.plan, tuned.plan)]
     # The exact pictures have no PSNR, and no picture is nearer.
     near = alike if all("psnr" in each.findings for each in alike) else []
     nearest = max(near, key=lambda each: each.scores["psnr"], default=None)
     names = [name for name in ("clip", "right") if name in tuned.findings]
-    gaps = {"FID": fid_gap(tuned, strongest, quick)}
-    gaps |= {name: gap(tuned, strongest, name) for name in names}
-    nearness = gap(tuned, nearest, "psnr") if nearest else None
+    gaps = {"FID": compare_fid(tuned, strongest, quick)}
+    gaps |= {name: compare_means(tuned, strongest, name) for name in names}
+    nearness = compare_means(tuned, nearest, "psnr") if nearest else None
     return TuningVerdict(tuned, strongest, gaps, nearest, nearness)
 
 
-def is_of_same_exact(one: CachePlan, other: CachePlan) -> bool:
+def shares_exact_pictures(one: CachePlan, other: CachePlan) -> bool:
     """True if both plans are compared with the same exact pictures, so that their PSNR compares."""
-    mine, theirs = one.sampling, other.sampling
-    return (mine.scheduler, mine.guided_until) == (theirs.scheduler, theirs.guided_until)
+    a, b = one.sampling, other.sampling
+    return (a.scheduler, a.guided_until) == (b.scheduler, b.guided_until)
 
 
-def gap(one: CheckedPlan, other: CheckedPlan, name: str) -> Gap:
-    apart = one.findings[name].double() - other.findings[name].double()
-    value = float(apart.mean())
-    return Gap(value, interval(value, lambda rows: float(apart[rows].mean()), len(apart), ROUNDS))
+def compare_means(one: CheckedPlan, other: CheckedPlan, name: str) -> Gap:
+    gaps = one.findings[name].double() - other.findings[name].double()
+    value = float(gaps.mean())
+    return Gap(value, interval(value, lambda rows: float(gaps[rows].mean()), len(gaps), ROUNDS))
 
 
-def fid_gap(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Gap:
+def compare_fid(one: CheckedPlan, other: CheckedPlan, quick: QuickFrechet) -> Gap:
     """Lower is better. Both sets are resampled together, so the captions' influence cancels."""
-    mine, theirs = one.findings["features"], other.findings["features"]
+    features, others = one.findings["features"], other.findings["features"]
 
-    def apart(rows: Tensor) -> float:
-        return quick(theirs[rows]) - quick(mine[rows])
+    def score(rows: Tensor) -> float:
+        return quick(others[rows]) - quick(features[rows])
 
     value = other.fid - one.fid
-    return Gap(value, interval(value, apart, len(mine), ROUNDS))
+    return Gap(value, interval(value, score, len(features), ROUNDS))
 
 
-def affordable(plans: Iterable[CheckedPlan], budget_s: float) -> list[CheckedPlan]:
+def list_affordable(plans: Iterable[CheckedPlan], budget_s: float) -> list[CheckedPlan]:
     return [each for each in plans if each.cost_s <= budget_s * (1 + TOLERANCE)]
 
 
@@ -216,10 +213,10 @@ def choose(
     plain = [each for each in checked if each.plan.has_even_caches]
     chosen: dict[str, CheckedPlan] = {}
     for name, budget_s in budgets_s.items():
-        tuned = (e for e in affordable(checked, budget_s) if not e.plan.has_even_caches)
+        tuned = (e for e in list_affordable(checked, budget_s) if not e.plan.has_even_caches)
         verdicts = (judge(each, plain, exact, quick, budget_s) for each in tuned)
         paying = [verdict.tuned for verdict in verdicts if verdict is not None and verdict.pays]
-        if choices := paying or affordable(plain, budget_s):
+        if choices := paying or list_affordable(plain, budget_s):
             chosen[name] = min(choices, key=lambda each: each.loss_to(exact))
     return chosen
 

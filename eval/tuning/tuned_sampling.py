@@ -22,8 +22,8 @@ from eval.tuning.plans import (
     Prediction,
     SamplingSpec,
     all_but,
-    best_within,
     even,
+    find_best_within,
     fit,
     search,
 )
@@ -88,7 +88,7 @@ class TunedSampling:
         kinds = even(self.sampling, 1).step_plan(self.requests[0].guidance)
         deep, shallow = (self.costs.units(kinds, is_deep=is_deep) for is_deep in (True, False))
         ways = search(self.prediction.terms(self.errors), deep, shallow)
-        best = (best_within(ways, budget * UNITS_A_S) for budget in self.budgets_s)
+        best = (find_best_within(ways, budget * UNITS_A_S) for budget in self.budgets_s)
         return [CachePlan(self.sampling, way.deep_steps) for way in best if way is not None]
 
     def best(self) -> list[CachePlan]:

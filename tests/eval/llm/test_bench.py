@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eval.llm.bench import Figures, poisson, streams
+from eval.llm.bench import Figures, run_poisson, run_streams
 from eval.llm.client import (
     AT_ONCE,
     DEADLINE_S,
@@ -66,12 +66,12 @@ def hang_up(_: httpx.Request) -> httpx.Response:
     "respond", [lambda _: httpx.Response(429), lambda _: httpx.Response(200, text=ERROR), hang_up]
 )
 def test_refused_and_interrupted_answers_count_as_failed(respond: object) -> None:
-    figures = asyncio.run(streams(client_of(respond), 1, 0.01))
+    figures = asyncio.run(run_streams(client_of(respond), 1, 0.01))
     assert figures.failed == len(figures.answers) > 0
 
 
 def test_every_poisson_arrival_is_counted() -> None:
-    figures = asyncio.run(poisson(client_of(), 200.0, 0.5))
+    figures = asyncio.run(run_poisson(client_of(), 200.0, 0.5))
     assert 60 <= len(figures.answers) <= 140 and not figures.failed
     assert figures.tokens_per_s == pytest.approx(4 * len(figures.answers) / figures.took_s)
 
@@ -116,7 +116,7 @@ def test_prompts_of_a_file_keep_their_max_tokens_and_get_a_long_deadline(tmp_pat
         return answer(request)
 
     client = client_of(note, read_prompts(str(file)))
-    asyncio.run(streams(client, 1, 0.1))
+    asyncio.run(run_streams(client, 1, 0.1))
     sent = [(body["messages"][0]["content"], body["max_tokens"]) for body in bodies[:3]]
     assert sent == [("long", 900), ("short", 64), ("long", 900)]
     assert {body["deadline_s"] for body in bodies} == {DEADLINE_S}

@@ -18,10 +18,10 @@ from eval.llm.tune import (
     OptionsTrial,
     Services,
     Trials,
-    groups,
-    most_within,
+    find_best_rate,
+    format_toml,
+    list_groups,
     search,
-    toml,
 )
 from sdxl.params import InvalidParams
 
@@ -51,14 +51,14 @@ def test_the_fastest_cut_that_runs_wins() -> None:
             return 0.0
         return 8.0 / options["tensor_parallel_size"] + options["pipeline_parallel_size"]
 
-    cuts = list(groups(8))
+    cuts = list(list_groups(8))
     best = search(Machine(speed), cuts, {"max_batch_size": [4]})
     assert (best["tensor_parallel_size"], best["pipeline_parallel_size"]) == (2, 4)
 
 
 @pytest.mark.parametrize(("gpus", "count"), [(1, 1), (2, 3), (6, 6), (8, 10)])
 def test_cuts_are_powers_of_two_that_fit(gpus: int, count: int) -> None:
-    cuts = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in groups(gpus)]
+    cuts = [(c["tensor_parallel_size"], c["pipeline_parallel_size"]) for c in list_groups(gpus)]
     assert len(set(cuts)) == count and all(t * p <= gpus for t, p in cuts)
 
 
@@ -79,7 +79,7 @@ class SimulatedService:
     n^0.7 times as fast, so splitting never pays."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        calls = ("first_llm", "concurrent_requests", "Client", "streams", "poisson")
+        calls = ("first_llm", "concurrent_requests", "Client", "run_streams", "run_poisson")
         for name in ("local_service", "wait_until_loaded", *calls):
             patch.setattr(tune, name, getattr(self, name))
 
@@ -108,10 +108,10 @@ class SimulatedService:
         answer = StreamedAnswer(0.0, first_s, first_s + 0.1, tokens=10, status=200)
         return Figures([answer] * round(rate * seconds), seconds)
 
-    async def streams(self, client: None, count: int, seconds: float) -> Figures:
+    async def run_streams(self, client: None, count: int, seconds: float) -> Figures:
         return self.figures(min(count, self.rows) * self.rate, seconds, 0.1)
 
-    async def poisson(self, client: None, rate: float, seconds: float) -> Figures:
+    async def run_poisson(self, client: None, rate: float, seconds: float) -> Figures:
         is_too_much = rate > self.rows * self.rate
         return self.figures(rate, seconds, 10.0 if is_too_much else 0.1)
 
@@ -121,14 +121,14 @@ def test_many_replicas_win_if_they_beat_one_large_group(
 ) -> None:
     SimulatedService(monkeypatch)
     trial = trial_of(tmp_path, "--gpus", "8")
-    best = search(trial, list(groups(8)), {"max_batch_size": [4]})
+    best = search(trial, list(list_groups(8)), {"max_batch_size": [4]})
     assert best == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_batch_size": 4}
     assert trial(best).rate == pytest.approx(8 * 4), "eight replicas of four rows"
 
 
 @pytest.mark.parametrize("most", [0.1, 3.0, 7.9, 10.0])
 def test_the_rate_is_near_the_highest_that_keeps_the_limits(most: float) -> None:
-    best = most_within(lambda rate: (rate <= most, 50 * rate), top=10.0)
+    best = find_best_rate(lambda rate: (rate <= most, 50 * rate), top=10.0)
     assert best.rate <= most and most - best.rate <= 10 / 2**4
     assert best.tokens_per_s == 50 * best.rate
 
@@ -172,8 +172,8 @@ def test_a_service_that_answers_no_request_is_an_error(
         return Figures([StreamedAnswer(0.0, status=503)] * 9, 1.0)
 
     SimulatedService(monkeypatch)
-    monkeypatch.setattr(tune, "streams", refuse)
-    error = trial_of(tmp_path)({**next(groups(1)), "max_batch_size": 4}).error
+    monkeypatch.setattr(tune, "run_streams", refuse)
+    error = trial_of(tmp_path)({**next(list_groups(1)), "max_batch_size": 4}).error
     assert error.startswith("none of 9 requests was answered: status 503"), error
 
 
@@ -181,13 +181,13 @@ def test_trials_of_other_service_settings_are_not_reused(tmp_path: Path) -> None
     file = tmp_path / "serve.toml"
     file.write_text("queue = 1")
     options = tune.build_parser().parse_args(["--settings", str(file)])
-    first = tune.identity(options, {})
-    assert tune.identity(options, {}) == first
+    first = tune.describe_settings(options, {})
+    assert tune.describe_settings(options, {}) == first
     file.write_text("queue = 2")
-    assert tune.identity(options, {}) != first
+    assert tune.describe_settings(options, {}) != first
     options.settings = str(tmp_path / "gone.toml")
     with pytest.raises(InvalidParams, match="settings: .*gone.toml.*needed a file"):
-        tune.identity(options, {})
+        tune.describe_settings(options, {})
 
 
 def test_toml_round_trip() -> None:
@@ -196,4 +196,4 @@ def test_toml_round_trip() -> None:
         "max_batch_size": 8,
         "enable_chunked_prefill": True,
     }
-    assert tomllib.loads(toml(values)) == values
+    assert tomllib.loads(format_toml(values)) == values

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from eval.measuring.energy import meter
+from eval.measuring.energy import open_meter
 
 
 class Refused(Exception):
@@ -44,10 +44,10 @@ def test_the_energy_of_all_gpus_is_added(
     millijoules: list[int | None], joules: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml(millijoules))
-    read = meter()
+    read = open_meter()
     assert (read() if read else None) == joules
 
 
 def test_without_nvml_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert meter() is None
+    assert open_meter() is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.quality import protocol
-from eval.quality.captions import literal
+from eval.quality.captions import escape_brackets
 from sdxl.noise import NoiseSource
 from sdxl.prompt import parse
 
@@ -29,6 +29,6 @@ def test_every_picture_starts_from_the_same_noise() -> None:
 
 def test_brackets_in_a_caption_set_no_weights() -> None:
     text = r"A sign (red) with [two] words: 10\20"
-    fragments = parse(literal(text))
+    fragments = parse(escape_brackets(text))
     assert "".join(f.text for f in fragments) == text
     assert {f.weight for f in fragments} == {1.0}

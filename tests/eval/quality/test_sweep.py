@@ -20,7 +20,7 @@ from eval.quality.evaluation import Figure
 from eval.quality.pareto import QualitySetting, Tried, change, front, table
 from eval.quality.plot import plot_pareto
 from eval.quality.presets import choose_presets
-from eval.quality.sweep import EXACT, settings_of
+from eval.quality.sweep import EXACT, read_settings
 from eval.quality.task import embedded_task
 from eval.tuning.plans import CachePlan, SamplingSpec
 from sdxl.checkpoint import find
@@ -44,7 +44,7 @@ EXAMPLES = [
 
 
 def test_the_exact_model_is_first_and_no_setting_is_repeated() -> None:
-    settings = settings_of(None)
+    settings = read_settings(None)
     assert settings[0] == EXACT and len(set(settings)) == len(settings)
     assert {s.precision for s in settings} == {"fp32", "fp16", "int8", "fp8"}
     assert {s.cut for s in settings} == {"reference", "fresh_skips"}
@@ -53,14 +53,14 @@ def test_the_exact_model_is_first_and_no_setting_is_repeated() -> None:
 def test_a_grid_is_a_product(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     path.write_text(json.dumps([{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]))
-    settings = [(s.precision, s.cache_interval) for s in settings_of(str(path))]
+    settings = [(s.precision, s.cache_interval) for s in read_settings(str(path))]
     assert settings == [("fp32", 1), ("fp32", 2), ("int8", 1), ("int8", 2)]
     path.write_text("[1, 2]")
     with pytest.raises(InvalidParams, match="grid: .*needed JSON such as"):
-        settings_of(str(path))
+        read_settings(str(path))
     path.write_text('[{"speed": [1]}]')
     with pytest.raises(InvalidParams, match="grid: .*speed"):
-        settings_of(str(path))
+        read_settings(str(path))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_settings_that_this_machine_cannot_measure_are_refused(
     path = tmp_path / "grid.json"
     path.write_text(json.dumps([grid]))
     with pytest.raises(InvalidParams, match=message) if message else nullcontext():
-        assert len(settings_of(str(path))) == 2
+        assert len(read_settings(str(path))) == 2
 
 
 class Sweep:
@@ -135,7 +135,7 @@ def test_a_precision_without_engines_is_left_out_first(
 ) -> None:
     run = Sweep(monkeypatch, tmp_path, missing="fp8", failing="")
     painted = run.run()
-    assert set(painted) == {"fp32", "fp16", "int8"} and len(painted) == len(settings_of(None)) - 2
+    assert set(painted) == {"fp32", "fp16", "int8"} and len(painted) == len(read_settings(None)) - 2
     refused = run.events.index(("loaded", "fp8"))
     assert all(what == "loaded" for what, _ in run.events[:refused])
     assert "fp8 is left out: no fp8 export" in capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_a_read_only_model_folder_is_refused_first(
 
 
 def test_tuned_plans_are_settings_that_make_the_same_requests(tmp_path: Path) -> None:
-    settings = settings_of(None, str(TUNING))
+    settings = read_settings(None, str(TUNING))
     tuned = [each for each in settings if each.deep_steps is not None]
     verdicts = json.loads(TUNING.read_text())["verdicts"]
     stored = [verdict["plan"] for verdict in verdicts]
@@ -180,7 +180,7 @@ def test_tuned_plans_are_settings_that_make_the_same_requests(tmp_path: Path) ->
     path = tmp_path / "tuning.json"
     path.write_text('{"verdicts": [{}]}')
     with pytest.raises(InvalidParams, match="tuned: .*tuning.json of `sdxl tune`"):
-        settings_of(None, str(path))
+        read_settings(None, str(path))
 
 
 def test_a_tuned_plan_is_not_chosen_as_a_preset() -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from eval.command import main
-from eval.quality.watermark import MODEL, PLAIN, SCENES, measure_unmarked, pictures
+from eval.quality.watermark import MODEL, PLAIN, SCENES, make_pictures, measure_unmarked
 from sdxl.params import InvalidParams
 from sdxl.watermark import mark
 
@@ -19,7 +19,7 @@ def test_families_are_added_to_one_report(
 ) -> None:
     out, folder = tmp_path / "report.json", tmp_path / "pictures"
     folder.mkdir()
-    Image.fromarray(next(pictures(SCENES, folder))).save(folder / "0.png")
+    Image.fromarray(next(make_pictures(SCENES, folder))).save(folder / "0.png")
     for family, more in ((PLAIN, ()), (MODEL, ("--images", str(folder)))):
         argv = ("watermark", "--family", family, "--most", "2", "--out", str(out), *more)
         assert main(argv) == 0
@@ -32,7 +32,7 @@ def test_families_are_added_to_one_report(
 
 
 def test_a_marked_picture_among_unmarked_ones_is_counted() -> None:
-    originals = pictures(SCENES, Path())
+    originals = make_pictures(SCENES, Path())
     result = measure_unmarked(iter([mark(next(originals)), next(originals)]))
     assert (result.count, result.taken_for_marked) == (2, 1)
 

@@ -29,7 +29,7 @@ def device() -> MeasuredDevice:
         for network, (fixed, each) in SECONDS.items()
         for rows in BUCKETS
     }
-    return batching.device_of(Costs(ticks), Limits(BUCKETS, BUCKETS[-1]))
+    return batching.make_device(Costs(ticks), Limits(BUCKETS, BUCKETS[-1]))
 
 
 def test_calls_are_full_only_while_many_wait() -> None:
@@ -52,32 +52,33 @@ def test_the_p99_of_mixed_qualities_at_95_percent_load() -> None:
 
 def check_against_static(mix: tuple[Kind, ...], load: float, images: int) -> None:
     gpu = device()
-    arrivals = batching.arrivals_at(load * gpu.capacity(mix), mix, images)
-    p99s = {name: p99(each) for name, (each, _) in batching.disciplines(gpu, arrivals).items()}
+    arrivals = batching.draw_arrivals(load * gpu.capacity(mix), mix, images)
+    latencies = batching.compare_disciplines(gpu, arrivals)
+    p99s = {name: p99(each) for name, (each, _) in latencies.items()}
     ours = p99s.pop(OURS)
     assert p99s.pop("ideal") < ours <= min(p99s.values()), p99s
 
 
 def test_an_image_alone_takes_the_time_of_its_calls() -> None:
     gpu, alone = device(), [Arrival(5.0, MEDIUM)]
-    for latencies in (batching.in_flight(gpu, alone), batching.static(gpu, alone, 8)):
+    for latencies in (batching.serve_in_flight(gpu, alone), batching.serve_static(gpu, alone, 8)):
         assert latencies == pytest.approx([gpu.batch_s(1, MEDIUM)])
 
 
 def test_a_static_batch_takes_the_time_of_its_longest_request() -> None:
     gpu, arrivals = device(), [Arrival(0.0, (10, 1)), Arrival(0.0, (40, 1))]
     longest = gpu.batch_s(2, (40, 1))
-    assert batching.static(gpu, arrivals, 8) == pytest.approx([longest, longest])
-    alike = batching.static(gpu, arrivals, 8, is_alike=True)
+    assert batching.serve_static(gpu, arrivals, 8) == pytest.approx([longest, longest])
+    alike = batching.serve_static(gpu, arrivals, 8, is_alike=True)
     assert alike[0] == pytest.approx(gpu.batch_s(1, (10, 1))) and max(alike) > longest / 2
 
 
 def test_arrivals_have_the_given_rate() -> None:
-    arrivals = batching.arrivals_at(10.0, (MEDIUM,), 5000)
+    arrivals = batching.draw_arrivals(10.0, (MEDIUM,), 5000)
     assert arrivals[-1].at_s == pytest.approx(500, rel=0.05)
     gaps = [b.at_s - a.at_s for a, b in itertools.pairwise(arrivals)]
     assert statistics.stdev(gaps) == pytest.approx(0.1, rel=0.1)
-    assert batching.arrivals_at(10.0, (MEDIUM,), 5000) == arrivals
+    assert batching.draw_arrivals(10.0, (MEDIUM,), 5000) == arrivals
 
 
 def test_both_networks_are_measured_at_every_bucket(mini: Pipeline) -> None:

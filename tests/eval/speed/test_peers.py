@@ -13,10 +13,11 @@ import torch
 from eval.measuring.system_description import describe_system
 from eval.measuring.timing import Spread, take_turns
 from eval.speed import peers
-from eval.speed.peers import figures, write_report
-from eval.speed.variants import CACHED, EAGER, BenchSetting, name_of
+from eval.speed.peers import measure_turns, write_report
+from eval.speed.variants import CACHED, EAGER, BenchSetting, variant_name
 
 OURS = ["torch:fp32"]
+ONE, TWO = (variant_name(OURS[0], interval) for interval in (1, 2))
 OPTIONS = argparse.Namespace(rounds=3, price_per_hour=2.0, ours=OURS)
 
 
@@ -37,24 +38,24 @@ def test_no_round_begins_after_the_time_limit() -> None:
 
 
 def report() -> dict[str, object]:
-    runs = dict.fromkeys([EAGER, CACHED, name_of(OURS[0], 1), name_of(OURS[0], 2)], nothing)
+    runs = dict.fromkeys([EAGER, CACHED, ONE, TWO], nothing)
     return {
         "system": describe_system(),
         "model": "mini",
         "steps": 20,
         "passed_over": {"tensorrt:int8": "needs a GPU"},
         "peak_bytes": {EAGER: 2**30},
-        "batches": {4: figures(runs, 4, OPTIONS, float("inf"))},
+        "batches": {4: measure_turns(runs, 4, OPTIONS, float("inf"))},
     }
 
 
 def test_figures_follow_from_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    fixed = {EAGER: [4.0], CACHED: [2.0], name_of(OURS[0], 1): [2.0], name_of(OURS[0], 2): [1.0]}
+    fixed = {EAGER: [4.0], CACHED: [2.0], ONE: [2.0], TWO: [1.0]}
     monkeypatch.setattr(peers, "take_turns", lambda *_, **__: fixed)
-    result = figures(dict.fromkeys(fixed, nothing), 4, OPTIONS, float("inf"))
-    assert result["images/s"][name_of(OURS[0], 2)] == Spread(4.0, 4.0, 4.0)
+    result = measure_turns(dict.fromkeys(fixed, nothing), 4, OPTIONS, float("inf"))
+    assert result["images/s"][TWO] == Spread(4.0, 4.0, 4.0)
     assert result["images per dollar"][EAGER].median == 3600 * 4 / 4.0 / 2.0
-    assert result[f"times as fast as {EAGER}"][name_of(OURS[0], 2)].median == 4.0
+    assert result[f"times as fast as {EAGER}"][TWO].median == 4.0
     assert result["time at interval 2 over interval 1"][OURS[0]].median == 0.5
 
 

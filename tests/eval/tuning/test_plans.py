@@ -13,9 +13,9 @@ from eval.tuning.plans import (
     Way,
     ages,
     all_but,
-    best_within,
     even,
     exact,
+    find_best_within,
     fit,
     powered,
     search,
@@ -97,8 +97,8 @@ def test_the_search_equals_trying_every_plan(seed: int) -> None:
 
 def test_the_best_within_a_budget_is_the_most_expensive_unbeaten_one() -> None:
     ways = [Way(10, 3.0, (0,)), Way(20, 1.0, (0, 1)), Way(30, 0.0, (0, 1, 2))]
-    assert best_within(ways, 29) == ways[1]
-    assert best_within(ways, 9) is None
+    assert find_best_within(ways, 29) == ways[1]
+    assert find_best_within(ways, 9) is None
 
 
 def some_errors(seed: int) -> list[list[float]]:
