@@ -156,8 +156,6 @@ class Fuzzer:
         parts = make(rng)
         return Case(number, make.__name__, (parts,) if isinstance(parts, bytes) else parts)
 
-    # -- kinds ------------------------------------------------------------------------------
-
     def valid(self, rng: random.Random) -> bytes:
         return self.headers(rng, most=0)
 
@@ -239,8 +237,6 @@ class Fuzzer:
 
     def raw(self, rng: random.Random) -> bytes:
         return rng.choice(RAW) if rng.random() < 0.7 else rng.randbytes(rng.randint(1, 4000))
-
-    # -- parts ------------------------------------------------------------------------------
 
     def _request(
         self, method: str, path: str, body: bytes = b"", more: Sequence[tuple[str, str]] = ()

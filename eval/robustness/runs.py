@@ -59,9 +59,6 @@ class RunPlan:
     """clients a second in a soak"""
 
 
-# -- load ------------------------------------------------------------------------------------
-
-
 async def load(url: str, plan: RunPlan, share: float) -> RunReport:
     """Poisson arrivals at a share of a closed loop's rate."""
     name = "overload" if share > 1 else "load"
@@ -98,9 +95,6 @@ def rate_of(outcomes: Sequence[Outcome]) -> float:
 def check_deadlines(outcomes: Sequence[Outcome]) -> Check:
     shares = [o.took_s / o.deadline_s for o in outcomes if o.status == 200]
     return at_most("p99 of the admitted, as a share of their deadline", quantile(shares, 0.99), 1.0)
-
-
-# -- disconnecting clients -------------------------------------------------------------------
 
 
 async def leave(url: str, plan: RunPlan) -> RunReport:
@@ -141,9 +135,6 @@ async def until_idle(http: httpx.AsyncClient) -> float:
         if not sum(busy) or took_s > IDLE_S + 1:
             return took_s
         await asyncio.sleep(0.2)
-
-
-# -- soak ------------------------------------------------------------------------------------
 
 
 async def soak(url: str, plan: RunPlan) -> RunReport:
@@ -204,9 +195,6 @@ async def killing(
         yield
     finally:
         task.cancel()
-
-
-# -- shared ----------------------------------------------------------------------------------
 
 
 def list_unexpected(outcomes: Sequence[Outcome], allowed: Sequence[int]) -> list[str]:

@@ -74,10 +74,8 @@ class LoadAnswers:
 def memory_mib() -> float:
     """Memory of the replicas that this process started."""
     children = psutil.Process().children(recursive=True)
-    return (
-        sum(p.memory_info().rss for p in children if "ImageReplica" in " ".join(p.cmdline()))
-        / 2**20
-    )
+    replicas = (each for each in children if "ImageReplica" in " ".join(each.cmdline()))
+    return sum(each.memory_info().rss for each in replicas) / 2**20
 
 
 async def request_picture(

@@ -105,9 +105,6 @@ class PlanTrials:
         return self.images.latents(exact(self.sampling))
 
 
-# -- single steps ---------------------------------------------------------------------------
-
-
 @dataclass
 class ErrorProbe:
     """The deep engine, which also measures the shallow engine with older features."""
@@ -204,9 +201,6 @@ def _weights(sampling: SamplingSpec, pipeline: Pipeline) -> list[float]:
     b, c, f = (table.rows[:, schedulers.COLUMNS.index(name)] for name in "bcf")
     later = np.append(c[1:], 0.0)
     return [float(each) for each in np.abs(b + later * f)]
-
-
-# -- costs ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -143,9 +143,6 @@ def ages(deep_steps: tuple[int, ...], steps: int) -> list[int]:
     return by_step
 
 
-# -- search ---------------------------------------------------------------------------------
-
-
 class Way(NamedTuple):
     """The first steps of a plan, or all of them."""
 
@@ -186,9 +183,6 @@ def unbeaten(ways: Iterable[Way]) -> list[Way]:
 def find_best_within(ways: Sequence[Way], cost: float) -> Way | None:
     """The best of `unbeaten` plans that costs no more."""
     return max((way for way in ways if way.cost <= cost), key=lambda way: way.cost, default=None)
-
-
-# -- prediction -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,6 @@ class PlanCheck:
         return torch.tensor([float(not faults(np.asarray(image), s)) for image, s in pairs])
 
 
-# -- verdicts -------------------------------------------------------------------------------
-
-
 class Gap(NamedTuple):
     """How much better one plan is than another; negative is worse. The interval is paired."""
 
@@ -219,9 +216,6 @@ def choose(
         if choices := paying or list_affordable(plain, budget_s):
             chosen[name] = min(choices, key=lambda each: each.loss_to(exact))
     return chosen
-
-
-# -- result ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,6 @@ class Tuning:
                 plot_tuning(result, self.folder / STEM)
         return self._report()
 
-    # -- parts ------------------------------------------------------------------------------
-
     def _open(self) -> None:
         """Prepare the folder; raise if it holds another tuning."""
         if self.options.stores_presets:
@@ -145,8 +143,6 @@ class Tuning:
         measured = {"task": result.task, "pictures": result.pictures, "by": "sdxl tune"}
         is_beside = self.options.stores_presets
         store_presets(chosen, measured, self.checkpoint, self.folder, is_beside_model=is_beside)
-
-    # -- made once --------------------------------------------------------------------------
 
     @cached_property
     def _check(self) -> PlanCheck:

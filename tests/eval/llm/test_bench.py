@@ -104,9 +104,6 @@ def test_the_table_has_tokens_per_dollar_and_per_joule() -> None:
     assert table["tokens_per_joule"] == 0.5 and table["is_within_limits"]
 
 
-# -- requests -------------------------------------------------------------------------------
-
-
 def test_prompts_of_a_file_keep_their_max_tokens_and_get_a_long_deadline(tmp_path: Path) -> None:
     file, bodies = tmp_path / "prompts.jsonl", list[dict[str, Any]]()
     file.write_text('{"text": "long", "max_tokens": 900}\n\n{"text": "short"}\n')

@@ -209,8 +209,6 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     assert (tmp_path / "pareto.svg").read_bytes() == first, "equal figures give equal bytes"
 
 
-# -- presets --------------------------------------------------------------------------------
-
 ROW = re.compile(
     r"fp32, interval (?P<interval>\d), euler (?P<steps>\d+) \| (?P<speed>[\d.]+) .*?\| "
     r"(?P<fid>[\d.]+) \|.*?\| (?P<clip>[\d.]+) \|"
