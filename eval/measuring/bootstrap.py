@@ -1,4 +1,4 @@
-"""Confidence intervals by bootstrap. It does not know what the rows are."""
+"""Confidence intervals by bootstrap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Interval:
 
 
 def interval(value: float, score: Callable[[Tensor], float], count: int, rounds: int) -> Interval:
-    """The interval of `value` over sets of `count` rows; `score` takes the indices of a resample.
+    """Return the interval of `value`; `score` takes the indices of a resample of `count` rows.
 
     It is the resamples' spread about their mean, centred on the value: FID of a resample is biased
     upwards because it repeats pictures, so percentiles alone would exclude the value.

@@ -1,8 +1,7 @@
 """MLPerf's LoadGen around a system under test: its settings, a run, and its summary.
 
 The rules are LoadGen's: it contains the benchmark's table (20 s at the 99th percentile, 600 s, 5000
-samples, the seeds). `short` changes only durations and counts. It does not know what makes the
-pictures.
+samples, the seeds). `short` changes only durations and counts.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ Changes are from the first row, the exact model, on the same captions and seeds;
 no other setting beats in both speed and the worse of the two changes, measured in MLPerf's gates
 (FID 2%, CLIP 0.2%). Another draw of as many pictures would move the exact model's own figures by up
 to {" and ".join(spreads)} (95%). Speed is by {clock}.
-PSNR, SSIM and distance are to the first row's pictures, whatever the setting's own scheduler.
+PSNR, SSIM and distance compare with the first row's pictures, also for other schedulers.
 
 {table(tried)}
 """

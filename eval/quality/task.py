@@ -1,5 +1,5 @@
 """The task of an evaluation, its captions, requests and judges: MLPerf's for real weights, or the
-embedded model's. It does not know where the pictures come from.
+embedded model's.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def none_of(name: str, broken: Sequence[Any]) -> Check:
 
 
 def some(name: str, count: int) -> Check:
-    """Without any, the other checks mean nothing."""
+    """The other checks need at least one."""
     return Check(name, count, "at least 1", count > 0)
 
 

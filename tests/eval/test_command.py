@@ -38,10 +38,10 @@ def write_pictures(folder: Path, count: int, side: int) -> None:
 
 
 def refused(*argv: str) -> str:
-    with pytest.raises(InvalidParams) as found:
+    with pytest.raises(InvalidParams) as error:
         main(argv)
-    assert "\n" not in str(found.value)
-    return str(found.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("name", ["nodir", "file"])

@@ -103,9 +103,9 @@ def test_a_missing_peer_costs_only_its_own_figures(own_home: None, tmp_path: Pat
         def peer(self, name: str) -> Any:
             raise ModuleNotFoundError("No module named 'DeepCache'")
 
-    found = dict(peers_1(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
-    assert sum(key.startswith("passed over") for key in found) == 2
-    figures = found["figures"]
+    rows = dict(peers_1(WithoutPeers(tmp_path, time.perf_counter() + 60, is_dry=True)))
+    assert sum(key.startswith("passed over") for key in rows) == 2
+    figures = rows["figures"]
     assert figures["images/s"] and all(name.startswith("ours") for name in figures["seconds"])
 
 

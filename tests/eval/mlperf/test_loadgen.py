@@ -101,8 +101,8 @@ def test_eval_reads_the_accuracy_log(runs: Path, task: QualityTask, pipeline: Pi
     for index, picture in zip((11, 3), pictures, strict=True):
         (result,) = pipeline.generate([REQUESTS[index]])
         assert result.image is not None
-        apart = np.abs(picture.astype(int) - to_pixels(result.image)).max()
-        assert apart <= 1, f"picture {index} is {apart} apart, allowed 1"
+        error = np.abs(picture.astype(int) - to_pixels(result.image)).max()
+        assert error <= 1, f"picture {index} differs by {error}, allowed 1"
 
 
 def test_a_full_run_has_the_benchmarks_settings() -> None:

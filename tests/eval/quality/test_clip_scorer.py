@@ -37,8 +37,8 @@ def test_scores_equal_transformers_on_the_embedded_model(judges: Judges) -> None
     with torch.no_grad():
         seen, read = vision.eval()(pixels).logits, text.eval()(tokens.input_ids).text_embeds
     expected = 100 * torch.cosine_similarity(seen, read)
-    found = judges.clip.scores(pictures, CAPTIONS)
-    assert found == pytest.approx(expected.tolist(), rel=1e-4)
+    scores = judges.clip.scores(pictures, CAPTIONS)
+    assert scores == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 def test_scores_equal_transformers_with_clips_preprocessing() -> None:
@@ -67,10 +67,10 @@ def test_the_metric_is_on_the_models_device() -> None:
 
 def test_clips_preprocessing_is_the_published_one() -> None:
     white = np.full((300, 300, 3), 255, np.uint8)
-    found = clip_inputs([white], 224)
-    assert found.shape == (1, 3, 224, 224)
+    inputs = clip_inputs([white], 224)
+    assert inputs.shape == (1, 3, 224, 224)
     expected = [(1 - m) / d for m, d in ((0.48145466, 0.26862954), (0.4578275, 0.26130258))]
-    assert found[0, :2, 100, 100].tolist() == pytest.approx(expected, rel=1e-5)
+    assert inputs[0, :2, 100, 100].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_distance_is_zero_to_itself_and_largest_to_another_scene(judges: Judges) -> None:

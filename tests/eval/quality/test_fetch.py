@@ -38,8 +38,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "site").mkdir()
     for name, content in CONTENT.items():
         (tmp_path / "site" / name).write_bytes(content)
-    with serving(partial(Files, directory=str(tmp_path / "site"))) as found:
-        yield found
+    with serving(partial(Files, directory=str(tmp_path / "site"))) as address:
+        yield address
 
 
 def sources(folder: Path, url: str, **digests: str) -> str:

@@ -22,23 +22,23 @@ def features(count: int, seed: int, shift: float = 0.0) -> Tensor:
     return torch.randn(count, WIDTH, generator=generator) @ mix * (1 + shift) + shift
 
 
-def by_scipy(found: Tensor, real: Tensor) -> float:
-    """By the definition."""
-    a, b = found.double().numpy(), real.double().numpy()
-    apart = a.mean(0) - b.mean(0)
+def by_scipy(fake: Tensor, real: Tensor) -> float:
+    """The distance by its definition."""
+    a, b = fake.double().numpy(), real.double().numpy()
+    of_means = a.mean(0) - b.mean(0)
     covariances = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
     root = scipy.linalg.sqrtm(covariances[0] @ covariances[1]).real
-    return float(apart @ apart + np.trace(covariances[0] + covariances[1] - 2 * root))
+    return float(of_means @ of_means + np.trace(covariances[0] + covariances[1] - 2 * root))
 
 
 @pytest.mark.parametrize("count", [500, 60, WIDTH // 2])
 def test_distances_equal_scipy(count: int) -> None:
-    found, real = features(count, 1, shift=0.2), features(400, 2)
-    expected = by_scipy(found, real)
+    fake, real = features(count, 1, shift=0.2), features(400, 2)
+    expected = by_scipy(fake, real)
     reference = Gaussian.of([real])
     for name, value in {
-        "torchmetrics": frechet_distance([found], reference),
-        "quick": QuickFrechet(reference)(found),
+        "torchmetrics": frechet_distance([fake], reference),
+        "quick": QuickFrechet(reference)(fake),
     }.items():
         assert value == pytest.approx(expected, rel=1e-4), f"{name}: {value}, scipy {expected}"
 
@@ -73,7 +73,7 @@ def test_chunks_give_the_same_distance() -> None:
 def test_statistics_have_the_format_of_pytorch_fid(tmp_path: Path) -> None:
     real = Gaussian.of([features(100, 7)])
     np.savez(tmp_path / "s.npz", mu=real.mean.numpy(), sigma=real.covariance.numpy())
-    found = read_statistics(tmp_path / "s.npz", WIDTH)
-    assert torch.equal(found.mean, real.mean)
+    stored = read_statistics(tmp_path / "s.npz", WIDTH)
+    assert torch.equal(stored.mean, real.mean)
     with pytest.raises(InvalidParams, match=r"statistics: .*needed an .npz with mu \[2048\]"):
         read_statistics(tmp_path / "s.npz", 2048)

@@ -35,12 +35,12 @@ def test_the_parameter_count_is_the_published_one(network: Inception) -> None:
 def test_a_picture_of_any_side_becomes_2048_features(network: Inception) -> None:
     pictures = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
-        found = network(pictures)
-    assert found.shape == (2, 2048) and torch.isfinite(found).all()
-    assert (found >= 0).all(), "features are means of ReLU's outputs"
+        features = network(pictures)
+    assert features.shape == (2, 2048) and torch.isfinite(features).all()
+    assert (features >= 0).all(), "features are means of ReLU's outputs"
 
 
-def test_its_features_are_an_independent_implementations(
+def test_features_equal_those_of_an_independent_implementation(
     network: Inception, tmp_path: Path
 ) -> None:
     """torch-fidelity's network of the same weights. Its input is set to what the benchmark's
@@ -48,20 +48,20 @@ def test_its_features_are_an_independent_implementations(
     if not INDEPENDENT.exists():
         assert not os.environ.get("CI_REQUIRES_TOOLS"), f"no torch-fidelity in {INDEPENDENT}"
         pytest.skip("torch-fidelity is not there; .ci/run says how to get it")
-    theirs = independent(with_statistics(network), tmp_path / "weights.pth")
+    other = independent(with_statistics(network), tmp_path / "weights.pth")
     pictures = torch.randint(0, 256, (3, 3, 96, 128), dtype=torch.uint8)
     scaled = pictures.float() / 255
     resized = F.interpolate(scaled, (299, 299), mode="bilinear", align_corners=False)
-    theirs.Conv2d_1a_3x3.register_forward_pre_hook(lambda *_: (resized * 2 - 1,))
+    other.Conv2d_1a_3x3.register_forward_pre_hook(lambda *_: (resized * 2 - 1,))
     with torch.no_grad():
-        (expected,), found = theirs(pictures), network(pictures)
-    worst = float((found - expected).abs().max() / expected.abs().max())
-    assert expected.std() > 1e-3, "features that say something"
+        (expected,), features = other(pictures), network(pictures)
+    worst = float((features - expected).abs().max() / expected.abs().max())
+    assert expected.std() > 1e-3, "features differ"
     assert worst <= 1e-4, f"{worst:.2e} of the largest feature, at most 1e-4"
 
 
 def with_statistics(network: Inception) -> Inception:
-    """Of its own activations, as training leaves them: without, features vanish layer by layer."""
+    """Set the statistics of its activations, as training does: else features vanish by layer."""
     for module in network.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = None
@@ -72,7 +72,7 @@ def with_statistics(network: Inception) -> Inception:
 
 
 def independent(network: Inception, path: Path) -> Any:
-    """Without its package's own imports, which want torchvision."""
+    """Load torch-fidelity's network. Its package would import torchvision."""
     torch.save(network.state_dict(), path)
     package = ModuleType("torch_fidelity")
     package.__path__ = [str(INDEPENDENT)]

@@ -52,8 +52,8 @@ class Small(nn.Module):
 
     def forward(self, tokens: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         query = self.to_q(tokens).unflatten(-1, (2, 64)).transpose(1, 2)
-        found = F.scaled_dot_product_attention(query, query, query)
-        return F.silu(found.transpose(1, 2).flatten(2)), self.conv(x)
+        attended = F.scaled_dot_product_attention(query, query, query)
+        return F.silu(attended.transpose(1, 2).flatten(2)), self.conv(x)
 
 
 def test_work_equals_the_count_by_hand() -> None:
@@ -78,8 +78,8 @@ def test_a_convolution_keeps_channels_last() -> None:
         network, given = network.to(memory_format=layout), x.contiguous(memory_format=layout)  # type: ignore[call-overload]
 
         def call(given: Tensor = given, network: nn.Module = network) -> Tensor:
-            found: Tensor = network(given)
-            return found.contiguous(memory_format=torch.channels_last)
+            result: Tensor = network(given)
+            return result.contiguous(memory_format=torch.channels_last)
 
         works = [each for each in work_of(network, call) if each.unit == "memory"]
         assert len(works) == 1 + copies, f"{layout}: {len(works) - 1} beside the bias"

@@ -32,9 +32,9 @@ NEW = CachePlan(LONG, (0, 1, 3, 4, 7))
 
 
 def test_an_even_plan_has_an_interval_and_another_has_deep_steps() -> None:
-    plain, own = even(SAMPLING, 3), CachePlan(SAMPLING, (0, 1, 5))
+    plain, uneven = even(SAMPLING, 3), CachePlan(SAMPLING, (0, 1, 5))
     assert plain.interval == 3 and plain.values()["deep_steps"] is None
-    assert own.interval is None and own.values()["deep_steps"] == (0, 1, 5)
+    assert uneven.interval is None and uneven.values()["deep_steps"] == (0, 1, 5)
     assert CachePlan(SAMPLING, (0, 3, 6, 9)) == plain
     assert exact(SAMPLING).is_exact and exact(SAMPLING).interval == 1
 
