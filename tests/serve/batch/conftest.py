@@ -1,9 +1,10 @@
-"""One Ray for the tests that need true processes, and one finished job."""
+"""One Ray for the tests that need processes, and a finished job."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ OnRay = Callable[[Callable[[], Any]], WorkerPool]
 
 @pytest.fixture(scope="session")
 def on_ray() -> Iterator[OnRay]:
-    """A pool of actors whose renderers are loaded so."""
+    """Makes a pool of Ray actors from a function that loads their renderers."""
     import ray
 
     os.environ.update(RAY_ENVIRONMENT)
@@ -53,7 +54,14 @@ def on_ray() -> Iterator[OnRay]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job of 30 rows, undisturbed."""
+    """A folder with prompts.txt of 30 rows, and its job in out/."""
     folder = tmp_path_factory.mktemp("job")
     assert make(prompts(folder, 30), folder / "out", *SMALL) == 0
     return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of `finished`, for a test to change."""
+    shutil.copytree(finished, tmp_path / "job")
+    return tmp_path / "job"

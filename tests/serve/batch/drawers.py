@@ -1,4 +1,4 @@
-"""Renderers that draw in no time, and jobs on them: in threads of this process, or on Ray."""
+"""Renderers that draw at once, and jobs on them: in threads of this process, or on Ray."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,9 @@ from sdxl.picture_files import file_of
 from serve.batch.batch_spec import BatchSpec
 from serve.batch.command import build_parser, read_order
 from serve.batch.job import BatchJob
+from serve.batch.rows import ShardPiece
 from serve.batch.running import WorkerPool, on_ray, run
-from serve.batch.shard_worker import BatchTask
+from serve.batch.shard_worker import BatchTask, Tally, TurnReport
 from serve.batch.workers import StartWorker, thread_workers
 from serve.orders import Done, ImageOrder, ModelCard, Update
 
@@ -34,8 +36,7 @@ STOPS = "a prompt that stops its process"
 
 @dataclass
 class Drawer:
-    """Implements Renderer: the picture is a function of the order alone. `log` gets a line for
-    each picture that was made."""
+    """Implements Renderer. A picture depends on its order alone; `log` gets a line a picture."""
 
     log: str = ""
     draw_s: float = 0.0
@@ -57,7 +58,7 @@ class Drawer:
             self.busy -= 1
         self.made += 1
         if self.log:
-            note(self.log, f"{os.getpid()} {order.params.seed}")
+            append_line(self.log, f"{os.getpid()} {order.params.seed}")
         yield Done(data, order.params, {"total_s": self.draw_s}, 1, 1, 77)
 
     async def _misbehave(self, prompt: str) -> None:
@@ -66,10 +67,10 @@ class Drawer:
         if prompt == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
         if prompt == STOPS and not Path(f"{self.log}.stopped").exists():
-            note(f"{self.log}.stopped", str(os.getpid()))
+            append_line(f"{self.log}.stopped", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
         if prompt == HANGS:
-            # The whole process, as code that never comes back would.
+            # The whole process hangs, as in a call that never returns.
             time.sleep(10_000)
 
     def steps(self) -> int:
@@ -85,6 +86,27 @@ class Drawer:
         pass
 
 
+@dataclass
+class IdleWorker:
+    """Implements BatchWorker: it has always just finished everything."""
+
+    name: str
+
+    def ready(self) -> Future[ModelCard]:
+        future: Future[ModelCard] = Future()
+        future.set_result(ModelCard("m", Sizes(128, 64, 512)))
+        return future
+
+    def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
+        ended = {key: Tally(made=len(piece.rows)) for key, piece in pieces.items()}
+        future: Future[TurnReport] = Future()
+        future.set_result(TurnReport({}, ended, True, len(pieces), 1.0))
+        return future
+
+    def end(self) -> None:
+        pass
+
+
 def draw(order: ImageOrder) -> bytes:
     params = order.params
     assert params.seed is not None
@@ -93,14 +115,20 @@ def draw(order: ImageOrder) -> bytes:
     return file_of(picture, order.format.upper())
 
 
-def note(path: str, line: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.write(descriptor, line.encode() + b"\n")
-    os.close(descriptor)
+def append_line(path: str, line: str) -> None:
+    with open(path, "ab", buffering=0) as file:
+        file.write(line.encode() + b"\n")
 
 
-def noted(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_until(is_so: Callable[[], object], timeout_s: float = 50.0) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < until_s, f"not so after {timeout_s:g} s"
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -135,9 +163,16 @@ def jsonl(folder: Path, rows: Sequence[Any], name: str = "rows.jsonl") -> Path:
 
 
 def pictures(out: Path) -> dict[str, bytes]:
-    """Everything below images/, by name."""
+    """All files below images/, by name."""
     root = out / "images"
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def ledger_of(out: Path) -> list[dict[str, Any]]:
+    """All ledger lines, in the input's order."""
+    texts = (path.read_text() for path in (out / "ledger").glob("*.jsonl"))
+    entries = [json.loads(line) for text in texts for line in text.splitlines()]
+    return sorted(entries, key=lambda entry: entry["ordinal"])
 
 
 def dead_letters(out: Path) -> list[dict[str, Any]]:

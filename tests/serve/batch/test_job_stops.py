@@ -15,7 +15,7 @@ from sdxl.params import InvalidParams
 from serve.batch import command, store
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.renderers import RendererLost
-from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, make, noted, pictures, prompts
+from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, lines_of, make, pictures, prompts
 
 
 def failing(number: int, fail_after: int) -> Callable[..., None]:
@@ -45,7 +45,7 @@ def test_an_output_that_takes_no_more_stops_the_job_in_one_line_and_it_goes_on_l
     log = tmp_path / "log"
     assert make(source, out, *SMALL, load=partial(Drawer, str(log))) == 0
     assert pictures(out) == pictures(finished / "out")
-    assert len(noted(log)) <= 30 - 11 + 8, "what was in the ledger was made again"
+    assert len(lines_of(log)) <= 30 - 11 + 8, "what was in the ledger was made again"
 
 
 class Vanishing(Drawer):

@@ -1,10 +1,11 @@
-"""What somebody changed in a job's folder is made again or named, and stops nothing else."""
+"""Changed files of a job are made again or named in one line, and stop nothing else."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,26 +20,9 @@ from serve.batch.progress import describe, read_status
 from serve.batch.results import write_lists, write_sheet
 from serve.batch.store import open_store
 from tests.mutants import change_bytes, change_json, check_each
-from tests.serve.batch.drawers import Drawer, make, noted, pictures, prompts
+from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures
 
 LEDGER = "ledger/000000.jsonl"
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    assert make(prompts(folder, 4), folder / "out") == 0
-    return folder
-
-
-@pytest.fixture
-def copied(finished: Path, tmp_path: Path) -> Path:
-    shutil.copytree(finished, tmp_path / "job")
-    return tmp_path / "job"
-
-
-def again(folder: Path, **options: Any) -> int:
-    return make(folder / "prompts.txt", folder / "out", **options)
 
 
 WRONG_TYPES = {
@@ -59,7 +43,7 @@ WRONG_TYPES = {
 
 
 @pytest.mark.parametrize("changes", WRONG_TYPES.values(), ids=WRONG_TYPES)
-def test_a_wrong_line_of_the_ledger_costs_one_picture_and_no_more(
+def test_a_wrong_ledger_line_costs_one_picture_only(
     changes: dict[str, Any], copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, out = pictures(copied / "out"), copied / "out"
@@ -68,16 +52,16 @@ def test_a_wrong_line_of_the_ledger_costs_one_picture_and_no_more(
     wrong = json.dumps({**json.loads(first), **changes}) + "\n"
     (out / LEDGER).write_text("".join([wrong, *rest]))
     assert cli.main(["batch", "--verify", str(out)]) == 1
-    said = capsys.readouterr()
-    assert "neither a picture nor a dead letter" in said.err and "2 problems" in said.out
+    output = capsys.readouterr()
+    assert "neither a picture nor a dead letter" in output.err and "2 problems" in output.out
     assert cli.main(["batch", "--status", str(out)]) == 0
     log = copied / "log"
-    assert again(copied, load=partial(Drawer, str(log))) == 0
-    assert len(noted(log)) == 1 and pictures(out) == before
+    assert make(copied / "prompts.txt", out, *SMALL, load=partial(Drawer, str(log))) == 0
+    assert len(lines_of(log)) == 1 and pictures(out) == before
     assert cli.main(["batch", "--verify", str(out)]) == 0
 
 
-def test_a_picture_that_has_become_a_folder_is_a_problem_that_is_named(
+def test_a_folder_in_place_of_a_picture_is_a_problem_of_the_audit(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = next((copied / "out/images").rglob("*.png"))
@@ -88,20 +72,16 @@ def test_a_picture_that_has_become_a_folder_is_a_problem_that_is_named(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"inputs": 5}', "[" * 200_000, "null", '{"n": 1e9}'])
-def test_a_damaged_description_of_the_job_is_one_line(
+def test_a_damaged_job_json_is_an_error_of_one_line(
     text: str, copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (copied / "out/job.json").write_text(text)
     assert cli.main(["batch", "--status", str(copied / "out")]) == 1
-    said = capsys.readouterr().err
-    assert "job.json: not what sdxl batch writes" in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "job.json: not what sdxl batch writes" in error and error.count("\n") == 1
 
 
-def test_a_line_of_the_input_that_is_too_long_is_a_dead_letter_in_little_memory(
-    tmp_path: Path,
-) -> None:
-    import tracemalloc
-
+def test_an_input_line_that_is_too_long_is_an_error_in_little_memory(tmp_path: Path) -> None:
     for name, head in (("a.txt", b""), ("b.jsonl", b'{"prompt": "')):
         path = tmp_path / name
         with path.open("wb") as file:
@@ -118,24 +98,20 @@ def test_a_line_of_the_input_that_is_too_long_is_a_dead_letter_in_little_memory(
         assert peak < 16 * 2**20, f"{peak >> 20} MiB for a line of 64 MiB"
 
 
-def test_a_line_of_a_csv_that_is_too_long_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("prompt\n" + "x," * 2**20 + "\n")
-    with pytest.raises(InvalidParams, match="a line is longer than 1048576 characters"):
-        list(reading.read([path]))
-
-
-def test_a_field_of_a_csv_is_as_long_as_its_line_may_be(tmp_path: Path) -> None:
+def test_a_csv_line_has_1_mib_and_a_field_may_fill_it(tmp_path: Path) -> None:
     path, image = tmp_path / "a.csv", "data:image/png;base64," + "A" * 200_000
     path.write_text(f'prompt,image\na,"{image}"\n')
     assert [record.values["image"] for record in reading.read([path])] == [image]
+    path.write_text("prompt\n" + "x," * 2**20 + "\n")
+    with pytest.raises(InvalidParams, match="a line is longer than 1048576 characters"):
+        list(reading.read([path]))
 
 
 # -- mutants --------------------------------------------------------------------------------
 
 
 def read_job(folder: Path, chance: random.Random) -> None:
-    """All that reads a job's folder, after one of its files was changed."""
+    """Change a file of a job's folder, and read it in every way."""
     out, source = folder / "out", folder / "original"
     names = ["job.json", "status.json", LEDGER]
     for name in names:
@@ -159,7 +135,7 @@ def read_job(folder: Path, chance: random.Random) -> None:
 
 
 def read_input(folder: Path, chance: random.Random) -> None:
-    """An input of any form."""
+    """Change an input of any form, and read it."""
     name = chance.choice(["a.txt", "a.jsonl", "a.csv", "a.parquet"])
     path = folder / f"mutant{Path(name).suffix}"
     data = (folder / name).read_bytes()

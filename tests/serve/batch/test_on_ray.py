@@ -23,11 +23,11 @@ from tests.serve.batch.drawers import (
     RAISES,
     STOPS,
     Drawer,
+    append_line,
     dead_letters,
     jsonl,
+    lines_of,
     make,
-    note,
-    noted,
     order_of,
     pictures,
     prompts,
@@ -57,7 +57,7 @@ def test_a_stopped_worker_does_not_keep_its_rows(on_ray: OnRay, tmp_path: Path) 
     order = order_of(source, out, "--workers", "2", "--stall-s", "1000")
     assert run(order, on_ray(partial(Drawer, str(log)))) == 0
     assert len(pictures(out)) == 10 and command.main(["--verify", str(out)]) == 0
-    (stopped,) = noted(Path(f"{log}.stopped"))
+    (stopped,) = lines_of(Path(f"{log}.stopped"))
     until = time.monotonic() + 30
     while psutil.pid_exists(int(stopped)):
         assert time.monotonic() < until, "the stopped worker is still there"
@@ -69,9 +69,9 @@ class Accompanied(Drawer):
 
     async def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
         there = Path(f"{self.log}.there")
-        if str(os.getpid()) not in noted(there):
-            note(str(there), str(os.getpid()))
-        while len(set(noted(there))) < 2:
+        if str(os.getpid()) not in lines_of(there):
+            append_line(str(there), str(os.getpid()))
+        while len(set(lines_of(there))) < 2:
             await asyncio.sleep(0.05)
         async for update in super().generate(order):
             yield update
@@ -85,7 +85,7 @@ def test_two_workers_share_a_job_and_make_the_same_pictures(on_ray: OnRay, tmp_p
     assert run(order, on_ray(load)) == 0
     assert make(source, tmp_path / "one", "--shard-size", "8") == 0
     assert pictures(tmp_path / "two") == pictures(tmp_path / "one")
-    assert len({line.split()[0] for line in noted(log)}) == 2, "one worker did everything"
+    assert len({line.split()[0] for line in lines_of(log)}) == 2, "one worker did everything"
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_worker_whose_engines_broke_is_replaced_and_nothing_is_given_up(
     source, log = prompts(tmp_path, 40), tmp_path / "broken"
     order = order_of(source, tmp_path / "out", "--shard-size", "8")
     assert run(order, on_ray(partial(Breaking, str(log)))) == 0
-    assert len(pictures(tmp_path / "out")) == 40 and len(noted(log)) >= 40
+    assert len(pictures(tmp_path / "out")) == 40 and len(lines_of(log)) >= 40
 
 
 class Breaking(Drawer):
@@ -126,7 +126,7 @@ class Breaking(Drawer):
             raise RuntimeError("the engines failed 3 times in a row")
 
     def _is_broken(self) -> bool:
-        first = noted(Path(self.log))[:1]
+        first = lines_of(Path(self.log))[:1]
         return self.made >= 10 and first == [f"{os.getpid()} {first[0].split()[1]}"]
 
 

@@ -1,4 +1,4 @@
-"""What `sdxl batch` says before it begins, and when it is interrupted there."""
+"""What `sdxl batch` refuses before it begins, and what it prints if interrupted there."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def table(path: Path, columns: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"prompt": ["a"], "stepz": [3]}, "stepz' is not allowed; columns: prompt"),
         ({"text": ["a"]}, "text' is not allowed; columns: prompt"),
         ({"steps": [3]}, "needed a column named prompt"),
         ({"prompt": [1, 2]}, "prompt of int64' is not allowed; needed text"),
+        ({"prompt": [b"a"]}, "prompt of binary' is not allowed; needed text"),
         (
             {"prompt": ["a"], "steps": ["3"]},
             "steps of string' is not allowed; needed whole numbers",
@@ -47,11 +48,28 @@ def table(path: Path, columns: dict[str, Any]) -> Path:
     ],
 )
 def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
-    columns: dict[str, Any], said: str, tmp_path: Path
+    columns: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     source = table(tmp_path / "rows.parquet", columns)
-    with pytest.raises(InvalidParams, match=said):
+    with pytest.raises(InvalidParams, match=message):
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--n", "0", "n: 0"),
+        ("--format", "bmp", "format: 'bmp'"),
+        ("--shard-size", "0", "shard_size: 0"),
+        ("--steps", "0", "steps: 0"),
+        ("--stall-s", "0", "stall_s: 0"),
+    ],
+)
+def test_a_wrong_flag_is_refused_by_name(
+    flag: str, value: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParams, match=message):
+        order_of(prompts(tmp_path, 1), tmp_path / "out", flag, value)
 
 
 def test_a_path_that_is_no_unicode_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
@@ -60,7 +78,7 @@ def test_a_path_that_is_no_unicode_is_refused_before_a_worker_starts(tmp_path: P
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
 
 
-def test_columns_that_mean_something_are_read(tmp_path: Path) -> None:
+def test_columns_of_every_fitting_type_are_read(tmp_path: Path) -> None:
     import pyarrow
 
     from serve.batch import reading
@@ -91,26 +109,25 @@ def test_columns_that_mean_something_are_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_ctrl_c_says_once_how_to_go_on(
+def test_ctrl_c_prints_once_how_to_resume(
     during: str,
     expected: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before it began, and while workers load."""
+    """Before the job began, and while workers load."""
     monkeypatch.setattr(running, during, running.interrupt)
     with pytest.raises(KeyboardInterrupt):
         command.make(order_of(prompts(tmp_path, 2), tmp_path / "out"))
-    said = capsys.readouterr().err
-    assert re.fullmatch(expected, said) and said.count("interrupted") == 1, said
+    text = capsys.readouterr().err
+    assert re.fullmatch(expected, text) and text.count("interrupted") == 1, text
 
 
 @pytest.mark.parametrize("ended", [-signal.SIGTERM, -signal.SIGSEGV])
-def test_ctrl_c_that_python_itself_did_not_see_is_answered_too(
+def test_a_signal_that_ends_the_supervised_process_prints_how_to_resume(
     ended: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it still starts, the signal ends the process that makes the job."""
     monkeypatch.setattr(command, "supervise", lambda *_, struck: struck[ended])
     source = prompts(tmp_path, 2)
     assert cli.main(["batch", str(source), "--out", str(tmp_path / "out")]) == cli.INTERRUPTED

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sdxl.checkpoint import find
@@ -31,6 +31,12 @@ def intake(n: int = 1, sizes: Sizes | None = SIZES, **defaults: Any) -> Intake:
     return Intake(defaults, n, "sdxl-mini", sizes, "png", find("mini").presets)
 
 
+def line(id_: str, **body: Any) -> dict[str, Any]:
+    """A line of OpenAI's Batch API."""
+    body = {"prompt": "a", **body}
+    return {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
+
+
 def rows_of(path: Path, **options: Any) -> list[BatchRow]:
     return list(intake(**options).rows(read([path])))
 
@@ -41,28 +47,18 @@ def test_ids_and_file_names_are_one_to_one(a: str, b: str) -> None:
 
 
 @given(IDS)
+@example("..")
+@example("../../etc/passwd")
+@example("a\0b")
 def test_a_file_name_stays_in_its_folder(id_: str) -> None:
     stem = stem_of(id_)
     assert "/" not in stem and not stem.startswith(".") and stem.isascii() and "\0" not in stem
 
 
-@pytest.mark.parametrize("id_", ["..", ".", "../../etc/passwd", "a/b", "/root", "a\0b", "~", "%2E"])
-def test_names_that_mean_something_to_a_file_system_are_encoded(id_: str, tmp_path: Path) -> None:
-    path = (tmp_path / f"{stem_of(id_)}.png").resolve()
-    assert path.parent == tmp_path.resolve() and path.name.endswith(".png")
-
-
-def test_ids_that_were_checked_make_no_two_pictures_of_one_name() -> None:
-    """`a` with two pictures has `a-0` and `a-1`, and so may another request be called."""
+def test_the_second_picture_of_a_and_a_request_named_a_1_have_names_of_their_own() -> None:
     checked = replace(intake(), format=None, are_ids_checked=True)
-
-    def line(id_: str, n: int) -> Record:
-        body = {"prompt": "a ring", "n": n}
-        values = {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
-        return Record(id_, values)
-
     for order in ([("a", 2), ("a-1", 1)], [("a-1", 1), ("a", 2)]):
-        rows = list(checked.rows(line(*each) for each in order))
+        rows = list(checked.rows(Record(id_, line(id_, n=n)) for id_, n in order))
         assert [row.error for row in rows] == [None] * 3
         assert len({row.id for row in rows}) == 3
 
@@ -80,16 +76,12 @@ def test_long_ids_have_file_names_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_an_id_has_a_character_and_no_more_than_a_custom_id_may_have(
-    n: int, tmp_path: Path
-) -> None:
+def test_an_id_has_1_to_512_characters(n: int, tmp_path: Path) -> None:
     source = jsonl(tmp_path, [{"prompt": "a", "id": "あ" * k} for k in (0, 1, MAX_ID, MAX_ID + 1)])
     assert [row.error is None for row in rows_of(source, n=n)] == [*(False, *[True] * 2 * n, False)]
 
 
-def test_ids_and_seeds_follow_from_content_whatever_the_order_and_the_defaults(
-    tmp_path: Path,
-) -> None:
+def test_ids_and_seeds_follow_from_content_alone(tmp_path: Path) -> None:
     contents = [{"prompt": "a"}, {"prompt": "b", "steps": 4}, {"prompt": "c", "width": 64}]
     first = rows_of(jsonl(tmp_path, contents))
     again = rows_of(jsonl(tmp_path, contents[::-1], "reversed.jsonl"), steps=9)
@@ -108,7 +100,7 @@ def test_n_pictures_a_row_have_ids_and_seeds_of_their_own(tmp_path: Path) -> Non
     assert [row.ordinal for row in rows] == [0, 1, 2, 3]
 
 
-def test_a_rows_own_values_go_before_the_flags(tmp_path: Path) -> None:
+def test_a_rows_values_override_the_flags(tmp_path: Path) -> None:
     source = jsonl(tmp_path, [{"prompt": "a", "steps": 4, "guidance_scale": 2}, {"prompt": "b"}])
     first, second = rows_of(source, steps=9, guidance=3.0)
     assert first.params and (first.params.steps, first.params.guidance) == (4, 2)
@@ -132,15 +124,17 @@ def test_a_rows_own_values_go_before_the_flags(tmp_path: Path) -> None:
         ({"prompt": "\ud800"}, "prompt: "),
         ({"prompt": "a", "guidance_scale": 10**400}, "guidance: "),
         ({"prompt": "a", "seed": 10**400}, "seed: "),
+        ({"prompt": "a", "\ud800": 1}, "\\ud800: 1 is not allowed"),
         (["a"], "needed a JSON object"),
     ],
 )
-def test_a_bad_row_keeps_its_place_and_says_what_is_wrong(
+def test_a_bad_row_keeps_its_place_and_names_its_error(
     row: Any, error: str, tmp_path: Path
 ) -> None:
     first, bad, last = rows_of(jsonl(tmp_path, [{"prompt": "a"}, row, {"prompt": "b"}]))
     assert first.error is None and last.error is None and (bad.ordinal, last.ordinal) == (1, 2)
     assert bad.error is not None and bad.error.startswith(error), bad.error
+    assert bad.error.encode()
     assert bad.line == "rows.jsonl, line 2" and bad.params is None
 
 
@@ -153,38 +147,22 @@ NAMES = st.sampled_from([*COLUMNS, "custom_id", "method", "url", "body"]) | st.t
 
 
 @given(st.dictionaries(NAMES, JSON | st.binary(), max_size=4))
-def test_no_row_stops_the_others(values: dict[str, Any]) -> None:
+def test_a_row_of_any_json_stops_no_other(values: dict[str, Any]) -> None:
     good = [Record(f"line {n}", {"prompt": f"good row {n}"}) for n in (1, 3)]
     rows = list(intake().rows([good[0], Record("line 2", values), good[1]]))
     assert rows[0].error is None and rows[-1].error is None
     assert all((row.error is None) != (row.params is None) for row in rows)
 
 
-def test_what_is_no_text_in_a_table_is_one_bad_row(tmp_path: Path) -> None:
+def test_a_csv_row_that_is_not_utf_8_is_one_bad_row(tmp_path: Path) -> None:
     latin = tmp_path / "latin.csv"
     latin.write_bytes("prompt\ncafé\na\n".encode("latin-1"))
     bad, good = rows_of(latin)
     assert bad.error and bad.error.startswith("prompt: ") and good.params
 
 
-def test_a_column_of_bytes_is_no_column_of_text(tmp_path: Path) -> None:
-    """Each of its rows would be a bad one."""
-    import pyarrow as arrow
-    import pyarrow.parquet as parquet
-
-    binary = tmp_path / "binary.parquet"
-    parquet.write_table(arrow.table({"prompt": [b"\xff", b"a"]}), binary)
-    with pytest.raises(InvalidParams, match="prompt of binary' is not allowed; needed text"):
-        rows_of(binary)
-
-
-def test_what_is_wrong_with_a_row_can_be_printed_whatever_its_names_are(tmp_path: Path) -> None:
-    (row,) = rows_of(jsonl(tmp_path, [{"prompt": "a", "\ud800": 1}]))
-    assert row.error and row.error.encode().startswith(b"\\ud800: 1 is not allowed")
-
-
 @pytest.mark.parametrize("text", ["{", "[1", '"', "\ud800"])
-def test_a_line_that_is_no_json_is_one_bad_row(text: str, tmp_path: Path) -> None:
+def test_a_line_that_is_not_json_is_one_bad_row(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(text.encode("utf-8", "surrogatepass") + b'\n\n{"prompt": "a"}\n')
     bad, good = rows_of(path)
@@ -192,7 +170,7 @@ def test_a_line_that_is_no_json_is_one_bad_row(text: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_rows_that_say_the_same_are_pictures_of_their_own(n: int, tmp_path: Path) -> None:
+def test_equal_rows_are_pictures_of_their_own(n: int, tmp_path: Path) -> None:
     contents = [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}, {"prompt": "a"}]
     rows = rows_of(jsonl(tmp_path, contents), n=n)
     assert [row.error for row in rows] == [None] * 4 * n
@@ -204,15 +182,13 @@ def test_rows_that_say_the_same_are_pictures_of_their_own(n: int, tmp_path: Path
     assert rows[-1].id.startswith(f"{first}-row{3 * n}")
 
 
-def test_the_second_of_two_rows_that_give_one_id_is_an_error_that_names_the_first(
-    tmp_path: Path,
-) -> None:
+def test_a_repeated_id_is_an_error_that_names_its_first_row(tmp_path: Path) -> None:
     contents = [{"prompt": c, "id": "i"} for c in "ab"]
     first, second = rows_of(jsonl(tmp_path, contents))
     assert first.error is None and second.error and "rows.jsonl, line 1 has it" in second.error
 
 
-def test_every_format_says_the_same(tmp_path: Path) -> None:
+def test_every_file_format_gives_the_same_rows(tmp_path: Path) -> None:
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
@@ -227,20 +203,13 @@ def test_every_format_says_the_same(tmp_path: Path) -> None:
         "\ufeffprompt,negative_prompt,seed,guidance_scale,id\n"
         '"a, b",,7,2.5,x\nc,d,,,y\n,,,,z\n ,,,,0\n'
     )
-    found = [rows_of(jsonl(tmp_path, rows))]
-    found += [rows_of(tmp_path / name) for name in ("rows.csv", "rows.parquet")]
-    assert all(row.error is None for each in found for row in each)
-    said = [[(row.id, row.params) for row in each] for each in found]
-    assert said[0] == said[1] == said[2]
+    paths = (jsonl(tmp_path, rows), tmp_path / "rows.csv", tmp_path / "rows.parquet")
+    facts = [[(row.id, row.params, row.error) for row in rows_of(path)] for path in paths]
+    assert all(error is None for _, _, error in facts[0])
+    assert facts[0] == facts[1] == facts[2]
 
 
-def test_every_step_is_deep_where_steps_are_few_but_in_a_job_that_began_before(
-    tmp_path: Path,
-) -> None:
-    def line(id_: str, **body: Any) -> dict[str, Any]:
-        body = {"prompt": "a", **body}
-        return {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
-
+def test_few_steps_are_all_deep_except_in_older_jobs(tmp_path: Path) -> None:
     contents = [
         {"prompt": "a", "steps": 4},
         {"prompt": "b"},
@@ -261,46 +230,27 @@ def test_every_step_is_deep_where_steps_are_few_but_in_a_job_that_began_before(
     assert intervals(replace(flags, usual_interval=2))[:3] == intervals(flags)[:3] == [5, 5, 3]
 
 
-def test_lines_of_openais_batch_api_mean_what_the_service_makes_of_them(tmp_path: Path) -> None:
-    def line(id_: str, **body: Any) -> dict[str, Any]:
-        return {"custom_id": id_, "method": "POST", "url": "/v1/images/generations", "body": body}
-
-    source = jsonl(
-        tmp_path,
-        [
-            line("one", prompt="a", size="64x128", quality="low", seed=3, model="sdxl-mini"),
-            line("two", prompt="b", n=2),
-            line("three", prompt="c", model="another"),
-            line("four", prompt="d", size="100x100"),
-            line("five", prompt="e", colour="red"),
-            {**line("six", prompt="f"), "url": "/v1/chat/completions"},
-            line("seven", prompt="g", expand_prompt=True),
-            line("eight", prompt="h", output_compression=50),
-            line("nine", prompt="i", stream=True),
-        ],
-    )
-    one, two, _, *wrong = rows_of(source)
+def test_a_line_of_openais_batch_api_is_read_as_the_service_reads_it(tmp_path: Path) -> None:
+    errors = [
+        (line("three", model="another"), "'another'"),
+        (line("four", size="100x100"), "size: '100x100'"),
+        (line("five", colour="red"), "colour: 'red'"),
+        ({**line("six"), "url": "/v1/chat/completions"}, "url: "),
+        (line("seven", expand_prompt=True), "expand_prompt: "),
+        (line("eight", output_compression=50), "output_compression: "),
+        (line("nine", stream=True), "stream: "),
+    ]
+    good = [line("one", size="64x128", quality="low", seed=3, model="sdxl-mini"), line("two", n=2)]
+    one, two, _, *wrong = rows_of(jsonl(tmp_path, [*good, *(row for row, _ in errors)]))
     assert one.params and (one.id, one.params.width, one.params.height) == ("one", 64, 128)
     assert (one.params.steps, one.params.cache_interval, one.params.seed) == (20, 2, 3)
     assert two.id == "two-0" and two.params and two.params.width == 128
-    for row, said in zip(
-        wrong,
-        (
-            "'another'",
-            "size: '100x100'",
-            "colour: 'red'",
-            "url: ",
-            "expand_prompt: ",
-            "output_compression: ",
-            "stream: ",
-        ),
-        strict=True,
-    ):
-        assert row.error and said in row.error, row.error
+    for row, (_, words) in zip(wrong, errors, strict=True):
+        assert row.error and words in row.error, row.error
 
 
 @pytest.mark.parametrize("max_side", [0, 256, 64])
-def test_a_line_of_the_batch_api_may_ask_what_the_service_may_be_asked(max_side: int) -> None:
+def test_a_line_of_the_batch_api_has_the_services_limits(max_side: int) -> None:
     card, limits = ModelCard("sdxl-mini", SIZES), ServeSettings(max_side=max_side)
     sized = {"prompt": "a", "size": "192x192"}
     bodies: list[dict[str, Any]] = [
@@ -308,8 +258,7 @@ def test_a_line_of_the_batch_api_may_ask_what_the_service_may_be_asked(max_side:
         *({**sized, "upscale": times} for times in (1, 2, 4)),
     ]
     for body in bodies:
-        line = {"custom_id": "x", "method": "POST", "url": "/v1/images/generations", "body": body}
-        (row,) = replace(intake(), limits=limits).rows([Record("line 1", line)])
+        (row,) = replace(intake(), limits=limits).rows([Record("line 1", line("x", **body))])
         try:
             orders_of(ImageRequest(**body), card, limits, 0, 1.0)
             refusal = None
@@ -318,7 +267,7 @@ def test_a_line_of_the_batch_api_may_ask_what_the_service_may_be_asked(max_side:
         assert row.error == refusal, body
 
 
-def test_a_txt_line_is_a_prompt_and_empty_lines_are_nothing(tmp_path: Path) -> None:
+def test_a_txt_line_is_a_prompt_and_empty_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xef\xbb\xbfa ring\r\n\n  a star  \n\xff\n")
     ring, star, bad = rows_of(path)
@@ -331,29 +280,23 @@ def test_shards_are_cut_by_place_alone(tmp_path: Path) -> None:
     source = jsonl(tmp_path, [{"prompt": str(i)} if i != 3 else {} for i in range(10)])
     shards = list(intake().shards(read([source]), 4))
     assert [piece.shard for piece in shards] == [0, 1, 2]
-    assert [[row.ordinal for row in piece.rows] for piece in shards] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9],
-    ]
+    ordinals = [[row.ordinal for row in piece.rows] for piece in shards]
+    assert ordinals == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-def test_a_pattern_means_its_files_in_order_of_their_names(tmp_path: Path) -> None:
+def test_a_pattern_stands_for_its_files_sorted_by_name(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt"):
         (tmp_path / name).write_text("x\n")
     assert [p.name for p in find_inputs([str(tmp_path / "*.txt")])] == ["a.txt", "b.txt"]
+    with pytest.raises(InvalidParams, match="needed a file"):
+        find_inputs([str(tmp_path / "*.csv")])
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [("x.csv", "prompt,stesp\na,4\n"), ("x.csv", "text\na\n"), ("x.parquet", "no"), ("x.tsv", "")],
 )
-def test_a_file_of_the_wrong_form_is_refused_whole(name: str, content: str, tmp_path: Path) -> None:
+def test_a_file_of_a_wrong_form_is_refused(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(InvalidParams, match="input: "):
         list(read(find_inputs([str(tmp_path / name)])))
-
-
-def test_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParams, match="needed a file"):
-        find_inputs([str(tmp_path / "*.txt")])

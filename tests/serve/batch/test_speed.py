@@ -1,10 +1,8 @@
-"""What the job costs beyond its pictures: throughput, workers, and the driver's memory."""
+"""The cost of a job beyond its pictures: throughput, scaling, and the driver's memory."""
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -18,20 +16,18 @@ from serve.batch.intake import Intake
 from serve.batch.progress import BatchProgress
 from serve.batch.reading import read
 from serve.batch.renderers import LocalRenderer
-from serve.batch.rows import ShardPiece
 from serve.batch.running import run
-from serve.batch.shard_worker import BatchTask, Tally, TurnReport
+from serve.batch.shard_worker import BatchTask
 from serve.batch.store import FolderStore
-from serve.orders import ModelCard
 from tests.serve.batch.conftest import OnRay
-from tests.serve.batch.drawers import make, order_of, pictures, prompts
+from tests.serve.batch.drawers import IdleWorker, make, order_of, pictures, prompts
 from tests.serve.workers import fake, fake_pipeline
 
 TICK_S = 0.02
 
 
 def sleepy() -> Pipeline:
-    """Engines that sleep: two cores cannot show what two devices do."""
+    """Engines that sleep: two real ones would share this machine's cores."""
     return fake_pipeline(TICK_S, buckets=(4,))
 
 
@@ -39,8 +35,8 @@ def sleepy_renderer() -> LocalRenderer:
     return LocalRenderer(sleepy(), Provenance(OFF))
 
 
-def test_the_loop_stays_full_across_the_borders_of_shards(tmp_path: Path) -> None:
-    """64 rows in 8 shards: every call of the network but the last few is full."""
+def test_calls_of_the_network_are_full_across_shards(tmp_path: Path) -> None:
+    """64 rows in 8 shards: only the last few calls may have free rows."""
     pipeline = fake_pipeline(0.002, buckets=(4,))
     renderer = LocalRenderer(pipeline, Provenance(OFF))
     calls = fake(pipeline, "unet_deep").calls
@@ -75,40 +71,17 @@ def test_two_workers_make_nearly_twice_as_much(on_ray: OnRay, tmp_path: Path) ->
     for workers in (1, 2):
         source, out = prompts(tmp_path, 240), tmp_path / f"out{workers}"
         flags = ("--steps", "10", "--shard-size", "16", "--workers", str(workers))
-        stamps: list[float] = []
         order = order_of(source, out, *flags)
         assert run(order, on_ray(sleepy_renderer)) == 0
         stamps = sorted(path.stat().st_mtime for path in out.glob("images/*/*.png"))
-        # From the first quarter on, when every worker is loaded, to the last.
+        # Between the first quarter, when every worker is loaded, and the last.
         rates.append((len(stamps) // 2) / (stamps[-len(stamps) // 4] - stamps[len(stamps) // 4]))
     print(f"one worker {rates[0]:.2f} images/s, two {rates[1]:.2f}: {rates[1] / rates[0]:.2f} x")
     assert rates[1] >= 1.9 * rates[0], f"{rates[1] / rates[0]:.2f} x, needed 1.9"
 
 
-@dataclass
-class Dry:
-    """A member that has always just finished everything."""
-
-    name: str
-    kept: Tally = field(default_factory=Tally)
-
-    def ready(self) -> Future[ModelCard]:
-        future: Future[ModelCard] = Future()
-        future.set_result(ModelCard("m", Sizes(128, 64, 512)))
-        return future
-
-    def turn(self, pieces: dict[int, ShardPiece]) -> Future[TurnReport]:
-        ended = {key: Tally(made=len(piece.rows)) for key, piece in pieces.items()}
-        future: Future[TurnReport] = Future()
-        future.set_result(TurnReport({}, ended, True, len(pieces), 1.0))
-        return future
-
-    def end(self) -> None:
-        pass
-
-
 def grown_mib(folder: Path, rows: int) -> float:
-    """How much the driver's memory grew over so many rows of input, sampled as it went."""
+    """Return the growth of the driver's memory over an input of so many rows."""
     source = folder / f"{rows}.txt"
     with source.open("w") as file:
         file.writelines(f"a red circle number {i}\n" for i in range(rows))
@@ -121,7 +94,9 @@ def grown_mib(folder: Path, rows: int) -> float:
         nonlocal highest
         highest = max(highest, here.memory_info().rss)
 
-    driver = Driver(Dry, 8, BatchTask(store, "run", "png"), progress, lambda card: None, show)
+    driver = Driver(
+        IdleWorker, 8, BatchTask(store, "run", "png"), progress, lambda card: None, show
+    )
     intake = Intake({}, 1, "m", Sizes(128, 64, 512), "png")
     driver.run(intake.shards(read([source]), 128))
     source.unlink()
@@ -132,9 +107,9 @@ def grown_mib(folder: Path, rows: int) -> float:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_the_drivers_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
-    """The database of ids that came before may take its cache, and no more."""
+    """Only the cache of the database of ids may grow."""
     grown_mib(tmp_path, 1000)
-    found = {rows: grown_mib(tmp_path, rows) for rows in (10_000, 1_000_000, 10_000_000)}
-    print({rows: f"{mib:.0f} MiB" for rows, mib in found.items()})
-    assert found[10_000_000] <= 32, f"grew by {found[10_000_000]:.0f} MiB, allowed 32"
-    assert found[10_000_000] <= found[1_000_000] + 8
+    small, large = (grown_mib(tmp_path, rows) for rows in (1_000_000, 10_000_000))
+    print(f"1,000,000 rows: {small:.0f} MiB, 10,000,000 rows: {large:.0f} MiB")
+    assert large <= 32, f"grew by {large:.0f} MiB, allowed 32"
+    assert large <= small + 8

@@ -14,7 +14,7 @@ from serve.batch import store as batch_store
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.ledger import Entry
 from serve.batch.store import FolderStore, ObjectStore, Store
-from tests.serve.batch.drawers import SMALL, Drawer, make, noted, pictures, prompts
+from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures, prompts
 
 
 def objects(url: str) -> dict[str, bytes]:
@@ -43,7 +43,7 @@ def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
     victim = f"{bucket.removeprefix('s3://')}/images/{sorted(images)[9]}"
     s3fs.S3FileSystem().pipe_file(victim, b"damaged")  # and shorter, which a listing tells
     assert make(source, bucket, *SMALL, load=partial(Drawer, str(log))) == 0
-    assert len(noted(log)) == 1 and command.main(["--verify", bucket]) == 0
+    assert len(lines_of(log)) == 1 and command.main(["--verify", bucket]) == 0
     assert command.main(["--status", bucket]) == 0
 
 
