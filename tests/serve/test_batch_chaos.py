@@ -1,6 +1,6 @@
-"""A batch through kills of all that makes it: every request once, the bytes of `sdxl batch`.
+"""A batch while its replicas, front ends and runner are killed: the pictures of `sdxl batch`.
 
-BATCH_REQUESTS is how many: 10,000 take hours on two cores.
+BATCH_REQUESTS sets the number of requests: 10,000 take hours on two cores.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ COUNT = int(os.environ.get("BATCH_REQUESTS", "10000"))
 KILL_PERIOD_S = 20.0
 DOOMED = ("ImageReplica", "ImageIngress", "BatchReplica")
 QUIET_S = 1800.0
-"""So long nothing may become of a batch before the test gives up."""
+"""The test gives up on a batch that makes no progress for so long."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(12 * 3600)]
 
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another number of threads would round differently."""
+    """The number of threads changes the rounding."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -45,7 +45,7 @@ def strike_until_done(found: Service, client: openai.OpenAI, batch: Any) -> tupl
         try:
             batch = client.batches.retrieve(batch.id)
         except openai.APIError:
-            # The door itself may be what died.
+            # The front end may be what was killed.
             continue
         done = batch.request_counts.completed
         if done != seen:
@@ -61,7 +61,7 @@ def strike_until_done(found: Service, client: openai.OpenAI, batch: Any) -> tupl
     return batch, struck
 
 
-def test_every_request_is_there_once_whatever_dies(tmp_path: Path) -> None:
+def test_every_request_is_answered_once_through_kills(tmp_path: Path) -> None:
     asked = [line(f"r{i}", prompt=f"a red circle, {i}", size="64x64") for i in range(COUNT)]
     source = jsonl(tmp_path, asked)
     flags = ("--replicas", "2", "--ingresses", "2", "--llm", "none", "--deterministic")
@@ -77,9 +77,9 @@ def test_every_request_is_there_once_whatever_dies(tmp_path: Path) -> None:
         )
         batch, struck = strike_until_done(found, client, batch)
         assert batch.status == "completed" and set(struck) == set(DOOMED), (batch, struck)
-        told = client.files.content(batch.output_file_id).text.splitlines()
+        text = client.files.content(batch.output_file_id).text
         assert batch.error_file_id is None
-    lines = [json.loads(each) for each in told]
+    lines = [json.loads(each) for each in text.splitlines()]
     assert [each["custom_id"] for each in lines] == [f"r{i}" for i in range(COUNT)]
     out = tmp_path / "out"
     command = [sys.executable, "-m", "sdxl.cli", "batch", str(source), "--out", str(out), "--quiet"]

@@ -1,4 +1,4 @@
-"""Batches of few steps: all of them are deep, but in a batch that began before that was so."""
+"""In batches of few steps all are deep, except in older batches."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from serve.models import image_models
 from tests.serve.test_batch_api import Doors, doors, line
 
 
-def test_few_steps_are_deep_unless_a_batch_began_before_that_was_so(tmp_path: Path) -> None:
+def test_few_steps_are_all_deep_except_in_older_batches(tmp_path: Path) -> None:
     asked = [line("few"), line("many", steps=8), line("said", cache_interval=2)]
     with doors(tmp_path) as found:
         batch = found.ended(found.begin(*asked))
-        told = found.lines(batch.output_file_id)
-        counts = [each["response"]["body"]["data"][0]["shallow_steps"] for each in told]
+        bodies = [each["response"]["body"] for each in found.lines(batch.output_file_id)]
+        counts = [body["data"][0]["shallow_steps"] for body in bodies]
         assert counts == [0, 4, 1]
         records = Records(found.settings.batches_dir)
         records.prepare()

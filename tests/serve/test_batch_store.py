@@ -1,4 +1,4 @@
-"""The store of files and batches: who reads it, and what is left in it."""
+"""The store of files and batches: sweeps, full disks, and two runners."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from sdxl.files import OutputError
 from serve.batch.lock import locked
 from serve.batch_api.records import BatchRecord, FileRecord, Records
 from serve.batch_api.runner import SWEEP_S, BatchRunner, sweep
+from tests.serve.batch.drawers import wait_until
 from tests.serve.test_batch_api import doors, line
 
 
-def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
-    tmp_path: Path,
-) -> None:
+def test_unfinished_files_of_a_killed_front_are_removed_after_a_day(tmp_path: Path) -> None:
     records, day_s = Records(str(tmp_path)), 24 * 3600
     records.prepare()
     (scratch,) = (tmp_path / "tmp").iterdir()
@@ -38,7 +37,7 @@ def test_what_a_killed_front_left_unfinished_is_removed_and_the_living_go_on(
     assert records.data("file") == b"x" and not new.exists()
 
 
-def test_a_file_that_fits_on_the_disk_without_its_record_leaves_nothing(
+def test_an_upload_whose_record_does_not_fit_on_the_disk_leaves_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, full = Records(str(tmp_path)), OSError(errno.ENOSPC, "No space left on device")
@@ -57,7 +56,7 @@ def test_a_file_that_fits_on_the_disk_without_its_record_leaves_nothing(
     assert records.store.names("data") == []
 
 
-def test_what_a_crash_left_without_a_record_goes_with_the_second_sweep(
+def test_data_that_a_crash_left_without_a_record_are_removed_by_the_second_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: object) -> None:
@@ -80,15 +79,13 @@ def test_what_a_crash_left_without_a_record_goes_with_the_second_sweep(
         data = set(records.store.names("data"))
         assert data == {deleted.id, uploaded.id, kept.id}
         runner.look()
-        assert set(records.store.names("data")) == data, "a record may still come"
+        assert set(records.store.names("data")) == data, "a record may still be written"
         runner.clock = lambda: time.time() + SWEEP_S + 1
         runner.look()
         assert records.store.names("data") == [kept.id]
 
 
-def test_nothing_is_read_of_the_store_where_all_requests_are_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_event_loop_reads_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, in_loop = Records.asked_to_cancel, list[str]()
 
     def asked_to_cancel(records: Records, id_: str) -> int | None:
@@ -103,7 +100,7 @@ def test_nothing_is_read_of_the_store_where_all_requests_are_served(
         assert found.client.batches.list().data == [batch] and not in_loop
 
 
-def test_a_full_disk_is_swept_and_stops_no_other_batch(
+def test_on_a_full_disk_other_batches_and_the_sweep_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with doors(tmp_path) as found:
@@ -121,30 +118,26 @@ def test_a_full_disk_is_swept_and_stops_no_other_batch(
         runner.clock = lambda: time.time() + 40 * 24 * 3600
         runner.look()
         assert checked == [stuck.id, other.id]
-        assert old.id not in kept.names("data"), "what expired gives its room back"
+        assert old.id not in kept.names("data"), "an expired file was not removed"
 
 
-def test_who_comes_late_ends_no_batch_again(tmp_path: Path) -> None:
-    told = list[BatchRecord]()
-    news: Any = SimpleNamespace(add=told.append)
+def test_a_second_runner_does_not_end_a_batch_again(tmp_path: Path) -> None:
+    events = list[BatchRecord]()
+    outbox: Any = SimpleNamespace(add=events.append)
     with doors(tmp_path) as found:
         found.runner.close()
         begun = found.begin(line("a"))
         records, settings = found.runner.records, found.settings
         first, second = (
-            BatchRunner(records, settings, lambda: [found.worker], news) for _ in range(2)
+            BatchRunner(records, settings, lambda: [found.worker], outbox) for _ in range(2)
         )
         first.look()
         with locked(records.job_place(begun.id)):
-            # As after a service was replaced: the other has the place, and both have begun.
+            # As after a service was replaced: another process has the lock, and both have begun.
             second.look()
             first.look()
             (batch,) = records.batches("anybody")
             ended = replace(batch, status="cancelled", ended_at=7, finalizing_at=7)
             records.put_batch(ended)
-        for runner in (first, second):
-            until = time.monotonic() + 50
-            while runner._turns:
-                assert time.monotonic() < until
-                time.sleep(0.02)
-        assert records.batches("anybody") == [ended] and not told
+        wait_until(lambda: not first._turns and not second._turns)
+        assert records.batches("anybody") == [ended] and not events

@@ -1,11 +1,10 @@
-"""How batches end is told to the operator's addresses, signed, as two other packages read it."""
+"""Signed events of batches that end, as two other packages read them."""
 
 from __future__ import annotations
 
 import base64
 import errno
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import HTTPServer
@@ -22,7 +21,8 @@ from sdxl.params import InvalidParams
 from serve.batch_api.records import Records
 from serve.batch_api.webhooks import Endpoint, Outbox, read_endpoints
 from tests.http_servers import Quiet, serving
-from tests.serve.test_batch_api import WAIT_S, doors, line
+from tests.serve.batch.drawers import wait_until
+from tests.serve.test_batch_api import doors, line
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 
@@ -54,33 +54,28 @@ def outbox_to(folder: Path, url: str, *pauses_s: float) -> Outbox:
 
 
 @pytest.mark.slow
-def test_how_a_batch_ended_is_told_signed_until_it_is_taken(tmp_path: Path) -> None:
+def test_the_end_of_a_batch_is_sent_signed_until_it_is_accepted(tmp_path: Path) -> None:
     with receiver(refusals=2) as (url, heard):
         outbox = outbox_to(tmp_path, url, 0.0, 0.0, 0.0)
         with doors(tmp_path, outbox=outbox) as found:
             done, failed = found.begin(line("a")), found.begin("{broken")
             outbox.start()
             found.ended(done), found.ended(failed)
-            until = time.monotonic() + WAIT_S
-            while outbox.records.store.names("outbox"):
-                assert time.monotonic() < until, "nobody took it"
-                time.sleep(0.1)
+            wait_until(lambda: not outbox.records.store.names("outbox"))
             outbox.close()
-    other = Webhook(SECRET)
-    told = {}
+    events, client = {}, openai.OpenAI(api_key="x")
     for headers, body in heard.heard:
-        event: Any = openai.OpenAI(api_key="x").webhooks.unwrap(body, headers, secret=SECRET)
-        assert other.verify(body, headers) == json.loads(body)
+        event: Any = client.webhooks.unwrap(body, headers, secret=SECRET)
+        assert Webhook(SECRET).verify(body, headers) == json.loads(body)
         assert event.id == headers["webhook-id"] and event.object == "event"
-        told[event.type] = event.data.id
+        events[event.type] = event.data.id
         with pytest.raises(openai.InvalidWebhookSignatureError):
-            changed = body.replace("batch.", "botch.")
-            openai.OpenAI(api_key="x").webhooks.unwrap(changed, headers, secret=SECRET)
-    assert told == {"batch.completed": done.id, "batch.failed": failed.id}
-    assert len(heard.heard) == 4, "each was refused once or more, and told again"
+            client.webhooks.unwrap(body.replace("batch.", "botch."), headers, secret=SECRET)
+    assert events == {"batch.completed": done.id, "batch.failed": failed.id}
+    assert len(heard.heard) == 4, "two events and two refusals"
 
 
-def test_what_nobody_takes_is_given_up(tmp_path: Path) -> None:
+def test_an_event_that_is_always_refused_is_given_up(tmp_path: Path) -> None:
     with receiver(refusals=100) as (url, heard):
         outbox = outbox_to(tmp_path, url, 0.0, 0.0)
         with doors(tmp_path, outbox=outbox) as found:
@@ -90,7 +85,7 @@ def test_what_nobody_takes_is_given_up(tmp_path: Path) -> None:
     assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")
 
 
-def test_a_full_disk_holds_up_no_other_news_and_repeats_none_at_once(
+def test_a_full_disk_delays_no_other_event_and_repeats_none_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(name: str, data: bytes) -> None:
@@ -108,15 +103,15 @@ def test_a_full_disk_holds_up_no_other_news_and_repeats_none_at_once(
         monkeypatch.setattr(outbox.records.store, "put", full)
         for _ in range(3):
             outbox.deliver()
-    assert len(takes.heard) == 1, "it comes after the one that cannot be noted"
-    assert len(refuses.heard) == 1, "it is told again after a pause"
+    assert len(takes.heard) == 1, "it comes after the event that cannot be stored"
+    assert len(refuses.heard) == 1, "a retry comes after a pause"
     assert outbox.records.store.names("outbox") == ["a.json"]
 
 
 @pytest.mark.parametrize(
     "row", ["http://a", f"ftp://a {SECRET}", "http://a whsec_c2hvcnQ=", "http://a secret"]
 )
-def test_a_file_of_addresses_that_is_wrong_is_refused_without_its_secret(
+def test_a_wrong_file_of_addresses_is_refused_without_showing_its_secret(
     tmp_path: Path, row: str
 ) -> None:
     (tmp_path / "webhooks").write_text(row)

@@ -1,4 +1,4 @@
-"""What stops a job in one line, and what is left so that it goes on later."""
+"""Failures that stop a job with one line, and resuming after them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from sdxl.files import OutputError, write_atomic
 from sdxl.params import InvalidParams
-from serve.batch import command, store
+from serve.batch import command, lock, store
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.renderers import RendererLost
 from tests.serve.batch.drawers import SMALL, Drawer, dead_letters, lines_of, make, pictures, prompts
 
 
 def failing(number: int, fail_after: int) -> Callable[..., None]:
-    """A disk that takes so many files, and then says no."""
+    """A `write_atomic` that fails after so many pictures."""
     taken, write = 0, write_atomic
 
     def put(path: Path, data: bytes, scratch: Path | None = None) -> None:
@@ -33,7 +33,7 @@ def failing(number: int, fail_after: int) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("number", [28, 30, 122], ids=["disk full", "read-only", "quota"])
-def test_an_output_that_takes_no_more_stops_the_job_in_one_line_and_it_goes_on_later(
+def test_an_output_that_cannot_be_written_stops_the_job_and_a_rerun_resumes(
     number: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = prompts(tmp_path, 30), tmp_path / "out"
@@ -49,17 +49,16 @@ def test_an_output_that_takes_no_more_stops_the_job_in_one_line_and_it_goes_on_l
 
 
 class Vanishing(Drawer):
-    """The output folder goes while it draws."""
+    """Moves the output folder away after 12 pictures."""
 
     out: Path
-    after: int = 12
 
     async def _misbehave(self, prompt: str) -> None:
-        if self.made == self.after and self.out.exists():
+        if self.made == 12 and self.out.exists():
             self.out.rename(self.out.with_name("gone"))
 
 
-def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_made_again(
+def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_recreated(
     finished: Path, tmp_path: Path
 ) -> None:
     source, out = prompts(tmp_path, 30), tmp_path / "out"
@@ -71,26 +70,24 @@ def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_made_again(
 
     with pytest.raises((BatchFailed, OutputError), match="out: "):
         make(source, out, *SMALL, load=load)
-    assert not out.exists(), "it was made again, and would have got half a job"
+    assert not out.exists()
     (tmp_path / "gone").rename(out)
     assert make(source, out, *SMALL) == 0
     assert pictures(out) == pictures(finished / "out")
     assert command.main(["--verify", str(out)]) == 0
 
 
-@pytest.mark.slow
-def test_two_starts_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
-    from serve.batch.lock import locked
-
-    with (
-        locked(str(tmp_path / "out")),
-        pytest.raises(InvalidParams, match="another sdxl batch is at work"),
-    ):
+def test_a_second_run_in_a_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "LEAVE_S", 0.3)
+    message = "another sdxl batch is at work"
+    with lock.locked(str(tmp_path / "out")), pytest.raises(InvalidParams, match=message):
         make(prompts(tmp_path, 2), tmp_path / "out")
 
 
 class Lost(Drawer):
-    """Draws two pictures; then its service has another key."""
+    """Its service refuses the key after two pictures."""
 
     async def generate(self, order: Any) -> Any:
         if self.made == 2:
@@ -99,7 +96,7 @@ class Lost(Drawer):
             yield update
 
 
-def test_a_service_that_is_lost_stops_the_job_and_buries_nothing(tmp_path: Path) -> None:
+def test_a_service_that_refuses_the_key_stops_the_job_without_dead_letters(tmp_path: Path) -> None:
     source, out = prompts(tmp_path, 6), tmp_path / "out"
     with pytest.raises(BatchFailed, match="401: A valid API key.*rerun the same command to resume"):
         make(source, out, load=partial(Lost, window=1))

@@ -1,4 +1,4 @@
-"""Leases: whatever fails whenever, each row ends once, and only a bad one is given up."""
+"""Leases: after any failures each row ends once, and only bad rows are given up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from serve.batch.rows import BatchRow, ShardPiece
 
 
 def shard(number: int, size: int, start: int = 0) -> ShardPiece:
-    rows = (BatchRow(start + i, f"line {start + i}", f"r{start + i}") for i in range(size))
-    return ShardPiece(
-        number, tuple(BatchRow(r.ordinal, r.line, r.id, GenerationParams("a")) for r in rows)
-    )
+    params, ordinals = GenerationParams("a"), range(start, start + size)
+    return ShardPiece(number, tuple(BatchRow(i, f"line {i}", f"r{i}", params) for i in ordinals))
 
 
 def shards(count: int, size: int) -> list[ShardPiece]:
@@ -31,8 +29,7 @@ def shards(count: int, size: int) -> list[ShardPiece]:
 def test_each_row_ends_once_and_only_the_bad_are_given_up(
     bad: set[int], moments: list[str]
 ) -> None:
-    """Bad rows take their whole piece with them; workers die and pieces come back half done at
-    random moments besides."""
+    """A bad row fails its whole piece; workers also die and return half a piece at random."""
     leases = Leases(iter(shards(4, 15)))
     done: Counter[int] = Counter()
     given_up: Counter[int] = Counter()
@@ -42,8 +39,8 @@ def test_each_row_ends_once_and_only_the_bad_are_given_up(
         if leases.is_done:
             break
         holder = f"w{turn % 2}"
-        found = leases.next_for(holder)
-        if found is None and not leases.of(holder):
+        lease = leases.next_for(holder)
+        if lease is None and not leases.of(holder):
             continue
         key = leases.of(holder)[0]
         piece = leases.held[key].piece
@@ -63,17 +60,16 @@ def test_each_row_ends_once_and_only_the_bad_are_given_up(
     assert leases.is_done, f"{len(leases.held)} leases are left"
     assert set(done) | set(given_up) == set(range(60)) and max((done + given_up).values()) == 1
     assert bad <= set(given_up)
-    assert sorted(closed) == [0, 1, 2, 3], "each shard is told once to be whole"
+    assert sorted(closed) == [0, 1, 2, 3], "each shard is complete once"
 
 
-def test_a_bad_row_is_given_up_after_three_tries_and_a_split_and_no_other_is() -> None:
+def test_a_bad_row_alone_is_given_up_after_three_tries_and_a_split() -> None:
     leases, deaths = Leases(iter([shard(0, 64)])), 0
     given_up: list[int] = []
     while not leases.is_done:
-        found = leases.next_for("w")
-        if found is None:
+        if (lease := leases.next_for("w")) is None:
             continue
-        key, piece = found
+        key, piece = lease
         given_up += [row.ordinal for row in piece.rows if row.error is not None]
         left = [row for row in piece.rows if row.error is None]
         is_bad = any(row.ordinal == 37 for row in left)
@@ -83,13 +79,12 @@ def test_a_bad_row_is_given_up_after_three_tries_and_a_split_and_no_other_is() -
     assert deaths == TRIES + 2, f"{deaths} workers died of one row, allowed {TRIES + 2}"
 
 
-def test_a_piece_that_gains_ground_is_never_split() -> None:
+def test_a_piece_that_makes_progress_is_never_split() -> None:
     leases, size = Leases(iter([shard(0, 10)])), 10
     while not leases.is_done:
-        found = leases.next_for("w")
-        if found is None:
+        if (lease := leases.next_for("w")) is None:
             continue
-        key, piece = found
+        key, piece = lease
         assert len(piece.rows) == size and not any(row.error for row in piece.rows)
         size -= 1
         leases.ended(key, piece.rows[1:], "killed")
@@ -101,30 +96,23 @@ def test_a_suspect_is_leased_by_itself() -> None:
     other = leases.next_for("b")
     assert other is not None and other[1].shard == 0
     for _ in range(2):
-        found = leases.next_for("a")
-        assert found is not None
-        leases.ended(found[0], found[1].rows, "died")
-    assert leases.next_for("b") is None, "it drains, to take the suspect"
-    assert leases.next_for("c") is not None, "the others go on meanwhile"
+        failed = leases.next_for("a")
+        assert failed is not None
+        leases.ended(failed[0], failed[1].rows, "died")
+    assert leases.next_for("b") is None, "it finishes its pieces first"
+    assert leases.next_for("c") is not None, "other workers continue"
     leases.ended(other[0], [], "")
     suspect = leases.next_for("b")
     assert suspect is not None and suspect[1].is_suspect and suspect[1].shard == 1
-    assert leases.next_for("b") is None, "nothing beside it"
+    assert leases.next_for("b") is None, "a suspect is alone"
 
 
 def test_the_input_is_read_only_as_fast_as_it_is_leased() -> None:
-    read = 0
-
-    def source() -> object:
-        nonlocal read
-        for piece in shards(100, 2):
-            read += 1
-            yield piece
-
-    leases = Leases(source())  # type: ignore[arg-type]
+    source = iter(shards(100, 2))
+    leases = Leases(source)
     for _ in range(3):
         assert leases.next_for("a")
-    assert read == 3
+    assert next(source).shard == 3
 
 
 @given(st.integers(2, 300))

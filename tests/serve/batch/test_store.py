@@ -1,4 +1,4 @@
-"""An object store as the output, against a local S3 server: no rename, no append, the same job."""
+"""Folders and object stores as a job's output; S3 is a local server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serve.batch import store as batch_store
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.ledger import Entry
 from serve.batch.store import FolderStore, ObjectStore, Store
-from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures, prompts
+from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures, prompts, wait_until
 
 
 def objects(url: str) -> dict[str, bytes]:
@@ -47,23 +47,22 @@ def test_a_job_in_a_bucket_is_the_job_in_a_folder_and_resumes(
     assert command.main(["--status", bucket]) == 0
 
 
-def test_a_line_that_no_other_follows_is_written_all_the_same(
+def test_a_single_ledger_line_is_written_after_a_while(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_store, "PART_S", 0.05)
     store = ObjectStore(bucket)
     book = store.append("000000")
     book.add(b"one\n")
-    until_s = time.monotonic() + 20
-    while not (found := store.ledger("000000")) and time.monotonic() < until_s:
-        time.sleep(0.02)
-    assert found == b"one\n"
+    wait_until(lambda: store.ledger("000000") == b"one\n")
     book.add(b"two\n")
     book.close()
     assert store.ledger("000000") == b"one\ntwo\n"
 
 
-def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_ledger_are_numbered_and_never_change(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(batch_store, "PART_LINES", 2)
     store = ObjectStore(bucket)
     params = {"prompt": "a ring"}
@@ -81,17 +80,14 @@ def test_parts_are_numbered_and_never_change(bucket: str, monkeypatch: pytest.Mo
     again.add(line(2, "s", "new"))
     again.close()
     after = objects(bucket)
-    assert [name.partition("-")[0] for name in sorted(after)] == [
-        f"ledger/000000/00000{i}" for i in range(4)
-    ]
+    parts = [name.partition("-")[0] for name in sorted(after)]
+    assert parts == [f"ledger/000000/00000{i}" for i in range(4)]
     assert all(after[name] == data for name, data in before.items())
     known = ledger.entries(store.ledger("000000"))
     assert len(known) == 5 and known[2].file.endswith("/new.png"), "the later line wins"
 
 
-def test_an_unreachable_store_stops_the_job_in_one_line(
-    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_store_stops_the_job_in_one_line(tmp_path: Path, bucket: str) -> None:
     import s3fs
 
     missing = "s3://there-is-no-such-bucket/job"
@@ -101,14 +97,13 @@ def test_an_unreachable_store_stops_the_job_in_one_line(
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def stores(tmp_path: Path) -> list[Store]:
-    folder = FolderStore(tmp_path / "out", "run")
-    folder.prepare("images", "ledger")
-    return [folder, ObjectStore(f"memory://{tmp_path.name}")]
-
-
-def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
-    for store in stores(tmp_path):
+def test_both_kinds_of_store_behave_alike(tmp_path: Path) -> None:
+    stores: list[Store] = [
+        FolderStore(tmp_path / "out", "run"),
+        ObjectStore(f"memory://{tmp_path.name}"),
+    ]
+    for store in stores:
+        store.prepare("images", "ledger")
         assert store.names("images") == [] and store.ledger("000000") == b""
         store.put("images/000000/a.png", b"x")
         store.put("images/000000/b.png", b"y")
@@ -120,15 +115,12 @@ def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
         (tmp_path / "list").write_bytes(b"of a file")
         store.put_file("list", tmp_path / "list")
         assert store.get("list") == b"of a file"
-        assert store.names("images/000000") == ["a.png", "b.png"] and store.names("images") == [
-            "000000"
-        ]
-        book = store.append("000000")
-        book.add(b"one\n")
-        book.close()
-        other = store.append("000000")
-        other.add(b"two\n")
-        other.close()
+        assert store.names("images/000000") == ["a.png", "b.png"]
+        assert store.names("images") == ["000000"]
+        for line in (b"one\n", b"two\n"):
+            book = store.append("000000")
+            book.add(line)
+            book.close()
         assert store.ledger("000000") == b"one\ntwo\n" and store.ledgers() == ["000000"]
         for _ in range(2):
             store.remove("images/000000/a.png")
@@ -136,7 +128,7 @@ def test_both_kinds_of_store_answer_alike(tmp_path: Path) -> None:
             store.get("images/000000/a.png")
 
 
-def test_who_adds_to_a_closed_ledger_is_told_and_writes_into_no_other_file(tmp_path: Path) -> None:
+def test_a_closed_ledger_file_refuses_lines_and_writes_into_no_other_file(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "out", "run")
     store.prepare("ledger")
     book = store.append("000000")
@@ -149,10 +141,10 @@ def test_who_adds_to_a_closed_ledger_is_told_and_writes_into_no_other_file(tmp_p
         other.write("its file is still open")
 
 
-def test_who_adds_to_a_closed_ledger_in_a_bucket_is_told_and_writes_no_part(
+def test_a_closed_ledger_in_a_bucket_refuses_lines_and_writes_no_part(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancelled batch has been counted by then: its files would no longer be as long as told."""
+    """The lines of a cancelled batch are counted by then."""
     monkeypatch.setattr(batch_store, "PART_S", 0.05)
     book = ObjectStore(bucket).append("000000")
     book.add(b"in time\n")
@@ -163,7 +155,7 @@ def test_who_adds_to_a_closed_ledger_in_a_bucket_is_told_and_writes_no_part(
     assert list(objects(bucket).values()) == [b"in time\n"]
 
 
-def test_after_a_torn_line_the_next_one_is_whole(tmp_path: Path) -> None:
+def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "out", "run")
     store.prepare("ledger")
     (tmp_path / "out" / "ledger" / "000000.jsonl").write_bytes(b'{"ordinal": 1, "id"')

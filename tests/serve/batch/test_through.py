@@ -1,9 +1,10 @@
-"""A job through a running service: at low priority, behind nobody's back, and never refused."""
+"""A job through a running service, at low priority."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from serve.batch.store import open_store
 from serve.batch_api.batch_job import BackendRenderer
 from serve.errors import Problem
 from serve.front.api import create_app
-from serve.orders import Done, ModelCard
+from serve.orders import Done, ModelCard, Update
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
@@ -50,7 +51,7 @@ def test_a_job_goes_through_a_service_and_resumes(tmp_path: Path) -> None:
     assert command.main(["--verify", str(out)]) == 0
 
 
-def test_the_named_one_of_a_service_s_models_makes_the_job(tmp_path: Path) -> None:
+def test_a_job_uses_the_named_model_of_a_service(tmp_path: Path) -> None:
     source = prompts(tmp_path, 3)
     settings = ServeSettings(models=[{"model": "mini"}, {"model": "/models/other"}])
     other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
@@ -70,7 +71,7 @@ def test_the_named_one_of_a_service_s_models_makes_the_job(tmp_path: Path) -> No
             run(absent)
 
 
-def test_what_the_service_refuses_is_a_dead_letter_with_its_words(tmp_path: Path) -> None:
+def test_a_row_that_the_service_refuses_is_a_dead_letter_with_its_message(tmp_path: Path) -> None:
     source = jsonl(tmp_path, [{"prompt": "a"}, {"prompt": "b", "width": 100, "height": 64}])
     with listening() as (url, _):
         assert through(source, tmp_path / "out", url) == HAS_DEAD
@@ -78,54 +79,52 @@ def test_what_the_service_refuses_is_a_dead_letter_with_its_words(tmp_path: Path
     assert "size: '100x64' is not allowed" in letter["error"]
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 405])
-def test_another_key_address_or_model_is_no_rows_fault(status: int) -> None:
-    asked = list[bytes]()
+def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
+    """Ask a service that answers so for a picture."""
 
+    async def ask() -> Update:
+        renderer = HttpRenderer("http://there", None, "sdxl-mini")
+        renderer._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        return await anext(renderer.generate(order()))
+
+    done = asyncio.run(ask())
+    assert isinstance(done, Done)
+    return done
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_a_wrong_key_address_or_model_is_not_a_rows_fault(status: int) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.content)
+        assert json.loads(request.content)["model"] == "sdxl-mini"
         error = {"message": "not here", "param": None, "code": None}
         return httpx.Response(status, json={"error": error})
 
-    async def ask() -> None:
-        renderer = HttpRenderer("http://there", None)
-        renderer._http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        renderer._model = "sdxl-mini"
-        await anext(renderer.generate(order()))
-
     with pytest.raises(RendererLost, match=f"http://there answered {status}: not here"):
-        asyncio.run(ask())
-    assert json.loads(asked[0])["model"] == "sdxl-mini"
+        picture_from(answer)
 
 
 @pytest.mark.parametrize(
-    ("told", "window"), [({"at_once": 128}, 128), ({"at_once": 8}, 32), ({}, 32)]
+    ("images", "window"), [({"at_once": 128}, 128), ({"at_once": 8}, 32), ({}, 32)]
 )
-def test_as_many_are_asked_for_as_the_service_says_are_best(
-    told: dict[str, int], window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_keeps_as_many_orders_as_the_service_recommends_and_at_least_32(
+    images: dict[str, int], window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = {"data": [{"id": "sdxl", "images": told}]}
-    monkeypatch.setattr(httpx, "get", lambda url, **_: httpx.Response(200, json=models))
-    assert places(HttpRenderer("http://there", None), tmp_path) == window
-
-
-@pytest.mark.parametrize(("at_once", "window"), [(128, 128), (0, 32)])
-def test_so_are_the_service_s_own_replicas(at_once: int, window: int, tmp_path: Path) -> None:
     class Backend:
         async def card(self) -> ModelCard:
-            return ModelCard("sdxl", Sizes(0, 0, 0), at_once=at_once)
+            return ModelCard("sdxl", Sizes(0, 0, 0), at_once=images.get("at_once", 0))
 
     backend: Any = Backend()
-    assert places(BackendRenderer(backend, "me", "batch"), tmp_path) == window
-
-
-def places(renderer: Renderer, folder: Path) -> int:
-    """Orders that a job keeps with whoever draws."""
-    task = BatchTask(open_store(str(folder / "out"), "run"), "run", "png")
-    worker = ShardWorker(lambda: renderer, task, "one")
-    asyncio.run(worker.card())
-    assert worker._window._value == renderer.window
-    return renderer.window
+    models = {"data": [{"id": "sdxl", "images": images}]}
+    monkeypatch.setattr(httpx, "get", lambda url, **_: httpx.Response(200, json=models))
+    task = BatchTask(open_store(str(tmp_path / "out"), "run"), "run", "png")
+    renderers: list[Renderer] = [
+        HttpRenderer("http://there", None),
+        BackendRenderer(backend, "me", "batch"),
+    ]
+    for renderer in renderers:
+        worker = ShardWorker(lambda renderer=renderer: renderer, task, "one")  # type: ignore[misc]
+        asyncio.run(worker.card())
+        assert worker._window._value == renderer.window == window
 
 
 def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_a_busy_service_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hint", ["0", "0.1", "Wed, 21 Oct 2026 07:28:00 GMT", "nan", "soon", ""])
-def test_whatever_a_busy_service_hints_it_is_asked_again(
+def test_a_busy_service_is_asked_again_after_any_hint(
     hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = {"b64_json": "", "timings": {}, "deep_steps": 1, "shallow_steps": 1}
@@ -143,19 +142,12 @@ def test_whatever_a_busy_service_hints_it_is_asked_again(
         httpx.Response(503, headers={"retry-after": hint}),
         httpx.Response(200, json={"data": [picture]}),
     ]
-
-    async def ask() -> None:
-        renderer = HttpRenderer("http://there", None)
-        transport = httpx.MockTransport(lambda request: answers.pop(0))
-        renderer._http = httpx.AsyncClient(transport=transport)
-        assert isinstance(await anext(renderer.generate(order())), Done)
-
     monkeypatch.setattr(renderers, "MAX_PAUSE_S", 0.0)
-    asyncio.run(ask())
+    picture_from(lambda request: answers.pop(0))
     assert not answers
 
 
-def test_a_service_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_service_is_refused_by_its_url(tmp_path: Path) -> None:
     with pytest.raises(InvalidParams, match="through: 'http://127.0.0.1:9' is not allowed"):
         through(prompts(tmp_path, 1), tmp_path / "out", "http://127.0.0.1:9")
 
@@ -169,7 +161,7 @@ def test_low_priority_has_no_usual_deadline() -> None:
 
 
 async def low(worker: Worker, count: int) -> list[asyncio.Task[object]]:
-    """So many of low priority that are with the worker."""
+    """Give the worker so many orders of low priority."""
     denoiser, tasks = worker._started().denoiser, list[asyncio.Task[object]]()
     for i in range(count):
         asked = order(seed=i, steps=1000, priority=Priority.BATCH)
@@ -186,7 +178,7 @@ async def end(tasks: list[asyncio.Task[object]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_low_priority_takes_nobodys_place_in_the_queue() -> None:
+def test_low_priority_leaves_a_place_in_the_queue() -> None:
     async def scenario(worker: Worker) -> None:
         tasks = await low(worker, 3)
         with pytest.raises(Problem) as caught:
@@ -201,7 +193,7 @@ def test_low_priority_takes_nobodys_place_in_the_queue() -> None:
 
 
 def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
-    """Twenty of low priority are there first; the interactive one is out long before them."""
+    """Twenty orders of low priority come first; the interactive one overtakes them."""
 
     async def scenario(worker: Worker) -> tuple[float, float]:
         batch = [
