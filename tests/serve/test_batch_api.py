@@ -46,7 +46,7 @@ TWO_MODELS = [{"model": "mini"}, {"model": "/models/other"}]
 
 
 @dataclass
-class Doors:
+class BatchService:
     client: openai.OpenAI
     runner: BatchRunner
     worker: Worker
@@ -85,14 +85,14 @@ def line(custom_id: str, **body: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def doors(
+def batch_api(
     folder: Path,
     key: str = "x",
     tick_s: float = 0.0,
     outbox: Outbox | None = None,
     others: Sequence[Worker] = (),
     **given: Any,
-) -> Iterator[Doors]:
+) -> Iterator[BatchService]:
     """A front end and a runner. `others` serve the settings' models after the first."""
     settings = ServeSettings(
         batches_dir=str(folder / "batches"), results_dir=str(folder / "results"), **given
@@ -108,22 +108,22 @@ def doors(
                 listening_to(app) as url,
                 openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
             ):
-                yield Doors(client, runner, worker, settings)
+                yield BatchService(client, runner, worker, settings)
         finally:
             runner.close()
 
 
 def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:
-    with doors(tmp_path) as found:
-        client = found.client
-        file = found.upload(line("a", seed=5), line("b", n=2), line("c", response_format="url"))
+    with batch_api(tmp_path) as api:
+        client = api.client
+        file = api.upload(line("a", seed=5), line("b", n=2), line("c", response_format="url"))
         assert (file.object, file.purpose, file.status) == ("file", "batch", "processed")
         assert client.files.wait_for_processing(file.id).id == file.id
         batch = client.batches.create(
             input_file_id=file.id, endpoint=URL, completion_window="24h", metadata={"for": "a test"}
         )
         assert (batch.object, batch.endpoint, batch.input_file_id) == ("batch", URL, file.id)
-        batch = found.ended(batch)
+        batch = api.ended(batch)
         assert batch.status == "completed" and batch.completed_at and batch.errors is None
         counts = batch.request_counts
         assert counts and (counts.total, counts.completed, counts.failed) == (3, 3, 0)
@@ -131,7 +131,7 @@ def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:
         assert batch.usage and batch.usage.input_tokens == 4 * 77
         assert batch.error_file_id is None and batch.model_extra is not None
         assert {"position", "eta_s", "images_per_s", "pictures"} <= set(batch.model_extra)
-        answers = found.lines(batch.output_file_id)
+        answers = api.lines(batch.output_file_id)
         assert [each["custom_id"] for each in answers] == ["a", "b", "c"]
         assert all(each["error"] is None for each in answers)
         assert {each["response"]["status_code"] for each in answers} == {200}
@@ -145,32 +145,35 @@ def test_a_batch_runs_through_the_official_client(tmp_path: Path) -> None:
         assert client.files.delete(file.id).deleted
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(file.id)
-        assert found.lines(batch.output_file_id), "results outlive the file of requests"
+        assert api.lines(batch.output_file_id), "results outlive the file of requests"
 
 
 def test_a_batch_makes_the_pictures_of_sdxl_batch(tmp_path: Path) -> None:
     asked = [line("a", seed=5), line("ä/b", n=2), line("c")]
     load = partial(LocalRenderer, fake_pipeline(), Provenance(OFF))
     assert make(jsonl(tmp_path, asked), tmp_path / "out", load=load) == 0
-    with doors(tmp_path) as found:
-        answers = found.lines(found.ended(found.begin(*asked)).output_file_id)
+    with batch_api(tmp_path) as api:
+        answers = api.lines(api.ended(api.begin(*asked)).output_file_id)
     data = [each for answer in answers for each in answer["response"]["body"]["data"]]
     images = sorted(base64.b64decode(each["b64_json"]) for each in data)
     assert images == sorted(pictures(tmp_path / "out").values()) and len(images) == 4
 
 
 def test_a_wrong_request_has_the_services_error_and_fails_alone(tmp_path: Path) -> None:
-    asked = [line("good"), line("big", size="100x100"), line("sd", model="gpt-image-1")]
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(*asked, line("stream", stream=True)))
+    asked = [line("big", size="100x100"), line("sd", model="gpt-image-1")]
+    asked.append(line("stream", stream=True))
+    asked += [line("id") | {"custom_id": id_} for id_ in ("\ud800", "", "x" * 600, [1])]
+    with batch_api(tmp_path) as api:
+        batch = api.ended(api.begin(*asked, line("good")))
         assert batch.status == "completed"
         counts = batch.request_counts
-        assert (counts.total, counts.completed, counts.failed) == (4, 1, 3)
+        assert (counts.total, counts.completed, counts.failed) == (8, 1, 7)
+        assert [each["custom_id"] for each in api.lines(batch.output_file_id)] == ["good"]
         with pytest.raises(openai.BadRequestError) as caught:
-            found.client.images.generate(prompt="a red circle", size="100x100")
-        errors = found.lines(batch.error_file_id)
-    assert [each["custom_id"] for each in errors] == ["big", "sd", "stream"]
-    assert [each["response"]["status_code"] for each in errors] == [400, 404, 400]
+            api.client.images.generate(prompt="a red circle", size="100x100")
+        errors = api.lines(batch.error_file_id)
+    assert [each["custom_id"] for each in errors] == [each["custom_id"] for each in asked]
+    assert [each["response"]["status_code"] for each in errors] == [400, 404, *[400] * 5]
     assert errors[0]["response"]["body"]["error"] == caught.value.body
     assert errors[2]["response"]["body"]["error"]["param"] == "stream"
 
@@ -190,43 +193,41 @@ WRONG_FILES: dict[str, tuple[tuple[Any, ...], str, int | None]] = {
 
 
 def test_a_wrong_line_fails_the_whole_file(tmp_path: Path) -> None:
-    with doors(tmp_path, max_batch_requests=3) as found:
-        begun = {case: found.begin(*asked) for case, (asked, _, _) in WRONG_FILES.items()}
+    with batch_api(tmp_path, max_batch_requests=3) as api:
+        begun = {case: api.begin(*asked) for case, (asked, _, _) in WRONG_FILES.items()}
         for case, (_, code, number) in WRONG_FILES.items():
-            batch = found.ended(begun[case])
+            batch = api.ended(begun[case])
             assert batch.status == "failed" and batch.output_file_id is None, case
             assert batch.errors and batch.errors.data, case
             assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number), case
 
 
-def test_a_wrong_custom_id_is_that_request_s_error(tmp_path: Path) -> None:
-    wrong = ["\ud800", "", "x" * 600, [1]]
-    with doors(tmp_path) as found:
-        lines = [line("a") | {"custom_id": id_} for id_ in wrong]
-        batch = found.ended(found.begin(*lines, line("b")))
-        assert batch.status == "completed"
-        assert [each["custom_id"] for each in found.lines(batch.output_file_id)] == ["b"]
-        errors = found.lines(batch.error_file_id)
-        assert [each["custom_id"] for each in errors] == wrong
-        assert {each["response"]["status_code"] for each in errors} == {400}
-
-
-def test_a_batch_fails_after_the_same_error_three_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "ends_as"),
+    [
+        (RuntimeError("a worker's bug"), "failed"),
+        (OutputError("x", OSError(28, "No space left on device")), "completed"),
+    ],
+)
+def test_the_same_error_three_times_fails_a_batch_but_a_full_disk_is_waited_out(
+    error: Exception, ends_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries: list[int] = []
+    make, tries = BatchJobRun.make, list[int]()
 
-    def broken(self: BatchJobRun) -> bool:
+    def fail_three_times(self: BatchJobRun) -> bool:
         tries.append(1)
-        raise RuntimeError("a worker's bug")
+        if len(tries) <= 3:
+            raise error
+        return make(self)
 
-    monkeypatch.setattr(BatchJobRun, "make", broken)
+    monkeypatch.setattr(BatchJobRun, "make", fail_three_times)
     monkeypatch.setattr(batch_runner, "AGAIN_S", 0.0)
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
-    assert batch.status == "failed" and len(tries) == 3
-    (error,) = batch.errors.data
-    assert (error.code, error.message) == ("batch_failed", "RuntimeError: a worker's bug")
+    with batch_api(tmp_path) as api:
+        batch = api.ended(api.begin(line("a")))
+    assert batch.status == ends_as
+    if ends_as == "failed":
+        (reason,) = batch.errors.data
+        assert (reason.code, reason.message) == ("batch_failed", "RuntimeError: a worker's bug")
 
 
 def test_stopping_a_batch_stops_its_driver_if_it_has_one() -> None:
@@ -236,21 +237,6 @@ def test_stopping_a_batch_stops_its_driver_if_it_has_one() -> None:
     run._driver = SimpleNamespace(stop=lambda: stopped.append(1))  # type: ignore[assignment]
     run.stop()
     assert stopped == [1]
-
-
-def test_a_batch_waits_out_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, tries = BatchJobRun.make, list[int]()
-
-    def full(self: BatchJobRun) -> bool:
-        tries.append(1)
-        if len(tries) <= 3:
-            raise OutputError(Path("x"), OSError(28, "No space left on device"))
-        return make(self)
-
-    monkeypatch.setattr(BatchJobRun, "make", full)
-    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.0)
-    with doors(tmp_path) as found:
-        assert found.ended(found.begin(line("a"))).status == "completed" and len(tries) == 4
 
 
 def test_a_file_name_with_a_lone_surrogate_is_refused() -> None:
@@ -267,12 +253,12 @@ def record_of(folder: Path, id_: str) -> Path:
 def test_data_of_a_torn_record_are_removed_and_those_of_another_version_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with doors(tmp_path) as found:
-        found.runner.close()
-        torn, other, good = (found.upload(line(name)) for name in "abc")
+    with batch_api(tmp_path) as api:
+        api.runner.close()
+        torn, other, good = (api.upload(line(name)) for name in "abc")
         record_of(tmp_path, torn.id).write_text('{"torn')
         record_of(tmp_path, other.id).write_text('{"id": "of a later version"}')
-        records = Records(found.settings.batches_dir)
+        records = Records(api.settings.batches_dir)
         unnamed = sweep_data(records, set())
         assert unnamed == {torn.id}
         assert sweep_data(records, unnamed) == set()
@@ -290,20 +276,20 @@ def test_every_digit_of_a_files_lifetime_is_checked(seconds: str) -> None:
 
 
 def test_a_missing_picture_is_an_error_in_its_line(tmp_path: Path) -> None:
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a"), line("b"), line("c")))
+    with batch_api(tmp_path) as api:
+        batch = api.ended(api.begin(line("a"), line("b"), line("c")))
         images = (tmp_path / "batches" / "jobs" / batch.id / "images").rglob("*.png")
         next(path for path in images if path.stem == "b").unlink()
-        answers = found.lines(batch.output_file_id)
+        answers = api.lines(batch.output_file_id)
     assert [each["custom_id"] for each in answers] == ["a", "b", "c"]
     assert answers[1]["error"]["code"] == "picture_missing" and answers[1]["response"] is None
     assert answers[0]["error"] is None is answers[2]["error"]
 
 
 def test_a_damaged_record_of_a_batch_is_503_and_not_404(tmp_path: Path) -> None:
-    with doors(tmp_path) as found:
-        client, batch = found.client, found.ended(found.begin(line("a", response_format="url")))
-        url = found.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
+    with batch_api(tmp_path) as api:
+        client, batch = api.client, api.ended(api.begin(line("a", response_format="url")))
+        url = api.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
         record = record_of(tmp_path, batch.id)
         record.write_text(record.read_text()[:40])
         for ask in (
@@ -322,12 +308,12 @@ def test_a_damaged_record_of_a_batch_is_503_and_not_404(tmp_path: Path) -> None:
 def test_a_damaged_record_of_an_unfinished_batch_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with doors(tmp_path) as found:
-        found.runner.close()
-        torn, other = found.begin(line("a")), found.begin(line("b"))
+    with batch_api(tmp_path) as api:
+        api.runner.close()
+        torn, other = api.begin(line("a")), api.begin(line("b"))
         record_of(tmp_path, torn.id).write_text('{"torn')
-        runner = BatchRunner(found.runner.records, found.settings, lambda: [found.worker])
-        while found.retrieve(other).status != "completed":
+        runner = BatchRunner(api.runner.records, api.settings, lambda: [api.worker])
+        while api.retrieve(other).status != "completed":
             runner.look()
     (error,) = (each for each in caplog.records if each.levelname == "ERROR")
     assert f"batches/anybody/{torn.id}.json cannot be read" in error.getMessage()
@@ -340,83 +326,83 @@ def test_deleting_a_file_in_a_read_only_folder_is_507(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    with doors(tmp_path) as found:
-        file = found.upload(line("a"))
+    with batch_api(tmp_path) as api:
+        file = api.upload(line("a"))
         with monkeypatch.context() as patch, pytest.raises(openai.InternalServerError) as error:
             patch.setattr(Path, "unlink", refuse)
-            found.client.files.delete(file.id)
+            api.client.files.delete(file.id)
         assert error.value.status_code == 507
 
 
 @pytest.mark.slow
 def test_a_cancelled_batch_keeps_the_pictures_made_before(tmp_path: Path) -> None:
-    with doors(tmp_path, tick_s=0.02) as found:
-        first = found.begin(*(line(str(i), steps=20) for i in range(300)))
-        second = found.begin(line("waits"))
-        assert found.made_some(first).request_counts.total == 300
-        waiting = found.retrieve(second)
+    with batch_api(tmp_path, tick_s=0.02) as api:
+        first = api.begin(*(line(str(i), steps=20) for i in range(300)))
+        second = api.begin(line("waits"))
+        assert api.made_some(first).request_counts.total == 300
+        waiting = api.retrieve(second)
         assert waiting.model_extra and waiting.model_extra["position"] == 1
-        assert found.client.batches.cancel(first.id).status in ("cancelling", "cancelled")
-        batch = found.ended(first)
-        made, rest = found.lines(batch.output_file_id), found.lines(batch.error_file_id)
+        assert api.client.batches.cancel(first.id).status in ("cancelling", "cancelled")
+        batch = api.ended(first)
+        made, rest = api.lines(batch.output_file_id), api.lines(batch.error_file_id)
         assert batch.status == "cancelled" and batch.cancelled_at and batch.cancelling_at
         assert 0 < len(made) < 300 and len(made) + len(rest) == 300
         assert {each["error"]["code"] for each in rest} == {"batch_cancelled"}
-        assert found.ended(second).status == "completed"
+        assert api.ended(second).status == "completed"
         with pytest.raises(openai.ConflictError):
-            found.client.batches.cancel(second.id)
+            api.client.batches.cancel(second.id)
 
 
 @pytest.mark.slow
 def test_a_restart_resumes_and_makes_nothing_twice(tmp_path: Path) -> None:
-    with doors(tmp_path, tick_s=0.02) as found:
-        batch = found.made_some(found.begin(*(line(str(i), steps=20) for i in range(60))))
+    with batch_api(tmp_path, tick_s=0.02) as api:
+        batch = api.made_some(api.begin(*(line(str(i), steps=20) for i in range(60))))
     work = tmp_path / "batches" / "jobs" / batch.id
     before = {path: path.stat().st_mtime_ns for path in work.glob("images/*/*")}
     assert 0 < len(before) < 60
-    with doors(tmp_path) as found:
-        answers = found.lines(found.ended(batch).output_file_id)
+    with batch_api(tmp_path) as api:
+        answers = api.lines(api.ended(batch).output_file_id)
     assert [each["custom_id"] for each in answers] == [str(i) for i in range(60)]
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 def test_requests_that_the_window_leaves_over_expire(tmp_path: Path) -> None:
-    with doors(tmp_path, tick_s=0.02) as found:
-        begun = found.begin(*(line(str(i), steps=20) for i in range(300)), completion_window="1h")
-        found.runner.clock = lambda: time.time() + 3700
-        batch = found.ended(begun)
+    with batch_api(tmp_path, tick_s=0.02) as api:
+        begun = api.begin(*(line(str(i), steps=20) for i in range(300)), completion_window="1h")
+        api.runner.clock = lambda: time.time() + 3700
+        batch = api.ended(begun)
         assert batch.status == "expired" and batch.expired_at
-        rest = found.lines(batch.error_file_id)
+        rest = api.lines(batch.error_file_id)
     assert {each["error"]["code"] for each in rest} == {"batch_expired"}
 
 
 def test_a_file_has_one_model_which_makes_its_pictures(tmp_path: Path) -> None:
     several: dict[str, Any] = {"models": TWO_MODELS, "aliases": "gpt-image-1=other"}
     other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
-    with working(other) as second, doors(tmp_path, others=[second], **several) as found:
+    with working(other) as second, batch_api(tmp_path, others=[second], **several) as api:
         asked = [line("a", model="gpt-image-1"), line("b", model="other"), line("c", model="x")]
-        batch = found.ended(found.begin(*asked))
+        batch = api.ended(api.begin(*asked))
         assert (batch.status, batch.model) == ("completed", "other")
-        for answer in found.lines(batch.output_file_id):
+        for answer in api.lines(batch.output_file_id):
             body = answer["response"]["body"]
             picture = base64.b64decode(body["data"][0]["b64_json"])
             assert body["model"] == "other" == read_parameters(picture)["model"]
-        (wrong,) = found.lines(batch.error_file_id)
+        (wrong,) = api.lines(batch.error_file_id)
         assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("c", 404)
-        assert found.ended(found.begin(line("a"))).model == "sdxl-mini"
-        mixed = found.ended(found.begin(line("a"), line("b", model="other")))
+        assert api.ended(api.begin(line("a"))).model == "sdxl-mini"
+        mixed = api.ended(api.begin(line("a"), line("b", model="other")))
         assert mixed.status == "failed" and mixed.errors and mixed.errors.data
         assert (mixed.errors.data[0].code, mixed.errors.data[0].line) == ("mismatched_model", 2)
 
 
 def test_a_batch_whose_model_is_gone_fails(tmp_path: Path) -> None:
     other = Pipeline(Checkpoint("other", MINI), fake_engines((1, 2, 4)))
-    with working(other) as second, doors(tmp_path, others=[second], models=TWO_MODELS) as found:
-        found.runner._has_turn = lambda batch: False  # type: ignore[method-assign]
-        batch = found.begin(line("a", model="other"))
-        wait_until(lambda: found.retrieve(batch).status == "in_progress")
-    with doors(tmp_path) as found:
-        batch = found.ended(batch)
+    with working(other) as second, batch_api(tmp_path, others=[second], models=TWO_MODELS) as api:
+        api.runner._has_turn = lambda batch: False  # type: ignore[method-assign]
+        batch = api.begin(line("a", model="other"))
+        wait_until(lambda: api.retrieve(batch).status == "in_progress")
+    with batch_api(tmp_path) as api:
+        batch = api.ended(batch)
         assert batch.status == "failed" and batch.errors and batch.errors.data
         (error,) = batch.errors.data
         assert error.code == "other_model"
@@ -425,9 +411,9 @@ def test_a_batch_whose_model_is_gone_fails(tmp_path: Path) -> None:
 
 def test_a_key_finds_no_other_keys_files_and_batches(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{sha256('ann')} ann\n{sha256('bob')} bob 600\n")
-    with doors(tmp_path, "ann", keys=str(tmp_path / "keys")) as found:
-        batch = found.ended(found.begin(line("a", response_format="url")))
-        bob = found.client.with_options(api_key="bob")
+    with batch_api(tmp_path, "ann", keys=str(tmp_path / "keys")) as api:
+        batch = api.ended(api.begin(line("a", response_format="url")))
+        bob = api.client.with_options(api_key="bob")
         for ask in (
             lambda: bob.files.retrieve(batch.input_file_id),
             lambda: bob.files.content(batch.output_file_id),
@@ -441,40 +427,40 @@ def test_a_key_finds_no_other_keys_files_and_batches(tmp_path: Path) -> None:
             bob.batches.create(
                 input_file_id=batch.input_file_id, endpoint=URL, completion_window="24h"
             )
-        url = found.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
+        url = api.lines(batch.output_file_id)[0]["response"]["body"]["data"][0]["url"]
     assert "/v1/results/" in url
 
 
 def test_a_batch_needs_an_unexpired_file_of_requests(tmp_path: Path) -> None:
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
+    with batch_api(tmp_path) as api:
+        batch = api.ended(api.begin(line("a")))
         given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h"}
         with pytest.raises(openai.BadRequestError, match="'batch_output'.*needed 'batch'"):
-            found.client.batches.create(input_file_id=batch.output_file_id, **given)
-        records = found.runner.records
+            api.client.batches.create(input_file_id=batch.output_file_id, **given)
+        records = api.runner.records
         (file,) = (each for each in records.files("anybody") if not each.batch)
         records.add_file("anybody", replace(file, expires_at=file.created_at - 1))
         with pytest.raises(openai.NotFoundError):
-            found.client.files.retrieve(file.id)
+            api.client.files.retrieve(file.id)
         with pytest.raises(openai.BadRequestError, match="no file"):
-            found.client.batches.create(input_file_id=file.id, **given)
+            api.client.batches.create(input_file_id=file.id, **given)
 
 
 def test_limits_are_refused_by_name(tmp_path: Path) -> None:
-    with doors(tmp_path, max_file_bytes=1000) as found:
+    with batch_api(tmp_path, max_file_bytes=1000) as api:
         with pytest.raises(openai.APIStatusError) as caught:
-            found.upload(*(line(str(i)) for i in range(100)))
+            api.upload(*(line(str(i)) for i in range(100)))
         assert caught.value.status_code == 413
         with pytest.raises(openai.BadRequestError, match="purpose"):
-            found.client.files.create(file=b"x", purpose="fine-tune")
+            api.client.files.create(file=b"x", purpose="fine-tune")
         with pytest.raises(openai.BadRequestError, match="completion_window"):
-            found.begin(line("a"), completion_window="31d")
+            api.begin(line("a"), completion_window="31d")
         with pytest.raises(openai.BadRequestError, match="endpoint"):
-            found.begin(line("a"), endpoint="/v1/chat/completions")
+            api.begin(line("a"), endpoint="/v1/chat/completions")
         with pytest.raises(openai.BadRequestError, match="expires_after"):
-            found.upload(line("a"), expires_after={"anchor": "created_at", "seconds": 5})
+            api.upload(line("a"), expires_after={"anchor": "created_at", "seconds": 5})
         life = {"anchor": "created_at", "seconds": 3600}
-        file = found.upload(line("a"), expires_after=life)
+        file = api.upload(line("a"), expires_after=life)
         assert file.expires_at == file.created_at + 3600
 
 
@@ -489,12 +475,12 @@ def test_a_service_without_batches_dir_names_the_setting() -> None:
 
 
 def test_expired_batches_are_removed_with_their_pictures(tmp_path: Path) -> None:
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
-        sweep(found.runner.records, int(time.time()))
-        assert found.lines(batch.output_file_id)
-        sweep(found.runner.records, int(time.time() + found.settings.batches_ttl_s + 10))
-        assert not list(found.client.batches.list()) and not list(found.client.files.list())
+    with batch_api(tmp_path) as api:
+        batch = api.ended(api.begin(line("a")))
+        sweep(api.runner.records, int(time.time()))
+        assert api.lines(batch.output_file_id)
+        sweep(api.runner.records, int(time.time() + api.settings.batches_ttl_s + 10))
+        assert not list(api.client.batches.list()) and not list(api.client.files.list())
     left = [path for path in (tmp_path / "batches").rglob("*") if path.is_file()]
     assert not left, left
 

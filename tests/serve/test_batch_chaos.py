@@ -37,7 +37,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def strike_until_done(found: Service, client: openai.OpenAI, batch: Any) -> tuple[Any, list[str]]:
+def strike_until_done(running: Service, client: openai.OpenAI, batch: Any) -> tuple[Any, list[str]]:
     chance, struck = random.Random(21), list[str]()
     seen, seen_s, struck_s = -1, time.monotonic(), time.monotonic()
     while batch.status in ("validating", "in_progress", "finalizing"):
@@ -50,10 +50,10 @@ def strike_until_done(found: Service, client: openai.OpenAI, batch: Any) -> tupl
         done = batch.request_counts.completed
         if done != seen:
             seen, seen_s = done, time.monotonic()
-        assert time.monotonic() - seen_s < QUIET_S, f"{batch}\n{found.text[-4000:]}"
+        assert time.monotonic() - seen_s < QUIET_S, f"{batch}\n{running.text[-4000:]}"
         if done and time.monotonic() - struck_s > KILL_PERIOD_S:
             name = chance.choice(DOOMED) if len(struck) >= len(DOOMED) else DOOMED[len(struck)]
-            victims = found.named(name)
+            victims = running.named(name)
             if victims:
                 chance.choice(victims).kill()
                 struck.append(name)
@@ -66,8 +66,8 @@ def test_every_request_is_answered_once_through_kills(tmp_path: Path) -> None:
     source = jsonl(tmp_path, asked)
     flags = ("--replicas", "2", "--ingresses", "2", "--llm", "none", "--deterministic")
     with (
-        service(tmp_path, *flags, "--batches-dir", str(tmp_path / "batches")) as found,
-        openai.OpenAI(base_url=f"{found.url}/v1", api_key="x", max_retries=20) as client,
+        service(tmp_path, *flags, "--batches-dir", str(tmp_path / "batches")) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="x", max_retries=20) as client,
     ):
         file = client.files.create(file=source, purpose="batch")
         batch = client.batches.create(
@@ -75,7 +75,7 @@ def test_every_request_is_answered_once_through_kills(tmp_path: Path) -> None:
             endpoint=URL,
             completion_window="30d",  # type: ignore[arg-type]
         )
-        batch, struck = strike_until_done(found, client, batch)
+        batch, struck = strike_until_done(running, client, batch)
         assert batch.status == "completed" and set(struck) == set(DOOMED), (batch, struck)
         text = client.files.content(batch.output_file_id).text
         assert batch.error_file_id is None

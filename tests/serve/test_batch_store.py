@@ -19,7 +19,7 @@ from serve.batch.lock import locked
 from serve.batch_api.records import BatchRecord, FileRecord, Records
 from serve.batch_api.runner import SWEEP_S, BatchRunner, sweep
 from tests.serve.batch.drawers import wait_until
-from tests.serve.test_batch_api import doors, line
+from tests.serve.test_batch_api import batch_api, line
 
 
 def test_unfinished_files_of_a_killed_front_are_removed_after_a_day(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_data_that_a_crash_left_without_a_record_are_removed_by_the_second_sweep
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with doors(tmp_path) as found:
-        found.runner.close()
-        deleted, kept = (found.upload(line(name)) for name in "ab")
-        runner = BatchRunner(found.runner.records, found.settings, lambda: [found.worker])
+    with batch_api(tmp_path) as api:
+        api.runner.close()
+        deleted, kept = (api.upload(line(name)) for name in "ab")
+        runner = BatchRunner(api.runner.records, api.settings, lambda: [api.worker])
         records = runner.records
         file = records.file("anybody", deleted.id)
         assert file is not None
@@ -95,19 +95,19 @@ def test_the_event_loop_reads_no_records(tmp_path: Path, monkeypatch: pytest.Mon
         return read(records, id_)
 
     monkeypatch.setattr(Records, "asked_to_cancel", asked_to_cancel)
-    with doors(tmp_path) as found:
-        batch = found.ended(found.begin(line("a")))
-        assert found.client.batches.list().data == [batch] and not in_loop
+    with batch_api(tmp_path) as api:
+        batch = api.ended(api.begin(line("a")))
+        assert api.client.batches.list().data == [batch] and not in_loop
 
 
 def test_on_a_full_disk_other_batches_and_the_sweep_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with doors(tmp_path) as found:
-        old = found.upload(line("old"))
-        found.runner.close()
-        stuck, other = found.begin(line("a")), found.begin(line("b"))
-        runner = BatchRunner(found.runner.records, found.settings, lambda: [found.worker])
+    with batch_api(tmp_path) as api:
+        old = api.upload(line("old"))
+        api.runner.close()
+        stuck, other = api.begin(line("a")), api.begin(line("b"))
+        runner = BatchRunner(api.runner.records, api.settings, lambda: [api.worker])
         kept, checked = runner.records.store, list[str]()
 
         def keep(records: Records, batch: BatchRecord) -> None:
@@ -124,12 +124,12 @@ def test_on_a_full_disk_other_batches_and_the_sweep_continue(
 def test_a_second_runner_does_not_end_a_batch_again(tmp_path: Path) -> None:
     events = list[BatchRecord]()
     outbox: Any = SimpleNamespace(add=events.append)
-    with doors(tmp_path) as found:
-        found.runner.close()
-        begun = found.begin(line("a"))
-        records, settings = found.runner.records, found.settings
+    with batch_api(tmp_path) as api:
+        api.runner.close()
+        begun = api.begin(line("a"))
+        records, settings = api.runner.records, api.settings
         first, second = (
-            BatchRunner(records, settings, lambda: [found.worker], outbox) for _ in range(2)
+            BatchRunner(records, settings, lambda: [api.worker], outbox) for _ in range(2)
         )
         first.look()
         with locked(records.job_place(begun.id)):

@@ -22,7 +22,7 @@ from serve.batch_api.records import Records
 from serve.batch_api.webhooks import Endpoint, Outbox, read_endpoints
 from tests.http_servers import Quiet, serving
 from tests.serve.batch.drawers import wait_until
-from tests.serve.test_batch_api import doors, line
+from tests.serve.test_batch_api import batch_api, line
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 
@@ -57,10 +57,10 @@ def outbox_to(folder: Path, url: str, *pauses_s: float) -> Outbox:
 def test_the_end_of_a_batch_is_sent_signed_until_it_is_accepted(tmp_path: Path) -> None:
     with receiver(refusals=2) as (url, heard):
         outbox = outbox_to(tmp_path, url, 0.0, 0.0, 0.0)
-        with doors(tmp_path, outbox=outbox) as found:
-            done, failed = found.begin(line("a")), found.begin("{broken")
+        with batch_api(tmp_path, outbox=outbox) as api:
+            done, failed = api.begin(line("a")), api.begin("{broken")
             outbox.start()
-            found.ended(done), found.ended(failed)
+            api.ended(done), api.ended(failed)
             wait_until(lambda: not outbox.records.store.names("outbox"))
             outbox.close()
     events, client = {}, openai.OpenAI(api_key="x")
@@ -78,8 +78,8 @@ def test_the_end_of_a_batch_is_sent_signed_until_it_is_accepted(tmp_path: Path) 
 def test_an_event_that_is_always_refused_is_given_up(tmp_path: Path) -> None:
     with receiver(refusals=100) as (url, heard):
         outbox = outbox_to(tmp_path, url, 0.0, 0.0)
-        with doors(tmp_path, outbox=outbox) as found:
-            found.ended(found.begin("{broken"))
+        with batch_api(tmp_path, outbox=outbox) as api:
+            api.ended(api.begin("{broken"))
             for _ in range(6):
                 outbox.deliver()
     assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")

@@ -31,7 +31,7 @@ from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.serve.batch.drawers import dead_letters, jsonl, order_of, pictures, prompts
 from tests.serve.servers import GENERATE, listening, listening_to, post
-from tests.serve.workers import begun, end_of, fake_pipeline, order, picture_of, running, updates_of
+from tests.serve.workers import end_of, fake_pipeline, order, picture_of, running, updates_of
 
 QUICK = ("--steps", "4", "--shard-size", "8")
 
@@ -207,15 +207,6 @@ def test_prompts_and_latents_of_low_priority_let_others_pass() -> None:
     with running(fake_pipeline(tick_s=0.02, buckets=(2,))) as worker:
         urgent, median = asyncio.run(scenario(worker))
     assert urgent < median
-
-
-def test_an_interactive_picture_runs_while_low_ones_pause() -> None:
-    async def scenario(worker: Worker) -> None:
-        async with begun(worker, order(steps=500, priority=Priority.BATCH, wants_progress=True)):
-            assert (await picture_of(worker, order(seed=2, steps=4))).image
-
-    with running(fake_pipeline(tick_s=0.002, buckets=(2,))) as worker:
-        asyncio.run(scenario(worker))
 
 
 def test_with_keys_low_priority_needs_one_too(

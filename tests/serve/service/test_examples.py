@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.serve.servers import listening
 from tests.serve.services import Service
-from tests.serve.test_batch_api import doors, line
+from tests.serve.test_batch_api import batch_api, line
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
@@ -35,7 +35,7 @@ def test_the_python_example_makes_a_picture(tmp_path: Path) -> None:
 def test_the_batch_example_makes_a_file_of_answers(tmp_path: Path) -> None:
     requests = "".join(json.dumps(line(name)) + "\n" for name in "ab")
     (tmp_path / "requests.jsonl").write_text(requests)
-    with doors(tmp_path) as found:
+    with batch_api(tmp_path) as found:
         environment = {**os.environ, "OPENAI_BASE_URL": str(found.client.base_url)}
         command = [sys.executable, str(EXAMPLES / "batch.py"), "requests.jsonl", "answers.jsonl"]
         subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=50)
