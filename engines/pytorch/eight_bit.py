@@ -1,16 +1,18 @@
 """Layers in 8 bits for the torch backend: FP8 E4M3 or INT8 weights and inputs, by the numbers that
-an export stores for its graphs.
+an export stores for its graphs, and attention between such layers.
 
-On a GPU products run in 8 bits; elsewhere the stored numbers are multiplied in float32, which is
-what the GPU's results are held against. Which layers, and with which scales, is the export's
-business: what the file does not name stays as it is. int8 has no value for what is not a number:
-the row's flag has, and goes into the network's result.
+On a GPU products run in 8 bits; elsewhere the stored numbers are multiplied in float32, the
+reference for the GPU's results. int8 cannot hold a NaN: it raises the row's flag, which becomes a
+NaN in the network's result.
+
+Attention and the VAE's decoder need no calibration: from 2^-6 to 448 E4M3 keeps the same relative
+precision, and queries, keys, values and normed maps lie far inside.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,21 +23,28 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
-from engines.pytorch.kernel_switch import has_kernels, kernels, products
+from engines.pytorch.launches import LARGEST, has_kernels, triton_module
+from sdxl.networks.vae import SIDES, summed
 
 log = logging.getLogger(__name__)
 
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+E4M3 = torch.float8_e4m3fn
+CAPABILITY_OF_E4M3 = 8, 9
+TINY = torch.finfo(torch.float32).tiny
+SPREAD = 256.0
+"""A softmax's shares are stored in E4M3 times this: it holds down to 2^-9."""
 PROBED = 256, 1280
-"""tokens and channels: a library may refuse what is smaller than it is ever given here"""
+"""tokens and channels: a library may refuse sizes below those of the UNet"""
 MAX_ROWS = 1024
-"""of a call, at the most; more than any memory holds"""
+"""rows of a call, more than any memory holds"""
 
 
 class EightBit(nn.Module):
-    """A linear layer, or a 3×3 convolution of stride 1. `weight` is [out, in], or [out, 3, 3, in];
-    `steps` turns an input channel's unit into steps of the 8-bit number. `flags`, one for each row
-    of a call and shared by a network's layers, are 0 or NaN."""
+    """A linear layer, or a 3×3 convolution of stride 1.
+
+    `weight` is [out, in] or [out, 3, 3, in]; `steps` turns an input channel's unit into steps of
+    the 8-bit number. `flags`, one for each row of a call and shared by a network's layers, are 0 or
+    NaN."""
 
     weight: Tensor
     scale: Tensor
@@ -53,11 +62,10 @@ class EightBit(nn.Module):
         flags: Tensor | None = None,
     ) -> None:
         super().__init__()
-        own = torch.zeros(MAX_ROWS, device=weight.device) if flags is None else flags
-        named = {"weight": weight, "scale": scale, "steps": steps, "bias": bias, "flags": own}
-        # As PyTorch's own product takes it: converted at each call it would be a pass of its own.
-        named["half_bias"] = bias.half()
-        for name, value in named.items():
+        flags = torch.zeros(MAX_ROWS, device=weight.device) if flags is None else flags
+        buffers = {"weight": weight, "scale": scale, "steps": steps, "bias": bias, "flags": flags}
+        # PyTorch's own product takes halves: converting at each call would be an extra pass.
+        for name, value in {**buffers, "half_bias": bias.half()}.items():
             self.register_buffer(name, value, persistent=False)
 
     @property
@@ -68,22 +76,26 @@ class EightBit(nn.Module):
         return self.product(self.stored(x), x.dtype)
 
     def stored(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """A map, or tokens, in steps of the 8-bit number, after `added` was."""
+        """Round x, or its sum with `added`, to steps of the 8-bit number; a map or tokens."""
         if has_kernels(x):
             x = _channels_last(x)
-            found: Tensor = kernels().affine(x, added=added, **self.rounding)
-            return found
+            return triton_module("kernels").affine(x, added=added, **self.rounding)
         total = x.float() if added is None else x.float() + added.float()
-        return self.rounded(total * _along_channels(self.steps, x))
+        steps = self.steps[:, None, None] if x.dim() == 4 else self.steps
+        return self.rounded(total * steps)
 
     @property
     def rounding(self) -> dict[str, Any]:
-        """What a kernel that rounds needs of the layer that reads its result."""
-        found: dict[str, Any] = {"steps": self.steps, "number": self.number, "flags": self.flags}
+        """The arguments of a kernel whose result this layer reads."""
+        arguments: dict[str, Any] = {
+            "steps": self.steps,
+            "number": self.number,
+            "flags": self.flags,
+        }
         is_convolution = self.weight.dim() > 2
         if is_convolution:
-            found["is_bordered"] = products().fits_tma(self.weight)
-        return found
+            arguments["is_bordered"] = triton_module("product").fits_tma(self.weight)
+        return arguments
 
     def rounded(self, steps: Tensor) -> Tensor:
         largest = LARGEST[self.number]
@@ -100,22 +112,16 @@ class EightBit(nn.Module):
         is_linear = self.weight.dim() == 2 and residual is None and dtype not in LARGEST
         if is_linear and self.number != torch.int8 and has_scaled_mm(stored.device, dtype):
             return self._scaled_mm(stored, dtype)
-        found: Tensor = products().product(
-            stored,
-            self.weight,
-            self.scale,
-            self.bias,
-            dtype,
-            None if residual is None else _channels_last(residual),
-        )
-        return found
+        residual = None if residual is None else _channels_last(residual)
+        product = triton_module("product").product
+        return product(stored, self.weight, self.scale, self.bias, dtype, residual)
 
     def turned(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of tokens, [out, rows, tokens]: each channel's tokens side by side."""
+        """The product of tokens as [out, rows, tokens]: a channel's tokens lie side by side."""
         if not has_kernels(stored):
             return in_type(self._reference(stored, None), dtype).permute(2, 0, 1)
-        found: Tensor = products().turned_product(stored, self.weight, self.scale, self.bias, dtype)
-        return found
+        turned_product = triton_module("product").turned_product
+        return turned_product(stored, self.weight, self.scale, self.bias, dtype)
 
     def _scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         tokens = stored.reshape(-1, stored.shape[-1])
@@ -139,23 +145,52 @@ class EightBit(nn.Module):
         return out if residual is None else out + residual.float()
 
 
+class EightBitQuarters(EightBit):
+    """A 3×3 convolution of a doubled map, as four 2×2 convolutions of the map itself: one for each
+    pixel that a pixel becomes, 4/9 of the arithmetic.
+
+    `weight` is [4, out, 2, 2, in], line by line; `scale` has a value for each quarter's channel."""
+
+    def _reference(self, stored: Tensor, residual: Tensor | None) -> Tensor:
+        weight = self.weight.float() * self.scale.view(4, -1, 1, 1, 1)
+        sides = [(*right, *down) for down in SIDES for right in SIDES]
+        quarters = [
+            F.conv2d(F.pad(stored.float(), side), quarter.permute(0, 3, 1, 2), self.bias)
+            for side, quarter in zip(sides, weight, strict=True)
+        ]
+        lines = [torch.stack(pair, -1).flatten(-2) for pair in (quarters[:2], quarters[2:])]
+        out = torch.stack(lines, 3).flatten(2, 3)
+        return out if residual is None else out + residual.float()
+
+
+def quartered(layer: EightBit) -> EightBitQuarters:
+    """The quarters of a 3×3 convolution; sums of its weights are rounded once more."""
+    weight = layer.weight.float()
+    sums = [summed(summed(weight, 1, down), 2, right) for down in SIDES for right in SIDES]
+    stored, share = rounded_lines(torch.cat(sums).flatten(1), layer.number)
+    stored = stored.view(4, *sums[0].shape)
+    return EightBitQuarters(
+        stored, layer.scale.repeat(4) * share, layer.steps, layer.bias, layer.flags
+    )
+
+
 def rounded_lines(weight: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each of its lines, [lines, in], in steps of its own, and these."""
+    """Round each line of [lines, in] in its own steps; the numbers and the steps."""
     largest = LARGEST[number]
-    steps = (weight.abs().amax(1) / largest).clamp(min=torch.finfo(torch.float32).tiny)
+    steps = (weight.abs().amax(1) / largest).clamp(min=TINY)
     weight = weight / steps[:, None]
     weight = weight.round() if number == torch.int8 else weight
     return weight.clamp(-largest, largest).to(number), steps
 
 
 def in_type(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """As our kernels store it: what is too large for E4M3 is the largest."""
+    """Convert as our kernels do: what is too large for E4M3 becomes the largest."""
     largest = LARGEST.get(dtype)
     return (value if largest is None else value.clamp(-largest, largest)).to(dtype)
 
 
 class Flagged(nn.Module):
-    """A network with 8-bit layers: its first result is NaN for a row whose flag was raised."""
+    """A network with int8 layers: its first result is NaN in rows whose flag was raised."""
 
     def __init__(self, network: nn.Module, flags: Tensor) -> None:
         super().__init__()
@@ -169,14 +204,14 @@ class Flagged(nn.Module):
 
 
 def flagged(network: nn.Module) -> nn.Module:
-    """The network itself where FP8, which has a NaN, or no 8 bits are in it."""
-    found = (m for m in network.modules() if isinstance(m, EightBit) and m.number == torch.int8)
-    layer = next(found, None)
+    """Wrap a network with int8 layers; FP8, which holds NaN, needs no flags."""
+    layers = (m for m in network.modules() if isinstance(m, EightBit) and m.number == torch.int8)
+    layer = next(layers, None)
     return network if layer is None else Flagged(network, layer.flags)
 
 
 def quantise(unet: nn.Module, *files: Path) -> tuple[str, ...]:
-    """Put 8-bit layers in the place of those that the files hold numbers for; their names."""
+    """Replace the layers that the files hold numbers for by 8-bit ones; return their names."""
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
     return put_layers(unet, tensors)
 
@@ -205,35 +240,87 @@ def _layer(module: Any, name: str, tensors: Mapping[str, Tensor], flags: Tensor)
     return EightBit(weight, scale, steps, bias, flags)
 
 
+def put_decoder_layers(decoder: Any) -> None:
+    """Put the ResBlocks' convolutions of the VAE's decoder, most of its arithmetic, in E4M3.
+
+    They read a norm's result. The sums between them stay in 16 bits."""
+    flags = torch.zeros(MAX_ROWS, device=decoder.conv_in.weight.device)
+    for block in (decoder.mid_block, *decoder.up_blocks):
+        for resnet in block.resnets:
+            resnet.conv1, resnet.conv2 = (
+                _decoder_layer(conv, flags) for conv in (resnet.conv1, resnet.conv2)
+            )
+
+
+def _decoder_layer(conv: nn.Conv2d, flags: Tensor) -> EightBit:
+    weight = conv.weight.detach().float().permute(0, 2, 3, 1)
+    # A filter of zeros may have any scale.
+    scale = weight.flatten(1).abs().amax(1).clamp(min=TINY) / LARGEST[E4M3]
+    stored = (weight / scale.view(-1, 1, 1, 1)).to(E4M3).contiguous()
+    bias = torch.zeros_like(scale) if conv.bias is None else conv.bias.detach().float()
+    steps = torch.ones(conv.in_channels, device=weight.device)
+    return EightBit(stored, scale, steps, bias, flags)
+
+
+def has_e4m3(device: torch.device) -> bool:
+    """Whether the device has E4M3; a CPU multiplies the stored numbers in float32."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) >= CAPABILITY_OF_E4M3
+
+
+def fits_attention(stored: Tensor, heads: int) -> bool:
+    """Whether attention among these tokens may run in 8 bits: on a CPU always, on a GPU if the
+    kernel takes their size."""
+    return not has_kernels(stored) or triton_module("attention").fits_attention(stored, heads)
+
+
+def attend_in_e4m3(pair: Any, to_v: Any, stored: Tensor, heads: int, reader: Any) -> Tensor:
+    """Attention among pixels in E4M3, whatever number the layers have; `pair` makes queries and
+    keys, `reader` reads the result."""
+    query, key = pair.product(stored, E4M3).chunk(2, dim=-1)
+    value = to_v.turned(stored, E4M3)
+    if has_kernels(stored):
+        return triton_module("attention").attention(query, key, value, heads, **reader.rounding)
+    return reader.rounded(_attend(query.float(), key.float(), value.float(), heads) * reader.steps)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
+    query, key = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in (query, key))
+    value = value.unflatten(0, (heads, -1)).permute(2, 0, 3, 1)
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    shares = torch.exp(scores - scores.amax(-1, keepdim=True)) * SPREAD
+    mixed = shares.to(E4M3).float() @ value / shares.sum(-1, keepdim=True)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def all_eight_bit(layers: Sequence[nn.Module]) -> bool:
+    return all(isinstance(layer, EightBit) for layer in layers)
+
+
 def _channels_last(x: Tensor) -> Tensor:
-    """With the channels next to each other in memory, as the kernels read them."""
+    """Lay a map's or tokens' channels next to each other, as the kernels read them."""
     layout = torch.channels_last if x.dim() == 4 else torch.contiguous_format
     return x.contiguous(memory_format=layout)
 
 
-def _along_channels(values: Tensor, x: Tensor) -> Tensor:
-    return values[:, None, None] if x.dim() == 4 else values
-
-
 @cache
 def _ones(count: int, device: torch.device) -> Tensor:
-    """The inputs' scales, which the outputs' already hold. Kept: graphs know their address."""
+    """The inputs' scales, which the outputs' contain already; cached because CUDA graphs hold their
+    address."""
     return torch.ones(count, 1, device=device)
 
 
 @lru_cache(maxsize=8)
 def has_scaled_mm(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether PyTorch's own 8-bit product takes a scale for each output channel here, into this
-    type; tried once, in a size that the UNet has. What is only noted counts as having it."""
+    type: tried once. The meta device counts as having it."""
     return runs_scaled_mm(device, dtype) if device.type == "cuda" else device.type == "meta"
 
 
 def runs_scaled_mm(device: torch.device, dtype: torch.dtype) -> bool:
     rows, channels = PROBED
-    x, weight = (
-        torch.ones(count, channels, device=device).to(torch.float8_e4m3fn)
-        for count in (rows, channels)
-    )
+    x, weight = (torch.ones(n, channels, device=device).to(E4M3) for n in (rows, channels))
     scale, steps, bias = torch.ones(3, channels, device=device)
     layer = EightBit(weight, scale, steps, bias)
     try:

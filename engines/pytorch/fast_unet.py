@@ -1,9 +1,9 @@
-"""diffusers' UNet rearranged for a GPU: the same weights and the same arithmetic in fewer passes.
+"""diffusers' UNet rearranged for a GPU: the same weights and arithmetic in fewer passes.
 
 Everything stays channels-last from conv_in to conv_out. Group norm, SiLU and the rounding to 8 bits
-are one pass, and so are a residual's sum, its layer norm and the rounding; the time embedding goes
-into the norm, query, key and value are one product, and attention names its kernel. What it does
-not know it leaves.
+are one pass; so are a residual's sum, its layer norm and the rounding. The time embedding goes into
+the norm, query, key and value are one product, and attention names its kernel. Unknown modules stay
+as they are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engines.pytorch.eight_bit import EightBit
-from engines.pytorch.eight_bit_attention import attended, fits, suits
-from engines.pytorch.eight_bit_quarters import quartered
+from engines.pytorch.eight_bit import (
+    EightBit,
+    all_eight_bit,
+    attend_in_e4m3,
+    fits_attention,
+    quartered,
+)
 from engines.pytorch.joined_layers import alike, joined
-from engines.pytorch.kernel_switch import has_kernels, kernels, products, text_attentions
+from engines.pytorch.launches import has_kernels, triton_module
 from sdxl.networks.attention import Text, attend, ready
 
 ATTENTION = {
@@ -31,14 +35,12 @@ ATTENTION = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-
-
 Sum = tuple[Tensor, Tensor | None]
-"""Of which the second was not added to the first yet, if there is one."""
+"""The second, if any, is still to be added to the first."""
 
 
 class NormAct(nn.Module):
-    """A group norm, with or without SiLU; `into` is the layer that reads the result."""
+    """A group norm, with or without SiLU; the layer `into` reads the result."""
 
     def __init__(self, norm: Any, *, has_silu: bool) -> None:
         super().__init__()
@@ -52,10 +54,10 @@ class NormAct(nn.Module):
         into: nn.Module | None = None,
         sums: Tensor | None = None,
     ) -> Tensor:
-        """`shift` [rows, channels] is added to x first; `sums` are of `joined_maps`."""
+        """Norm x plus `shift` [rows, channels]; `sums` are `joined_maps`'."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
-            found: Tensor = kernels().norm_act(
+            return triton_module("kernels").norm_act(
                 x.contiguous(memory_format=torch.channels_last),
                 self.weight,
                 self.bias,
@@ -66,7 +68,6 @@ class NormAct(nn.Module):
                 sums=sums,
                 **(eight_bit.rounding if eight_bit else {}),
             )
-            return found
         value = x if shift is None else x + shift[:, :, None, None]
         value = F.group_norm(value, self.groups, self.weight, self.bias, self.eps)
         value = F.silu(value) if self.has_silu else value
@@ -74,23 +75,21 @@ class NormAct(nn.Module):
 
 
 def apply(layer: nn.Module, value: Tensor, like: Tensor, residual: Tensor | None = None) -> Tensor:
-    """A layer on what its NormAct or Gated made for it; `like` has the type of the result."""
+    """Apply a layer to what was rounded for it; the result has `like`'s type."""
     if isinstance(layer, EightBit):
         return layer.product(value, like.dtype, residual)
-    out: Tensor = layer(value)
-    return out if residual is None else out + residual
+    return layer(value) if residual is None else layer(value) + residual
 
 
 def added_to(x: Tensor, layer: nn.Module, value: Tensor) -> Sum:
-    """x and what a layer makes of a value: in 8 bits its product ends with the sum; else the norm
-    that follows adds them."""
+    """Add a layer's result to x: an 8-bit product ends with the sum; else the next norm adds."""
     if isinstance(layer, EightBit):
         return layer.product(value, x.dtype, x), None
     return x, layer(value)
 
 
 class AddNorm(nn.Module):
-    """A layer norm of tokens to which something is added first."""
+    """A layer norm of a sum of tokens."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -99,22 +98,20 @@ class AddNorm(nn.Module):
     def forward(
         self, x: Tensor, added: Tensor | None, into: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """The sum, and its norm as `into` reads it."""
+        """Return the sum, and its norm as `into` reads it."""
         eight_bit = into if isinstance(into, EightBit) else None
         if has_kernels(x):
             rounding = eight_bit.rounding if eight_bit else {}
-            found: tuple[Tensor, Tensor] = kernels().add_norm(
-                x, added, self.weight, self.bias, self.eps, **rounding
-            )
-            return found
+            add_norm = triton_module("kernels").add_norm
+            return add_norm(x, added, self.weight, self.bias, self.eps, **rounding)
         x = x if added is None else x + added
         value = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         return x, eight_bit.stored(value) if eight_bit else value
 
 
 def shortcut_of(layer: Any, x: Tensor) -> Tensor:
-    """x by way of a block's 1×1 convolution, if it has one: as a product of tokens, which ends with
-    the bias where PyTorch gives a convolution's a pass of its own."""
+    """Apply a block's 1×1 convolution, if it has one, as a product of tokens: PyTorch adds a
+    convolution's bias in an extra pass."""
     if layer is None:
         return x
     tokens = F.linear(tokens_of(x), layer.weight.flatten(1), layer.bias)
@@ -122,15 +119,13 @@ def shortcut_of(layer: Any, x: Tensor) -> Tensor:
 
 
 def joined_maps(x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Both as one map, channels last, with what its norm needs to know if that was found on the
-    way."""
+    """Join two maps, channels last; also return the sums for its norm, if a kernel made them."""
     x = x.contiguous(memory_format=torch.channels_last)
     if beside is None:
         return x, None
     if has_kernels(x):
         beside = beside.contiguous(memory_format=torch.channels_last)
-        found: tuple[Tensor, Tensor] = kernels().summed(x, beside)
-        return found
+        return triton_module("kernels").summed(x, beside)
     return torch.cat([x, beside], dim=1), None
 
 
@@ -146,7 +141,7 @@ class ResBlock(nn.Module):
         return self.end(*self.begin(x, skip), embedding)
 
     def begin(self, x: Tensor, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As in `networks.unet`: what does not depend on the time."""
+        """Compute what does not depend on the time, as in `networks.unet`."""
         x, sums = joined_maps(x, skip)
         hidden = apply(self.conv1, self.norm1(x, into=self.conv1, sums=sums), x)
         return hidden, shortcut_of(self.shortcut, x)
@@ -158,8 +153,8 @@ class ResBlock(nn.Module):
 
 
 class Upsampler(nn.Module):
-    """Nearest neighbours and a convolution: in 8 bits a map that is doubled is none before its
-    product. Both weights are kept: sides of odd latents are not doubled, but stretched."""
+    """Nearest neighbours and a convolution: in 8 bits the product doubles the map. Both weights are
+    kept, because sides of odd latents are stretched, not doubled."""
 
     def __init__(self, upsampler: Any) -> None:
         super().__init__()
@@ -170,14 +165,12 @@ class Upsampler(nn.Module):
     def forward(self, x: Tensor, sides: Sequence[int]) -> Tensor:
         height, width = x.shape[2:]
         if self.conv_quarters is not None and tuple(sides) == (2 * height, 2 * width):
-            doubled: Tensor = self.conv_quarters(x)
-            return doubled
-        out: Tensor = self.conv(F.interpolate(x, size=sides, mode="nearest"))
-        return out
+            return self.conv_quarters(x)
+        return self.conv(F.interpolate(x, size=sides, mode="nearest"))
 
 
 class Attention(nn.Module):
-    """Among pixels, or of pixels to a prompt whose keys and values come ready: `layer` counts
+    """Attention among pixels, or to a prompt whose keys and values are given: `layer` numbers
     these."""
 
     def __init__(self, attention: Any, kernel: str | None, layer: int | None = None) -> None:
@@ -185,8 +178,8 @@ class Attention(nn.Module):
         self.heads, self.to_out, self.layer = attention.heads, attention.to_out[0], layer
         projections = [attention.to_q, attention.to_k, attention.to_v]
         self.joint = self.pair = None
-        # Beside a joint layer their weights would lie in memory twice.
-        if layer is None and kernel is None and suits(projections, self.to_out):
+        # Separate layers are dropped if joined: their weights would be in memory twice.
+        if layer is None and kernel is None and all_eight_bit([*projections, self.to_out]):
             *pair, self.to_v = alike(projections)
             self.pair = joined(pair)
         elif layer is None:
@@ -198,26 +191,27 @@ class Attention(nn.Module):
 
     @property
     def reads(self) -> nn.Module | None:
-        """The layer that its input is made for; None where several read it, each in its own way."""
+        """The layer that its input is rounded for; None if several read it."""
         return self.joint or self.pair if self.layer is None else self.to_q
 
     def forward(self, normed: Tensor, x: Tensor, text: Text = ()) -> Sum:
-        """x, which is `normed`, and what attention finds."""
-        if self.pair is not None and fits(normed, self.heads):
-            found = attended(self.pair, self.to_v, normed, self.heads, self.to_out)
-            return added_to(x, self.to_out, found)
+        """Add the attention of `normed` to x."""
+        if self.pair is not None and fits_attention(normed, self.heads):
+            mixed = attend_in_e4m3(self.pair, self.to_v, normed, self.heads, self.to_out)
+            return added_to(x, self.to_out, mixed)
         projected = self._projected(normed, x, text)
         if self.layer is not None and self._rounds(projected[0]):
-            found = text_attentions().text_attention(*projected, self.heads, **self.to_out.rounding)
-            return added_to(x, self.to_out, found)
+            text_attention = triton_module("text_attention").text_attention
+            mixed = text_attention(*projected, self.heads, **self.to_out.rounding)
+            return added_to(x, self.to_out, mixed)
         with sdpa_kernel(self.order, set_priority=True) if self.order else nullcontext():
-            found = attend(*projected, self.heads)
-        return added_to(x, self.to_out, added_for(self.to_out, found, None))
+            mixed = attend(*projected, self.heads)
+        return added_to(x, self.to_out, added_for(self.to_out, mixed, None))
 
     def _rounds(self, query: Tensor) -> bool:
-        """Whether attention to a prompt ends with what its reader stores."""
+        """Whether our kernel attends to the prompt and rounds for the next layer."""
         is_ours = self.order is None and isinstance(self.to_out, EightBit) and has_kernels(query)
-        return is_ours and bool(text_attentions().fits_text_attention(query, self.heads))
+        return is_ours and triton_module("text_attention").fits_text_attention(query, self.heads)
 
     def _projected(self, x: Tensor, like: Tensor, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         if self.layer is not None:
@@ -239,15 +233,15 @@ class FeedForward(nn.Module):
         self.rise, self.fall = feed_forward.net[0].proj, feed_forward.net[2]
         self.is_rounded = isinstance(self.rise, EightBit) and isinstance(self.fall, EightBit)
         if self.is_rounded:
-            # The second layer's steps go into the values, not into their gates.
+            # The second layer's steps scale the values, not their gates.
             steps = torch.cat([self.fall.steps, torch.ones_like(self.fall.steps)])
             self.register_buffer("gated_scale", self.rise.scale * steps, persistent=False)
             self.register_buffer("gated_bias", self.rise.bias * steps, persistent=False)
 
     def forward(self, normed: Tensor, x: Tensor) -> Sum:
-        """x, which is `normed`, and what is made of it."""
-        if self.is_rounded and has_kernels(normed) and products().fits_tma(self.rise.weight):
-            gated = products().gated_product(
+        """Add the feed-forward of `normed` to x."""
+        if self._is_one_product(normed):
+            gated = triton_module("product").gated_product(
                 normed,
                 self.rise.weight,
                 self.gated_scale,
@@ -258,11 +252,14 @@ class FeedForward(nn.Module):
             return added_to(x, self.fall, gated)
         return added_to(x, self.fall, self._gated(apply(self.rise, normed, x)))
 
+    def _is_one_product(self, normed: Tensor) -> bool:
+        has_fitting = self.is_rounded and has_kernels(normed)
+        return has_fitting and triton_module("product").fits_tma(self.rise.weight)
+
     def _gated(self, hidden: Tensor) -> Tensor:
         into = self.fall if isinstance(self.fall, EightBit) else None
         if has_kernels(hidden):
-            found: Tensor = kernels().gated(hidden, **(into.rounding if into else {}))
-            return found
+            return triton_module("kernels").gated(hidden, **(into.rounding if into else {}))
         value, gate = hidden.chunk(2, dim=-1)
         product = value * F.gelu(gate)
         return into.stored(product) if into else product
@@ -284,7 +281,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Called as diffusers calls its own; between maps and tokens it moves nothing."""
+    """Has the signature of diffusers' own; converting maps and tokens moves nothing."""
 
     def __init__(self, transformer: Any, kernel: str | None, layers: Iterator[int]) -> None:
         super().__init__()
@@ -307,24 +304,24 @@ class Transformer(nn.Module):
 
 
 def tokens_of(x: Tensor) -> Tensor:
-    """Of a map, which moves nothing where it is channels-last."""
+    """View a channels-last map as tokens."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def map_of(tokens: Tensor, sides: torch.Size) -> Tensor:
-    """Channels-last."""
+    """View tokens as a channels-last map."""
     return tokens.unflatten(1, sides).permute(0, 3, 1, 2)
 
 
 def added_for(layer: nn.Module, x: Tensor, added: Tensor | None) -> Tensor:
-    """The sum as the layer reads it."""
+    """Sum as the layer reads it."""
     if isinstance(layer, EightBit):
         return layer.stored(x, added)
     return x if added is None else x + added
 
 
 def rearrange(unet: Any, attention: str | None = None) -> None:
-    """In place, before Deep and Shallow are made of it."""
+    """Rearrange a UNet in place, before it is split into Deep and Shallow."""
     layers = itertools.count()
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         block.resnets = nn.ModuleList(ResBlock(resnet) for resnet in block.resnets)

@@ -1,12 +1,13 @@
-"""diffusers' VAE decoder rearranged for a GPU: channels-last from end to end, group norm, SiLU and
-rounding in one pass. PyTorch's own group norm on a GPU wants each channel by itself, and each of
-thirty would turn the map around twice.
+"""diffusers' VAE decoder rearranged for a GPU: channels-last throughout; group norm, SiLU and
+rounding in one pass. PyTorch's own group norm on a GPU needs channels first, and each of thirty
+would transpose the map twice.
 
-The same weights and the same results; of what is doubled, less than half the arithmetic.
+The weights and results are the same, with less than half the arithmetic for doubled maps.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,13 @@ from sdxl.networks.attention import attend
 from sdxl.networks.vae import SIDES, summed
 
 WIDEST_HEAD = 256
-"""Beyond it PyTorch has no fused attention that Hopper's tensor cores were meant for."""
+"""PyTorch has no fused attention for Hopper's tensor cores beyond it."""
 QUERIES = 4096
-"""at a time, where scores lie in memory: as many results as fill a GPU, and 134 MB of scores to
-16384 keys"""
+"""at a time, if scores are in memory: they fill a GPU, and take 134 MB for 16384 keys"""
 
 
 class DecoderBlock(nn.Module):
-    """A ResBlock without time."""
+    """A ResBlock without time embedding."""
 
     def __init__(self, block: Any) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class DecoderBlock(nn.Module):
 
 
 class DecoderAttention(nn.Module):
-    """Among all pixels; between map and tokens nothing moves."""
+    """Attention among all pixels."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -52,19 +52,15 @@ class DecoderAttention(nn.Module):
         tokens = tokens_of(self.norm(x))
         query, key, value = self.to_q(tokens), self.to_k(tokens), self.to_v(tokens)
         is_wide = self.heads == 1 and query.shape[-1] > WIDEST_HEAD
-        found = (
-            attend_by_products(query, key, value)
-            if is_wide
-            else attend(query, key, value, self.heads)
-        )
-        return x + map_of(self.to_out(found), x.shape[2:])
+        attend_to = attend_by_products if is_wide else partial(attend, heads=self.heads)
+        return x + map_of(self.to_out(attend_to(query, key, value)), x.shape[2:])
 
 
 def attend_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Of one head, [rows, tokens, width] each: two plain products and a softmax between them."""
+    """Attend with one head, [rows, tokens, width] each, by two products and a softmax."""
     found, keys = torch.empty_like(query), key.transpose(1, 2)
     scale = query.shape[-1] ** -0.5
-    # Scaled before they are rounded: a sum of so many products may be larger than halves hold.
+    # Scaled before rounding: a sum of so many products may overflow halves.
     start = query.new_zeros(1)
     for first in range(0, query.shape[1], QUERIES):
         some = slice(first, first + QUERIES)
@@ -74,8 +70,8 @@ def attend_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class Quarters(nn.Module):
-    """`networks.vae.Doubled` with its weights' sums made once: each of the four pixels that a pixel
-    becomes is a 2×2 convolution of what was not doubled."""
+    """`networks.vae.Doubled` with sums of weights made once: each of the four pixels that a pixel
+    becomes is a 2×2 convolution of the map before doubling."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -88,9 +84,9 @@ class Quarters(nn.Module):
         dims = rows, len(self.bias), 2 * height, 2 * width
         out = torch.empty(dims, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         for (down, right), conv in zip(self.sides, self.convs, strict=True):
-            # Padded on all sides: the first line and column are those of the other quarters.
+            # The convolution pads all sides; each quarter needs two of them.
             found = conv(x)[:, :, down : down + height, right : right + width]
-            # The bias in the pass that is needed anyway.
+            # Adds the bias while copying.
             torch.add(found, self.bias[:, None, None], out=out[:, :, down::2, right::2])
         return out
 
@@ -105,7 +101,7 @@ def _quarter(conv: Any, down: int, right: int) -> nn.Conv2d:
 
 
 def rearrange_decoder(decoder: Any) -> None:
-    """In place."""
+    """Rearrange a decoder in place."""
     middle = decoder.mid_block
     middle.attentions = nn.ModuleList(DecoderAttention(each) for each in middle.attentions)
     for block in decoder.up_blocks[:-1]:

@@ -1,4 +1,4 @@
-"""Layers that read the same input as one."""
+"""Joins layers that read the same input into one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engines.pytorch.eight_bit import EightBit, rounded_lines
 
 
 def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
-    """One layer for several that read the same input; None where they cannot be one."""
+    """Join layers that read the same input; None if they cannot be one layer."""
     if all(isinstance(layer, EightBit) for layer in layers):
         first, *others = alike(layers)
         weight, scale, bias = (
@@ -29,10 +29,10 @@ def joined(layers: Sequence[nn.Module]) -> nn.Module | None:
 
 
 def alike(layers: Sequence[Any]) -> Sequence[Any]:
-    """8-bit layers of the same input, made to round it in the same way, so that it is rounded once.
+    """Give 8-bit layers of the same input the same steps, so that it is rounded once.
 
-    SmoothQuant gives each its own steps, a few percent apart; their least cuts off nothing that one
-    of them would keep. Without numbers, on the meta device, they count as alike."""
+    SmoothQuant's steps differ by a few percent; the smallest cut off nothing that any layer keeps.
+    On the meta device, which has no values, steps count as equal."""
     steps = torch.stack([layer.steps for layer in layers])
     if steps.is_meta or bool((steps == steps[0]).all()):
         return layers
@@ -41,6 +41,6 @@ def alike(layers: Sequence[Any]) -> Sequence[Any]:
 
 
 def in_steps(layer: EightBit, steps: Tensor) -> EightBit:
-    """The same linear layer for an input in other steps: its weights are rounded once more."""
+    """Convert a linear layer to other steps of its input; weights are rounded once more."""
     stored, share = rounded_lines(layer.weight.float() * (layer.steps / steps), layer.number)
     return EightBit(stored, layer.scale * share, steps, layer.bias, layer.flags)

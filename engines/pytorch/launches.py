@@ -1,27 +1,31 @@
-"""The one way our kernels are started: on their tensor's GPU, or only written down.
+"""Starts our Triton kernels on their tensor's GPU, or records the launch.
 
-Whoever wants to know what a network would start (how much it computes, which variants must compile)
-runs it on the meta device within `noted`.
+`noted` records what a network on the meta device would launch: how much it computes, and which
+variants must compile.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+INTERPRETED = "TRITON_INTERPRET"
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-"""what a launch says to the compiler, beside the kernel's own constants"""
+"""a launch's arguments to the compiler, beside the kernel's own constants"""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with what it is given, in the order and under the names of its parameters."""
+    """A kernel and its arguments, in the order and under the names of its parameters."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -34,7 +38,7 @@ class Launch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those of descriptors too."""
+        """The tensors, descriptors' included."""
         bases = (getattr(argument, "base", argument) for argument in self.arguments)
         return [base for base in bases if isinstance(base, Tensor)]
 
@@ -44,7 +48,7 @@ _notes: ContextVar[list[Launch] | None] = ContextVar("notes", default=None)
 
 @contextmanager
 def noted() -> Iterator[list[Launch]]:
-    """Within it, launches on the meta device are kept in the list and nothing runs."""
+    """Record launches on the meta device in the list; nothing runs."""
     launches: list[Launch] = []
     token = _notes.set(launches)
     try:
@@ -53,19 +57,27 @@ def noted() -> Iterator[list[Launch]]:
         _notes.reset(token)
 
 
-def is_noted() -> bool:
-    return _notes.get() is not None
+def has_kernels(x: Tensor) -> bool:
+    """Whether our kernels run on x: on a GPU, and on a CPU under Triton's interpreter."""
+    if x.is_meta:
+        return _notes.get() is not None
+    return x.is_cuda or os.environ.get(INTERPRETED) == "1"
+
+
+def triton_module(name: str) -> Any:
+    """Import one of our Triton modules on first use: without a GPU, Triton may be missing."""
+    return import_module(f"engines.pytorch.triton_{name}")
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any
 ) -> None:
-    """`x` is the kernel's first argument, and says where it runs."""
+    """Start a kernel on the device of `x`, its first argument."""
     notes = _notes.get()
     if notes is not None and x.is_meta:
         notes.append(Launch(kernel, grid, (x, *arguments), constants))
         return
-    # Triton takes the thread's current device, whatever the tensors are on.
+    # Triton uses the thread's current device, whatever the tensors are on.
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        # Said, because Triton is about to change what it does unless told.
+        # Triton's default is about to change.
         kernel[grid](x, *arguments, enable_fp_fusion=True, **constants)

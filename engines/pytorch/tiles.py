@@ -1,8 +1,8 @@
-"""How an 8-bit product is cut into tiles: which fit a GPU, and which was measured to be quickest.
+"""Chooses the tiles of an 8-bit product: those that fit a GPU, and the fastest measured.
 
-Tiles are measured while a service warms up, and never after: what was not measured takes the one
-that usually wins. Results stay on disk, apart for each GPU, driver, PyTorch, Triton and version of
-the kernels.
+Tiles are measured only while a service warms up; a product that was not measured takes the tile
+that usually wins. Results are kept on disk for each GPU, driver, PyTorch, Triton and version of the
+kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 KIB = 1024
 MOST_SUMS = 64
-"""of a thread, in a gated product, where they come out of tensor memory"""
+"""of a thread, in a gated product on a GPU with tensor memory"""
 TENSOR_MEMORY = (10, 11)
-"""compute capabilities of data centres' Blackwells, whose tensor cores keep their sums apart"""
+"""compute capabilities of data-centre Blackwells, whose tensor cores keep sums in tensor memory"""
 FP8 = "float8_e4m3fn"
 Run = Callable[["Tile"], None]
 Measure = Callable[[Callable[[], None]], float]
@@ -37,7 +37,7 @@ Measure = Callable[[Callable[[], None]], float]
 
 @dataclass(frozen=True)
 class Tile:
-    """Of `m` pixels or tokens and `n` output channels; `k` input channels at a time."""
+    """`m` pixels or tokens by `n` output channels; `k` input channels at a time."""
 
     m: int
     n: int
@@ -52,12 +52,12 @@ class Tile:
 
     @property
     def shared_bytes(self) -> int:
-        """What the steps on their way take, 8-bit numbers of both factors."""
+        """shared memory of the loads in flight, 8-bit numbers of both factors"""
         return (self.m + self.n) * self.k * self.stages
 
 
 USUAL = Tile(128, 128, 128, 8, 3)
-"""What wins most often, and fits everywhere."""
+"""It wins most often, and fits everywhere."""
 TILES = (
     USUAL,
     Tile(256, 128, 128, 8, 4),
@@ -66,15 +66,15 @@ TILES = (
     Tile(64, 64, 128, 4, 4),
 )
 TILES_WITH_RESIDUAL = (USUAL, Tile(128, 64, 128, 4, 4), Tile(64, 64, 128, 4, 4))
-"""A larger one has no registers left for what is added: it spills."""
+"""A larger tile has no registers left for the residual, and spills."""
 GATED_TILES = (
     USUAL,
     Tile(256, 128, 128, 8, 3),
     Tile(128, 128, 128, 4, 3),
     Tile(128, 64, 128, 4, 4),
 )
-"""Of the feed-forward's first product with its GEGLU, half of `n` values and half gates. Of those
-with four warps a multiprocessor holds two at once, and one multiplies while the other ends."""
+"""Tiles of the feed-forward's first product with its GEGLU; half of `n` are values, half gates. A
+multiprocessor holds two tiles of four warps, and one multiplies while the other ends."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class TileProblem:
 
     @property
     def key(self) -> str:
-        """Sizes that differ by less than a factor of four share their tile, and beyond 2^16 rows
-        of the product nothing changes any more."""
+        """Sizes within a factor of four share a tile, as do all beyond 2^16 rows."""
         size = min((self.count - 1).bit_length(), 17) // 2
         kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
         ending = " residual" if self.has_residual else " gated" if self.is_gated else ""
@@ -110,14 +109,14 @@ def fitting(
 
 
 def spills(tile: Tile, problem: TileProblem) -> bool:
-    """Where sums in FP8 come out of tensor memory (tests/engines/test_kernels_compile.py): all of
-    256 lines at once, and those of a gated product, whose halves are needed together."""
+    """Whether FP8 sums spill coming out of tensor memory (tests/engines/test_kernels_compile.py):
+    those of 256 lines, and of a gated product, which needs both halves at once."""
     return tile.m > 128 or (problem.is_gated and tile.sums > MOST_SUMS)
 
 
 @dataclass
 class Tiles:
-    """Of one GPU. `file`: where results are kept; None keeps them for this process."""
+    """The tiles of one GPU. `file` keeps the results; None keeps them for this process."""
 
     shared_bytes: int
     has_tensor_memory: bool = False
@@ -132,7 +131,7 @@ class Tiles:
             stored = json.loads(self.file.read_text(encoding="utf-8"))
             self.chosen = {key: Tile(*numbers) for key, numbers in stored.items()}
         except FileNotFoundError:
-            # Nothing was measured yet.
+            # Nothing is measured yet.
             pass
         except OSError as error:
             log.warning("%s cannot be read (%s); tiles are measured anew", self.file, error)
@@ -167,7 +166,7 @@ class Tiles:
 
 @contextmanager
 def measuring(tiles: Tiles) -> Iterator[None]:
-    """Within it, what is not known is measured. Not while anybody waits for a picture."""
+    """Measure unknown products, which takes time: not while a picture is being made."""
     tiles.is_measuring = True
     try:
         yield
@@ -177,24 +176,24 @@ def measuring(tiles: Tiles) -> Iterator[None]:
 
 @cache
 def tiles_of(device: torch.device, kernels: str) -> Tiles:
-    """Of this GPU; `kernels` tells one version of the kernels from another."""
+    """The tiles of a GPU; `kernels` identifies the version of the kernels."""
     if device.type != "cuda":
         return Tiles(99 * KIB)
-    found = torch.cuda.get_device_properties(device)
-    versions = (found.name, driver_version(), torch.__version__, kernels)
-    shared_bytes = found.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return Tiles(shared_bytes, found.major in TENSOR_MEMORY, place_of(versions))
+    gpu = torch.cuda.get_device_properties(device)
+    versions = (gpu.name, driver_version(), torch.__version__, kernels)
+    shared_bytes = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return Tiles(shared_bytes, gpu.major in TENSOR_MEMORY, place_of(versions))
 
 
 def place_of(versions: tuple[str, ...]) -> Path:
-    """`versions`: the GPU's name first, then all that a measurement depends on."""
+    """`versions` are the GPU's name, then everything that a measurement depends on."""
     name = re.sub(r"[^a-z0-9]+", "-", versions[0].lower()).strip("-")
     digest = hashlib.sha256("\n".join(versions).encode()).hexdigest()[:12]
     return home() / "tiles" / f"{name}-{digest}.json"
 
 
 def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The kernel module's; where a container hides it, the newest CUDA that the driver knows."""
+    """The kernel module's version; if a container hides it, the driver's newest CUDA."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

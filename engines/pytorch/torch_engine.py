@@ -1,5 +1,5 @@
-"""PyTorch behind the Engine contract: the reference on a CPU, and a full-speed backend on a GPU,
-in 8 bits too, from the numbers of an export.
+"""PyTorch as an Engine: the reference on a CPU, and a fast backend on a GPU, also in 8 bits by the
+numbers of an export.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from engines.cpu import rows_on_cpu
 from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
-from engines.pytorch.eight_bit import flagged, quantise
-from engines.pytorch.eight_bit_decoder import has_number, put_decoder_layers
-from engines.pytorch.kernel_switch import products
+from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise
+from engines.pytorch.launches import triton_module
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
@@ -33,7 +32,7 @@ from sdxl.specs import Cut, ModelSpec, network_specs
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EIGHT_BIT = ("int8", "fp8")
-"""Halves where the recipe keeps them; a CPU, which has no 8-bit products, computes in float32."""
+"""Other layers are in halves; a CPU, which has no 8-bit products, computes in float32."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def load_torch(
     numbers: Sequence[Path] = (),
     load_part: Callable[[str], nn.Module] | None = None,
 ) -> Engines:
-    """`numbers` are an export's files of 8-bit weights and scales, for the 8-bit precisions;
-    `load_part` gives modules other than the checkpoint's own: those with LoRAs."""
+    """Load a checkpoint's networks. `numbers` are an export's files of 8-bit weights and scales for
+    the 8-bit precisions; `load_part` loads modules with LoRAs instead of the checkpoint's."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = chosen.type == "cuda"
     if is_cuda:
@@ -76,7 +75,7 @@ def load_torch(
         with named_if_slow(f"loading {part}"):
             module: Any = (load_part or checkpoint.part)(part)
             if part == "unet":
-                # Not the module's own `to`, which warns of what other models need.
+                # diffusers' own `to` warns about other models' needs.
                 placed = nn.Module.to(module, chosen, getattr(torch, dtype))
                 module = _unet(placed, options, numbers)
             elif part == "vae" and dtype == "float16":
@@ -87,15 +86,15 @@ def load_torch(
             runs: Any = torch.compile(placed) if is_compiled else placed
             engines[name] = TorchEngine(specs[name], runs)
     decoder: Any = engines["vae_decoder"]
-    # In their places already: a change of type would change the numbers'.
+    # After the networks are placed: a change of type would change the 8-bit numbers.
     _fit_decoder(decoder.module.decoder, options, is_eight_bit=bool(numbers))
     if is_cuda and options.graphs:
-        # Apart from the loop's: a picture is decoded while others are denoised, and what was
-        # captured into one pool must not run at the same time.
+        # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
+        # others are denoised.
         engines["vae_decoder"] = RecordedEngine(engines["vae_decoder"], CudaDevice(chosen))
     if is_cuda:
         torch.backends.cudnn.benchmark = True
-    # A GPU is given calls of the size that compiled engines have on it.
+    # The rows of a call are those of compiled engines on this GPU.
     target = local_target(chosen) if is_cuda else None
     counts = (1, *buckets(target.max_batch)) if target else Engines.buckets
     if not is_cuda:
@@ -120,12 +119,12 @@ def load_torch(
 
 
 def memory_format(options: TorchOptions) -> torch.memory_format:
-    """Of the loop's maps: the one that the rearranged UNet keeps from end to end."""
+    """The layout of the loop's maps: the rearranged UNet keeps channels-last throughout."""
     return torch.channels_last if options.rearranged else torch.contiguous_format
 
 
 def _warming(device: torch.device) -> AbstractContextManager[None]:
-    return measuring(products().tiles(device))
+    return measuring(triton_module("product").tiles(device))
 
 
 def _check(precision: str, numbers: Sequence[Path]) -> None:
@@ -138,7 +137,7 @@ def _check(precision: str, numbers: Sequence[Path]) -> None:
 
 
 def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn.Module:
-    # Before the 8-bit layers come: a change of type would change theirs.
+    # Before the 8-bit layers: a change of type would change their numbers.
     unet = unet.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if numbers:
         quantise(unet, *numbers)
@@ -150,7 +149,7 @@ def _unet(unet: nn.Module, options: TorchOptions, numbers: Sequence[Path]) -> nn
 
 
 def _fit_decoder(decoder: Any, options: TorchOptions, *, is_eight_bit: bool) -> None:
-    if is_eight_bit and options.fp8_decoder and has_number(decoder.conv_in.weight.device):
+    if is_eight_bit and options.fp8_decoder and has_e4m3(decoder.conv_in.weight.device):
         put_decoder_layers(decoder)
     if options.rearranged:
         from engines.pytorch.fast_vae import rearrange_decoder

@@ -1,7 +1,5 @@
-"""How the torch backend runs on a GPU: one frozen dataclass, and its form as one line of text.
-
-The line is what settings and command lines hold: `attention=flash,compile`, `no-graphs`. It knows
-no torch.
+"""Options of the torch backend, and their text in settings and flags: `attention=flash,compile`,
+`no-graphs`. It knows no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ ATTENTIONS = ("auto", "cudnn", "flash", "efficient", "math")
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """Defaults are for a GPU; a CPU runs diffusers' modules as they are unless told otherwise."""
+    """The defaults of a GPU; a CPU's default is PLAIN."""
 
     rearranged: bool = True
     """channels-last throughout, fused projections, norms and activations"""
@@ -25,10 +23,10 @@ class TorchOptions:
     compile: bool = False
     """torch.compile of the UNet; minutes at the first call of each shape"""
     fp8_decoder: bool = True
-    """beside a UNet in 8 bits, most of the VAE's decoder too, where the GPU has FP8"""
+    """with an 8-bit UNet, compute most of the VAE's decoder in FP8 if the GPU has it"""
     attention: str = "auto"
-    """the kernel to prefer, in 16 bits; auto leaves it to PyTorch, and between layers in 8 bits
-    takes FP8 among pixels where the GPU has tensor memory accelerators"""
+    """the preferred kernel, in 16 bits; auto leaves it to PyTorch, and between 8-bit layers uses
+    FP8 among pixels if the GPU has a tensor memory accelerator"""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:

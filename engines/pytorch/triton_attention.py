@@ -1,9 +1,8 @@
-"""Attention among pixels in FP8, for GPUs with a tensor memory accelerator, Hopper and later:
-query, key and value come in E4M3 by descriptors, and what is found leaves as the layer that reads
-it wants it.
+"""Attention among pixels in FP8, for GPUs with a tensor memory accelerator (TMA), Hopper and later:
+descriptors read query, key and value in E4M3, and the result is rounded for the next layer.
 
-A value lies with its tokens next to each other, as the tensor cores take a second factor in 8 bits.
-It knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+A value's tokens lie next to each other, as the tensor cores need an 8-bit second factor. It knows
+no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch.launches import launch
-from engines.pytorch.triton_rounding import LARGEST, store_rounded
-from engines.pytorch.triton_tma_product import ALIGNED, IS_INTERPRETED, has_tma
+from engines.pytorch.launches import LARGEST, launch
+from engines.pytorch.triton_shared import IS_INTERPRETED, store_rounded
+from engines.pytorch.triton_tma_product import ALIGNED, has_tma
 
 SPREAD = tl.constexpr(8.0)
 """Shares of a softmax go to E4M3 as 256 times themselves: it holds down to 2^-9."""
@@ -26,8 +25,8 @@ M, N = (32, 32) if IS_INTERPRETED else (128, 128)
 """queries of a program, and keys at a time"""
 WARPS, STAGES = 8, 3
 REGISTERS = 128
-"""of a thread, so that a multiprocessor holds two programs. The compiler would take 148 where the
-result is FP8: it then holds one, and takes 1.38 times as long (docs/log.md)."""
+"""of a thread, so that a multiprocessor holds two programs. With the compiler's own choice, 148 for
+an FP8 result, it holds one and takes 1.38 times as long (docs/log.md)."""
 
 
 @triton.jit
@@ -58,7 +57,7 @@ def _attention(
         if HAS_TAIL:
             is_there = begin + tl.arange(0, N) < tokens
             scores = tl.where(is_there[None, :], scores, float("-inf"))
-        # NaN need not show in the largest: it does in the shares.
+        # A NaN may not show in the maximum, but does in the shares.
         higher = tl.maximum(most, tl.max(scores, 1) * scale)
         shares = tl.exp2(scores * scale - (higher - SPREAD)[:, None])
         fades = tl.exp2(most - higher)
@@ -74,8 +73,8 @@ def _attention(
 
 
 def fits_attention(x: Tensor, heads: int) -> bool:
-    """Tokens [rows, tokens, channels]: lines of a descriptor are multiples of 16 bytes, and a head
-    is as wide as a tile can be."""
+    """Whether tokens [rows, tokens, channels] have lines of multiples of 16 bytes, as descriptors
+    need, and heads as wide as a tile may be."""
     head = x.shape[-1] // heads
     is_aligned = x.shape[1] % ALIGNED == 0 and x.shape[-1] % ALIGNED == 0
     return has_tma(x.device) and is_aligned and head in (64, 128)
@@ -91,8 +90,8 @@ def attention(
     number: torch.dtype,
     flags: Tensor,
 ) -> Tensor:
-    """query and key [rows, tokens, channels], which may be parts of wider lines; value [channels,
-    rows, tokens]. What is found is rounded to `number` in `steps` a unit."""
+    """Attend among query and key [rows, tokens, channels], which may be parts of wider lines, and
+    value [channels, rows, tokens]; the result is in `number`, in `steps` a unit."""
     rows, tokens, channels = query.shape
     head = channels // heads
     out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)

@@ -1,8 +1,8 @@
-"""The feed-forward's first product with its GEGLU, rounded as the second reads it: by descriptors,
-for GPUs with a tensor memory accelerator, Hopper and later.
+"""The feed-forward's first product with its GEGLU, rounded for the second: by descriptors, for GPUs
+with a tensor memory accelerator, Hopper and later.
 
-A tile holds as many channels of the values as of the gates that go with them, and a thread both of
-a pair. It knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+A tile holds values and their gates, and a thread both of a pair. It knows no modules; with
+TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch.launches import launch
+from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
-from engines.pytorch.triton_rounding import LARGEST, store_rounded_lines
-from engines.pytorch.triton_tiling import own_tile, settings_of
+from engines.pytorch.triton_shared import own_tile, scaled, settings_of, store_rounded_lines
 
 FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
-"""Of log2(share(-a)), the normal distribution's, by powers of a: 0.7% of the share from 0 to 5,
+"""Coefficients of log2(share(-a)), the normal distribution's: the share is within 0.7% from 0 to 5,
 beyond which a × share is 1e-6 and less. E4M3 rounds to 6%."""
 
 
 @triton.jit
 def gelu(x):
-    """x × share(x), as max(x, 0) - |x| × share(-|x|): what is small comes as exact as what is
-    large. An infinity becomes NaN."""
+    """x × share(x), as max(x, 0) - |x| × share(-|x|), which is as exact for small results as for
+    large ones. An infinity becomes NaN."""
     far = tl.abs(x)
     share = tl.exp2(((FALLS[3] * far + FALLS[2]) * far + FALLS[1]) * far + FALLS[0])
     return tl.maximum(x, 0.0) - far * share
@@ -59,13 +58,10 @@ def _gated_product(
     value, gate = total.to(tl.float32).reshape(M, 2, HALF).permute(0, 2, 1).split()
     target = right + tl.arange(0, HALF)
     is_there = target < out_channels
-    value = value * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
-    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
-    target += out_channels
-    gate = gate * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
-    gate += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    value = scaled(value, scale, bias, target, is_there)
+    gate = scaled(gate, scale + out_channels, bias + out_channels, target, is_there)
     token = down + tl.arange(0, M)
-    place = token.to(tl.int64)[:, None] * out_channels + (target - out_channels)[None, :]
+    place = token.to(tl.int64)[:, None] * out_channels + target[None, :]
     mask = (token < count)[:, None] & is_there[None, :]
     store_rounded_lines(out + place, flags + token // tokens, value * gelu(gate), mask, largest)
 
@@ -79,7 +75,7 @@ def run_gated_product(
     out: Tensor,
     tile: Tile,
 ) -> None:
-    """Of tokens [rows, tokens, channels]; the second half of the weight's lines makes the gates."""
+    """Multiply tokens [rows, tokens, channels]; the second half of the weight makes the gates."""
     out_channels, channels = weight.shape[0] // 2, weight.shape[-1]
     count, half = x.numel() // channels, tile.n // 2
     sizes, strides = [2, out_channels, channels], [out_channels * channels, channels, 1]

@@ -1,8 +1,8 @@
-"""A group norm as one multiplication and addition by row and channel, in Triton: sums per channel
-of a channels-last map, and what follows of them. Two maps that are read as one become one here.
+"""A group norm in Triton as one factor and offset by row and channel, from sums per channel of a
+channels-last map. The first kernel also joins two maps that are read as one.
 
-What is not a number stays visible: it is in the sums. It knows no modules; with TRITON_INTERPRET=1,
-set before the import, it runs on a CPU.
+A NaN stays visible in the sums. It knows no modules; with TRITON_INTERPRET=1, set before the
+import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from engines.pytorch.launches import launch
 
 PROGRAMS, SPLITS = 2048, 256
-"""that are to share the summing, and the most that a row's pixels are shared out to"""
+"""programs that sum, and the most that share a row"""
 FOLDED = 32
-"""of their sums at a time"""
+"""sums at a time"""
 PIXELS, CHANNELS, WARPS = 64, 64, 4
 
 
@@ -36,11 +36,11 @@ def _sum_channels(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Where there is a map beside x, whose channels are the `first`, both are written as one."""
+    """Sum each channel; with a map beside x, which has the `first` channels, also join both."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     splits = tl.num_programs(1)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
-    # Of each place in the tile by itself: to add them up takes the program's warps together.
+    # For each place in the tile: adding them up would synchronise the program's warps.
     total = tl.zeros([PIXELS, CHANNELS], tl.float32)
     squares = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for start in range(split * PIXELS, pixels, splits * PIXELS):
@@ -108,15 +108,14 @@ def _fold_norm(
 
 
 def splits_of(others: int, pixels: int) -> int:
-    """A power of two: among so many a row's pixels are shared out, where there are as many programs
-    anyway."""
+    """Into how many programs a row's pixels are split, a power of two, beside `others`."""
     wanted = min(SPLITS, triton.cdiv(PROGRAMS, others), triton.cdiv(pixels, PIXELS))
     return int(triton.next_power_of_2(wanted))
 
 
 def summed(x: Tensor, beside: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A map's channels, with those of the map beside it behind them, and what their group norm
-    needs to know of each: both [rows, channels, h, w], channels last."""
+    """Return a map [rows, channels, h, w], channels last, joined with the map beside it, and the
+    sums of its channels."""
     rows, first, height, width = x.shape
     channels, pixels = first + (0 if beside is None else beside.shape[1]), height * width
     dims = rows, channels, height, width
@@ -151,7 +150,7 @@ def folded(
     groups: int,
     eps: float,
 ) -> Tensor:
-    """[2, rows, channels]: the factors, and what is added behind them."""
+    """Return the factors and the offsets, [2, rows, channels]."""
     rows, splits, _, channels = sums.shape
     found = sums.new_empty((2, rows, channels))
     factor, offset = found

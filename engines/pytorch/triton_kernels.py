@@ -1,10 +1,10 @@
-"""What PyTorch leaves in several passes over memory, in one: Triton kernels for channels-last maps.
+"""Triton kernels that do in one pass over memory what PyTorch does in several, for channels-last
+maps and tokens.
 
-A group norm is two readings: sums per channel, then one multiplication and addition a value, with
-SiLU and the rounding to 8 bits in the same pass. What is not a number stays visible: FP8 has a
-value for it, and of an int8 tensor the row's flag becomes NaN. It knows no modules;
-kernel_switch.py decides when these run. With TRITON_INTERPRET=1, set before the import, they run
-on a CPU.
+A group norm reads twice: sums per channel, then one multiplication and addition a value, with SiLU
+and the rounding to 8 bits in the same pass. A NaN stays visible: in FP8 as a value, in int8 as the
+row's flag. It knows no modules; launches.py decides when these run. With TRITON_INTERPRET=1, set
+before the import, they run on a CPU.
 """
 
 from __future__ import annotations
@@ -16,14 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engines.pytorch.launches import launch
+from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.triton_group_norm import folded, summed
-from engines.pytorch.triton_rounding import (
-    LARGEST,
-    store_rounded,
-    store_rounded_lines,
-    store_steps,
-)
+from engines.pytorch.triton_shared import store_rounded, store_rounded_lines, store_steps
 from engines.pytorch.triton_tma_product import empty_bordered
 
 PIXELS, CHANNELS, WARPS = 32, 128, 4
@@ -118,7 +113,7 @@ def _gated(
 def _added(x, added, total, place, mask, HAS_ADDED: tl.constexpr):
     value = tl.load(x + place, mask=mask, other=0.0)
     if HAS_ADDED:
-        # Rounded as it is stored: the norm is of what the next layer is added to.
+        # Rounded as stored: the norm is of the sum that the next layer adds to.
         value = value.to(tl.float32) + tl.load(added + place, mask=mask, other=0.0).to(tl.float32)
         value = value.to(total.dtype.element_ty)
         tl.store(total + place, value, mask=mask)
@@ -157,7 +152,7 @@ def _add_norm(
     CHANNELS: tl.constexpr,
     MORE: tl.constexpr,
 ):
-    """Of a token's channels the first `CHANNELS`, and as many more: powers of two, both."""
+    """A token's first `CHANNELS` channels and `MORE` after them, both powers of two."""
     token = tl.program_id(0).to(tl.int64)
     channel, more = tl.arange(0, CHANNELS), CHANNELS + tl.arange(0, MORE)
     here, there = channel < channels, more < channels
@@ -173,7 +168,7 @@ def _add_norm(
     _store_normed(value, scale, weight, bias, steps, out, channel, here, largest, HAS_STEPS)
     _store_normed(other, scale, weight, bias, steps, out, more, there, largest, HAS_STEPS)
     if out.dtype.element_ty == tl.int8:
-        # Whatever is not a number is in the sum of all squares.
+        # Any NaN is in the sum of all squares.
         tl.store(flags + token // tokens, variance, mask=variance != variance)
 
 
@@ -192,9 +187,8 @@ def norm_act(
     flags: Tensor | None = None,
     is_bordered: bool = False,
 ) -> Tensor:
-    """x is [rows, channels, h, w], channels last; `shift` [rows, channels] is added to it first.
-    `sums` are those of `summed`, where they are known. `flags`, one for each row, tell of what int8
-    cannot say."""
+    """Norm [rows, channels, h, w], channels last, after adding `shift` [rows, channels]. `sums` are
+    `summed`'s, if known; `flags`, one for each row, mark NaN that int8 cannot hold."""
     sums = summed(x)[1] if sums is None else sums
     factor, offset = folded(sums, weight, bias, shift, x.shape[2] * x.shape[3], groups, eps)
     rounding: Any = {"steps": steps, "number": number, "flags": flags, "is_bordered": is_bordered}
@@ -213,9 +207,9 @@ def affine(
     flags: Tensor | None = None,
     is_bordered: bool = False,
 ) -> Tensor:
-    """(x + added) * factor + offset by row and channel, SiLU, and rounding to `number` in `steps` a
-    unit; channels are the last dimension in memory: a map in channels-last, or tokens.
-    `is_bordered`: as triton_tma_product.py reads a map; only when rounding."""
+    """Compute (x + added) * factor + offset by row and channel, SiLU, and round to `number` in
+    `steps` a unit. x is a channels-last map or tokens. `is_bordered`, only when rounding, writes a
+    map as triton_tma_product.py reads it."""
     rows = x.shape[0]
     channels = x.shape[1] if x.dim() == 4 else x.shape[-1]
     places = pixels = x.numel() // (rows * channels)
@@ -261,7 +255,7 @@ def add_norm(
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [rows, tokens, channels] plus what is added to them, and the layer norm of that."""
+    """Add to tokens [rows, tokens, channels]; return the sum and its layer norm."""
     channels = x.shape[-1]
     first = 1 << (channels.bit_length() - 1)
     total = x if added is None else torch.empty_like(x)
@@ -297,7 +291,7 @@ def gated(
     number: torch.dtype | None = None,
     flags: Tensor | None = None,
 ) -> Tensor:
-    """The first half of the last dimension times the GELU of the second."""
+    """Multiply the first half of the last dimension by the GELU of the second."""
     channels = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], channels), dtype=number or x.dtype)
     count, size = out.numel() // channels, min(1024, triton.next_power_of_2(channels))

@@ -1,7 +1,7 @@
 """The 8-bit product of linears and of 3×3 convolutions, in Triton: an implicit matrix product whose
 epilogue scales, adds the bias and the residual.
 
-It knows no modules; kernel_switch.py decides when it runs, and tiles.py how it is cut. With
+It knows no modules; launches.py decides when it runs, and tiles.py how it is cut. With
 TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
@@ -20,11 +20,13 @@ from triton.runtime.errors import OutOfResources
 from engines.pytorch.launches import launch
 from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
-from engines.pytorch.triton_tiling import (
+from engines.pytorch.triton_shared import (
+    IS_INTERPRETED,
     out_channels_of,
     own_tile,
     quarters_of,
     result_of,
+    scaled,
     settings_of,
     tap_by,
     taps_of,
@@ -33,7 +35,6 @@ from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_p
 
 __all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
 
-IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 SMALL = Tile(32, 32, 32, 4, 1)
 """for the interpreter"""
 
@@ -76,12 +77,10 @@ def _product(
         place = (line[None, :] * TAPS + tap) * channels + channel[:, None]
         held = (target < out_channels)[None, :] & (channel < channels)[:, None]
         b = tl.load(weight + place, mask=held, other=0.0)
-        # Said, because Triton 3.6 takes float32 for it and refuses a total of whole numbers.
+        # Triton 3.6 would assume float32 and refuse a total of whole numbers.
         total = tl.dot(a, b, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     is_there = target < out_channels
-    scale += quarter * out_channels
-    value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
-    value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+    value = scaled(total, scale + quarter * out_channels, bias, target, is_there)
     mask = (pixel < count)[:, None] & is_there[None, :]
     if TAPS == 4:
         pixel = result_of(pixel // width, left, width, quarter, TAPS)
@@ -112,14 +111,13 @@ def product(
 def turned_product(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Of tokens with a linear layer, [out, rows, tokens]: each channel's tokens side by side. Only
-    by descriptors."""
+    """A linear layer's product of tokens as [out, rows, tokens]: a channel's tokens lie side by
+    side. By descriptors only."""
     out = torch.empty((weight.shape[0], *x.shape[:-1]), dtype=dtype, device=x.device)
     tokens = x.flatten(0, 1)
-    # The factors have changed places.
-    run = partial(
-        run_tma_product, weight, tokens, scale, bias, None, out.flatten(1), is_turned=True
-    )
+    # Weight and tokens swap places.
+    given = (weight, tokens, scale, bias, None, out.flatten(1))
+    run = partial(run_tma_product, *given, is_turned=True)
     run(_tile(weight, tokens, False, run))
     return out
 
@@ -127,9 +125,9 @@ def turned_product(
 def gated_product(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, flags: Tensor, number: torch.dtype
 ) -> Tensor:
-    """Of tokens with a linear layer: the first half of its channels times the GELU of the second,
-    rounded to `number`. What turns a unit of the result into steps is in the first half's scale and
-    bias. Only by descriptors."""
+    """A linear layer's product of tokens: the first half of its channels times the GELU of the
+    second, rounded to `number`. The first half's scale and bias contain the steps. By descriptors
+    only."""
     channels = weight.shape[0] // 2
     out = torch.empty((*x.shape[:-1], channels), dtype=number, device=x.device)
     run = partial(run_gated_product, x, weight, scale, bias, flags, out)
@@ -168,7 +166,7 @@ def _tile(
 
 
 def tiles(device: torch.device) -> Tiles:
-    """Those of this GPU, this Triton and this version of the kernels."""
+    """The tiles for this GPU, Triton and version of the kernels."""
     kernels = (_product, _tma_product, _gated_product)
     keys = " ".join(kernel.cache_key for kernel in kernels)
     return tiles_of(device, f"{triton.__version__} {keys}")

@@ -1,9 +1,8 @@
-"""Attention of pixels to a prompt in 16 bits, whose result leaves in 8, as the layer that reads it
-wants it.
+"""Attention of pixels to a prompt in 16 bits, whose result is rounded to 8 for the next layer.
 
-A prompt has few keys, 77 or a small multiple: a program keeps its queries, and goes through the
-keys in blocks, of which the last is as small as it may be. It knows no modules; with
-TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+A prompt has few keys, 77 or a small multiple: a program keeps its queries and reads the keys in
+blocks, the last as small as possible. It knows no modules; with TRITON_INTERPRET=1, set before the
+import, it runs on a CPU.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engines.pytorch.launches import launch
-from engines.pytorch.triton_rounding import LARGEST, store_rounded_lines
+from engines.pytorch.launches import LARGEST, launch
+from engines.pytorch.triton_shared import IS_INTERPRETED, store_rounded_lines
 
-IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 M, N = (32, 32) if IS_INTERPRETED else (64, 64)
 """queries of a program, and keys at a time"""
 LEAST_KEYS = 16
@@ -41,14 +39,14 @@ def _with_keys(
     HEAD: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The largest score, the sum of the shares and of the values, after these keys too."""
+    """Add these keys to the largest score, the sum of the shares and that of the values."""
     index, channel = begin + tl.arange(0, N), tl.arange(0, HEAD)
     is_there = index < keys
     place = index[:, None] * channels + channel[None, :]
     k = tl.load(key + place, mask=is_there[:, None], other=0.0)
     v = tl.load(value + place, mask=is_there[:, None], other=0.0)
     scores = tl.where(is_there[None, :], tl.dot(q, k.T) * scale, float("-inf"))
-    # NaN need not show in the largest: it does in the shares.
+    # A NaN may not show in the maximum, but does in the shares.
     higher = tl.maximum(most, tl.max(scores, 1))
     shares = tl.exp2(scores - higher[:, None])
     fades = tl.exp2(most - higher)
@@ -99,7 +97,7 @@ def _text_attention(
 
 
 def fits_text_attention(query: Tensor, heads: int) -> bool:
-    """A head is as wide as a tile can be, and numbers are halves; the interpreter takes floats."""
+    """Whether the kernel takes heads of this width; it takes halves, and the interpreter floats."""
     is_half = query.element_size() == 2 or IS_INTERPRETED
     return is_half and query.shape[-1] // heads in (16, 32, 64, 128)
 
@@ -114,7 +112,7 @@ def text_attention(
     number: torch.dtype,
     flags: Tensor,
 ) -> Tensor:
-    """[rows, tokens, channels] each. What is found is rounded to `number` in `steps` a unit."""
+    """Attend among [rows, tokens, channels] each; the result is in `number`, in `steps` a unit."""
     rows, tokens, channels = query.shape
     keys, head = key.shape[1], channels // heads
     out = torch.empty_like(query, dtype=number)

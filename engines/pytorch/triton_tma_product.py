@@ -1,16 +1,14 @@
-"""The 8-bit product for GPUs with a tensor memory accelerator, Hopper and later: both factors come
-by descriptors, so that nothing is masked or addressed in the loop and the next tiles are on their
-way while these are multiplied.
+"""The 8-bit product for GPUs with a tensor memory accelerator, Hopper and later: descriptors read
+both factors, so the loop masks and addresses nothing and loads the next tiles while it multiplies.
 
 A 3×3 convolution reads a bordered map: a column of zeros behind each line and a line of zeros
-behind each picture. Every tap is then the same rows of memory, moved; what lies outside is zero. It
-knows no modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
+behind each picture. Each tap then reads the same rows of memory at another offset. It knows no
+modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -18,20 +16,21 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch.launches import launch
+from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
-from engines.pytorch.triton_rounding import LARGEST, limited
-from engines.pytorch.triton_tiling import (
+from engines.pytorch.triton_shared import (
+    IS_INTERPRETED,
+    limited,
     out_channels_of,
     own_tile,
     quarters_of,
     result_of,
+    scaled,
     settings_of,
     tap_by,
     taps_of,
 )
 
-IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
 ALIGNED = 16
 """bytes that lines of a descriptor's tensor are a multiple of"""
 LARGEST_E4M3 = tl.constexpr(LARGEST[torch.float8_e4m3fn])
@@ -41,22 +40,9 @@ MOST_AT_ONCE = tl.constexpr(128 * 128)
 
 @triton.jit
 def _store_sums(
-    total,
-    scale,
-    bias,
-    residual,
-    out,
-    down,
-    right,
-    quarter,
-    count,
-    height,
-    width,
-    out_channels,
-    TAPS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    IS_TURNED: tl.constexpr,
+    total, right, given, TAPS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, IS_TURNED: tl.constexpr
 ):
+    scale, bias, residual, out, down, quarter, count, height, width, out_channels = given
     M: tl.constexpr = total.shape[0]
     N: tl.constexpr = total.shape[1]
     target = right + tl.arange(0, N)
@@ -68,12 +54,11 @@ def _store_sums(
         value = total.to(tl.float32) * tl.load(scale + line, mask=line < count, other=0.0)[:, None]
         value += tl.load(bias + line, mask=line < count, other=0.0)[:, None]
     else:
-        value = total.to(tl.float32) * tl.load(scale + target, mask=is_there, other=0.0)[None, :]
-        value += tl.load(bias + target, mask=is_there, other=0.0)[None, :]
+        value = scaled(total, scale, bias, target, is_there)
     pixel = down + tl.arange(0, M)
     inside = pixel < count
     if TAPS > 1:
-        # From places in the bordered map to those in a plain one.
+        # From a place in the bordered map to that in a plain one.
         left, line = pixel % (width + 1), pixel // (width + 1)
         top = line % (height + 1)
         inside = inside & (left < width) & (top < height)
@@ -118,66 +103,19 @@ def _tma_product(
         a = x.load([down + down_by * (width + 1) + right_by, channel])
         b = weight.load([quarter * out_channels + right, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
+    given = (scale, bias, residual, out, down, quarter, count, height, width, out_channels)
     if M * N > MOST_AT_ONCE:
-        # Else they spill where they come out of tensor memory, as on Blackwell.
-        first_half, second_half = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
-        _store_sums(
-            first_half,
-            scale,
-            bias,
-            residual,
-            out,
-            down,
-            right,
-            quarter,
-            count,
-            height,
-            width,
-            out_channels,
-            TAPS,
-            HAS_RESIDUAL,
-            IS_TURNED,
-        )
-        _store_sums(
-            second_half,
-            scale,
-            bias,
-            residual,
-            out,
-            down,
-            right + N // 2,
-            quarter,
-            count,
-            height,
-            width,
-            out_channels,
-            TAPS,
-            HAS_RESIDUAL,
-            IS_TURNED,
-        )
+        # More would spill where sums come out of tensor memory, as on Blackwell.
+        first, second = total.reshape(M, 2, N // 2).permute(0, 2, 1).split()
+        _store_sums(first, right, given, TAPS, HAS_RESIDUAL, IS_TURNED)
+        _store_sums(second, right + N // 2, given, TAPS, HAS_RESIDUAL, IS_TURNED)
     else:
-        _store_sums(
-            total,
-            scale,
-            bias,
-            residual,
-            out,
-            down,
-            right,
-            quarter,
-            count,
-            height,
-            width,
-            out_channels,
-            TAPS,
-            HAS_RESIDUAL,
-            IS_TURNED,
-        )
+        _store_sums(total, right, given, TAPS, HAS_RESIDUAL, IS_TURNED)
 
 
 @cache
 def has_tma(device: torch.device) -> bool:
-    """What is only noted counts as having it, and so does the interpreter."""
+    """Whether the device has a TMA; the meta device and the interpreter count as having one."""
     if device.type != "cuda":
         return device.type == "meta" or IS_INTERPRETED
     return torch.cuda.get_device_capability(device) >= (9, 0)
@@ -188,12 +126,12 @@ def fits_tma(weight: Tensor) -> bool:
 
 
 def takes_tma(x: Tensor, weight: Tensor) -> bool:
-    """Of a product's factors."""
+    """Whether a product of these factors runs by descriptors."""
     return fits_tma(weight) and (weight.dim() == 2 or is_bordered(x))
 
 
 def empty_bordered(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Like a map, channels last, in a bordered place that it does not show."""
+    """An empty map like x, channels last, in memory with a border."""
     rows, channels, height, width = x.shape
     place = x.new_empty((rows, height + 1, width + 1, channels), dtype=dtype)
     return place[:, :height, :width].permute(0, 3, 1, 2)
@@ -224,12 +162,6 @@ def run_tma_product(
     count = x.numel() // channels
     if taps > 1:
         count = x.shape[0] * (height + 1) * (width + 1)
-    given: dict[str, Any] = {
-        "TAPS": taps,
-        "HAS_RESIDUAL": residual is not None,
-        "IS_TURNED": is_turned,
-        **settings_of(tile, x),
-    }
     launch(
         _tma_product,
         (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n), quarters),
@@ -249,5 +181,8 @@ def run_tma_product(
         width,
         channels,
         out_channels,
-        **given,
+        TAPS=taps,
+        HAS_RESIDUAL=residual is not None,
+        IS_TURNED=is_turned,
+        **settings_of(tile, x),
     )

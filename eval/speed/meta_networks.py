@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from engines.folders.profiles import buckets
 from engines.folders.targets import TARGETS
-from engines.pytorch.eight_bit import flagged, put_layers
-from engines.pytorch.eight_bit_decoder import put_decoder_layers
+from engines.pytorch.eight_bit import flagged, put_decoder_layers, put_layers
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.fast_vae import rearrange_decoder
 from engines.pytorch.launches import Launch, noted

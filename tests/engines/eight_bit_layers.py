@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engines.pytorch.eight_bit import LARGEST, EightBit
-
-E4M3 = torch.float8_e4m3fn
+from engines.pytorch.eight_bit import E4M3 as E4M3
+from engines.pytorch.eight_bit import EightBit
+from engines.pytorch.launches import LARGEST
 
 
 def eight_bit_layer(

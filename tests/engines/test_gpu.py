@@ -13,8 +13,7 @@ import engines
 from engines.cuda.device import CudaDevice, local_target
 from engines.cuda.recordings import Ticks
 from engines.folders.shipped import open_mini
-from engines.pytorch.eight_bit import EightBit
-from engines.pytorch.eight_bit_attention import attended
+from engines.pytorch.eight_bit import EightBit, attend_in_e4m3
 from engines.pytorch.joined_layers import joined
 from engines.trt.build import BuildSpec, build
 from engines.trt.flavours import FLAVOURS, Flavour
@@ -170,8 +169,8 @@ def test_attention_in_8_bits_is_that_of_the_cpu(number: torch.dtype, tokens: int
     # Attention's means over many tokens are small: in steps of 1/25 they would be a few steps.
     reader = eight_bit_layer(128, 128, number, most=1.0)
     stored = projections[0].stored(torch.randn(2, tokens, 128))
-    expected = attended(joined(projections[:2]), projections[2], stored, 2, reader)
+    expected = attend_in_e4m3(joined(projections[:2]), projections[2], stored, 2, reader)
     query, key, value, reader = (each.to("cuda") for each in (*projections, reader))
-    found = attended(joined([query, key]), value, stored.cuda(), 2, reader)
+    found = attend_in_e4m3(joined([query, key]), value, stored.cuda(), 2, reader)
     measured = float((found.cpu().float() - expected.float()).norm() / expected.float().norm())
     assert measured <= 0.05, f"{measured:.4f}, at most 0.05"

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.pytorch.eight_bit import EightBit, Flagged
-from engines.pytorch.eight_bit_quarters import quartered
+from engines.pytorch.eight_bit import EightBit, Flagged, quartered
 from engines.pytorch.triton_group_norm import FOLDED, summed
 from engines.pytorch.triton_kernels import add_norm, affine, gated, norm_act
 from engines.pytorch.triton_product import gated_product, product, turned_product

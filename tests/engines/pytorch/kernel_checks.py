@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engines.pytorch.launches import LARGEST
 from engines.pytorch.triton_gated_product import gelu
-from engines.pytorch.triton_rounding import LARGEST
 
 Check = Callable[[], Iterator[str]]
 NUMBERS = (torch.int8, torch.float8_e4m3fn)

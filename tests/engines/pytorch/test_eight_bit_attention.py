@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.pytorch.eight_bit import LARGEST, EightBit
-from engines.pytorch.eight_bit_attention import attended
+from engines.pytorch.eight_bit import EightBit, attend_in_e4m3
 from engines.pytorch.fast_unet import Attention, Block
 from engines.pytorch.joined_layers import joined
-from engines.pytorch.launches import noted
+from engines.pytorch.launches import LARGEST, noted
 from eval.speed.meta_networks import launches_of
 from tests.engines.eight_bit_layers import E4M3, eight_bit_layer
 
@@ -44,7 +43,7 @@ def test_it_is_near_floats_with_the_widths_of_sdxl(
     stored = layers[0].stored(torch.randn(2, tokens, channels))
     expected, reader = in_floats(layers, stored, heads), eight_bit_layer(channels, channels, number)
     reader.steps = torch.full((channels,), LARGEST[number]) / expected.abs().max().float()
-    found = attended(joined(layers[:2]), layers[2], stored, heads, reader)
+    found = attend_in_e4m3(joined(layers[:2]), layers[2], stored, heads, reader)
     assert found.dtype == number
     measured = relative(found.float() / reader.steps, expected)
     print(f"{number}, {channels} channels: {measured:.4f}")
@@ -56,7 +55,7 @@ def test_what_is_no_number_shows_in_its_row_alone(number: torch.dtype) -> None:
     layers, reader = [eight_bit_layer(64, 64) for _ in range(3)], eight_bit_layer(64, 64, number)
     x = torch.randn(3, 16, 64)
     x[1, 5, 7] = torch.nan
-    found = attended(joined(layers[:2]), layers[2], layers[0].stored(x), 2, reader)
+    found = attend_in_e4m3(joined(layers[:2]), layers[2], layers[0].stored(x), 2, reader)
     shown = reader.flags if number == torch.int8 else found.float().flatten(1).sum(1)
     assert shown[:3].isnan().tolist() == [False, True, False]
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from engines.parity.findings import psnr
 from engines.pytorch import fast_vae
-from engines.pytorch.eight_bit import EightBit
-from engines.pytorch.eight_bit_decoder import put_decoder_layers
+from engines.pytorch.eight_bit import EightBit, put_decoder_layers
 from engines.pytorch.fast_vae import attend_by_products, rearrange_decoder
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions

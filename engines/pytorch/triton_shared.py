@@ -1,0 +1,131 @@
+"""What several of our kernels share: tiles of a product, where its taps read, its scaled sums, and
+how results are rounded to 8 bits.
+
+A convolution of a doubled map is four of 2×2 taps on the map itself: one quarter for each of the
+four pixels that a pixel becomes. Rounding limits what is too large and keeps NaN: FP8 has a value
+for it, and of an int8 tensor the row's flag becomes NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engines.pytorch.tiles import Tile
+
+IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+_GROUP = tl.constexpr(8)
+"""rows of tiles that are computed together, so that they share weights in the cache"""
+HALF_STEP = tl.constexpr(12582912.0)
+"""1.5 × 2^23: adding and subtracting it rounds a float32 to the nearest whole number, halves to
+even"""
+
+
+@triton.jit
+def own_tile(count, lines, M: tl.constexpr, N: tl.constexpr):
+    """The first row and the first line of this program's tile, of `count` rows by `lines`."""
+    across = tl.cdiv(lines, N)
+    in_group = _GROUP * across
+    first = (tl.program_id(0) // in_group) * _GROUP
+    tall = tl.minimum(tl.cdiv(count, M) - first, _GROUP)
+    down = first + (tl.program_id(0) % in_group) % tall
+    return down * M, ((tl.program_id(0) % in_group) // tall) * N
+
+
+@triton.jit
+def tap_by(tap, quarter, TAPS: tl.constexpr):
+    """How far down and right of its pixel a tap reads."""
+    if TAPS == 9:
+        down, right = tap // 3 - 1, tap % 3 - 1
+    elif TAPS == 4:
+        down, right = tap // 2 - 1 + quarter // 2, tap % 2 - 1 + quarter % 2
+    else:
+        down, right = 0, 0
+    return down, right
+
+
+@triton.jit
+def result_of(line, left, width, quarter, TAPS: tl.constexpr):
+    """The result's pixel, from the line among all pictures' and the place in it."""
+    if TAPS == 4:
+        pixel = 2 * ((2 * line + quarter // 2) * width + left) + quarter % 2
+    else:
+        pixel = line * width + left
+    return pixel
+
+
+@triton.jit
+def scaled(total, scale, bias, channel, is_there):
+    """A product's sums [rows, channels], scaled and with their bias."""
+    value = total.to(tl.float32) * tl.load(scale + channel, mask=is_there, other=0.0)[None, :]
+    return value + tl.load(bias + channel, mask=is_there, other=0.0)[None, :]
+
+
+@triton.jit
+def limited(value, largest):
+    value = tl.maximum(value, -largest, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(value, largest, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def store_steps(out, value, mask, largest):
+    """Store the nearest 8-bit numbers; the caller has checked int8 values for NaN."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    value = limited(value, largest)
+    if dtype == tl.int8:
+        # The nearest whole number is in the lowest bits of the sum.
+        tl.store(out, (value + HALF_STEP).to(tl.int32, bitcast=True).to(tl.int8), mask=mask)
+    else:
+        tl.store(out, value.to(dtype), mask=mask)
+
+
+@triton.jit
+def store_rounded(out, flag, value, mask, largest):
+    """Store rounded values; the row's `flag` becomes NaN if an int8 value is."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    if dtype == tl.int8:
+        broken = mask & (value != value)
+        tl.store(flag + tl.zeros_like(value).to(tl.int32), value, mask=broken)
+        value = tl.where(broken, 0.0, value)
+    value = limited(value, largest)
+    if dtype == tl.int8:
+        value = (value + HALF_STEP) - HALF_STEP
+    tl.store(out, value.to(dtype), mask=mask)
+
+
+@triton.jit
+def store_rounded_lines(out, flags, value, mask, largest):
+    """Store a tile with a flag for each line, in fewer operations a value: a line with a NaN has a
+    sum of NaN. Masked values must be numbers."""
+    if out.dtype.element_ty == tl.int8:
+        total = tl.sum(limited(value, largest), 1)
+        tl.store(flags, total, mask=(total != total) & (tl.max(mask.to(tl.int32), 1) > 0))
+    store_steps(out, value, mask, largest)
+
+
+def taps_of(weight: Tensor) -> int:
+    """[out, in], [out, 3, 3, in], or of four quarters [4, out, 2, 2, in]."""
+    return {2: 1, 4: 9, 5: 4}[weight.dim()]
+
+
+def out_channels_of(weight: Tensor) -> int:
+    return weight.shape[0] if weight.dim() == 2 else weight.shape[-4]
+
+
+def quarters_of(weight: Tensor) -> int:
+    return 4 if weight.dim() == 5 else 1
+
+
+def settings_of(tile: Tile, x: Tensor) -> dict[str, Any]:
+    return {
+        "IS_WHOLE": x.dtype == torch.int8,
+        "M": tile.m,
+        "N": tile.n,
+        "K": tile.k,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
