@@ -1,12 +1,11 @@
 """Points a traced graph's weights at the bytes of safetensors files.
 
-What is stored in another type than the graph computes in is converted in the graph, a Cast for
-floats and Q/DQ for what is quantised; runtimes do a weight's part of that once, as they load.
-Every scale is stored, none is written into a graph. It does not know how scales were found.
+The graph converts weights that are stored in another type than it computes in, by a Cast or Q/DQ;
+runtimes do that once, as they load. Every scale is stored, none is written into a graph. It does
+not know how scales were found.
 
-Q/DQ goes into the graph here, and not into the torch module before the export: one exporter and
-one graph then serve every precision, unquantised weights stay where the checkpoint has them, and
-Deep and Shallow share the quantised ones.
+Q/DQ is added to the graph, not to the torch module: one graph then serves every precision,
+unquantised weights stay in the checkpoint's files, and Deep and Shallow share the quantised ones.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from onnx_export.stored import Stored
 
 
 def bind(model: ir.Model, keys: Mapping[str, str], places: Mapping[str, Stored]) -> None:
-    """`keys` says by which name an initialiser without a value is stored."""
+    """Bind a graph's initialisers without values; `keys` are the names they are stored by."""
     binder = _Binder(model.graph, places)
     for value in [v for v in model.graph.initializers.values() if v.const_value is None]:
         assert value.name is not None
@@ -34,13 +33,13 @@ class _Binder:
     graph: ir.Graph
     places: Mapping[str, Stored]
     quantised: dict[tuple[ir.Value, Stored, Stored | None], ir.Value] = field(default_factory=dict)
-    """inputs that already have Q/DQ, by input, scale and smoothing: several layers may read one"""
+    """inputs with Q/DQ, by input, scale and smoothing: several layers may read one"""
 
     def __post_init__(self) -> None:
         self.first = self.graph[0]
 
     def bind(self, value: ir.Value, key: str) -> None:
-        """Put what is stored as `key` in the place of an initialiser without a value."""
+        """Replace an initialiser without a value by the tensor stored as `key`."""
         del self.graph.initializers[value.name]
         assert value.dtype is not None
         stored = self.places[key]
@@ -85,7 +84,7 @@ class _Binder:
         return self.graph.initializers[key]
 
     def zero(self, dtype: ir.DataType) -> ir.Value:
-        """The zero point, which tells QuantizeLinear its output type."""
+        """The zero point, which gives QuantizeLinear its output type."""
         name = f"zero_{dtype.name.lower()}"
         if name not in self.graph.initializers:
             tensor = ir.tensor(np.zeros((), dtype.numpy()), dtype=dtype, name=name)
@@ -106,7 +105,7 @@ class _Binder:
 
 
 def _readers(weight: ir.Value) -> Iterator[ir.Node]:
-    """The products that a weight is in, behind the transposes of it."""
+    """Yield the nodes that read a weight, also through transposes."""
     for node in weight.consumers():
         if node.op_type == "Transpose":
             yield from _readers(node.outputs[0])

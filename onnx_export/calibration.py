@@ -1,4 +1,4 @@
-"""What the UNet sees while it paints: our own loop, run over calibration prompts for a few steps.
+"""Runs our own loop over calibration prompts for a few steps, to show the UNet real inputs.
 
 It knows nothing of quantisation.
 """
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from torch import nn
 
+from onnx_export.export_spec import CalibrationSettings
 from onnx_export.prompts import OWN, read_prompts, spread
 from onnx_export.recipes import Recipe
 from onnx_export.reference import torch_engines
-from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import MINI, Checkpoint
 from sdxl.inflight import Failed, Request
 from sdxl.params import GenerationParams
@@ -26,18 +26,18 @@ ENCODERS = ("text_encoder", "text_encoder_2")
 SEED = 0
 
 OnProgress = Callable[[int, int], None]
-"""how many prompts are done, and of how many"""
+"""the prompts done, and their number"""
 
 
 def encoders_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The parts that a calibration runs besides the UNet: an inpainting checkpoint's reads latents
-    of a picture, too."""
+    """The parts that a calibration runs beside the UNet; an inpainting UNet also reads latents of a
+    picture."""
     return (*ENCODERS, "vae") if checkpoint.arch.masked_channels else ENCODERS
 
 
 @dataclass
 class StepClock:
-    """The step that is calibrated now; a statistic by steps reads it."""
+    """The current step, which a statistic by steps reads."""
 
     step: int = 0
 
@@ -49,7 +49,7 @@ def calibration_prompts(
     count: int | None = None,
     annotations: Path | None = None,
 ) -> list[str]:
-    """Of the file; else our own, or scenes that the embedded model knows."""
+    """Read the file's prompts; else our own, or scenes for the embedded model."""
     if file is not None:
         prompts = read_prompts(file, annotations)
         return spread(prompts, len(prompts) if count is None else count)
@@ -74,10 +74,10 @@ def first_steps(
     cut: Cut = "reference",
     on_progress: OnProgress = lambda done, count: None,
 ) -> None:
-    """Run the first steps of every prompt's image by the plan that will be served: what only Deep
-    has sees its steps alone, what Shallow has too also sees kept features."""
+    """Run the first steps of every prompt's image by the served plan: layers of Deep alone see deep
+    steps, those of Shallow also kept features."""
     pipeline = Pipeline(checkpoint, torch_engines(checkpoint, parts, cut))
-    asked = [
+    params = [
         pipeline.resolve(
             GenerationParams(
                 text,
@@ -93,7 +93,7 @@ def first_steps(
         for i, text in enumerate(prompts)
     ]
     done = 0
-    for batch in _batches(pipeline, asked, recipe.batch):
+    for batch in _batches(pipeline, params, recipe.batch):
         loop = pipeline.in_flight()
         for request in batch:
             loop.submit(request)
@@ -102,15 +102,15 @@ def first_steps(
                 if isinstance(event, Failed):
                     raise event.cause
         done += len(batch)
-        on_progress(done, len(asked))
+        on_progress(done, len(params))
 
 
 def _batches(
-    pipeline: Pipeline, asked: Sequence[GenerationParams], size: int
+    pipeline: Pipeline, all_params: Sequence[GenerationParams], size: int
 ) -> Iterator[list[Request]]:
-    """Of prompts of one length each, so that a step of theirs is one call of the UNet."""
+    """Batch prompts of equal length, so that a step is one call of the UNet."""
     by_length = defaultdict[int, list[Request]](list)
-    for params in asked:
+    for params in all_params:
         (conditioning,) = pipeline.encode([params])
         request = pipeline.request(params, conditioning)
         by_length[conditioning.tokens].append(request)

@@ -1,23 +1,27 @@
-"""Is an export the model? Every graph against torch, then pictures; measured beside required.
+"""Checks that an export is the model: every graph against torch, then pictures.
 
-It runs the graphs in ONNX Runtime on the CPU, and says what of a graph's arithmetic that covers.
-PyTorch's own 8 bits, by the same numbers, are of more layers: they have findings of their own.
+ONNX Runtime runs the graphs on the CPU; a note says which arithmetic that covers. PyTorch's own 8
+bits, which are more layers, have their own findings.
 """
 
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
+import onnx
+import onnxruntime
 import torch
 from torch import Tensor
 
 from engines.folders.export_folder import IN_TORCH, ExportFolder, changed_file
 from engines.lora import load_parts
-from engines.onnxruntime_engine import load_onnxruntime
+from engines.onnxruntime_engine import load_onnxruntime, session_options, threads
 from engines.parity.calls import EngineCall, StepError, listening, step_errors, worst
 from engines.parity.findings import (
     PICTURE_BOUNDS,
@@ -41,7 +45,6 @@ from engines.parity.pictures import (
 )
 from engines.pytorch.torch_engine import load_torch
 from engines.pytorch.torch_options import TorchOptions
-from onnx_export.coverage import half_coverage
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import Say
 from onnx_export.recipes import RECIPES
@@ -59,19 +62,22 @@ AXES = (
     {"rows": 3, "batch": 1, "chunks": 5, "latent_h": 17, "latent_w": 22, "tokens": 154},
     {"rows": 1, "batch": 1, "chunks": 1, "latent_h": 8, "latent_w": 12, "tokens": 77},
 )
-"""Two shapes, one of them not square and odd, and one row."""
+"""two shapes, one of them odd and not square, and one row"""
 
 GRAPH_BOUNDS = {"fp32": 1e-4, "fp16": 0.01, "int8": 0.05, "fp8": 0.08}
-"""fp32: the largest difference, over the largest value where that is above 1. Else: the
-difference's norm over the value's; of the 8-bit UNets to the same rounding in torch, where a value
-near the middle of two steps may go the other way, and then all behind it."""
+"""fp32: the largest difference, relative to the largest value if that is above 1. Others: relative
+L2; of the 8-bit UNets to the same rounding in torch, where a value near the middle of two steps may
+go the other way, and with it all that follows."""
 SHIFT, SHIFTS, SCATTER_SHARE = 1e-6, 3, 1.5
-"""How far that goes, the model says: with its sample changed by so little, the same rounding in
-torch comes out otherwise by the scatter, the most of so many tries (0.07 of a random SDXL,
-docs/log.md). A graph may differ by so much of it, where that is more than the bound above."""
+"""The model shows how far: with its sample shifted by SHIFT, the same rounding in torch differs by
+the scatter, the largest of SHIFTS tries (0.07 of a random SDXL, docs/log.md). A graph may differ by
+SCATTER_SHARE of it, if that is more than the bound above."""
 SCORE_BOUND = 0.005
 STEPPED = 2
 """pictures whose calls are kept: their caches take memory"""
+SMALLEST = "unet_shallow"
+"""Its optimised copy is written to count casts: a full-size Deep's would take gigabytes."""
+INSERTED = "InsertedPrecisionFreeCast"
 
 
 Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor]]
@@ -80,53 +86,53 @@ Caller = Callable[[Engine, Architecture, Mapping[str, Tensor]], dict[str, Tensor
 def check(
     export: ExportFolder, order: ExportSpec, say: Say = print, subject: Subject | None = None
 ) -> dict[str, Any]:
-    """All findings, for export.json; raises where one does not hold."""
+    """Return all findings, for export.json; raise if one is outside its bound."""
     run = _Run(export, order, subject or subject_of(order.checkpoint))
-    findings = _told(run.findings(), say)
+    findings = _report(run.findings(), say)
     if run.note:
         say(run.note)
     if wrong := broken(findings):
         raise CheckFailed(f"{order.out}: {wrong}")
-    in_torch = _told(run.findings_in_torch(), say)
+    in_torch = _report(run.findings_in_torch(), say)
     return {
         "findings": [asdict(f) for f in findings],
         "note": run.note,
-        # Graphs that hold are published, whatever PyTorch makes of their numbers.
+        # PyTorch's findings do not keep good graphs from being published.
         IN_TORCH: {"findings": [asdict(f) for f in in_torch], "note": broken(in_torch)},
         **run.facts(),
     }
 
 
-def _told(findings: Iterable[Finding], say: Say) -> list[Finding]:
-    """All of them, each said as it comes."""
-    told = []
+def _report(findings: Iterable[Finding], say: Say) -> list[Finding]:
+    """Print each finding as it is made."""
+    reported = []
     for finding in findings:
-        say(f"{finding}{'' if finding.holds else '   <-- does not hold'}")
-        told.append(finding)
-    return told
+        say(finding.line)
+        reported.append(finding)
+    return reported
 
 
 @dataclass(frozen=True)
 class ReferencePictures:
-    """What the model itself paints: by the plan that is served, and exactly."""
+    """The model's own pictures: by the served plan, and exact."""
 
     served: Tensor
     exact: Tensor
     calls: list[EngineCall]
-    """of the UNet, by the plan that is served"""
+    """of the UNet, by the served plan"""
 
 
 @dataclass
 class _Run:
-    """One check. Torch comes first and is let go before the graphs are loaded: a full-size model
-    is not in memory twice."""
+    """One check. Torch runs first and is freed before the graphs are loaded: a full-size model is
+    not in memory twice."""
 
     export: ExportFolder
     order: ExportSpec
     subject: Subject
     note: str = ""
     errors: list[StepError] = field(default_factory=list)
-    """of every call of a picture's course"""
+    """of each UNet call of the kept pictures"""
     kept: ReferencePictures | None = None
 
     @property
@@ -135,7 +141,7 @@ class _Run:
 
     @property
     def is_in_torch(self) -> bool:
-        """PyTorch computes the other precisions by the checkpoint alone, and takes no LoRAs."""
+        """PyTorch uses an export's numbers for 8 bits only, and without LoRAs."""
         return self.is_quantised and not self.order.loras
 
     @property
@@ -161,7 +167,9 @@ class _Run:
             scatter = self.scatter(rounded, expected)
             del rounded
             give_back()
-        graphs = self.graphs()
+        if self.export.precision != "fp32":
+            self.note = half_coverage(self.export)
+        graphs = load_onnxruntime(self.export)
         found = self.outputs(graphs)
         for name in self.export.graphs:
             yield self.compared(name, found[name], expected[name], scatter.get(name, 0.0))
@@ -170,8 +178,7 @@ class _Run:
         yield from self.compared_pictures(graphs, reference)
 
     def findings_in_torch(self) -> Iterator[Finding]:
-        """Of all that PyTorch's backend computes in 8 bits on a GPU: a CPU multiplies the same
-        numbers in float32."""
+        """Compare PyTorch's own 8 bits; a CPU multiplies the GPU's numbers in float32."""
         if self.kept is None or not self.is_in_torch:
             return
         give_back()
@@ -191,16 +198,16 @@ class _Run:
 
     def reference(self, whole: Engines) -> ReferencePictures:
         checkpoint, subject = self.order.checkpoint, self.subject
-        heard, calls = listening(whole, *get_args(Network))
+        recorder, calls = listening(whole, *get_args(Network))
         stepped = min(STEPPED, subject.compared)
-        pictures = [paint(checkpoint, heard, subject, stepped)]
+        pictures = [paint(checkpoint, recorder, subject, stepped)]
         if self.painted > stepped:
             pictures.append(paint(checkpoint, whole, subject, self.painted, first=stepped))
         exact = paint(checkpoint, whole, subject, subject.compared, interval=1)
         return ReferencePictures(torch.cat(pictures), exact, calls)
 
     def facts(self) -> dict[str, Any]:
-        """What the figures are of, and the error of every step."""
+        """What was painted, and the error of every step."""
         subject = self.subject
         errors = [asdict(error) for error in self.errors]
         return {
@@ -215,15 +222,10 @@ class _Run:
             fake_quantise(parts["unet"], self.export.folder / changed_file("unet"))
         return torch_engines(checkpoint, parts, self.export.cut)
 
-    def graphs(self) -> Engines:
-        if self.export.precision != "fp32":
-            self.note = half_coverage(self.export)
-        return load_onnxruntime(self.export)
-
     def outputs(
         self, engines: Engines, caller: Caller = call
     ) -> dict[str, list[dict[str, Tensor]]]:
-        """Of each network, at all AXES."""
+        """Call each network at all AXES."""
         vocabulary = min(
             self.order.checkpoint.config(part)["vocab_size"]
             for part in ("text_encoder", "text_encoder_2")
@@ -243,7 +245,7 @@ class _Run:
     def scatter(
         self, rounded: Engines, expected: Mapping[str, list[dict[str, Tensor]]]
     ) -> dict[str, float]:
-        """Of each 8-bit UNet: how much its rounding turns what is next to nothing into."""
+        """How much each 8-bit UNet's rounding amplifies a tiny shift."""
         tries = [self.outputs(rounded, partial(shift_sample, seed)) for seed in range(SHIFTS)]
         return {
             name: max(worst_difference(shifted[name], expected[name]) for shifted in tries)
@@ -285,7 +287,7 @@ class _Run:
         found = paint(checkpoint, graphs, subject, self.painted)
         served, exact = reference.served[:count], reference.exact
         yield from self.compared_served(found[:count], served)
-        # Errors of the cache and of 8 bits may add up to more than their sum: each is told.
+        # Errors of the cache and of 8 bits may exceed their sum: report each.
         alone = paint(checkpoint, graphs, subject, count, interval=1)
         for what, pictures in (
             (f"{precision} alone", alone),
@@ -328,8 +330,8 @@ def shift_sample(
 def row_by_row(
     engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """As a call with all rows. PyTorch's GroupNorm on a CPU loses two digits where it takes several
-    rows at once: 7e-5 of the embedded VAE's values, against 1e-6."""
+    """Call row by row: PyTorch's GroupNorm on a CPU loses two digits with several rows, 7e-5 of the
+    embedded VAE's values instead of 1e-6."""
     rows = next(iter(inputs.values())).shape[0]
     results = [
         call(engine, arch, {name: value[i : i + 1] for name, value in inputs.items()})
@@ -341,7 +343,7 @@ def row_by_row(
 def example_inputs(
     spec: ModelSpec, axes: Mapping[str, int], arch: Architecture, vocabulary: int
 ) -> dict[str, Tensor]:
-    """Seeded values like those that a request has."""
+    """Seeded values like a request's."""
     generator = torch.Generator().manual_seed(sum(axes.values()))
     inputs = {}
     for tensor in spec.inputs:
@@ -357,3 +359,24 @@ def example_inputs(
             value = torch.randn(shape, generator=generator)
         inputs[tensor.name] = value.to(dtype)
     return inputs
+
+
+def half_coverage(export: ExportFolder) -> str:
+    """Say how much of half-precision arithmetic ONNX Runtime covers on a CPU."""
+    casts = _count_inserted_casts(export)
+    if not casts:
+        return "ONNX Runtime ran the half-precision graphs in halves"
+    return (
+        f"ONNX Runtime put {casts} casts to float32 into {SMALLEST}: of half-precision graphs the "
+        "figures cover how weights, inputs and outputs are rounded, not arithmetic in halves"
+    )
+
+
+def _count_inserted_casts(export: ExportFolder) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        options = session_options(threads())
+        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
+        path = export.folder / export.graphs[SMALLEST].file
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        model = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    return sum(node.name.startswith(INSERTED) for node in model.graph.node)

@@ -1,4 +1,4 @@
-"""`sdxl export`: a checkpoint to a folder of ONNX graphs, or a check of one that is there."""
+"""`sdxl export`: exports a checkpoint to ONNX graphs, or checks an existing export."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 from engines.folders.export_folder import PRECISIONS, ExportFolder
 from engines.folders.places import export_place
+from onnx_export.export_spec import (
+    CACHE_INTERVAL,
+    GUIDANCE,
+    CalibrationSettings,
+    ExportSpec,
+    usual_settings,
+)
 from onnx_export.recipes import RECIPES
-from onnx_export.settings import CACHE_INTERVAL, GUIDANCE, CalibrationSettings
 from sdxl.arguments import MODEL, VAE, Parser, model_with, number, whole
 from sdxl.files import prepare_folder
 from sdxl.params import MAX_STEPS, InvalidParams
@@ -21,7 +27,6 @@ from sdxl.specs import CUTS
 
 if TYPE_CHECKING:
     from engines.parity.pictures import Subject
-    from onnx_export.export_spec import ExportSpec
     from sdxl.checkpoint import Checkpoint
 
 MINUTES = 20.0
@@ -37,7 +42,7 @@ CALIBRATION = (
 
 
 class PackageMissing(RuntimeError):
-    """What only an export needs is not installed."""
+    """A package that only an export needs is not installed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if options.check is not None:
         return check_folder(options)
     order = read_order(options)
-    # Here and not above: a typo in a flag need not wait for PyTorch.
+    # Imported late: a typo in a flag need not wait for PyTorch.
     from onnx_export.check import check
     from onnx_export.exporter import export, unchecked
 
@@ -57,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         unchecked
         if options.unchecked
         else lambda made, order, say: check(made, order, say, subject),
-        # Hours may be between two lines, and a file or a pipe would keep them back.
+        # Hours may pass between two lines; a file or a pipe would buffer them.
         partial(print, flush=True),
     )
     print(f"{folder.folder}: {folder.precision} of {folder.model}, {folder.cut} cut")
@@ -150,7 +155,6 @@ def check_packages(options: argparse.Namespace) -> None:
 def read_order(options: argparse.Namespace) -> ExportSpec:
     from engines.lora import Lora
     from onnx_export.calibration import calibration_prompts
-    from onnx_export.export_spec import ExportSpec
     from sdxl.checkpoint import find
 
     loras = tuple(Lora.parse(text) for text in options.lora)
@@ -182,8 +186,6 @@ def read_order(options: argparse.Namespace) -> ExportSpec:
 
 
 def read_settings(options: argparse.Namespace, checkpoint: Checkpoint) -> CalibrationSettings:
-    from onnx_export.settings import usual_settings
-
     given = {
         "guidance": options.calibration_guidance,
         "negative_prompt": options.calibration_negative,
@@ -200,7 +202,7 @@ def read_settings(options: argparse.Namespace, checkpoint: Checkpoint) -> Calibr
 
 
 def check_painted(settings: CalibrationSettings) -> None:
-    """What calibration pictures are made from is refused before anything is loaded."""
+    """Refuse settings that no picture can have, before anything is loaded."""
     from sdxl.params import GenerationParams
 
     GenerationParams(
@@ -212,7 +214,7 @@ def check_painted(settings: CalibrationSettings) -> None:
 
 
 def read_subject(options: argparse.Namespace, checkpoint: Checkpoint) -> Subject:
-    """What the check paints; the embedded model's course is quick, and always whole."""
+    """What the check paints; the embedded model is fast and needs no time limit."""
     from engines.parity.pictures import subject_of
     from sdxl.checkpoint import MINI
 
@@ -238,11 +240,10 @@ def _path(text: str | None) -> Path | None:
 
 
 def check_folder(options: argparse.Namespace) -> int:
-    """Measure an export anew, against the model it says it was made from."""
+    """Check an export again, against the model it was made from."""
     from engines.folders.export_folder import ExportError
     from engines.lora import Lora
     from onnx_export.check import check
-    from onnx_export.export_spec import ExportSpec
     from sdxl.checkpoint import find
 
     export = ExportFolder.open(Path(options.check), verify=True)

@@ -1,8 +1,8 @@
-"""A checkpoint → an export folder: seven ONNX graphs, and the weights they point into.
+"""Exports a checkpoint to a folder: seven ONNX graphs, and the weights they point into.
 
-Parts that did not change since the last export are taken over from it; what is new is made beside
-the old folder and takes its place when all of it is there and has passed the check. What has not
-passed stays beside it: a calibration may take hours. It does not know command lines.
+Parts that did not change are taken over from the last export. The new folder is made beside the old
+one and replaces it once it has passed the check. A folder that failed stays beside it, because a
+calibration may take hours. It does not know command lines.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from engines.folders.export_folder import (
     FILE,
@@ -33,10 +34,8 @@ from engines.folders.publishing import link_or_copy, locked, publish, refuse_str
 from engines.lora import load_parts
 from onnx_export import calibration, fingerprint, quantisation
 from onnx_export.binding import bind
-from onnx_export.calibration_progress import progress_line
 from onnx_export.export_spec import ExportSpec
-from onnx_export.input_maxima import watched
-from onnx_export.plain_maxima import numbers_of
+from onnx_export.plain_maxima import numbers_of, watched
 from onnx_export.quantisation import Quantised
 from onnx_export.recipes import RECIPES
 from onnx_export.stored import Stored, unchanged_places, write_tensors
@@ -54,8 +53,6 @@ UNCHECKED = "published without a check: serving it takes --unchecked"
 KEPT = "kept; the same export goes on at the check, or is published at once with --unchecked"
 
 Say = Callable[[str], None]
-
-
 Check = Callable[[ExportFolder, ExportSpec, Say], Mapping[str, Any]]
 
 
@@ -65,8 +62,8 @@ def unchecked(export: ExportFolder, order: ExportSpec, say: Say) -> Mapping[str,
 
 
 def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
-    """`check` measures the new folder before it is published, and raises where it is not good.
-    Then the next export of the same begins with the check."""
+    """Make an export, check it and publish it. `check` raises if it fails; the next export of the
+    same then starts with the check."""
     keys = fingerprint.of_parts(order)
     old = None if order.is_forced else _open(order.out)
     if old is None:
@@ -88,7 +85,7 @@ def export(order: ExportSpec, check: Check, say: Say = print) -> ExportFolder:
 def _built(
     making: Path, order: ExportSpec, old: ExportFolder | None, keys: Mapping[str, str], say: Say
 ) -> ExportFolder:
-    """Made now, or by an earlier export that was not published."""
+    """Make the folder, or take the one that an earlier export did not publish."""
     made = None if order.is_forced else _open(making)
     if made is not None and _is_made(made, order, keys):
         say(f"{making}: was kept, only the check is left")
@@ -129,7 +126,7 @@ def calibrated_on(order: ExportSpec) -> dict[str, Any]:
 
 @dataclass
 class _Builder:
-    """One folder in the making."""
+    """Makes one folder."""
 
     order: ExportSpec
     folder: Path
@@ -196,7 +193,7 @@ class _Builder:
         dtype = torch_dtype(specs[next(iter(networks))].outputs[0])
         changed = {n: p.to(dtype) for n, p in parameters.items() if n not in places}
         for network in networks.values():
-            # Not its own `to`: diffusers' warns of layers that its other models keep whole.
+            # diffusers' own `to` warns about other models' layers.
             nn.Module.to(network, dtype)
         models = {name: self.trace(name, network) for name, network in networks.items()}
         if part == "unet" and order.precision in RECIPES:
@@ -244,9 +241,7 @@ class _Builder:
                     order.settings,
                     clock,
                     order.cut,
-                    lambda done, count: self.say(
-                        progress_line(done, count, time.perf_counter() - start)
-                    ),
+                    lambda done, count: self.say(progress_line(done, count, start)),
                 ),
                 dtype,
             )
@@ -271,8 +266,15 @@ class _Builder:
         self.graphs[spec.name] = Graph(path.name, sha256_of(path), data, spec)
 
 
+def progress_line(done: int, count: int, start: float) -> str:
+    """How many prompts are calibrated since `start`, and about how long the others take."""
+    line = f"calibrated {done} of {count} prompts"
+    left_s = (time.perf_counter() - start) / done * (count - done)
+    return f"{line}, about {tqdm.format_interval(left_s)} left" if done < count else line
+
+
 def checkpoint_files(checkpoint: Checkpoint, part: str) -> dict[str, Path]:
-    """A part's weight files by the names they have beside the graphs."""
+    """A part's weight files by their names beside the graphs."""
     files = checkpoint.weight_files(part)
     if len(files) == 1:
         return {f"{part}.safetensors": files[0]}
@@ -280,7 +282,7 @@ def checkpoint_files(checkpoint: Checkpoint, part: str) -> dict[str, Path]:
 
 
 def _graphs_of(export: ExportFolder, part: str) -> list[str]:
-    """Those that point into the part's files."""
+    """The graphs that point into the part's files."""
     return [
         name
         for name, graph in export.graphs.items()
@@ -296,6 +298,6 @@ def _open(folder: Path) -> ExportFolder | None:
 
 
 def _is_made(export: ExportFolder, order: ExportSpec, keys: Mapping[str, str]) -> bool:
-    """Whether it is what the order would make."""
+    """Whether the export is what the order would make."""
     facts = export.versions.get("parts"), export.model_digest, export.precision, export.cut
     return facts == (keys, order.checkpoint.digest, order.precision, order.cut)

@@ -1,4 +1,4 @@
-"""What an exported part depends on, as one digest: as long as it stays, nothing is exported again.
+"""A digest of everything that an exported part depends on: it is exported again when this changes.
 
 It reads sources and files, and loads no model.
 """
@@ -20,26 +20,24 @@ LIBRARIES = ("torch", "onnxscript", "onnx_ir", "diffusers", "transformers")
 SOURCES = (
     "onnx_export/binding.py",
     "onnx_export/calibration.py",
-    "onnx_export/channel_limits.py",
     "onnx_export/prompts.py",
     "engines/lora.py",
-    "onnx_export/mean_calibrator.py",
     "onnx_export/quantisation.py",
     "onnx_export/stored.py",
     "onnx_export/tracing.py",
     "onnx_export/translations.py",
     "sdxl/networks/*.py",
 )
-"""the code that decides what is in a graph; specs and recipes count by their values"""
+"""the code that decides what a graph contains; specs and recipes count by their values"""
 
 
 def versions() -> dict[str, str]:
-    """Without the suffix that tells a CPU's build from a GPU's: both give the same graphs."""
+    """The libraries' versions without the suffix for CPU or GPU, which gives the same graphs."""
     return {name: version(name).partition("+")[0] for name in LIBRARIES}
 
 
 def of_parts(order: ExportSpec) -> dict[str, str]:
-    """By part: the digest of all that decides what its graphs and their data are."""
+    """The digest of each part."""
     common = [order.cut, versions(), _sources()]
     return {part: _digest([*common, *_of_part(order, part)]) for part in NETWORK_FOLDERS}
 
@@ -47,11 +45,11 @@ def of_parts(order: ExportSpec) -> dict[str, str]:
 def _of_part(order: ExportSpec, part: str) -> list[Any]:
     is_quantised = part == "unet" and order.precision in RECIPES
     files = order.checkpoint.file_digests
-    # A calibration runs the encoders too.
+    # A calibration also runs the encoders.
     parts = (part, *encoders_of(order.checkpoint)) if is_quantised else (part,)
     facts: list[Any] = [
         {name: digest for name, digest in files.items() if name.partition("/")[0] in parts},
-        # A part's place in the specs is not stated here: a changed tensor changes them all.
+        # All specs: a changed tensor changes every part.
         repr(order.specs),
         [lora.as_dict() for lora in order.loras],
     ]

@@ -1,13 +1,14 @@
 """The numbers of an 8-bit UNet from plain absolute maxima, on any device, without Model Optimizer.
 
-For FP8 that is the recipe itself. For INT8 it leaves out SmoothQuant and the least of the steps'
-means: good for measuring speed, not for pictures. It does not know where calibration data come
-from.
+For FP8 that is the recipe. For INT8 it omits SmoothQuant and the smallest of the steps' means: good
+for measuring speed, not for pictures. It does not know where calibration data come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from onnx_export.input_maxima import watched
 from onnx_export.quantisation import stored_numbers
 from onnx_export.recipes import Recipe
 from sdxl.files import grant_usual
@@ -24,7 +24,7 @@ from sdxl.files import grant_usual
 def write_numbers(
     unet: nn.Module, recipe: Recipe, run: Callable[[], object], path: Path
 ) -> tuple[str, ...]:
-    """`run` sends calibration data through the UNet; the names of the layers that `path` holds."""
+    """Write the numbers of a UNet that `run` sends calibration data through; return the layers."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     chosen = {n: m for n, m in layers.items() if recipe.own_rule_for(n).is_quantised}
     with watched(chosen) as maxima:
@@ -41,10 +41,32 @@ def numbers_of(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """`maxima`: of their inputs; `dtype`: of the scales."""
+    """The layers' numbers from their inputs' `maxima`, with scales in `dtype`."""
     tensors: dict[str, Tensor] = {}
     for name, layer in layers.items():
         weight: Any = layer.weight
         per_channel = weight.flatten(1).abs().amax(1)
         tensors |= stored_numbers(name, weight, per_channel, maxima[name], recipe, dtype)
     return tensors
+
+
+@contextmanager
+def watched(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Collect the largest absolute input of each called layer, by name."""
+    maxima: dict[str, Tensor] = {}
+    hooks = [
+        layer.register_forward_pre_hook(partial(_collect, maxima, name))
+        for name, layer in layers.items()
+    ]
+    try:
+        yield maxima
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _collect(
+    maxima: dict[str, Tensor], name: str, _: nn.Module, inputs: tuple[Tensor, ...]
+) -> None:
+    largest = inputs[0].detach().abs().amax()
+    maxima[name] = torch.maximum(maxima[name], largest) if name in maxima else largest

@@ -29,7 +29,7 @@ def read_prompts(file: Path, annotations: Path | None = None) -> list[str]:
 
 
 def spread(prompts: Sequence[str], count: int) -> list[str]:
-    """So many of them, from all over the list: neighbours may be alike."""
+    """Take `count` prompts from all over the list: neighbours may be alike."""
     if not 1 <= count <= len(prompts):
         raise InvalidParams("calibration-count", count, f"needed 1 to {len(prompts)} prompts")
     return [prompts[i * len(prompts) // count] for i in range(count)]

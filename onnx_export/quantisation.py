@@ -1,7 +1,6 @@
-"""Calibrates a UNet with NVIDIA's Model Optimizer by a recipe, and takes out what a graph needs.
+"""Calibrates a UNet with NVIDIA's Model Optimizer by a recipe, and extracts the numbers of a graph.
 
-The module is left fake-quantised: the reference that the graphs are checked against. It does not
-know where calibration data come from, nor ONNX.
+It does not know where calibration data come from, nor ONNX.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import importlib
 import io
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,19 +22,17 @@ from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
 from onnx_export.calibration import StepClock
-from onnx_export.channel_limits import limit_calibrator
-from onnx_export.mean_calibrator import mean_calibrator
 from onnx_export.recipes import Recipe, Rule, matching
 
 BITS: dict[str, int | tuple[int, int]] = {"int8": 8, "fp8": (4, 3)}
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 SMALLEST_SCALE = 2.0**-24
-"""what a half can still hold"""
+"""the smallest half"""
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What a layer became, and why. `range` is its input's calibrated absolute maximum."""
+    """A layer's type, and why. `range` is its input's calibrated absolute maximum."""
 
     layer: str
     kind: str
@@ -46,7 +44,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Quantised:
-    """What is stored of the quantised layers, by name, and the report on all of them."""
+    """The quantised layers' stored tensors, and the report on all layers."""
 
     tensors: Mapping[str, Tensor]
     report: tuple[LayerReport, ...]
@@ -58,8 +56,8 @@ class Quantised:
 def quantise(
     unet: nn.Module, recipe: Recipe, run: Callable[[StepClock], None], dtype: torch.dtype
 ) -> Quantised:
-    """`run` sends calibration data through the UNet and keeps the clock; `dtype` is the graph's,
-    and so the scales'."""
+    """Quantise a UNet in place. `run` sends calibration data through it and sets the clock; `dtype`
+    is the graph's and the scales'."""
     layers = {n: m for n, m in unet.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     rules = matching(recipe, layers)
     before = "float16" if dtype == torch.float16 else "float32"
@@ -79,7 +77,7 @@ def quantise(
 
 
 def summary(report: tuple[LayerReport, ...]) -> str:
-    """A line for every reason, with the number of layers it holds for."""
+    """A line for each reason, with the number of its layers."""
     counts: dict[tuple[str, str, str], int] = {}
     for row in report:
         counts[row.became, row.kind, row.why] = counts.get((row.became, row.kind, row.why), 0) + 1
@@ -95,10 +93,10 @@ def _calibrate(
     assert len(alphas) <= 1, f"one smoothing for all layers, not {alphas}"
     method = {"method": "smoothquant", "alpha": alphas.pop()} if alphas else {"method": "max"}
     library = _load_library()
-    clock, heard = StepClock(), sys.stdout
+    clock, stdout = StepClock(), sys.stdout
 
     def run_aloud(_: nn.Module) -> None:
-        with contextlib.redirect_stdout(heard):
+        with contextlib.redirect_stdout(stdout):
             run(clock)
 
     with _quiet():
@@ -107,15 +105,15 @@ def _calibrate(
 
 
 def _load_library() -> Any:
-    """Model Optimizer, in a thread of its own: a package that it imports keeps an exception for
-    ever, and with it the frames of all that called it. They hold the UNet and the text encoders."""
+    """Import Model Optimizer in its own thread: a package that it imports keeps an exception for
+    ever, and with it its callers' frames, which hold the UNet and the text encoders."""
     name = "modelopt.torch.quantization"
     with _quiet(), ThreadPoolExecutor(1) as thread:
         return thread.submit(importlib.import_module, name).result()
 
 
 def _entries(recipe: Recipe, rules: Mapping[str, Rule], clock: StepClock) -> list[dict[str, Any]]:
-    """Each quantised layer by name; weights have a scale for each output channel."""
+    """Model Optimizer's configuration; weights have a scale for each output channel."""
     entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
     bits = BITS[recipe.number]
     for name, rule in rules.items():
@@ -149,8 +147,8 @@ def stored_numbers(
     recipe: Recipe,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """A layer's 8-bit weight and scales, from the absolute maxima of the weight's output channels
-    and of the input."""
+    """A layer's 8-bit weight and scales, from the maxima of its weight's output channels and of its
+    input."""
     largest = LARGEST[recipe.number]
     scale = _rounded(per_channel.float().flatten() / largest, dtype)
     steps = weight.float() / scale.float().view(-1, *[1] * (weight.dim() - 1))
@@ -163,13 +161,60 @@ def stored_numbers(
 
 
 def _rounded(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """As the graph holds it: weights are divided by the very number they are multiplied with."""
+    """Round a scale as the graph stores it: weights are divided by this number."""
     return scale.clamp(min=SMALLEST_SCALE).to(dtype)
+
+
+def mean_calibrator(clock: StepClock) -> tuple[Any, ...]:
+    """The reference recipe's statistic as a Model Optimizer calibrator: the mean of an input's
+    absolute maxima over the calls of each denoising step, then the smallest of these means. An
+    outlier in one picture, or at one step, does not coarsen the scale."""
+    from modelopt.torch.quantization.calib import MaxCalibrator
+
+    class MeanCalibrator(MaxCalibrator):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reset()
+
+        def reset(self) -> None:
+            self._maxima: dict[int, list[Tensor]] = defaultdict(list)
+
+        def collect(self, x: Tensor) -> None:
+            self._maxima[clock.step].append(x.detach().abs().amax())
+
+        def compute_amax(self) -> Tensor | None:
+            if not self._maxima:
+                return None
+            return torch.stack([torch.stack(m).mean() for m in self._maxima.values()]).min()
+
+    return (MeanCalibrator, (), {})
+
+
+def limit_calibrator(headroom: float) -> tuple[Any, ...]:
+    """`channel_limits` as a Model Optimizer calibrator; SmoothQuant sets the channels' axis."""
+    from modelopt.torch.quantization.calib import MaxCalibrator
+
+    class LimitCalibrator(MaxCalibrator):
+        def compute_amax(self) -> Tensor | None:
+            maxima = super().compute_amax()
+            return None if maxima is None else channel_limits(maxima, headroom)
+
+    return (LimitCalibrator, (), {})
+
+
+def channel_limits(maxima: Tensor, headroom: float) -> Tensor:
+    """Limit each channel of a smoothed input to `headroom` times its own or the mean maximum,
+    whichever is larger, and at most to the largest.
+
+    SmoothQuant (arXiv:2211.10438) scales each channel so that its maximum comes near the largest. A
+    channel that seldom fires has a small maximum by chance, and would be cut off when another
+    prompt makes it fire. A channel far above the others is still brought down to them."""
+    return (maxima.clamp(min=maxima.mean()) * headroom).clamp(max=maxima.max())
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The library prints its progress, and warns of accelerators it does not find."""
+    """Hide the library's progress, and its warnings about missing accelerators."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

@@ -30,8 +30,8 @@ END_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "cpu") -> None:
-    """In diffusers layout, whole or not at all. Scheduler and tokenizers are the mini's. A GPU as
-    `device` draws the full size in seconds."""
+    """Write a checkpoint in diffusers layout, whole or not at all, with the mini's scheduler and
+    tokenizers. A GPU draws the full size in seconds."""
     making = folder.with_name(f".{folder.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:
@@ -46,7 +46,7 @@ def write_checkpoint(folder: Path, configs: Configs = SDXL_1_0, device: str = "c
 
 
 def write_configs(folder: Path, configs: Configs) -> None:
-    """A checkpoint's folder, all but its weights."""
+    """Write a checkpoint's folder without weights."""
     folder.mkdir(parents=True)
     for name in SHARED_WITH_MINI:
         shutil.copytree(MINI / name, folder / name)
@@ -57,7 +57,7 @@ def write_configs(folder: Path, configs: Configs) -> None:
 
 
 def _end_tokens(part: str) -> dict[str, Any]:
-    """The ids that go with the embedded model's vocabulary."""
+    """The end tokens' ids in the embedded model's vocabulary."""
     if not part.startswith("text_encoder"):
         return {}
     config = json.loads((MINI / part / "config.json").read_text(encoding="utf-8"))
@@ -65,7 +65,7 @@ def _end_tokens(part: str) -> dict[str, Any]:
 
 
 def _empty_module(part: str, config: Mapping[str, Any]) -> nn.Module:
-    """Names and shapes, without memory for weights."""
+    """A module on the meta device, with names and shapes only."""
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
     from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
@@ -81,7 +81,7 @@ def _empty_module(part: str, config: Mapping[str, Any]) -> nn.Module:
 
 
 def _write_weights(module: nn.Module, path: Path, device: str) -> None:
-    """A safetensors file of halves."""
+    """Write a safetensors file of halves."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parameters = dict(sorted(module.named_parameters()))
     end = 0
@@ -98,7 +98,7 @@ def _write_weights(module: nn.Module, path: Path, device: str) -> None:
 
 
 def _draw(name: str, shape: tuple[int, ...], device: str) -> Tensor:
-    """Activations keep their size: weights by their fan-in, norms 1, biases 0."""
+    """Draw a tensor that keeps activations' size: weights by fan-in, norms 1, biases 0."""
     if len(shape) < 2:
         return torch.full(shape, 1.0 if name.endswith("weight") else 0.0, dtype=torch.float16)
     bound = math.sqrt(3 / math.prod(shape[1:]))

@@ -1,4 +1,4 @@
-"""Which layer of the UNet is quantised to what, and why: data, and the only place that says so.
+"""Which layers of the UNet are quantised, to what, and why: data, stated only here.
 
 The reference submission's recipe (MLPerf Inference v4.0, Stable Diffusion XL, open division), but
 for one convolution that a compiler fails on. It knows layers by their names in diffusers'
@@ -29,7 +29,7 @@ class Rule:
     smoothing: float | None = None
     """SmoothQuant's alpha: how much of the input's range moves into the weight"""
     headroom: float = 1.0
-    """how much further a smoothed channel may reach than it was calibrated, see channel_limits"""
+    """how much further a smoothed channel may reach than it was calibrated, see `channel_limits`"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What an export is held against: the same networks in torch, in float32.
+"""The reference of an export's check: the same networks in torch, in float32.
 
-Where a graph is quantised, so is its reference, by the numbers that are stored for the graph and by
-code of its own: a graph that computes something else shows. It knows no ONNX.
+A quantised graph's reference is quantised too, by the graph's stored numbers but independent code:
+a graph that computes something else shows. It knows no ONNX.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sdxl.specs import Cut, network_specs
 def torch_engines(
     checkpoint: Checkpoint, parts: Mapping[str, nn.Module], cut: Cut = "reference"
 ) -> Engines:
-    """Engines for what these parts make: seven, or fewer."""
+    """Engines of these parts: seven, or fewer."""
     specs = network_specs(checkpoint.arch, cut=cut)
     engines: dict[str, Engine] = {
         name: TorchEngine(specs[name], network)
@@ -37,7 +37,7 @@ def torch_engines(
 
 
 def fake_quantise(unet: nn.Module, file: Path) -> None:
-    """Give its layers the weights and the rounded inputs that the file's numbers stand for."""
+    """Give layers the weights and the rounded inputs that the file's numbers stand for."""
     tensors = load_file(file)
     for name in [key.removesuffix(INPUT_SCALE) for key in tensors if key.endswith(INPUT_SCALE)]:
         layer: Any = unet.get_submodule(name)

@@ -1,6 +1,6 @@
-"""Tensors where they lie in safetensors files: which file, which bytes.
+"""Where tensors lie in safetensors files: which file, which bytes.
 
-ONNX graphs point at them there, so weights are stored once. It does not know what they mean.
+ONNX graphs point there, so weights are stored once. It does not know what tensors mean.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DTYPES = {
     "I8": ir.DataType.INT8,
 }
 MAYBE_PREFIX = "text_model."
-"""In a CLIP's tensor names: some versions of transformers write it, some read without it."""
+"""some versions of transformers write it in a CLIP's tensor names, some do not"""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor's place. `file` is the name it has, or will have, beside the graph."""
+    """One tensor's place. `file` is its name beside the graph."""
 
     file: str
     dtype: ir.DataType
@@ -51,7 +51,7 @@ class Stored:
 
 
 def read_places(path: Path, file: str) -> dict[str, Stored]:
-    """Every tensor of a safetensors file that goes by the name `file` beside the graph."""
+    """Read the places of a safetensors file that is called `file` beside the graph."""
     with path.open("rb") as opened:
         (header_length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(header_length))
@@ -66,7 +66,7 @@ def read_places(path: Path, file: str) -> dict[str, Stored]:
 
 
 def unchanged_places(parameters: Mapping[str, Tensor], path: Path, file: str) -> dict[str, Stored]:
-    """The places of the parameters that still are what the file holds, by the parameters' names."""
+    """The places of the parameters that equal the file's tensors."""
     found = {}
     places = read_places(path, file)
     with safe_open(path, framework="pt") as opened:
@@ -79,8 +79,8 @@ def unchanged_places(parameters: Mapping[str, Tensor], path: Path, file: str) ->
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Stored]:
-    """A new file of them; the same tensors give the same bytes. Equal scalars share
-    one offset, so that binding.py can see that two layers quantise the same input alike."""
+    """Write a file; equal tensors give equal bytes. Equal scalars share one offset, by which
+    binding.py sees that two layers quantise an input alike."""
     contiguous = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     try:
         save_file(contiguous, path)

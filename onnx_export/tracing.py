@@ -1,8 +1,8 @@
-"""A torch network and its spec → an ONNX graph without weights' values.
+"""Traces a torch network to an ONNX graph without weights' values.
 
-Names, dims, dynamic axes and example inputs all come from the ModelSpec. The graph depends on the
-network's shape alone: parameters are set aside while constants are folded, so that another set of
-weights gives the same graph. It does not know where weights are stored.
+Names, dims, dynamic axes and example inputs come from the ModelSpec. Parameters are set aside while
+constants are folded, so the graph depends on the network's shape alone. It does not know where
+weights are stored.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ONNX_NAMES = {"float32": "float", "float16": "float16", "int64": "int64"}
 
 
 class TraceError(RuntimeError):
-    """A network whose graph is not what its spec says."""
+    """A network's graph differs from its spec."""
 
 
 class PositionalNetwork(nn.Module):
-    """Takes a spec's inputs in order, whatever the network calls them."""
+    """Takes a spec's inputs in order, whatever their names in the network."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PositionalNetwork(nn.Module):
 
 
 def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
-    """The initialisers that are the network's parameters have its names for them, and no value."""
+    """Trace a network. Initialisers of its parameters have their names and no value."""
     axes = example_axes(spec)
     inputs = tuple(torch.ones(t.shape(axes), dtype=torch_dtype(t)) for t in spec.inputs)
     dims = {name: torch.export.Dim(name) for name in axes}
@@ -71,7 +71,7 @@ def trace(spec: ModelSpec, network: nn.Module) -> ir.Model:
 
 
 def example_axes(spec: ModelSpec) -> dict[str, int]:
-    """A size for each free axis: all different, so that none is taken for another."""
+    """Give each free axis another size, so that none is taken for another."""
     names = dict.fromkeys(name for t in spec.inputs for name in t.free_axes.values())
     return {name: 8 * (i + 2) for i, name in enumerate(names)}
 
@@ -86,8 +86,8 @@ def _strip_values(model: ir.Model, network: nn.Module) -> None:
 
 
 def _fold(model: ir.Model) -> None:
-    """Compute what does not depend on inputs or weights. Weights keep their transposes: runtimes
-    compute those once, as they load."""
+    """Fold what does not depend on inputs or weights. Weights keep their transposes, which runtimes
+    compute once, as they load."""
     for _ in range(2):
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         rewriter.rewrite(model)
@@ -104,7 +104,7 @@ def _fold(model: ir.Model) -> None:
 
 
 def _name(model: ir.Model, spec: ModelSpec) -> None:
-    """Say what the spec says of inputs and outputs, and nothing of files, lines and versions."""
+    """Name inputs and outputs as the spec does, and drop files, lines and versions."""
     graph = model.graph
     for values, tensors in ((graph.inputs, spec.inputs), (graph.outputs, spec.outputs)):
         for value, tensor in zip(values, tensors, strict=True):
@@ -131,8 +131,8 @@ def _name(model: ir.Model, spec: ModelSpec) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The libraries warn of what is done on purpose: axes that several inputs share, weights
-    without values. And of packages that SDXL does not need."""
+    """Silence warnings about shared axes and weights without values, which are intended, and about
+    packages that SDXL does not need."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,8 +1,8 @@
-"""Two of PyTorch's operators as the few ONNX nodes that they need, in the order that backends fuse.
+"""Translates two of PyTorch's operators to few ONNX nodes, in the order that backends fuse.
 
-The exporter's own attention finds out at run time how many axes the keys have, before it swaps the
-last two; SDXL's always have four. Its own group norm is one node that ONNX Runtime has no kernel
-for and takes apart into ten. It knows nothing of networks.
+torch's own translation of attention computes the number of the keys' axes at run time; SDXL's
+always have four. Its group norm is one node without a kernel in ONNX Runtime, which expands it to
+ten. It knows nothing of networks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def attention(
 def group_norm(
     x: Any, groups: int, weight: Any, bias: Any, eps: float = 1e-5, cudnn_enabled: bool = True
 ) -> Any:
-    """An instance norm over each group as if it were a channel, then a factor and a term for each
-    channel in one pass: a batch norm of what has mean 0 and variance 1 already."""
+    """An instance norm with groups as channels, then a batch norm with mean 0 and variance 1, which
+    applies weight and bias in one pass."""
     rows_of_groups = op.Reshape(x, op.Constant(value_ints=[0, groups, -1]))
     normed = op.InstanceNormalization(
         rows_of_groups, _filled(1.0, groups, x), _filled(0.0, groups, x), epsilon=eps

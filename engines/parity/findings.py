@@ -45,6 +45,10 @@ class Finding:
         sign = 1 if self.is_least else -1
         return sign * self.measured >= sign * self.required
 
+    @property
+    def line(self) -> str:
+        return f"{self}{'' if self.holds else '   <-- does not hold'}"
+
     def __str__(self) -> str:
         measured = f"{self.what:<34} measured {self.measured:.3g}"
         if self.required is None:

@@ -84,7 +84,7 @@ class PlanTrial:
         engines = self.load_built()
         findings = []
         for finding in (*self.calls(engines, reference), *self.pictures(engines, reference)):
-            self.say(f"{finding}{'' if finding.holds else '   <-- does not hold'}")
+            self.say(finding.line)
             findings.append(finding)
         if wrong := broken(findings):
             raise CheckFailed(f"built engines are not the model: {wrong}")

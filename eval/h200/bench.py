@@ -18,10 +18,10 @@ from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 from engines.pytorch.torch_options import PLAIN, TorchOptions
 from eval.speed.variants import PROMPTS, BenchSetting, Paint, load_one, requests_of
 from onnx_export.calibration import StepClock, encoders_of, first_steps
+from onnx_export.export_spec import usual_settings
 from onnx_export.plain_maxima import write_numbers
 from onnx_export.random_weights import write_checkpoint
 from onnx_export.recipes import RECIPES
-from onnx_export.settings import usual_settings
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.parameter import USUAL_INTERVAL
 from sdxl.params import GenerationParams

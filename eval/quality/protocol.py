@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from onnx_export.settings import GUIDANCE, NEGATIVE_PROMPT
+from onnx_export.export_spec import GUIDANCE, NEGATIVE_PROMPT
 from sdxl.params import GenerationParams
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from engines.parity.findings import relative_norm
 from onnx_export.calibration import StepClock
-from onnx_export.channel_limits import channel_limits
-from onnx_export.quantisation import quantise
+from onnx_export.quantisation import channel_limits, quantise
 from onnx_export.recipes import INT8, matching
 from onnx_export.reference import fake_quantise
 

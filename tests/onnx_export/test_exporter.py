@@ -226,7 +226,7 @@ def test_a_calibration_says_how_far_it_is(tiny: Checkpoint, out: Path) -> None:
     said: Said = []
     export_tiny(tiny, out, "int8", said=said, prompts=PROMPTS)
     told = [line for line in said if " of 3 prompts" in line]
-    assert re.fullmatch(r"calibrated 2 of 3 prompts, about \d+ s left", told[0])
+    assert re.fullmatch(r"calibrated 2 of 3 prompts, about \d\d:\d\d left", told[0])
     assert told[1:] == ["calibrated 3 of 3 prompts"]
 
 

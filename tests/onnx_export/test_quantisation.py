@@ -29,13 +29,12 @@ from engines.lora import ADAPTED
 from engines.parity.findings import relative_norm
 from engines.pytorch.eight_bit import quantise as put_in_8_bits
 from onnx_export.calibration import StepClock, calibration_prompts, first_steps
+from onnx_export.export_spec import CalibrationSettings
 from onnx_export.exporter import REPORT
-from onnx_export.mean_calibrator import mean_calibrator
-from onnx_export.quantisation import Quantised, quantise, summary
+from onnx_export.quantisation import Quantised, mean_calibrator, quantise, summary
 from onnx_export.random_weights import SDXL_1_0
 from onnx_export.recipes import INT8, RECIPES, UNCOMPILED, matching
 from onnx_export.reference import fake_quantise
-from onnx_export.settings import CalibrationSettings
 from sdxl.checkpoint import Checkpoint, find
 from sdxl.params import GenerationParams, InvalidParams
 from sdxl.specs import VAE
