@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -25,6 +26,8 @@ class FinishedPictures:
         self._store, self._read = store, reader(store)
         self._random = random.Random(seed)
         self._has_read = False
+        self._lock = threading.Lock()
+        """Several pieces are checked at a time."""
 
     def sound(self, entries: Sequence[Entry], on_progress: Callable[[], None]) -> list[Entry]:
         """Return those whose files agree with the ledger, by a listing and a sample."""
@@ -40,10 +43,12 @@ class FinishedPictures:
 
         # A tar is read whole, so all of its pictures are checked or none.
         chosen: dict[str, bool] = {}
-        sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_chosen())]
+        with self._lock:
+            reads_all = self.reads_all
+            sample = [e for e in listed if chosen.setdefault(file_of(e), self._is_chosen())]
         checks = zip(sample, in_threads(check, sample, THREADS), strict=True)
         bad = {entry.ordinal for entry, is_sound in checks if not is_sound}
-        if bad and not self.reads_all:
+        if bad and not reads_all:
             self.reads_all = True
             return self.sound(entries, on_progress)
         return [entry for entry in listed if entry.ordinal not in bad]

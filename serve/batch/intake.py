@@ -103,9 +103,9 @@ class Intake:
             raise Unreadable(record.error)
         is_line = "custom_id" in record.values or "body" in record.values
         read = self._of_batch_line if is_line else self._of_columns
-        given, said, values, n = read(record.values)
+        given, content, values, n = read(record.values)
         pictures = places(record.values, record.folder)
-        id_ = content_id(said) if given is None else checked_id(given)
+        id_ = content_id(content) if given is None else checked_id(given)
         ids = [picture_id(id_, i, n) for i in range(n)]
         if (given is None or self.are_ids_checked) and any(map(used.line_of, ids)):
             # An earlier row has the same content, or "a" has two pictures and another row is "a-0".

@@ -93,7 +93,7 @@ class ShardWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
         self._not_begun = 0
-        self._touched = 0
+        self._progress = 0
         self._broken: str | None = None
 
     async def card(self) -> ModelCard:
@@ -112,7 +112,7 @@ class ShardWorker:
             task = asyncio.create_task(self._work(key, piece))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if pieces and self._wants:
+        if pieces and self._wants_rows:
             self._news.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_S):
@@ -122,8 +122,8 @@ class ShardWorker:
         return TurnReport(
             dict(self._held),
             ended,
-            self._wants,
-            self.renderer.steps() + self._touched,
+            self._wants_rows,
+            self.renderer.steps() + self._progress,
             self.renderer.occupancy(),
             self._broken,
         )
@@ -133,13 +133,13 @@ class ShardWorker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def _wants(self) -> bool:
+    def _wants_rows(self) -> bool:
         return self._not_begun < self.renderer.window
 
-    def _begun(self, rows: int) -> None:
-        had_enough = not self._wants
+    def _count_begun(self, rows: int) -> None:
+        had_enough = not self._wants_rows
         self._not_begun -= rows
-        if had_enough and self._wants:
+        if had_enough and self._wants_rows:
             self._news.set()
 
     # -- a piece ----------------------------------------------------------------------------
@@ -147,10 +147,10 @@ class ShardWorker:
     async def _work(self, key: int, piece: ShardPiece) -> None:
         tally = self._held[key]
         try:
-            left = await self._left(piece, tally)
-            tally.found = len(piece.rows) - len(left)
-            self._begun(tally.found)
-            await self._make_all(piece.shard, left, tally)
+            missing = await self._missing(piece, tally)
+            tally.found = len(piece.rows) - len(missing)
+            self._count_begun(tally.found)
+            await self._make_all(piece.shard, missing, tally)
         except (OutputError, RendererLost) as error:
             self._broken = str(error)
         except Exception as error:
@@ -163,24 +163,23 @@ class ShardWorker:
     async def _make_all(self, shard: int, rows: Sequence[BatchRow], tally: Tally) -> None:
         if not rows:
             return
-        book = LedgerWriter(self.task.store.append(shard_name(shard)))
+        writer = LedgerWriter(self.task.store.append(shard_name(shard)))
         try:
             async with asyncio.TaskGroup() as group:
                 for row in rows:
-                    group.create_task(self._make(shard, row, book, tally))
+                    group.create_task(self._make(shard, row, writer, tally))
         except* Exception as errors:
             raise errors.exceptions[0] from errors
         finally:
-            await self._in_thread(book.close)
+            await self._in_thread(writer.close)
 
-    async def _left(self, piece: ShardPiece, tally: Tally) -> list[BatchRow]:
+    async def _missing(self, piece: ShardPiece, tally: Tally) -> list[BatchRow]:
         """Return the rows to make."""
         name = shard_name(piece.shard)
         known = await self._in_thread(ledger.read, self.task.store, name)
-        noted = {row.ordinal: known.get(row.ordinal) for row in piece.rows}
-        entries = [e for row in piece.rows if (e := noted[row.ordinal]) and e.id == row.id]
+        entries = [e for row in piece.rows if (e := known.get(row.ordinal)) and e.id == row.id]
         pictures = [entry for entry in entries if entry.error is None]
-        sound = await self._in_thread(self._finished.sound, pictures, self._touch)
+        sound = await self._in_thread(self._finished.sound, pictures, self._count_progress)
         tally.damaged = len(pictures) - len(sound)
         done = {entry.ordinal for entry in sound}
         dead = [entry for entry in entries if entry.error is not None]
@@ -189,16 +188,17 @@ class ShardWorker:
         done |= {entry.ordinal for entry in kept}
         return [row for row in piece.rows if row.ordinal not in done]
 
-    def _touch(self) -> None:
-        self._touched += 1
+    def _count_progress(self) -> None:
+        self._progress += 1
 
     # -- a row ------------------------------------------------------------------------------
 
-    async def _make(self, shard: int, row: BatchRow, book: LedgerWriter, tally: Tally) -> None:
+    async def _make(self, shard: int, row: BatchRow, writer: LedgerWriter, tally: Tally) -> None:
         async with self._window:
-            self._begun(1)
+            self._count_begun(1)
             if row.params is None or row.error is not None:
-                await self._bury(row, row.error or "no parameters", book, tally, row.problem)
+                reason = row.error or "no parameters"
+                await self._add_dead_letter(row, reason, writer, tally, row.problem)
                 return
             try:
                 order = await self._order(row)
@@ -209,12 +209,12 @@ class ShardWorker:
                 # The worker hides the cause from its clients; this is the operator's own file.
                 cause = error.__context__ or error
                 if isinstance(error, Problem) and is_final(error):
-                    await self._bury(row, str(cause), book, tally, error)
+                    await self._add_dead_letter(row, str(cause), writer, tally, error)
                 else:
                     tally.failed[row.ordinal] = f"{type(cause).__name__}: {cause}"
                 return
             origin = {} if order.source is None else dict(order.source.digests)
-            await self._in_thread(self._keep, shard, row, done, book, origin)
+            await self._in_thread(self._store_picture, shard, row, done, writer, origin)
             tally.made += 1
 
     async def _order(self, row: BatchRow) -> ImageOrder:
@@ -232,8 +232,8 @@ class ShardWorker:
                     return update
         raise Problem(500, "the renderer returned no picture")
 
-    def _keep(
-        self, shard: int, row: BatchRow, done: Done, book: LedgerWriter, origin: dict[str, str]
+    def _store_picture(
+        self, shard: int, row: BatchRow, done: Done, writer: LedgerWriter, origin: dict[str, str]
     ) -> None:
         """Write the file, then its ledger line."""
         assert done.params.seed is not None
@@ -244,7 +244,7 @@ class ShardWorker:
         self.task.store.put(file, done.image)
         timings = {**done.timings, "store_s": time.perf_counter() - began}
         self._add_entry(
-            book,
+            writer,
             row,
             file=file,
             sha256=hashlib.sha256(done.image).hexdigest(),
@@ -256,23 +256,23 @@ class ShardWorker:
             engine=self._engine,
             prompt_tokens=done.prompt_tokens,
         )
-        self._touch()
+        self._count_progress()
 
-    def _add_entry(self, book: LedgerWriter, row: BatchRow, **facts: Any) -> None:
+    def _add_entry(self, writer: LedgerWriter, row: BatchRow, **facts: Any) -> None:
         run, worker = self.task.run, self.name
-        book.add(Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts))
+        writer.add(Entry(row.ordinal, row.id, row.line, run, worker=worker, **facts))
 
-    async def _bury(
+    async def _add_dead_letter(
         self,
         row: BatchRow,
         error: str,
-        book: LedgerWriter,
+        writer: LedgerWriter,
         tally: Tally,
         problem: Problem | None = None,
     ) -> None:
         """Record the row as a dead letter."""
         facts = {} if problem is None else problem.as_dict()
-        await self._in_thread(partial(self._add_entry, book, row, error=error, problem=facts))
+        await self._in_thread(partial(self._add_entry, writer, row, error=error, problem=facts))
         tally.dead[row.line] = error
 
     async def _in_thread(self, function: Any, *arguments: Any) -> Any:

@@ -115,11 +115,11 @@ def pack(store: Store, shard: int, run: str) -> None:
         data = in_threads(lambda entry: read(entry.file), pictures, THREADS)
         named = zip(map(key_of, pictures), pictures, data, strict=True)
         store.put(tar, tar_of(named))
-        book = store.append(name)
+        appender = store.append(name)
         for entry in pictures:
             file = f"{tar}/{key_of(entry)}{PurePosixPath(entry.file).suffix}"
-            book.add(replace(entry, file=file, run=run).as_line())
-        book.close()
+            appender.add(replace(entry, file=file, run=run).as_line())
+        appender.close()
     left = [f"{LOOSE}/{name}/{loose}" for loose in store.names(f"{LOOSE}/{name}")]
     for _ in in_threads(store.remove, left, THREADS):
         pass

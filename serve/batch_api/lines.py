@@ -86,8 +86,6 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
             needed = f"{shown}: is not known; needed {', '.join(FIELDS)}"
             raise WrongLine("unknown_parameter", needed, shown)
     id_, method, url, body = (record.values[name] for name in FIELDS)
-    if id_ is None:
-        raise WrongLine("missing_required_parameter", "custom_id: is missing", "custom_id")
     # Any other wrong id is the request's own error.
     if isinstance(id_, str) and id_ in seen:
         raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")

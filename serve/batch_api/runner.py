@@ -43,10 +43,10 @@ from serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
-LOOK_S, LOOK_AT_BUCKET_S = 0.5, 5.0
-NOTE_S = 2.0
+POLL_S, POLL_BUCKET_S = 0.5, 5.0
+UPDATE_S = 2.0
 """how often a running batch's record is updated"""
-AGAIN_S = 10.0
+RETRY_S = 10.0
 """the pause before a batch that an error stopped is retried"""
 MOST_FAILURES, MOST_TEXT = 3, 500
 SWEEP_S = 600.0
@@ -93,7 +93,7 @@ class Turn:
     batch: BatchRecord
     run: BatchJobRun
     thread: threading.Thread
-    noted_s: float = 0.0
+    updated_s: float = 0.0
     ends_as: Status | None = None
     """why it was stopped"""
 
@@ -110,7 +110,7 @@ class BatchRunner:
     _turns: dict[str, Turn] = field(default_factory=dict)
     _ended: set[str] = field(default_factory=set)
     _unreadable: set[str] = field(default_factory=set)
-    _again_s: dict[str, float] = field(default_factory=dict)
+    _retry_s: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     """each batch's equal errors in a row, with the number of its pictures"""
     _leave: threading.Event = field(default_factory=threading.Event)
@@ -122,7 +122,7 @@ class BatchRunner:
         self._keys = {owner_of(key): key for key in keys}
         self._limiter = RateLimiter()
         self._models = image_models(self.settings)
-        self._thread = threading.Thread(target=self._look_again, name="batches", daemon=True)
+        self._thread = threading.Thread(target=self._poll_forever, name="batches", daemon=True)
 
     def start(self) -> None:
         self.records.prepare()
@@ -141,24 +141,24 @@ class BatchRunner:
         for thread in (self._thread, *(turn.thread for turn in turns)):
             thread.join(timeout_s)
 
-    def _look_again(self) -> None:
-        pause_s = LOOK_AT_BUCKET_S if "://" in self.records.place else LOOK_S
+    def _poll_forever(self) -> None:
+        pause_s = POLL_BUCKET_S if "://" in self.records.place else POLL_S
         while not self._leave.wait(pause_s):
             try:
-                self.look()
+                self.poll()
             except Exception:
                 # A full disk or an unreachable bucket may recover.
                 log.exception("batches: cannot read the records")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         open_batches = self._open()
         for batch in open_batches:
-            if time.monotonic() >= self._again_s.get(batch.id, 0.0):
+            if time.monotonic() >= self._retry_s.get(batch.id, 0.0):
                 try:
                     self._consider(batch, open_batches)
                 except Exception as error:
                     # The other batches go on, and the sweep may free the space that this one needs.
-                    self._try_again(batch, error)
+                    self._retry_later(batch, error)
         if self.clock() - self._swept_s > SWEEP_S:
             self._swept_s = self.clock()
             sweep(self.records, int(self.clock()))
@@ -271,7 +271,11 @@ class BatchRunner:
             return BackendRenderer(backend, batch.client, batch.id, key, self._limiter, name)
 
         run = BatchJobRun(
-            self.records, batch, model, load, lambda progress: self._note(batch.id, progress)
+            self.records,
+            batch,
+            model,
+            load,
+            lambda progress: self._update_record(batch.id, progress),
         )
         thread = threading.Thread(target=self._make, args=(batch.id,), name=batch.id, daemon=True)
         self._turns[batch.id] = Turn(batch, run, thread)
@@ -286,11 +290,11 @@ class BatchRunner:
             if (is_whole or turn.ends_as is not None) and not self._is_over(turn.batch):
                 self._end(turn.batch, turn.ends_as or "completed")
         except Exception as error:
-            self._try_again(turn.batch, error)
+            self._retry_later(turn.batch, error)
         finally:
             del self._turns[id_]
 
-    def _try_again(self, batch: BatchRecord, error: Exception) -> None:
+    def _retry_later(self, batch: BatchRecord, error: Exception) -> None:
         """Schedule a retry. After the same error three times in a row without a picture in between
         the batch ends as failed; a full disk is waited out until the window ends."""
         is_expected = isinstance(error, BatchFailed | OutputError | InvalidParams)
@@ -300,8 +304,8 @@ class BatchRunner:
         same = [each for each in self._failures.get(batch.id, []) if each == failure]
         self._failures[batch.id] = [*same, failure]
         if len(same) + 1 < MOST_FAILURES or isinstance(error, OutputError):
-            log.warning("%s: retry in %g s", batch.id, AGAIN_S)
-            self._again_s[batch.id] = time.monotonic() + AGAIN_S
+            log.warning("%s: retry in %g s", batch.id, RETRY_S)
+            self._retry_s[batch.id] = time.monotonic() + RETRY_S
             return
         del self._failures[batch.id]
         if self._is_over(batch):
@@ -321,11 +325,11 @@ class BatchRunner:
 
     # -- the record -------------------------------------------------------------------------
 
-    def _note(self, id_: str, progress: BatchProgress) -> None:
+    def _update_record(self, id_: str, progress: BatchProgress) -> None:
         turn = self._turns[id_]
-        if progress.now_s - turn.noted_s < NOTE_S:
+        if progress.now_s - turn.updated_s < UPDATE_S:
             return
-        turn.noted_s, batch = progress.now_s, turn.batch
+        turn.updated_s, batch = progress.now_s, turn.batch
         if self._is_over(batch):
             turn.run.stop()
             return

@@ -33,8 +33,8 @@ MIN_SECRET = 24
 PAUSES_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0)
 """after each failed try; then the event is given up"""
 TIMEOUT_S = 10.0
-LOOK_S = 1.0
-AGAIN_S = 60.0
+POLL_S = 1.0
+RETRY_S = 60.0
 """the pause after an event that the store, on a full disk for example, could not update"""
 
 
@@ -110,15 +110,15 @@ class Outbox:
 
     def __post_init__(self) -> None:
         self._leave = threading.Event()
-        self._again_s: dict[str, float] = {}
-        self._thread = threading.Thread(target=self._look_again, name="webhooks", daemon=True)
+        self._retry_s: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._deliver_forever, name="webhooks", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
         self._leave.set()
-        self._thread.join(TIMEOUT_S + LOOK_S)
+        self._thread.join(TIMEOUT_S + POLL_S)
 
     def add(self, batch: BatchRecord) -> None:
         """Store the end of a batch before its record says it; `deliver` waits for the record."""
@@ -131,18 +131,18 @@ class Outbox:
     def deliver(self) -> None:
         for name in self.records.store.names(OUTBOX):
             place = name.removesuffix(".json")
-            if time.monotonic() >= self._again_s.get(place, 0.0):
+            if time.monotonic() >= self._retry_s.get(place, 0.0):
                 try:
                     event = self._read(place)
                     if event is not None and event.due_s <= self.clock() and self._has_ended(event):
                         self._try(place, event)
                 except Exception:
                     # Its state could not be stored: a retry at once would repeat the event.
-                    log.exception("webhooks: %s: retry in %g s", place, AGAIN_S)
-                    self._again_s[place] = time.monotonic() + AGAIN_S
+                    log.exception("webhooks: %s: retry in %g s", place, RETRY_S)
+                    self._retry_s[place] = time.monotonic() + RETRY_S
 
-    def _look_again(self) -> None:
-        while not self._leave.wait(LOOK_S):
+    def _deliver_forever(self) -> None:
+        while not self._leave.wait(POLL_S):
             try:
                 self.deliver()
             except Exception:
@@ -155,9 +155,8 @@ class Outbox:
         elif error := send(endpoint, event, int(self.clock())):
             if event.tries < len(self.pauses_s):
                 pause_s = self.pauses_s[event.tries]
-                log.warning(
-                    "webhook %s: %s: %s; retry in %g s", event.id, event.url, error, pause_s
-                )
+                message = "webhook %s: %s: %s; retry in %g s"
+                log.warning(message, event.id, event.url, error, pause_s)
                 due_s = self.clock() + pause_s
                 self._keep(place, replace(event, tries=event.tries + 1, due_s=due_s))
                 return

@@ -221,7 +221,7 @@ def test_the_same_error_three_times_fails_a_batch_but_a_full_disk_is_waited_out(
         return make(self)
 
     monkeypatch.setattr(BatchJobRun, "make", fail_three_times)
-    monkeypatch.setattr(batch_runner, "AGAIN_S", 0.0)
+    monkeypatch.setattr(batch_runner, "RETRY_S", 0.0)
     with batch_api(tmp_path) as api:
         batch = api.ended(api.begin(line("a")))
     assert batch.status == ends_as
@@ -314,7 +314,7 @@ def test_a_damaged_record_of_an_unfinished_batch_is_reported_once(
         record_of(tmp_path, torn.id).write_text('{"torn')
         runner = BatchRunner(api.runner.records, api.settings, lambda: [api.worker])
         while api.retrieve(other).status != "completed":
-            runner.look()
+            runner.poll()
     (error,) = (each for each in caplog.records if each.levelname == "ERROR")
     assert f"batches/anybody/{torn.id}.json cannot be read" in error.getMessage()
     assert "delete the file" in error.getMessage()

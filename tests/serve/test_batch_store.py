@@ -78,10 +78,10 @@ def test_data_that_a_crash_left_without_a_record_are_removed_by_the_second_sweep
             records.add_file("anybody", uploaded, b"{}")
         data = set(records.store.names("data"))
         assert data == {deleted.id, uploaded.id, kept.id}
-        runner.look()
+        runner.poll()
         assert set(records.store.names("data")) == data, "a record may still be written"
         runner.clock = lambda: time.time() + SWEEP_S + 1
-        runner.look()
+        runner.poll()
         assert records.store.names("data") == [kept.id]
 
 
@@ -116,7 +116,7 @@ def test_on_a_full_disk_other_batches_and_the_sweep_continue(
 
         monkeypatch.setattr("serve.batch_api.runner.keep_input", keep)
         runner.clock = lambda: time.time() + 40 * 24 * 3600
-        runner.look()
+        runner.poll()
         assert checked == [stuck.id, other.id]
         assert old.id not in kept.names("data"), "an expired file was not removed"
 
@@ -131,11 +131,11 @@ def test_a_second_runner_does_not_end_a_batch_again(tmp_path: Path) -> None:
         first, second = (
             BatchRunner(records, settings, lambda: [api.worker], outbox) for _ in range(2)
         )
-        first.look()
+        first.poll()
         with locked(records.job_place(begun.id)):
             # As after a service was replaced: another process has the lock, and both have begun.
-            second.look()
-            first.look()
+            second.poll()
+            first.poll()
             (batch,) = records.batches("anybody")
             ended = replace(batch, status="cancelled", ended_at=7, finalizing_at=7)
             records.put_batch(ended)

@@ -52,11 +52,11 @@ def test_a_single_ledger_line_is_written_after_a_while(
 ) -> None:
     monkeypatch.setattr(batch_store, "PART_S", 0.05)
     store = ObjectStore(bucket)
-    book = store.append("000000")
-    book.add(b"one\n")
+    appender = store.append("000000")
+    appender.add(b"one\n")
     wait_until(lambda: store.ledger("000000") == b"one\n")
-    book.add(b"two\n")
-    book.close()
+    appender.add(b"two\n")
+    appender.close()
     assert store.ledger("000000") == b"one\ntwo\n"
 
 
@@ -118,9 +118,9 @@ def test_both_kinds_of_store_behave_alike(tmp_path: Path) -> None:
         assert store.names("images/000000") == ["a.png", "b.png"]
         assert store.names("images") == ["000000"]
         for line in (b"one\n", b"two\n"):
-            book = store.append("000000")
-            book.add(line)
-            book.close()
+            appender = store.append("000000")
+            appender.add(line)
+            appender.close()
         assert store.ledger("000000") == b"one\ntwo\n" and store.ledgers() == ["000000"]
         for _ in range(2):
             store.remove("images/000000/a.png")
@@ -131,13 +131,13 @@ def test_both_kinds_of_store_behave_alike(tmp_path: Path) -> None:
 def test_a_closed_ledger_file_refuses_lines_and_writes_into_no_other_file(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "out", "run")
     store.prepare("ledger")
-    book = store.append("000000")
-    book.close()
+    appender = store.append("000000")
+    appender.close()
     with (tmp_path / "other").open("w+") as other:
         with pytest.raises(OutputError, match=r"000000\.jsonl"):
-            book.add(b"late\n")
+            appender.add(b"late\n")
         assert other.read() == ""
-        book.close()
+        appender.close()
         other.write("its file is still open")
 
 
@@ -146,11 +146,11 @@ def test_a_closed_ledger_in_a_bucket_refuses_lines_and_writes_no_part(
 ) -> None:
     """The lines of a cancelled batch are counted by then."""
     monkeypatch.setattr(batch_store, "PART_S", 0.05)
-    book = ObjectStore(bucket).append("000000")
-    book.add(b"in time\n")
-    book.close()
+    appender = ObjectStore(bucket).append("000000")
+    appender.add(b"in time\n")
+    appender.close()
     with pytest.raises(OutputError, match="closed"):
-        book.add(b"late\n")
+        appender.add(b"late\n")
     time.sleep(0.2)
     assert list(objects(bucket).values()) == [b"in time\n"]
 
@@ -159,7 +159,7 @@ def test_a_line_after_a_torn_line_is_whole(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "out", "run")
     store.prepare("ledger")
     (tmp_path / "out" / "ledger" / "000000.jsonl").write_bytes(b'{"ordinal": 1, "id"')
-    book = store.append("000000")
-    book.add(Entry(7, "i7", "", "r", error="no").as_line())
-    book.close()
+    appender = store.append("000000")
+    appender.add(Entry(7, "i7", "", "r", error="no").as_line())
+    appender.close()
     assert list(ledger.entries(store.ledger("000000"))) == [7]

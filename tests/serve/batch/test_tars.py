@@ -96,14 +96,14 @@ class DistantStore(FolderStore):
 
 def test_many_threads_make_a_tar_and_one_reads_it(tmp_path: Path) -> None:
     store = DistantStore(tmp_path)
-    book = store.append(SHARD)
+    appender = store.append(SHARD)
     for i in range(24):
         data, file = f"picture {i}".encode(), f"{LOOSE}/{SHARD}/{i}.png"
         store.put(file, data)
         digest, params = hashlib.sha256(data).hexdigest(), {"prompt": "a"}
         entry = Entry(i, str(i), f"line {i}", "run", file, digest, len(data), params=params)
-        book.add(entry.as_line())
-    book.close()
+        appender.add(entry.as_line())
+    appender.close()
     pack(store, 0, "run")
     assert store.names(f"{LOOSE}/{SHARD}") == []
     assert store.most["get"] > 1 and store.most["remove"] > 1
