@@ -20,9 +20,7 @@ from serve.batch.ledger import Entry
 from serve.batch.reading import input_digest
 from serve.batch.rows import ShardPiece, shard_name
 from serve.batch.store import Store
-from serve.batch.tars import LOOSE, reader
-
-THREADS = 8
+from serve.batch.tars import LOOSE, THREADS, reader
 
 
 @dataclass

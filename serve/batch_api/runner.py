@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,13 +271,8 @@ class BatchRunner:
             backend, name = self.backends()[index], model.settings.model_name
             return BackendRenderer(backend, batch.client, batch.id, key, self._limiter, name)
 
-        run = BatchJobRun(
-            self.records,
-            batch,
-            model,
-            load,
-            lambda progress: self._update_record(batch.id, progress),
-        )
+        update = partial(self._update_record, batch.id)
+        run = BatchJobRun(self.records, batch, model, load, update)
         thread = threading.Thread(target=self._make, args=(batch.id,), name=batch.id, daemon=True)
         self._turns[batch.id] = Turn(batch, run, thread)
         log.info("%s begins: %d requests", batch.id, batch.total)

@@ -139,20 +139,20 @@ class BatchObject(BaseModel):
         return cls(**facts)
 
 
-class FileList(Reply):
+class Page(Reply):
     object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileList(Page):
     data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
-class BatchList(Reply):
-    object: Literal["list"] = "list"
+class BatchList(Page):
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 def same_fields(kind: type[BaseModel], record: FileRecord | BatchRecord) -> dict[str, Any]:

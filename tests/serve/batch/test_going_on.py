@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from sdxl.params import GenerationParams
-from serve.batch import command
+from serve.batch import command, ledger
 from serve.batch.batch_spec import BatchFailed
+from serve.batch.finished import FinishedPictures
 from serve.batch.job import FORMERLY
 from serve.batch.results import MANIFEST
 from serve.batch.rows import content_id
@@ -76,6 +77,26 @@ def test_after_a_damaged_sample_all_pictures_are_read(tmp_path: Path) -> None:
     assert make(source, out, *SMALL, load=partial(Drawer, str(log))) == 0
     assert len(lines_of(log)) == 9 and pictures(out) == before
     assert command.main(["--verify", str(out)]) == 0
+
+
+def test_each_of_two_pieces_checked_at_once_is_read_whole_after_its_damaged_sample(
+    copied: Path,
+) -> None:
+    store = FolderStore(copied / "out", "run")
+    store.join()
+    first, second = ([*ledger.read(store, shard).values()] for shard in ("000000", "000001"))
+    for entry in (*first, *second):
+        store.put(entry.file, store.get(entry.file)[::-1])
+    finished, calls = FinishedPictures(store, False, "seed"), list[int]()
+
+    def on_progress() -> None:
+        """Check the second piece while the sample of the first is read."""
+        calls.append(1)
+        if len(calls) == 2:
+            finished._has_read = False
+            assert finished.sound(second, lambda: None) == []
+
+    assert finished.sound(first, on_progress) == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--tar",)])
@@ -202,8 +223,8 @@ def test_a_job_from_before_intervals_followed_steps_keeps_its_interval(tmp_path:
     assert stored["usual_interval"] is None and intervals(out) == [1, 1]
     del stored["usual_interval"]
     (out / "job.json").write_text(json.dumps(stored))
-    for ledger in (out / "ledger").glob("*"):
-        ledger.unlink()
+    for path in (out / "ledger").glob("*"):
+        path.unlink()
     assert make(source, out, *quick) == 0
     assert intervals(out) == [2, 2]
 
