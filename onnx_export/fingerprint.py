@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 def of_parts(order: ExportSpec) -> dict[str, str]:
     """The digest of each part."""
-    common = [order.cut, versions(), _sources()]
+    common = [order.cut, versions(), digest_sources()]
     return {part: _digest([*common, *_of_part(order, part)]) for part in NETWORK_FOLDERS}
 
 
@@ -63,7 +63,7 @@ def _of_part(order: ExportSpec, part: str) -> list[Any]:
     return facts
 
 
-def _sources() -> str:
+def digest_sources() -> str:
     root = Path(__file__).parent.parent
     files = [path for pattern in SOURCES for path in sorted(root.glob(pattern))]
     return _digest([hashlib.sha256(path.read_bytes()).hexdigest() for path in files])

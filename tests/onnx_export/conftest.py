@@ -17,7 +17,7 @@ from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export, unchecked
 from onnx_export.recipes import RECIPES
 from sdxl.checkpoint import Checkpoint, find
-from tests.onnx_export.exports import Exports, OnceTraced, export_tiny, write_tiny
+from tests.onnx_export.exports import CachedTrace, Exports, export_tiny, write_tiny
 
 PROMPTS = ("a red circle on a blue background", "two green stars", "a ring")
 MINI_PROMPTS = 8
@@ -33,11 +33,11 @@ def quiet_model_optimizer() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def traced() -> Iterator[OnceTraced]:
+def traced(request: pytest.FixtureRequest) -> Iterator[CachedTrace]:
     with pytest.MonkeyPatch.context() as patch:
-        remembering = OnceTraced()
-        patch.setattr(exporter, "trace", remembering)
-        yield remembering
+        cached = CachedTrace(Path(request.config.cache.mkdir("traces")))
+        patch.setattr(exporter, "trace", cached)
+        yield cached
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
-"""Exports for tests: a tiny model of SDXL's shape, and traces that are made once in a run."""
+"""Exports for tests: a tiny model of SDXL's shape, and cached traces."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,11 +13,13 @@ from torch import nn
 from engines.folders.export_folder import ExportFolder
 from engines.onnxruntime_engine import load_onnxruntime
 from engines.pytorch.torch_engine import load_torch
+from onnx_export import fingerprint
 from onnx_export.export_spec import ExportSpec
 from onnx_export.exporter import export, unchecked
 from onnx_export.random_weights import Configs, write_checkpoint
 from onnx_export.tracing import trace
-from sdxl.checkpoint import Checkpoint
+from sdxl.checkpoint import MINI, Checkpoint
+from sdxl.files import write_atomic
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Edit, Pipeline, Result
 from sdxl.single_file.configs import SDXL_1_0
@@ -57,20 +61,36 @@ TINY: Configs = {
 """One layer a block, and a VAE of two levels: seconds to trace."""
 
 
-class OnceTraced:
-    """`trace`, which remembers: a graph depends on the network's shape alone, a test shows."""
+class CachedTrace:
+    """`trace`, cached on disk: a graph depends on the network's shape alone, as a test shows.
 
-    def __init__(self) -> None:
-        self._known: dict[object, ir.Model] = {}
-        self.count = 0
+    A file is named by the digest of all that its graph depends on: the network and its spec, the
+    configurations, the exporter's sources and the libraries' versions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        configs = [path.read_text() for path in sorted(MINI.glob("*/config.json"))]
+        self._common = [repr(TINY), configs, fingerprint.versions(), fingerprint.digest_sources()]
 
     def __call__(self, spec: ModelSpec, network: nn.Module) -> ir.Model:
-        parameters = tuple((n, p.shape, p.dtype) for n, p in network.named_parameters())
-        key = (spec, type(network), parameters)
-        if key not in self._known:
-            self._known[key] = trace(spec, network)
-            self.count += 1
-        return self._known[key].clone()
+        parameters = [(n, p.shape, str(p.dtype)) for n, p in network.named_parameters()]
+        facts = [*self._common, repr(spec), type(network).__name__, parameters]
+        path = self.folder / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()}.onnx"
+        if not path.exists():
+            model = trace(spec, network)
+            for value in model.graph.initializers.values():
+                # ONNX needs a place for every weight: one that holds nothing.
+                if value.const_value is None:
+                    assert value.dtype is not None and isinstance(value.shape, ir.Shape)
+                    value.const_value = ir.ExternalTensor(
+                        "none", 0, 0, value.dtype, shape=value.shape, name=value.name or ""
+                    )
+            write_atomic(path, ir.to_proto(model).SerializeToString())
+        model = ir.load(path)
+        for value in model.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value = None
+        return model
 
 
 Said = list[str]

@@ -11,7 +11,7 @@ from onnx_export.tracing import TraceError, example_axes, trace
 from sdxl.checkpoint import Checkpoint
 from sdxl.networks.parts import networks_of
 from sdxl.specs import ModelSpec, network_specs
-from tests.onnx_export.exports import OnceTraced
+from tests.onnx_export.exports import CachedTrace
 
 NETWORKS = {
     "clip_l": "text_encoder",
@@ -25,7 +25,7 @@ NETWORKS = {
 
 
 @pytest.fixture(scope="module")
-def graphs(tiny: Checkpoint, traced: OnceTraced) -> dict[str, ir.Model]:
+def graphs(tiny: Checkpoint, traced: CachedTrace) -> dict[str, ir.Model]:
     specs = network_specs(tiny.arch)
     networks = {part: networks_of(part, tiny.part(part)) for part in set(NETWORKS.values())}
     return {name: traced(specs[name], networks[part][name]) for name, part in NETWORKS.items()}
