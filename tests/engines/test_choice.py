@@ -1,98 +1,109 @@
-"""`auto` takes the best that is there, and says why not a better one."""
+"""`auto` chooses the fastest backend that can serve the model, and reports why others cannot."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import engines
 from engines import BACKENDS, choice
 from engines.choice import EngineRequest, choose_engines, why_slower
 from engines.folders.engine_folder import EngineFolder
-from engines.folders.export_folder import ExportError
-from engines.folders.places import export_place, plans_place
+from engines.folders.export_folder import DataFile, ExportError, changed_file
+from engines.folders.places import export_place, plans_place, plans_root
 from engines.folders.targets import TARGETS, Target
 from engines.onnxruntime_engine import OnnxRuntimeError
 from engines.trt import build as build_module
 from engines.trt.build import build
-from engines.trt.flavours import FLAVOURS, TENSORRT, BackendMissing, Flavour
+from engines.trt.engine_store import best_for
+from engines.trt.flavours import FLAVOURS, TENSORRT, TENSORRT_RTX, BackendMissing, Flavour
 from sdxl.engine import Engines
 from sdxl.params import InvalidParams
 from tests.engines.fake_builds import L40S, FakeWorker, order_of, proven
 from tests.engines.tiny_export import DIGEST, write_export
 
-
-def with_gpu(monkeypatch: pytest.MonkeyPatch, target: Target | None) -> None:
-    monkeypatch.setattr(choice, "local_target", lambda: target)
-
-
-def with_plans(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    *,
-    digest: str = DIGEST,
-    precision: str = "int8",
-) -> None:
-    from dataclasses import replace
-
-    monkeypatch.setattr(build_module, "run_worker", FakeWorker())
-    export = write_export(tmp_path / f"export-{precision}-{digest[0]}", digest=digest)
-    export = replace(export, precision=precision)
-    out = plans_place("tiny", digest, precision) / "l40s-tensorrt-rtx"
-    build(order_of(export, out), prove=proven)
+RTX = "tensorrt-rtx"
+EMPTY = DataFile(hashlib.sha256(b"").hexdigest(), 0)
+UNRUN: dict[str, Any] = {"findings": [], "note": "not run: there is no L40S here"}
 
 
-def passed_over(engines: Engines) -> dict[str, str]:
-    found = engines.description["passed_over"]
-    assert isinstance(found, dict)
-    return found
+@dataclass
+class Machine:
+    """What is installed here, and a request to it."""
+
+    asked: EngineRequest
+    loaded: list[str]
+    monkeypatch: pytest.MonkeyPatch
+    folder: Path
+
+    def set_gpu(self, target: Target | None) -> None:
+        self.monkeypatch.setattr(choice, "local_target", lambda: target)
+
+    def add_plans(self, *, digest: str = DIGEST, precision: str = "int8", **facts: Any) -> Path:
+        self.monkeypatch.setattr(build_module, "run_worker", FakeWorker())
+        export = write_export(self.folder / f"export-{precision}-{digest[0]}", digest=digest)
+        place = plans_place("tiny", digest, precision) / "l40s-tensorrt-rtx"
+        build(order_of(replace(export, precision=precision, **facts), place), prove=proven)
+        return place
+
+    def choose(self, backend: str = "auto", **changes: Any) -> Engines:
+        return choose_engines(replace(self.asked, **changes), backend)
+
+    def passed_over(self, **changes: Any) -> dict[str, str]:
+        reasons = self.choose(**changes).description["passed_over"]
+        assert isinstance(reasons, dict)
+        return reasons
 
 
-def test_without_gpu_or_export_it_is_pytorch_and_every_reason_is_told(
-    usual: EngineRequest, loaded: list[str], caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def machine(
+    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Machine:
+    return Machine(usual, loaded, monkeypatch, tmp_path)
+
+
+def test_without_gpu_and_export_auto_runs_pytorch_and_logs_every_reason(
+    machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        engines = choose_engines(usual, "auto")
-    assert loaded == ["torch"]
-    reasons = passed_over(engines)
-    assert list(reasons) == ["tensorrt", "tensorrt-rtx", "onnxruntime"]
+        reasons = machine.passed_over()
+    assert machine.loaded == ["torch"]
+    assert list(reasons) == ["tensorrt", RTX, "onnxruntime"] and len(caplog.messages) == 3
     assert "found none here" in reasons["tensorrt"]
     assert "sdxl export --model some/model --precision fp32" in reasons["onnxruntime"]
-    assert len(caplog.messages) == 3
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt-rtx", "onnxruntime"])
-def test_a_precision_that_is_never_exported_is_refused_by_name(
-    backend: str, usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_gpu(monkeypatch, L40S)
-    asked = replace(usual, precision="bf16")
+@pytest.mark.parametrize("backend", ["tensorrt", RTX, "onnxruntime"])
+def test_a_precision_that_is_never_exported_is_refused(backend: str, machine: Machine) -> None:
+    machine.set_gpu(L40S)
     with pytest.raises(InvalidParams, match="precision: 'bf16' .*fp8, or the backend torch"):
-        choose_engines(asked, backend)
-    choose_engines(asked, "auto")
-    assert loaded == ["torch"]
+        machine.choose(backend, precision="bf16")
+    machine.choose(precision="bf16")
+    assert machine.loaded == ["torch"]
 
 
-def test_with_an_export_it_is_onnxruntime(usual: EngineRequest, loaded: list[str]) -> None:
-    write_export(export_place("tiny", DIGEST, "fp32"))
-    engines = choose_engines(usual, "auto")
-    assert engines.description["backend"] == "onnxruntime" and not loaded
-    assert list(passed_over(engines)) == ["tensorrt", "tensorrt-rtx"]
-
-
-def test_a_graph_that_onnxruntime_cannot_load_leaves_pytorch(
-    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+def test_with_an_export_auto_runs_onnxruntime_on_a_cpu_and_pytorch_on_a_gpu(
+    machine: Machine,
 ) -> None:
-    def fails(_: object) -> Engines:
+    write_export(export_place("tiny", DIGEST, "fp32"))
+    assert list(machine.passed_over()) == ["tensorrt", RTX] and not machine.loaded
+    machine.set_gpu(L40S)
+    assert list(machine.passed_over()) == ["tensorrt", RTX] and machine.loaded == ["torch"]
+
+
+def test_auto_runs_pytorch_if_onnxruntime_cannot_load_a_graph(machine: Machine) -> None:
+    def fail(_: object) -> Engines:
         raise OnnxRuntimeError("unet_deep.onnx: no such operator")
 
     write_export(export_place("tiny", DIGEST, "fp32"))
-    monkeypatch.setattr("engines.onnxruntime_engine.load_onnxruntime", fails)
-    engines = choose_engines(usual, "auto")
-    assert loaded == ["torch"] and "no such operator" in passed_over(engines)["onnxruntime"]
+    machine.monkeypatch.setattr("engines.onnxruntime_engine.load_onnxruntime", fail)
+    assert "no such operator" in machine.passed_over()["onnxruntime"]
+    assert machine.loaded == ["torch"]
 
 
 def test_a_library_that_does_not_load_is_missing(
@@ -103,24 +114,19 @@ def test_a_library_that_does_not_load_is_missing(
     broken = replace(FLAVOURS["tensorrt"], module="tensorrt_broken")
     with pytest.raises(BackendMissing, match="tensorrt does not load: libcuda.so.1: not there"):
         broken.load()
+    absent = Flavour("tensorrt-x", "tensorrt_x", True, True, True, None)
+    with pytest.raises(BackendMissing, match="tensorrt-x is not installed; needed: pip install"):
+        absent.load()
 
 
-def of_folder(usual: EngineRequest, folder: Path) -> EngineRequest:
-    return replace(usual, folder=str(folder))
-
-
-def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
-    usual: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_plans(monkeypatch, tmp_path)
-    with_gpu(monkeypatch, TARGETS["l40s"])
-    write_export(tmp_path / "mine")
-    engines = choose_engines(of_folder(usual, tmp_path / "mine"), "auto")
-    assert engines.description["backend"] == "onnxruntime" and not loaded
-    choose_engines(
-        of_folder(usual, plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"), "auto"
-    )
-    assert loaded == ["tensorrt"]
+def test_a_named_folder_is_used_whatever_else_is_installed(machine: Machine) -> None:
+    plans = machine.add_plans()
+    machine.set_gpu(L40S)
+    mine = write_export(machine.folder / "mine").folder
+    assert machine.choose(folder=str(mine)).description["backend"] == "onnxruntime"
+    assert not machine.loaded
+    machine.choose(folder=str(plans))
+    assert machine.loaded == ["tensorrt"]
 
 
 @pytest.mark.parametrize(
@@ -132,129 +138,96 @@ def test_a_folder_that_is_named_is_taken_whatever_else_is_there(
         ("tensorrt", None, "found none here"),
     ],
 )
-def test_a_folder_that_does_not_fit_the_wish_is_refused(
-    usual: EngineRequest, tmp_path: Path, backend: str, precision: str | None, reason: str
+def test_a_folder_that_does_not_fit_the_request_is_refused(
+    machine: Machine, backend: str, precision: str | None, reason: str
 ) -> None:
-    write_export(tmp_path / "mine")
-    asked = replace(of_folder(usual, tmp_path / "mine"), precision=precision)
+    mine = write_export(machine.folder / "mine").folder
     with pytest.raises((InvalidParams, ExportError, BackendMissing), match=reason):
-        choose_engines(asked, backend)
+        machine.choose(backend, folder=str(mine), precision=precision)
 
 
-def test_a_folder_of_other_weights_or_of_nothing_is_refused(
-    usual: EngineRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_export(tmp_path / "other", digest="e" * 64)
+def test_a_folder_of_other_weights_or_of_something_else_is_refused(machine: Machine) -> None:
+    other = write_export(machine.folder / "other", digest="e" * 64).folder
     with pytest.raises(ExportError, match="of the weights eeeeeeeeeeee .*needed dddddddddddd"):
-        choose_engines(of_folder(usual, tmp_path / "other"), "onnxruntime")
+        machine.choose("onnxruntime", folder=str(other))
     with pytest.raises(InvalidParams, match="needed a folder of `sdxl export` or `sdxl build`"):
-        choose_engines(of_folder(usual, tmp_path), "auto")
-    with_plans(monkeypatch, tmp_path)
-    with_gpu(monkeypatch, TARGETS["h100"])
-    plans = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
+        machine.choose(folder=str(machine.folder))
+    plans = machine.add_plans()
+    machine.set_gpu(TARGETS["h100"])
     with pytest.raises(BackendMissing, match="built for a L40S, found a H100 here"):
-        choose_engines(of_folder(usual, plans), "tensorrt-rtx")
+        machine.choose(RTX, folder=str(plans))
 
 
-def test_an_export_that_was_never_checked_is_refused_unless_asked_for(
-    usual: EngineRequest, loaded: list[str], tmp_path: Path
-) -> None:
-    for folder in (tmp_path / "mine", export_place("tiny", DIGEST, "fp32")):
-        replace(write_export(folder), parity={"findings": [], "note": "no check"}).write()
-        asked = of_folder(usual, folder) if folder.name == "mine" else usual
+def test_an_unchecked_export_is_refused_unless_allowed(machine: Machine) -> None:
+    named = machine.folder / "mine"
+    for place in (named, export_place("tiny", DIGEST, "fp32")):
+        replace(write_export(place), parity={"findings": [], "note": "no check"}).write()
+        folder = str(place) if place == named else ""
         with pytest.raises(ExportError, match="published without a check; needed: .*--unchecked"):
-            choose_engines(asked, "onnxruntime")
-        engines = choose_engines(replace(asked, takes_unchecked=True), "onnxruntime")
-        assert engines.description["backend"] == "onnxruntime"
+            machine.choose("onnxruntime", folder=folder)
+        found = machine.choose("onnxruntime", folder=folder, takes_unchecked=True)
+        assert found.description["backend"] == "onnxruntime"
 
 
-@pytest.mark.parametrize("is_exported_unchecked", [False, True])
-def test_plans_that_nobody_ran_are_refused_unless_asked_for(
-    usual: EngineRequest,
-    loaded: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    is_exported_unchecked: bool,
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ("export_parity", "its export was published without"),
+        ("parity", "not run: there is no"),
+    ],
+)
+def test_unchecked_plans_are_refused_unless_allowed(
+    machine: Machine, field: str, reason: str
 ) -> None:
-    with_plans(monkeypatch, tmp_path)
-    with_gpu(monkeypatch, L40S)
-    place = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
-    field = "export_parity" if is_exported_unchecked else "parity"
-    unchecked: Any = {field: {"findings": [], "note": "not run: there is no L40S here"}}
-    replace(EngineFolder.read(place), **unchecked).write()
-    reason = "its export was published without" if is_exported_unchecked else "not run: there is no"
+    unchecked: Any = {field: UNRUN}
+    replace(EngineFolder.read(machine.add_plans()), **unchecked).write()
+    machine.set_gpu(L40S)
     with pytest.raises(BackendMissing, match=f"{reason} .*; needed: .*or --unchecked"):
-        choose_engines(usual, "tensorrt-rtx")
-    assert reason in passed_over(choose_engines(usual, "auto"))["tensorrt-rtx"]
-    choose_engines(replace(usual, takes_unchecked=True), "tensorrt-rtx")
-    assert loaded == ["torch", "tensorrt"]
+        machine.choose(RTX)
+    assert reason in machine.passed_over()[RTX]
+    machine.choose(RTX, takes_unchecked=True)
+    assert machine.loaded == ["torch", "tensorrt"]
 
 
-def test_a_folder_with_a_lora_is_taken_when_it_is_named(
-    usual: EngineRequest, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_plans(monkeypatch, tmp_path)
-    with_gpu(monkeypatch, TARGETS["l40s"])
-    place = plans_place("tiny", DIGEST, "int8") / "l40s-tensorrt-rtx"
-    replace(EngineFolder.read(place), loras=({"scale": 1.0},)).write()
-    choose_engines(of_folder(usual, place), "tensorrt-rtx")
-    assert loaded == ["tensorrt"]
-    note = "not run: LoRAs are fused into them; name them with --lora as at the export"
-    unrun = {"findings": [], "note": note}
-    replace(EngineFolder.read(place), loras=({"scale": 1.0},), parity=unrun).write()
-    with pytest.raises(BackendMissing, match=f"{note}; needed: `sdxl build` of it on a L40S, or"):
-        choose_engines(of_folder(usual, place), "tensorrt-rtx")
+def test_plans_with_a_lora_are_used_only_if_their_folder_is_named(machine: Machine) -> None:
+    place = machine.add_plans(loras=(["style.safetensors", 0.8],))
+    machine.set_gpu(L40S)
     with pytest.raises(BackendMissing, match="none were built for this model"):
-        choose_engines(usual, "tensorrt-rtx")
+        machine.choose(RTX)
+    machine.choose(RTX, folder=str(place))
+    assert machine.loaded == ["tensorrt"]
+    note = "not run: LoRAs are fused into them; name them with --lora as at the export"
+    replace(EngineFolder.read(place), parity={"findings": [], "note": note}).write()
+    with pytest.raises(BackendMissing, match=f"{note}; needed: `sdxl build` of it on a L40S, or"):
+        machine.choose(RTX, folder=str(place))
 
 
-def test_on_a_gpu_pytorch_comes_before_onnxruntime(
-    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_export(export_place("tiny", DIGEST, "fp32"))
-    with_gpu(monkeypatch, L40S)
-    reasons = passed_over(choose_engines(usual, "auto"))
-    assert loaded == ["torch"]
-    assert list(reasons) == ["tensorrt", "tensorrt-rtx"]
-
-
-def test_on_a_gpu_what_takes_tensorrts_place_is_said_aloud(
-    usual: EngineRequest,
-    loaded: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_auto_warns_on_a_gpu_if_tensorrt_does_not_run(
+    machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        without = choose_engines(usual, "auto")
-        assert not (caplog.messages or why_slower(without.description)), "without a GPU all is well"
-        with_gpu(monkeypatch, L40S)
-        slower = choose_engines(usual, "auto")
-    (said,) = caplog.messages
-    assert said.startswith("some/model runs on torch, not on TensorRT: tensorrt: ")
-    assert said.endswith(why_slower(slower.description))
-    asked_for = choose_engines(usual, "torch")
-    assert not why_slower(asked_for.description), "who asks for PyTorch gets what was asked for"
+        without = machine.choose()
+        assert not (caplog.messages or why_slower(without.description)), "there is no GPU"
+        machine.set_gpu(L40S)
+        slower = machine.choose()
+    (warning,) = caplog.messages
+    assert warning.startswith("some/model runs on torch, not on TensorRT: tensorrt: ")
+    assert warning.endswith(why_slower(slower.description))
+    assert not why_slower(machine.choose("torch").description), "PyTorch was asked for"
 
 
-def test_plans_that_fit_come_first(
-    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with_gpu(monkeypatch, L40S)
-    with_plans(monkeypatch, tmp_path)
-    assert list(passed_over(choose_engines(usual, "auto"))) == ["tensorrt"]
-    assert loaded == ["tensorrt"]
+def test_auto_prefers_fitting_plans_unless_a_cpu_is_asked_for(machine: Machine) -> None:
+    machine.set_gpu(L40S)
+    machine.add_plans()
+    write_export(export_place("tiny", DIGEST, "fp32"))
+    assert list(machine.passed_over()) == ["tensorrt"] and machine.loaded == ["tensorrt"]
+    assert machine.choose(device="cpu").description["backend"] == "onnxruntime"
+    assert machine.loaded == ["tensorrt"]
 
 
-def test_of_several_the_gpus_own_precision_is_taken(
-    usual: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from engines.folders.engine_folder import EngineFolder
-    from engines.folders.places import plans_root
-    from engines.trt.engine_store import best_for
-    from engines.trt.flavours import TENSORRT_RTX
-
+def test_of_several_plans_the_gpus_own_precision_is_preferred(machine: Machine) -> None:
     for precision in ("fp32", "int8", "fp16"):
-        with_plans(monkeypatch, tmp_path, precision=precision)
+        machine.add_plans(precision=precision)
     for asked, expected in ((None, "int8"), ("fp16", "fp16")):
         found = best_for(plans_root(), TENSORRT_RTX, L40S, DIGEST, asked)
         assert isinstance(found, EngineFolder) and found.precision == expected
@@ -269,77 +242,69 @@ def test_of_several_the_gpus_own_precision_is_taken(
     ],
 )
 def test_plans_for_something_else_are_passed_over_with_the_reason(
-    usual: EngineRequest,
-    loaded: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    gpu: str,
-    digest: str,
-    precision: str | None,
-    reason: str,
+    machine: Machine, gpu: str, digest: str, precision: str | None, reason: str
 ) -> None:
-    with_gpu(monkeypatch, TARGETS[gpu])
-    with_plans(monkeypatch, tmp_path, digest=digest)
-    asked = EngineRequest(usual.model, usual.checkpoint, precision=precision)
+    machine.set_gpu(TARGETS[gpu])
+    machine.add_plans(digest=digest)
     with pytest.raises(BackendMissing, match=reason):
-        choose_engines(asked, "tensorrt-rtx")
-    assert reason in passed_over(choose_engines(asked, "auto"))["tensorrt-rtx"]
-    assert loaded == ["torch"]
+        machine.choose(RTX, precision=precision)
+    assert reason in machine.passed_over(precision=precision)[RTX]
+    assert machine.loaded == ["torch"]
 
 
-def test_engines_with_a_lora_are_not_taken_for_the_plain_model(
-    usual: EngineRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("backend", "changes", "reason"),
+    [
+        ("tensorrt", {"device": "cuda:1"}, "device: 'cuda:1' .*CUDA_VISIBLE"),
+        ("tensorrt", {}, "tensorrt needs an NVIDIA GPU, found none here"),
+        ("onnxruntime", {}, "no fp32 export of some/model in .*; needed: sdxl export"),
+    ],
+)
+def test_a_named_backend_is_not_replaced(
+    machine: Machine, backend: str, changes: dict[str, str], reason: str
 ) -> None:
-    from dataclasses import replace
-
-    monkeypatch.setattr(build_module, "run_worker", FakeWorker())
-    with_gpu(monkeypatch, L40S)
-    export = replace(write_export(tmp_path / "export"), loras=(["style.safetensors", 0.8],))
-    out = plans_place("tiny", DIGEST, "fp32") / "l40s-tensorrt-rtx"
-    build(order_of(export, out), prove=proven)
-    with pytest.raises(BackendMissing, match="none were built for this model"):
-        choose_engines(usual, "tensorrt-rtx")
+    with pytest.raises((InvalidParams, BackendMissing, ExportError), match=reason):
+        machine.choose(backend, **changes)
+    assert not machine.loaded
 
 
-def test_a_cpu_asked_for_is_a_cpu(
-    usual: EngineRequest, loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with_gpu(monkeypatch, L40S)
-    with_plans(monkeypatch, tmp_path)
-    write_export(export_place("tiny", DIGEST, "fp32"))
-    engines = choose_engines(EngineRequest(usual.model, usual.checkpoint, device="cpu"), "auto")
-    assert engines.description["backend"] == "onnxruntime" and not loaded
-
-
-def test_another_than_the_first_gpu_is_refused_by_name(usual: EngineRequest) -> None:
-    asked = EngineRequest(usual.model, usual.checkpoint, device="cuda:1")
-    with pytest.raises(InvalidParams, match="device: 'cuda:1' is not allowed; .*CUDA_VISIBLE"):
-        choose_engines(asked, "tensorrt")
-
-
-def test_a_backend_asked_for_is_not_replaced(usual: EngineRequest, loaded: list[str]) -> None:
-    with pytest.raises(BackendMissing, match="tensorrt needs an NVIDIA GPU, found none here"):
-        choose_engines(usual, "tensorrt")
-    with pytest.raises(
-        ExportError, match="no fp32 export of some/model in .*; needed: sdxl export"
-    ):
-        choose_engines(usual, "onnxruntime")
-    assert not loaded
-
-
-def test_a_library_that_is_not_installed_is_named() -> None:
-    absent = Flavour("tensorrt-x", "tensorrt_x", True, True, True, None)
-    with pytest.raises(BackendMissing, match="tensorrt-x is not installed; needed: pip install"):
-        absent.load()
-
-
-def test_every_backend_has_a_loader() -> None:
+def test_every_backend_has_a_loader_and_others_are_refused() -> None:
     assert set(BACKENDS) == {"auto", *dict(choice._loaders())}
     assert TENSORRT.name == BACKENDS[1]
-
-
-def test_an_unknown_backend_is_refused_by_name() -> None:
-    import engines
-
-    with pytest.raises(InvalidParams, match="backend: 'cuda' is not allowed; needed one of auto, "):
+    with pytest.raises(InvalidParams, match="backend: 'cuda' .*one of auto, "):
         engines.load("mini", "cuda")
+
+
+def test_pytorch_runs_8_bits_only_by_an_export_that_checked_them(machine: Machine) -> None:
+    """The check of the graphs does not cover PyTorch's own 8 bits, which are more layers."""
+
+    def choose(**changes: Any) -> Engines:
+        return machine.choose("torch", precision="int8", **changes)
+
+    def check_in_torch(note: str) -> None:
+        parity = {"findings": [{"what": "in PyTorch: PSNR", "measured": 30.0}], "note": note}
+        replace(export, parity={**export.parity, "torch": parity}).write()
+
+    with pytest.raises(ExportError, match="sdxl export --model some/model --precision int8"):
+        choose()
+    place = export_place("tiny", DIGEST, "int8")
+    export = replace(write_export(place), precision="int8")
+    check_in_torch("")
+    with pytest.raises(ExportError, match=f"no {changed_file('unet')} there"):
+        choose()
+    (place / changed_file("unet")).write_bytes(b"")
+    data = {**export.data, changed_file("unet"): EMPTY}
+    export = replace(export, data=data)
+    export.write()
+    refused = "8 bits were not held against the model; needed: sdxl export --model .*--unchecked"
+    with pytest.raises(ExportError, match=refused):
+        choose()
+    check_in_torch("in PyTorch: PSNR measured 9")
+    with pytest.raises(ExportError, match="in PyTorch: PSNR measured 9; needed: .*--unchecked"):
+        choose()
+    assert not machine.loaded
+    choose(takes_unchecked=True)
+    check_in_torch("")
+    choose()
+    machine.choose("onnxruntime", precision="int8")
+    assert machine.loaded == ["torch", "torch"]
