@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from engines.folders.export_folder import ExportFolder
-from onnx_export.command import main
+from onnx_export.command import build_parser, main, read_order
+from onnx_export.export_spec import CalibrationSettings
 from sdxl import cli
 from sdxl.checkpoint import Checkpoint
 from sdxl.files import OutputError
@@ -57,14 +58,12 @@ def test_an_export_says_where_it_is(
     assert lines[-1] == f"{out}: fp32 of tiny, reference cut"
 
 
-def test_a_calibration_is_heard_while_it_runs(
-    tiny: Checkpoint, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Model Optimizer, which runs it, is not."""
-    flags = ["--precision", "int8", "--calibration-count", "2", "--unchecked"]
-    assert main(["--model", str(tiny.folder), "--out", str(out), *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "calibrated 2 of 2 prompts" in lines
+def test_calibration_flags_reach_the_export(tiny: Checkpoint, out: Path) -> None:
+    values = {"count": 2, "guidance": 3.0, "negative": "dull", "interval": 3, "size": 32}
+    flags = [f"--calibration-{name}={value}" for name, value in values.items()]
+    common = ["--model", str(tiny.folder), "--precision", "int8", "--out", str(out)]
+    order = read_order(build_parser().parse_args([*common, *flags]))
+    assert len(order.prompts) == 2 and order.settings == CalibrationSettings(3.0, "dull", 3, 32)
 
 
 def test_its_usual_place_is_where_engines_look(

@@ -356,25 +356,33 @@ def test_only_the_unet_is_quantised(tiny_exports: Exports) -> None:
 
 
 FREED = """
-import gc, weakref
-from tests.onnx_export.test_quantisation import calibrated_once
+import gc
+from tests.onnx_export.test_quantisation import calibrate_once
 
-model = calibrated_once()
+model = calibrate_once()
 gc.collect()
 raise SystemExit(model() is not None)
 """
 
 
-def calibrated_once() -> weakref.ref[nn.Module]:
+def calibrate_once() -> weakref.ref[nn.Module]:
     unet = nn.ModuleDict({"attn1": nn.ModuleDict({"to_q": nn.Linear(64, 64)})})
 
     def run(_: StepClock) -> None:
+        print("calibrating")
         unet.get_submodule("attn1.to_q")(torch.ones(4, 64))
 
     quantise(unet, INT8, run, torch.float32)
     return weakref.ref(unet)
 
 
-def test_what_was_calibrated_is_freed() -> None:
-    """In a process of its own: what kept it alive is the library's first import."""
+def test_a_calibration_prints_its_progress_but_not_model_optimizers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calibrate_once()
+    assert capsys.readouterr() == ("calibrating\n", "")
+
+
+def test_a_calibrated_unet_is_freed() -> None:
+    """In its own process: the library's first import kept it alive."""
     subprocess.run([sys.executable, "-c", FREED], check=True, timeout=120)

@@ -40,12 +40,10 @@ class Site:
     out: Path
     worker: FakeWorker
 
-    def build(self, prove: Any = None, **changes: Any) -> EngineFolder:
-        return build(
-            order_of(self.export, self.out, **changes), **({"prove": prove} if prove else {})
-        )
+    def build(self, prove: Prove = lambda _: not_run(""), **changes: Any) -> EngineFolder:
+        return build(order_of(self.export, self.out, **changes), prove=prove)
 
-    def rebuild(self, prove: Any = None, **changes: Any) -> list[str]:
+    def rebuild(self, prove: Prove = lambda _: not_run(""), **changes: Any) -> list[str]:
         """Build again; the plans that were built."""
         self.worker.built.clear()
         self.worker.fails_at = None
