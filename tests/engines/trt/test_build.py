@@ -99,7 +99,7 @@ def test_only_a_changed_graph_is_built_again(site: Site) -> None:
 @pytest.mark.parametrize(
     "change", [{"max_batch": 2}, {"is_sparse": True}, {"target": TARGETS["h100"]}]
 )
-def test_another_recipe_is_another_plan(site: Site, change: dict[str, object]) -> None:
+def test_another_recipe_is_another_plan(site: Site, change: dict[str, Any]) -> None:
     site.build()
     assert "unet_deep" in site.rebuild(**change)
 
