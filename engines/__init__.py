@@ -39,9 +39,9 @@ def load(
     from sdxl.pipeline import Pipeline
 
     if backend not in BACKENDS and ":" not in backend:
-        raise InvalidParams("backend", backend, f"needed one of {', '.join(BACKENDS)}")
+        raise InvalidParams("backend", backend, f"must be one of {', '.join(BACKENDS)}")
     if precision not in (None, *ASKED_PRECISIONS) and backend in BACKENDS:
-        raise InvalidParams("precision", precision, f"needed one of {', '.join(ASKED_PRECISIONS)}")
+        raise InvalidParams("precision", precision, f"must be one of {', '.join(ASKED_PRECISIONS)}")
     checkpoint = find(model)
     asked = EngineRequest(
         model, checkpoint, device, precision, torch_options, folder, takes_unchecked

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if not (options.onnx or options.model):
-        raise InvalidParams("onnx", None, "needed --onnx, a folder of `sdxl export`, or --model")
+        raise InvalidParams("onnx", None, "needs --onnx, a folder of `sdxl export`, or --model")
     if options.gpu != LOCAL:
         named_target(options.gpu)
     # Here and not above: a typo in a flag need not wait for PyTorch.
@@ -96,12 +96,12 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
     max_batch = target.max_batch if options.max_batch is None else options.max_batch
     if not 1 <= max_batch <= target.max_batch:
         raise InvalidParams(
-            "max-batch", max_batch, f"a {target.name} takes 1 to {target.max_batch}"
+            "max-batch", max_batch, f"must be 1 to {target.max_batch} on a {target.name}"
         )
     export = ExportFolder.open(export_folder(options, target), verify=True)
     if export.loras and not options.out:
         # Where `auto` looks, there are the engines of the model itself.
-        raise InvalidParams("out", None, "needed a folder for engines with LoRAs in them")
+        raise InvalidParams("out", None, "must be a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
     return BuildSpec(export, target, flavour, max_batch, options.sparse, out)
@@ -116,7 +116,7 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
 
     precision = options.precision or target.precision
     if precision not in PRECISIONS:
-        raise InvalidParams("precision", precision, f"needed one of {', '.join(PRECISIONS)}")
+        raise InvalidParams("precision", precision, f"must be one of {', '.join(PRECISIONS)}")
     checkpoint = find(options.model)
     return export_place(checkpoint.name, model_digest(checkpoint), precision)
 
@@ -126,10 +126,10 @@ def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[Lora, ...]:
     from engines.lora import Lora, LoraError
 
     if named and not find_spec("peft"):
-        raise LoraError("no peft here; needed: pip install 'sdxl-deepcache[export]'")
+        raise LoraError("no peft here; run pip install 'sdxl-deepcache[export]'")
     loras = tuple(Lora.parse(text) for text in named)
     if loras and [lora.as_dict() for lora in loras] != list(export.loras):
-        needed = f"needed the export's own, in their order: {list(export.loras) or 'none'}"
+        needed = f"must be the export's LoRAs, in their order: {list(export.loras) or 'none'}"
         raise InvalidParams("lora", ", ".join(named), needed)
     return loras
 
@@ -138,7 +138,9 @@ def chosen_target(name: str, local: Target | None) -> Target:
     if name != LOCAL:
         return named_target(name)
     if local is None:
-        raise InvalidParams("gpu", name, f"found no NVIDIA GPU; needed one of {', '.join(TARGETS)}")
+        raise InvalidParams(
+            "gpu", name, f"must be one of {', '.join(TARGETS)}: there is no NVIDIA GPU here"
+        )
     return local
 
 

@@ -56,7 +56,7 @@ class EngineRequest:
 
 def choose_engines(asked: EngineRequest, backend: str) -> Engines:
     if asked.folder and not any((Path(asked.folder) / mark).exists() for mark in (MANIFEST, FILE)):
-        needed = "needed a folder of `sdxl export` or `sdxl build`"
+        needed = "must be a folder of `sdxl export` or `sdxl build`"
         raise InvalidParams("engines", asked.folder, needed)
     if ":" in backend:
         return plugged_in(backend)(asked)
@@ -98,7 +98,7 @@ def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:
             importlib.import_module(module), function
         )
     except (ImportError, AttributeError, ValueError) as error:
-        needed = f"needed package.module:function ({error})"
+        needed = f"must be package.module:function ({error})"
         raise InvalidParams("backend", name, needed) from error
     return found
 
@@ -123,7 +123,7 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
 
     _check_exported(asked.precision)
     if asked.device not in (None, "cpu", "cuda", "cuda:0"):
-        needed = f"{flavour.name} runs on the first GPU it sees: set CUDA_VISIBLE_DEVICES"
+        needed = f"cannot select a GPU for {flavour.name}: set CUDA_VISIBLE_DEVICES"
         raise InvalidParams("device", asked.device, needed)
     target = None if asked.is_for_cpu else local_target()
     if target is None:
@@ -142,7 +142,7 @@ def _tensorrt(asked: EngineRequest, flavour: Flavour) -> Engines:
     if isinstance(found, str):
         precision = asked.precision or target.precision
         raise BackendMissing(
-            f"{flavour.name} has no engines to run: {found}; needed: sdxl export --model "
+            f"{flavour.name} has no engines to run: {found}; run sdxl export --model "
             f"{asked.model} --precision {precision}, then sdxl build --backend {flavour.name}"
         )
     return load_tensorrt(found, flavour)
@@ -152,14 +152,14 @@ def _onnxruntime(asked: EngineRequest) -> Engines:
     from engines.onnxruntime_engine import load_onnxruntime
 
     if asked.device is not None and not asked.is_for_cpu:
-        raise InvalidParams("device", asked.device, "onnxruntime runs on the CPU; needed cpu")
+        raise InvalidParams("device", asked.device, "must be cpu for the backend onnxruntime")
     return load_onnxruntime(find_export(asked))
 
 
 def _check_exported(precision: str | None) -> None:
     """That there are exports of it at all."""
     if precision not in (None, *PRECISIONS):
-        needed = f"needed {', '.join(PRECISIONS)}, or the backend torch"
+        needed = f"must be {', '.join(PRECISIONS)}, or the backend torch"
         raise InvalidParams("precision", precision, needed)
 
 
@@ -178,7 +178,7 @@ def find_export(asked: EngineRequest) -> ExportFolder:
     place = export_place(checkpoint.name, digest, precision)
     if not (place / FILE).exists():
         raise ExportError(
-            f"no {precision} export of {asked.model} in {place}; needed: "
+            f"no {precision} export of {asked.model} in {place}; run "
             f"sdxl export --model {asked.model} --precision {precision}"
         )
     return _checked(ExportFolder.open(place), asked)
@@ -192,7 +192,7 @@ def _checked(export: ExportFolder, asked: EngineRequest) -> ExportFolder:
 
 def _not_checked(export: ExportFolder, asked: EngineRequest, why: str) -> ExportError:
     return ExportError(
-        f"{export.folder}: {why}; needed: sdxl export --model {asked.model} "
+        f"{export.folder}: {why}; run sdxl export --model {asked.model} "
         f"--check {export.folder}, or --unchecked here"
     )
 
@@ -202,10 +202,10 @@ def _named_export(asked: EngineRequest, digest: str) -> ExportFolder:
     if export.model_digest != digest:
         raise ExportError(
             f"{export.folder}: of the weights {export.model_digest[:12]} ({export.model}), "
-            f"needed {digest[:12]}"
+            f"expected {digest[:12]}"
         )
     if asked.precision not in (None, export.precision):
-        raise ExportError(f"{export.folder}: is {export.precision}, needed {asked.precision}")
+        raise ExportError(f"{export.folder}: is {export.precision}, expected {asked.precision}")
     return export
 
 
@@ -214,7 +214,7 @@ def _torch(asked: EngineRequest) -> Engines:
 
     if asked.folder:
         # It computes from the checkpoint's own weights.
-        raise InvalidParams("engines", asked.folder, "torch runs no engines of a folder")
+        raise InvalidParams("engines", asked.folder, "cannot be used with the backend torch")
 
     def load(numbers: tuple[Path, ...] = ()) -> Engines:
         return load_torch(

@@ -47,15 +47,15 @@ class Lora:
         except ValueError:
             lora = cls(_file_of(text))
         if not math.isfinite(lora.scale):
-            raise InvalidParams("lora", text, "needed LORA or LORA:SCALE, a finite number")
+            raise InvalidParams("lora", text, "must be LORA or LORA:SCALE, a finite number")
         if lora.path.suffix != SUFFIX:
             ours = ", ".join(sorted(folder.name for folder in LORAS.iterdir()))
             needed = (
-                f"needed a file whose name ends in {SUFFIX}, a folder with one, or one of {ours}"
+                f"must be a file whose name ends in {SUFFIX}, a folder with one, or one of {ours}"
             )
             raise InvalidParams("lora", text, needed)
         if not lora.path.is_file():
-            raise InvalidParams("lora", text, "needed a file that is there")
+            raise InvalidParams("lora", text, "must be an existing file")
         return lora
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _apply(lora: Lora, parts: Mapping[str, nn.Module]) -> None:
     with safe_open(lora.path, framework="pt") as file:
         foreign = [key for key in file.keys() if any(kind in key for kind in OTHER_KINDS)]  # noqa: SIM118
     if foreign:
-        raise LoraError(f"{foreign[0]!r} is of another kind of adapter; needed plain LoRA")
+        raise LoraError(f"{foreign[0]!r} is of another kind of adapter; expected plain LoRA")
     state, alphas, metadata = Loader.lora_state_dict(
         str(lora.path), unet_config=parts["unet"].config, return_lora_metadata=True
     )

@@ -178,7 +178,7 @@ def _memory(
     if not found.is_contiguous() or found.device.type != "cpu":
         raise ShapeError(
             f"{spec.name}: {tensor.name!r} is on {found.device} with strides {found.stride()}, "
-            "needed a contiguous tensor on the CPU"
+            "expected a contiguous tensor on the CPU"
         )
     element = np.dtype(tensor.dtype).type
     return tensor.name, "cpu", 0, element, tuple(found.shape), found.data_ptr()

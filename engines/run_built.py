@@ -76,7 +76,7 @@ def model_of(export: ExportFolder, named: str | None) -> Checkpoint:
     name = named or ("mini" if export.model == MINI_NAME else export.model)
     checkpoint = find(name)
     if (found := model_digest(checkpoint)) != export.model_digest:
-        needed = f"has the weights {found[:12]}, the export is of {export.model_digest[:12]}"
+        needed = f"must have the export's weights, {export.model_digest[:12]}, not {found[:12]}"
         raise InvalidParams("model", name, needed)
     return checkpoint
 

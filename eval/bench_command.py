@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
             return result
         case _:
             unknown = argv[0] if argv else None
-            raise InvalidParams("benchmark", unknown, f"needed one of {', '.join(BENCHMARKS)}")
+            raise InvalidParams("benchmark", unknown, f"must be one of {', '.join(BENCHMARKS)}")
 
 
 def usage() -> str:

@@ -125,28 +125,28 @@ def check(options: argparse.Namespace) -> None:
     from engines.folders.export_folder import PRECISIONS
 
     if options.precision not in (None, *PRECISIONS, "bf16"):
-        allowed = f"needed one of {', '.join(PRECISIONS)}, bf16"
+        allowed = f"must be one of {', '.join(PRECISIONS)}, bf16"
         raise InvalidParams("precision", options.precision, allowed)
     if options.count is not None and options.count < FEWEST:
-        raise InvalidParams("count", options.count, f"needed at least {FEWEST}")
+        raise InvalidParams("count", options.count, f"must be at least {FEWEST}")
     if options.bootstrap < 1:
-        raise InvalidParams("bootstrap", options.bootstrap, "needed at least 1")
+        raise InvalidParams("bootstrap", options.bootstrap, "must be at least 1")
     given = ["--" + name.replace("_", "-") for name in SOURCES if getattr(options, name)]
     if len(given) > 1:
-        raise InvalidParams("source", " and ".join(given), "needed one source of pictures")
+        raise InvalidParams("source", " and ".join(given), "must name one source of pictures")
     if options.is_sweep:
         names = (*SOURCES, "precision", "engines", "against", "save", "is_json", *SWEPT)
-        refuse(options, names, "needed a command without it: --sweep has settings of its own")
+        refuse(options, names, "cannot be used with --sweep, which has its own settings")
     elif given:
-        refuse(options, LOADED, f"needed a command without it: {given[0]} loads no engines")
+        refuse(options, LOADED, f"cannot be used with {given[0]}, which loads no engines")
     for name in ("grid", "tuned", "stores_presets"):
         if getattr(options, name) and not options.is_sweep:
             field = name.replace("stores", "store")
-            raise InvalidParams(field, getattr(options, name), "it is for --sweep")
+            raise InvalidParams(field, getattr(options, name), "needs --sweep")
     for name in ("images", "against"):
         folder = getattr(options, name)
         if folder not in (None, EXACT) and not Path(folder).is_dir():
-            raise InvalidParams(name, folder, "needed a folder of pictures")
+            raise InvalidParams(name, folder, "must be a folder of pictures")
 
 
 def refuse(options: argparse.Namespace, names: Sequence[str], needed: str) -> None:

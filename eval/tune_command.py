@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
 
             return tune_llm(rest)
         case [name, *_] if not name.startswith("-"):
-            raise InvalidParams("tune", name, "needed llm, or flags for a model of pictures")
+            raise InvalidParams("tune", name, "must be llm, or flags for a model of pictures")
         case flags:
             from eval.tuning.command import main as tune_pictures
 

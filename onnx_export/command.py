@@ -134,13 +134,15 @@ def check_choices(options: argparse.Namespace) -> None:
     for field, allowed in (("precision", PRECISIONS), ("cut", CUTS)):
         value = getattr(options, field)
         if value not in allowed:
-            raise InvalidParams(field, value, f"needed one of {', '.join(allowed)}")
+            raise InvalidParams(field, value, f"must be one of {', '.join(allowed)}")
     for field in CALIBRATION:
         value = getattr(options, field.replace("-", "_"))
         if value is not None and options.precision not in RECIPES:
-            raise InvalidParams(field, value, f"{options.precision} is not calibrated")
+            raise InvalidParams(
+                field, value, f"cannot be used with {options.precision}, which is not calibrated"
+            )
     if options.lora and not (options.out or options.check):
-        raise InvalidParams("out", None, "a LoRA's export needs a place of its own")
+        raise InvalidParams("out", None, "must be given for an export with LoRAs")
 
 
 def check_packages(options: argparse.Namespace) -> None:
@@ -148,7 +150,7 @@ def check_packages(options: argparse.Namespace) -> None:
     missing = [name for name, is_used in needed.items() if is_used and not find_spec(name)]
     if missing:
         raise PackageMissing(
-            f"no {', '.join(missing)} here; needed: pip install 'sdxl-deepcache[export]'"
+            f"no {', '.join(missing)} here; run pip install 'sdxl-deepcache[export]'"
         )
 
 
@@ -222,11 +224,11 @@ def read_subject(options: argparse.Namespace, checkpoint: Checkpoint) -> Subject
     count, steps, side = options.check_prompts, options.check_steps, options.check_size
     if count is not None:
         if not 1 <= count <= len(subject.prompts):
-            raise InvalidParams("check-prompts", count, f"needed 1 to {len(subject.prompts)}")
+            raise InvalidParams("check-prompts", count, f"must be 1 to {len(subject.prompts)}")
         subject = replace(subject, compared=count)
     if steps is not None:
         if not 1 <= steps <= MAX_STEPS:
-            raise InvalidParams("check-steps", steps, f"needed 1 to {MAX_STEPS}")
+            raise InvalidParams("check-steps", steps, f"must be 1 to {MAX_STEPS}")
         subject = replace(subject, steps=steps)
     if side is not None:
         subject = replace(subject, side=checkpoint.sizes.resolve("check-size", side))
@@ -255,7 +257,9 @@ def check_folder(options: argparse.Namespace) -> int:
             f"found --model {checkpoint.name} {checkpoint.digest[:12]}…"
         )
     if [lora.as_dict() for lora in loras] != list(export.loras):
-        raise ExportError(f"{export.folder}: has the LoRAs {list(export.loras)}; needed them named")
+        raise ExportError(
+            f"{export.folder}: has the LoRAs {list(export.loras)}; name them with --lora"
+        )
     order = ExportSpec(checkpoint, export.precision, export.folder, export.cut, loras)
     parity = check(export, order, subject=read_subject(options, checkpoint))
     replace(export, parity=parity).write()

@@ -20,7 +20,7 @@ CAPTION = "caption"
 def read_prompts(file: Path, annotations: Path | None = None) -> list[str]:
     lines = [line for line in map(str.strip, _text("calibration", file).splitlines()) if line]
     if not lines:
-        raise InvalidParams("calibration", str(file), "needed a prompt on each line")
+        raise InvalidParams("calibration", str(file), "must have a prompt on each line")
     if all(line.isdigit() for line in lines):
         return _captions(file, lines, annotations)
     if file.suffix == ".tsv":
@@ -31,30 +31,30 @@ def read_prompts(file: Path, annotations: Path | None = None) -> list[str]:
 def spread(prompts: Sequence[str], count: int) -> list[str]:
     """Take `count` prompts from all over the list: neighbours may be alike."""
     if not 1 <= count <= len(prompts):
-        raise InvalidParams("calibration-count", count, f"needed 1 to {len(prompts)} prompts")
+        raise InvalidParams("calibration-count", count, f"must be 1 to {len(prompts)} prompts")
     return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def _column(file: Path, lines: Sequence[str]) -> list[str]:
     rows = csv.DictReader(lines, delimiter="\t")
     if CAPTION not in (rows.fieldnames or ()):
-        needed = f"needed a column {CAPTION!r} in a file of tab-separated columns"
+        needed = f"must have a tab-separated column {CAPTION!r}"
         raise InvalidParams("calibration", str(file), needed)
     return [text for row in rows if (text := (row[CAPTION] or "").strip())]
 
 
 def _captions(file: Path, ids: Sequence[str], annotations: Path | None) -> list[str]:
     if annotations is None:
-        needed = "holds ids of COCO captions: needed --annotations captions_train2014.json too"
+        needed = "holds ids of COCO captions and needs --annotations captions_train2014.json"
         raise InvalidParams("calibration", str(file), needed)
     try:
         entries = json.loads(_text("annotations", annotations))["annotations"]
         texts = {str(entry["id"]): str(entry["caption"]).strip() for entry in entries}
     except (ValueError, LookupError, TypeError) as error:
-        needed = f"needed COCO's annotations of captions ({type(error).__name__}: {error})"
+        needed = f"must hold COCO's annotations of captions ({type(error).__name__}: {error})"
         raise InvalidParams("annotations", str(annotations), needed) from error
     if missing := [id_ for id_ in ids if id_ not in texts]:
-        needed = f"has no caption {missing[0]}, which {file.name} lists"
+        needed = f"must have the caption {missing[0]}, which {file.name} lists"
         raise InvalidParams("annotations", str(annotations), needed)
     return [texts[id_] for id_ in ids]
 
@@ -63,4 +63,4 @@ def _text(field: str, file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParams(field, str(file), f"needed UTF-8 text ({error})") from error
+        raise InvalidParams(field, str(file), f"must hold UTF-8 text ({error})") from error

@@ -112,7 +112,7 @@ def _name(model: ir.Model, spec: ModelSpec) -> None:
             if (value.name, *found) != (tensor.name, ONNX_NAMES[tensor.dtype], len(tensor.dims)):
                 raise TraceError(
                     f"{spec.name}: {value.name!r} came out as {found[0]} with {found[1]} dims, "
-                    f"needed {tensor.name!r}, {tensor.dtype}{tensor.dims}"
+                    f"expected {tensor.name!r}, {tensor.dtype}{tensor.dims}"
                 )
             value.shape = ir.Shape(tensor.dims)
     model.producer_name, model.producer_version = "sdxl-deepcache", None

@@ -19,12 +19,12 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
     for name in ("guidance_interval", "guided_steps"):
         value = getattr(params, name)
         if value is not None and engines.arch.embeds_guidance:
-            needed = "this model reads guidance itself, in every step; needed none"
+            needed = "cannot be set: this model reads the guidance in every step"
             raise InvalidParams(name, value, needed)
     is_encoded = params.is_upscaled and params.upscaler != LATENT
     if can_edit(engines) or not (params.is_edit or is_encoded):
         return
-    needed = f"the engines have no {ENCODER}; needed: sdxl export, and sdxl build, again"
+    needed = f"needs engines with {ENCODER} (run sdxl export and sdxl build again)"
     if params.is_edit:
         raise InvalidParams("image", "an edit", needed)
     raise InvalidParams("upscale", params.upscale, f"{needed}; or upscaler {LATENT}")

@@ -54,7 +54,7 @@ def number(text: str) -> float:
 def check_positive(options: argparse.Namespace, *names: str) -> None:
     for name in names:
         if not getattr(options, name) > 0:
-            raise InvalidParams(name, getattr(options, name), "needed more than 0")
+            raise InvalidParams(name, getattr(options, name), "must be more than 0")
 
 
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,4 +108,4 @@ def _parsed(parse: Callable[[str], T], text: str, needed: str) -> T:
 
 
 def _refusal(text: str, needed: str) -> str:
-    return f"{text!r} is not allowed; needed {needed}"
+    return f"must be {needed}, got {text!r}"

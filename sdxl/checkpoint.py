@@ -151,9 +151,9 @@ class Checkpoint:
         if pickles:
             raise CheckpointError(
                 f"{folder / pickles[0]}: pickle weights can run code and are refused; "
-                f"needed {stem}.safetensors"
+                f"expected {stem}.safetensors"
             )
-        raise CheckpointError(f"{folder}: no weights found; needed {stem}.safetensors")
+        raise CheckpointError(f"{folder}: no weights found; expected {stem}.safetensors")
 
     def network(self, part: str) -> nn.Module:
         """diffusers' or transformers' own module with this checkpoint's weights, in float32."""
@@ -248,7 +248,7 @@ def _check_folder(model: str) -> None:
     folder = Path(os.path.expanduser(model))
     if not (folder / "model_index.json").exists():
         raise CheckpointError(
-            f"model {model!r}: no model_index.json there; needed a folder in diffusers layout"
+            f"model {model!r}: no model_index.json there; expected a folder in diffusers layout"
         )
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -277,7 +277,7 @@ def _find(model: str) -> Checkpoint:
 
 def _unknown(model: str) -> UnknownModel:
     known = f"'mini', a folder in diffusers layout, a {SAFETENSORS} file, or a hub id"
-    return UnknownModel("model", model, f"needed {known}")
+    return UnknownModel("model", model, f"must be {known}")
 
 
 def _vae_file(name: str) -> Path:
@@ -348,7 +348,7 @@ def _fetched(repo: str, revision: str | None) -> Path | None:
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise CheckpointError(f"{path}: not there; needed a folder in diffusers layout")
+        raise CheckpointError(f"{path}: not there; expected a folder in diffusers layout")
     return path
 
 
@@ -358,7 +358,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, RecursionError, ValueError) as error:
         raise CheckpointError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds {type(value).__name__}, needed an object")
+        raise CheckpointError(f"{path}: holds {type(value).__name__}, expected an object")
     return value
 
 
@@ -367,10 +367,10 @@ def _shards(index: Path) -> list[Path]:
         return []
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: needed weight_map, an object from tensor to file")
+        raise CheckpointError(f"{index}: needs weight_map, an object from tensor to file")
     names = set(weight_map.values()) if all_text(weight_map.values()) else {""}
     if any(Path(name).name != name or not name.endswith(SAFETENSORS) for name in names):
-        raise CheckpointError(f"{index}: needed names of {SAFETENSORS} files in its folder")
+        raise CheckpointError(f"{index}: must name {SAFETENSORS} files in its folder")
     return [_existing(index.parent / name) for name in sorted(names)]
 
 

@@ -35,9 +35,9 @@ def check_network(folder: Path, config: Mapping[str, Any], weights: Sequence[Pat
     path = folder / "config.json"
     for key in REFUSED:
         if config.get(key) is not None:
-            raise CheckpointError(f"{path}: has {key}; needed a plain network without it")
+            raise CheckpointError(f"{path}: has {key}; expected a plain network without it")
     if (folder / ADAPTER).exists():
-        raise CheckpointError(f"{folder / ADAPTER}: names another model; needed whole weights")
+        raise CheckpointError(f"{folder / ADAPTER}: names another model; expected whole weights")
     _check_sizes(path, config)
     held = sum(map(count_numbers, weights))
     with foreign_errors(folder):

@@ -69,8 +69,8 @@ def run(arguments: list[str]) -> int:
             return command(name)(rest)
         case _:
             asked = arguments[0]
-            allowed = f"needed one of {', '.join(COMMANDS)}, or --help"
-            raise UnknownCommand(f"command: {asked!r} is not allowed; {allowed}")
+            allowed = f"must be one of {', '.join(COMMANDS)}, or --help"
+            raise UnknownCommand(f"command {allowed}, got {asked!r}")
 
 
 def name_what_is_slow(command: str) -> None:

@@ -193,7 +193,7 @@ def _condition(
         contexts.append(torch.cat([encoded_l.context(row[0]), encoded_g.context(row[1])], dim=-1))
         pooled.append(encoded_g.pooled[encoded_g.place[row[1].ids[0]]])
     size = (request.height, request.width)
-    assert None not in size, "needed a resolved request"
+    assert None not in size, "expected a resolved request"
     time_ids = torch.tensor([[*size, 0, 0, *size]] * len(rows), dtype=dtypes["time_ids"])
     device, embedding = encoded_g.hidden.device, None
     if arch.embeds_guidance:

@@ -128,7 +128,7 @@ def algorithm_of(key: bytes, name: str) -> str:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    needed = "needed an unencrypted PEM key: EC P-256, P-384 or P-521, RSA or Ed25519"
+    needed = "must be an unencrypted PEM key: EC P-256, P-384 or P-521, RSA or Ed25519"
     try:
         found = load_pem_private_key(key, password=None)
     except (TypeError, ValueError) as error:
@@ -236,7 +236,7 @@ def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
     except c2pa.C2paError as error:
         is_good, cause = False, " ".join(str(error).split())[:200]
     if not is_good:
-        needed = f"needed a certificate chain for C2PA, with its own private_key ({cause})"
+        needed = f"must be a certificate chain for C2PA, with its own private_key ({cause})"
         raise InvalidParams("certificate", certificate, needed)
 
 
@@ -264,6 +264,6 @@ def _library() -> Any:
         import c2pa
     except ImportError as error:
         raise NoContentCredentials(
-            "provenance c2pa needs c2pa-python; needed: pip install 'sdxl-deepcache[c2pa]'"
+            "provenance c2pa needs c2pa-python; run pip install 'sdxl-deepcache[c2pa]'"
         ) from error
     return c2pa

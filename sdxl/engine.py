@@ -105,7 +105,7 @@ def check_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> dict[str, int
         found = inputs.get(tensor.name)
         if found is not None and found.dtype != torch_dtype(tensor):
             raise ShapeError(
-                f"{spec.name}: input {tensor.name!r} is {found.dtype}, needed {tensor.dtype}"
+                f"{spec.name}: input {tensor.name!r} is {found.dtype}, expected {tensor.dtype}"
             )
     return spec.axes({name: tuple(value.shape) for name, value in inputs.items()})
 

@@ -18,9 +18,7 @@ class OutputError(OSError):
     def __init__(
         self, path: Path | str, cause: OSError, needed: str = "a place that can be written"
     ):
-        super().__init__(
-            f"out: {str(path)!r} is not allowed; needed {needed} ({cause.strerror or cause})"
-        )
+        super().__init__(f"out must be {needed}, got {str(path)!r} ({cause.strerror or cause})")
         self.path, self.number = path, cause.errno
         self._said = path, cause, needed
 

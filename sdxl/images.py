@@ -100,7 +100,7 @@ def _stored_map(path: Path) -> Tensor:
     except (LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise BrokenPreviewMap(
-            f"{path}: needed latent_rgb_factors and latent_rgb_bias ({cause})"
+            f"{path}: needs latent_rgb_factors and latent_rgb_bias ({cause})"
         ) from error
 
 
@@ -197,5 +197,5 @@ def _exif(params: Mapping[str, Any], format: str) -> bytes:
         texts = {name: params.get(name) or "" for name in ("prompt", "negative_prompt")}
         longest = max(texts, key=lambda name: len(json.dumps(texts[name])))
         size = f"{len(texts[longest])} characters"
-        raise InvalidParams(longest, size, "JPEG has no room for that; needed png or webp")
+        raise InvalidParams(longest, size, "must fit into a JPEG's metadata; use png or webp")
     return data

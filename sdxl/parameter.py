@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import GenericAlias, UnionType
@@ -19,11 +20,19 @@ SIZE = "size"
 
 
 class InvalidParams(ValueError):
-    """A refused request: the field, its value, and the values that are allowed."""
+    """A refused request: the field, its value, and what it must be ("must be 1 to 100")."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(self.message(field))
+
+    def message(self, field: str, longest: int = sys.maxsize) -> str:
+        """The text with the caller's name of the field, and of the value its first characters."""
+        if self.value is None or not self.allowed.startswith("must"):
+            return f"{field} {self.allowed}"
+        shown = repr(self.value)
+        shown = shown if len(shown) <= longest else shown[:longest] + "…"
+        return f"{field} {self.allowed}, got {shown}"
 
     def __reduce__(self) -> Any:
         return InvalidParams, (self.field, self.value, self.allowed)
@@ -105,25 +114,25 @@ def _is_number(value: object) -> bool:
 def _check_whole(p: Parameter, value: Any) -> None:
     # Whole numbers without bounds have the model's, which `resolve` checks.
     if not math.isinf(p.high) and not (is_int(value) and p.low <= value <= p.high):
-        raise InvalidParams(p.name, value, f"needed a whole number from {p.low} to {p.high}")
+        raise InvalidParams(p.name, value, f"must be a whole number from {p.low} to {p.high}")
 
 
 def _check_number(p: Parameter, value: Any) -> None:
     if not (_is_number(value) and p.low <= value <= p.high):
-        raise InvalidParams(p.name, value, f"needed a number from {p.low} to {p.high}")
+        raise InvalidParams(p.name, value, f"must be a number from {p.low} to {p.high}")
 
 
 def _check_text(p: Parameter, value: object) -> None:
     if p.choices:
         if value not in p.choices:
-            raise InvalidParams(p.name, value, f"needed one of {', '.join(p.choices)}")
+            raise InvalidParams(p.name, value, f"must be one of {', '.join(p.choices)}")
         return
     if not isinstance(value, str):
-        raise InvalidParams(p.name, value, "needed text")
+        raise InvalidParams(p.name, value, "must be text")
     if len(value) > p.high:
-        raise InvalidParams(p.name, f"{len(value)} characters", f"at most {p.high}")
+        raise InvalidParams(p.name, len(value), f"must have at most {p.high} characters")
     if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-        raise InvalidParams(p.name, value, "needed valid Unicode, without lone surrogates")
+        raise InvalidParams(p.name, value, "must be valid Unicode, without lone surrogates")
 
 
 def _check_numbers(p: Parameter, value: Any) -> None:
@@ -134,11 +143,11 @@ def _check_numbers(p: Parameter, value: Any) -> None:
     if p.item is int and not is_rising:
         raise InvalidParams(p.name, value, needed_steps(MAX_STEPS))
     if p.item is float and not (is_rising and len(value) == 2 and value[1] <= 1):
-        raise InvalidParams(p.name, value, "needed two rising numbers from 0 to 1")
+        raise InvalidParams(p.name, value, "must be two rising numbers from 0 to 1")
 
 
 def needed_steps(steps: int) -> str:
-    return f"needed rising step numbers from 0 to {steps - 1}"
+    return f"must be rising step numbers from 0 to {steps - 1}"
 
 
 _CHECKS: Mapping[type, Callable[[Parameter, Any], None]] = {

@@ -221,13 +221,13 @@ class GenerationParams:
             if numbers is not None and numbers[-1] >= self.taken_steps:
                 raise InvalidParams(name, numbers, needed_steps(self.taken_steps))
         if self.deep_steps is not None and self.deep_steps[0] != 0:
-            raise InvalidParams("deep_steps", self.deep_steps, "needed 0 as the first step")
+            raise InvalidParams("deep_steps", self.deep_steps, "must start with step 0")
         if self.is_upscaled:
             strength = usual(self.upscale_strength, UPSCALE_STRENGTH)
             self._check_taken("upscale_strength", self.upscale_steps or self.steps, strength)
             return
         unused = ("upscaler", "upscale_strength", "upscale_steps")
-        self._check_unset(unused, "needed upscale with it, above 1")
+        self._check_unset(unused, "needs upscale above 1")
 
     def _check_unset(self, names: Iterable[str], needed: str) -> None:
         for name in names:
@@ -236,7 +236,7 @@ class GenerationParams:
 
     def _check_taken(self, name: str, steps: int, strength: float | None) -> None:
         if strength is not None and int(steps * strength) < 1:
-            needed = f"{steps} steps need at least {1 / steps:.2g}, to take one"
+            needed = f"must be at least {1 / steps:.2g} with {steps} steps, to take one"
             raise InvalidParams(name, strength, needed)
 
     @property
@@ -305,16 +305,16 @@ class GenerationParams:
         """The request for an edit, its strength filled. A request that only upscales its image
         becomes the second leg alone."""
         if has_mask and self.is_upscaled:
-            needed = "needed no mask with it; upscale the result by itself"
+            needed = "cannot be used with a mask; upscale the result in a second request"
             raise InvalidParams("upscale", self.upscale, needed)
         if not has_mask:
             for_masks = (each.name for each in PARAMETERS.values() if each.is_for_masks)
-            self._check_unset(for_masks, "needed a mask with it")
+            self._check_unset(for_masks, "needs a mask")
         if self.is_upscaled and not self.is_edit:
             redrawn = "to upscale an image, or a strength to redraw it first"
             if self.upscaler == LATENT:
-                raise InvalidParams("upscaler", LATENT, f"needed {LANCZOS} {redrawn}")
-            self._check_unset(("deep_steps", "guided_steps"), f"needed none {redrawn}")
+                raise InvalidParams("upscaler", LATENT, f"must be {LANCZOS} {redrawn}")
+            self._check_unset(("deep_steps", "guided_steps"), f"cannot be set {redrawn}")
             return self.legs[-1]
         strength = PARAMETERS["strength"].edit_defaults[has_mask]
         return self if self.is_edit else replace(self, strength=strength)
@@ -322,7 +322,7 @@ class GenerationParams:
     def check_plain(self) -> None:
         """Refuse parameters of edits in a request without an image."""
         for_edits = (each.name for each in PARAMETERS.values() if each.is_for_edits)
-        self._check_unset(for_edits, "needed an image to edit")
+        self._check_unset(for_edits, "needs an image to edit")
 
     @property
     def is_guided(self) -> bool:
@@ -349,9 +349,9 @@ class GenerationParams:
             return
         across, down = self.result_size
         if max(across, down) > sizes.maximum or across % sizes.multiple or down % sizes.multiple:
-            sizes_text = f"{self.width}x{self.height} becomes {across}x{down}"
-            needed = f"{sizes_text}; needed multiples of {sizes.multiple} up to {sizes.maximum}"
-            raise InvalidParams("upscale", self.upscale, needed)
+            result = f"{self.width}x{self.height} becomes {across}x{down}"
+            allowed = f"must give multiples of {sizes.multiple} up to {sizes.maximum} ({result})"
+            raise InvalidParams("upscale", self.upscale, allowed)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -369,11 +369,11 @@ class GenerationParams:
         """From JSON. An unknown key is an error."""
         for key in values:
             if key not in PARAMETERS:
-                raise InvalidParams(key, values[key], f"needed one of {', '.join(PARAMETERS)}")
+                raise InvalidParams(key, values[key], f"must be one of {', '.join(PARAMETERS)}")
         lists = {name: value for name in LISTS if (value := values.get(name)) is not None}
         for name, value in lists.items():
             if not isinstance(value, list | tuple):
-                raise InvalidParams(name, value, "needed a list of numbers")
+                raise InvalidParams(name, value, "must be a list of numbers")
         return cls(**{**values, **{name: tuple(value) for name, value in lists.items()}})
 
 

@@ -47,7 +47,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if list(self.buckets) != sorted(set(self.buckets)) or self.buckets[-1] < 2:
-            raise ValueError(f"buckets: {self.buckets}; needed rising row counts, the last >= 2")
+            raise ValueError(f"buckets: {self.buckets}; expected rising row counts, the last >= 2")
 
     def bucket(self, rows: int) -> int:
         return next(size for size in self.buckets if size >= rows)

@@ -95,12 +95,12 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         needed = ", ".join(MEASURED)
         raise BrokenPresets(
-            f"{path}: needed steps and cache_interval, whole numbers above 0, of each of {needed}; "
+            f"{path}: needs steps and cache_interval, whole numbers above 0, of each of {needed}; "
             f"or remove it ({type(error).__name__}: {error})"
         ) from error
     if model is not None and model != digest():
         raise BrokenPresets(
-            f"{path}: measured on the model {str(model)[:12]}, needed {digest()[:12]}; run sdxl "
+            f"{path}: measured on the model {str(model)[:12]}, expected {digest()[:12]}; run sdxl "
             "eval --sweep or sdxl tune with --store-presets on this one, or remove it"
         )
     return found
@@ -109,7 +109,7 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
 def preset_named(presets: Presets, name: str) -> Preset:
     """Raises InvalidParams for a name that is none."""
     if name not in presets:
-        raise InvalidParams("quality", name, f"needed one of {', '.join(presets)}")
+        raise InvalidParams("quality", name, f"must be one of {', '.join(presets)}")
     return presets[name]
 
 

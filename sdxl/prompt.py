@@ -134,7 +134,7 @@ def tokenize(
         ids += found
         weights += [fragment.weight] * len(found)
     if len(ids) > most:
-        raise InvalidParams(field, f"{len(ids)} tokens", f"needed at most {most}")
+        raise InvalidParams(field, len(ids), f"must have at most {most} tokens")
     starts = range(0, max(len(ids), 1), BODY)
     return Tokens(
         ids=tuple(_chunk(ids[i : i + BODY], tokenizer) for i in starts),
@@ -161,7 +161,9 @@ def parse(text: str, field: str = "prompt") -> list[Fragment]:
         if token in opened:
             opened[token].append(len(pieces))
             if len(opened[token]) > MAX_DEPTH:
-                raise InvalidParams(field, token * 3 + "…", f"at most {MAX_DEPTH} open brackets")
+                raise InvalidParams(
+                    field, token * 3 + "…", f"must have at most {MAX_DEPTH} open brackets"
+                )
         elif weight is not None and opened["("]:
             close("(", _weight(weight, field))
         elif token == ")" and opened["("]:
@@ -181,7 +183,7 @@ def _weight(text: str, field: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidParams(field, f":{text})", "needed a number, as in (word:1.3)") from None
+        raise InvalidParams(field, f":{text})", "must be a number, as in (word:1.3)") from None
 
 
 def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:
@@ -189,7 +191,7 @@ def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:
     text, weight = "", 1.0
     for piece, own in pieces:
         if not (math.isfinite(own) and abs(own) <= MAX_WEIGHT):
-            raise InvalidParams(field, own, f"needed weights from -{MAX_WEIGHT} to {MAX_WEIGHT}")
+            raise InvalidParams(field, own, f"must have weights from -{MAX_WEIGHT} to {MAX_WEIGHT}")
         if own != weight and text:
             yield Fragment(text, weight)
             text = ""
@@ -225,7 +227,7 @@ def _read_vocabulary(
             raise ValueError(f"{folder}: vocab.json or merges.txt is broken ({error})") from error
         return vocab, merges, []
     if not (folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"{folder}: needed vocab.json and merges.txt, or tokenizer.json")
+        raise FileNotFoundError(f"{folder}: needs vocab.json and merges.txt, or tokenizer.json")
     stored = _read_json(folder / "tokenizer.json")
     pairs = (m.split(" ") if isinstance(m, str) else m for m in stored["model"]["merges"])
     return stored["model"]["vocab"], [(a, b) for a, b in pairs], stored.get("added_tokens", [])

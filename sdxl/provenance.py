@@ -49,14 +49,18 @@ class Provenance:
 
     def __post_init__(self) -> None:
         if self.kind not in PROVENANCES:
-            raise InvalidParams("provenance", self.kind, f"needed one of {', '.join(PROVENANCES)}")
+            raise InvalidParams("provenance", self.kind, f"must be one of {', '.join(PROVENANCES)}")
         if bool(self.certificate) != bool(self.private_key):
             missing = "certificate" if self.private_key else "private_key"
-            raise InvalidParams(missing, "", "needed certificate and private_key, or neither")
+            raise InvalidParams(
+                missing,
+                "",
+                "must be given with its counterpart: certificate and private_key belong together",
+            )
         for name in ("certificate", "private_key"):
             path = getattr(self, name)
             if path and not Path(path).expanduser().is_file():
-                raise InvalidParams(name, path, "needed a PEM file")
+                raise InvalidParams(name, path, "must be a PEM file")
 
     @property
     def xmp(self) -> str | None:

@@ -91,7 +91,7 @@ class SchedulerConfig:
             if key in values and values[key] not in accepted:
                 raise UnsupportedScheduler(
                     f"scheduler_config {key}: {brief(values[key])} is not supported; "
-                    f"needed one of {', '.join(repr(value) for value in accepted)}"
+                    f"expected one of {', '.join(repr(value) for value in accepted)}"
                 )
         known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}
         if values.get("_class_name") in DISTILLED:
@@ -103,7 +103,7 @@ class SchedulerConfig:
         if config.trained_betas and len(config.trained_betas) != config.num_train_timesteps:
             raise UnsupportedScheduler(
                 f"scheduler_config trained_betas: {len(config.trained_betas)} values; "
-                f"needed num_train_timesteps = {config.num_train_timesteps}"
+                f"expected num_train_timesteps = {config.num_train_timesteps}"
             )
         return config
 
@@ -128,7 +128,7 @@ def _check_values(known: Mapping[str, Any]) -> None:
             is_right = True
         if not is_right:
             raise UnsupportedScheduler(
-                f"scheduler_config {field}: this {type(value).__name__} is not supported; needed "
+                f"scheduler_config {field}: this {type(value).__name__} is not supported; expected "
                 f"{NEEDED[type(default)]}"
             )
 

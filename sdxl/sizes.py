@@ -22,6 +22,6 @@ class Sizes:
             return self.default
         is_within = is_int(value) and self.minimum <= value <= self.maximum
         if not is_within or value % self.multiple:
-            allowed = f"needed a multiple of {self.multiple} from {self.minimum} to {self.maximum}"
+            allowed = f"must be a multiple of {self.multiple} from {self.minimum} to {self.maximum}"
             raise InvalidParams(side, value, allowed)
         return value

@@ -122,10 +122,10 @@ class GivenImage:
         own = transparent(picture)
         white = own if mask is None else white_where_masked(decode(mask, "mask"))
         if white is not None and white.size != picture.size:
-            needed = "needed the image's size, {}x{}".format(*picture.size)
+            needed = "must have the image's size, {}x{}".format(*picture.size)
             raise InvalidParams("mask", "{}x{}".format(*white.size), needed)
         if white is not None and white.getbbox() is None:
-            raise InvalidParams("mask", "all of it kept", "needed a transparent or a white part")
+            raise InvalidParams("mask", "all of it kept", "must have a transparent or white part")
         files = {DIGESTS[0]: data} | ({} if mask is None else {DIGESTS[1]: mask})
         digests = {name: hashlib.sha256(file).hexdigest() for name, file in files.items()}
         mode = "RGB" if own is None else "RGBA"
@@ -178,7 +178,7 @@ class GivenImage:
 
 def decode(data: bytes, field: str) -> Image.Image:
     """The picture in a file that anybody may have made, upright. Its header is judged first."""
-    needed = f"needed a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+    needed = f"must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
     try:
         with opened(data) as image:
             wrong = unfit(image)
@@ -187,7 +187,8 @@ def decode(data: bytes, field: str) -> Image.Image:
                 ImageOps.exif_transpose(image, in_place=True)
                 return image
     except TooLarge as error:
-        raise InvalidParams(field, f"{error} pixels", f"at most {MAX_PIXELS} pixels") from None
+        pixels = int(str(error) or 0) or None
+        raise InvalidParams(field, pixels, f"must have at most {MAX_PIXELS} pixels") from None
     except BrokenPicture as error:
         raise InvalidParams(field, f"{len(data)} bytes", f"{needed} ({error})") from None
     raise InvalidParams(field, *wrong)
@@ -196,17 +197,17 @@ def decode(data: bytes, field: str) -> Image.Image:
 def unfit(image: Image.Image) -> tuple[str, str] | None:
     """What a picture has that it may not have, and what it may, as far as its header says."""
     if image.width * image.height > MAX_PIXELS:
-        return f"{image.width}x{image.height}", f"at most {MAX_PIXELS} pixels"
+        return f"{image.width}x{image.height}", f"must have at most {MAX_PIXELS} pixels"
     if getattr(image, "is_animated", False):
-        return "animated", "needed one picture, not several"
+        return "animated", "must be a single picture"
     # Pillow reads 16 bits of colour as 8, without rounding.
     mode = next(
         (str(tile[3]) for tile in getattr(image, "tile", ()) if ";16" in str(tile[3])), image.mode
     )
     if mode not in MODES:
-        return f"of mode {mode}", "needed grey or RGB, 8 bits a channel"
+        return mode, "must be grey or RGB with 8 bits a channel"
     if mode in ("P", "PA") and image.palette is None:
-        return "a palette image without a palette", "needed a PNG with its PLTE chunk"
+        return "a palette image without a palette", "must be a PNG with a PLTE chunk"
     return None
 
 

@@ -82,7 +82,7 @@ class ModelSpec:
             ):
                 raise ShapeError(
                     f"{self.name}: input {spec.name!r} has shape {tuple(shape)}, "
-                    f"needed {spec.dims} with {sizes}"
+                    f"expected {spec.dims} with {sizes}"
                 )
         return sizes
 
@@ -93,18 +93,18 @@ class ShapeError(ValueError):
 
 def _check_whole(field: str, value: object, most: int = MAX_WIDTH) -> None:
     if type(value) is not int or not 1 <= value <= most:
-        raise ValueError(f"{field} is {brief(value)}, needed a whole number from 1 to {most}")
+        raise ValueError(f"{field} is {brief(value)}, expected a whole number from 1 to {most}")
 
 
 def _check_masked(channels: object, latents: int) -> None:
     if type(channels) is not int or channels not in (0, latents + 1):
         extra = f"has {brief(channels)} channels besides the {latents} latents"
-        raise ValueError(f"the UNet's input {extra}; needed none, or {latents + 1} of inpainting")
+        raise ValueError(f"the UNet's input {extra}; expected none, or {latents + 1} of inpainting")
 
 
 def _check_embedded(channels: object) -> None:
     if type(channels) is not int or (channels and not LEAST_SINUSOIDS <= channels <= MAX_WIDTH):
-        needed = f"needed none, or a whole number from {LEAST_SINUSOIDS} to {MAX_WIDTH}"
+        needed = f"must be none, or a whole number from {LEAST_SINUSOIDS} to {MAX_WIDTH}"
         raise ValueError(f"time_cond_proj_dim is {brief(channels)}, {needed}")
 
 
@@ -230,7 +230,7 @@ def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
         ("transformer_layers_per_block", [depths] if isinstance(depths, int) else depths),
     ):
         if not isinstance(values, list | tuple) or not 1 <= len(values) <= 8:
-            raise ValueError(f"{name} is {brief(values)}, needed a list of 1 to 8 numbers")
+            raise ValueError(f"{name} is {brief(values)}, expected a list of 1 to 8 numbers")
         most = MAX_LAYERS if name.startswith("transformer") else MAX_WIDTH
         for value in values:
             # A level without attention has a depth of 0.

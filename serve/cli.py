@@ -194,7 +194,7 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        needed = f"needed a free port of {host} ({error.strerror or error})"
+        needed = f"must be a free port of {host} ({error.strerror or error})"
         raise InvalidParams("port", port, needed) from error
 
 

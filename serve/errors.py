@@ -65,9 +65,7 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Pro
 def of_params(error: InvalidParams) -> Problem:
     known = PARAMETERS.get(error.field)
     param = known.client_name if known else error.field
-    value = repr(error.value)
-    shown = value if len(value) <= 100 else value[:100] + "…"
-    return invalid(param, f"{param}: {shown} is not allowed; {error.allowed}")
+    return invalid(param, error.message(param, longest=100))
 
 
 def of_status(status: int) -> Problem:

@@ -46,13 +46,13 @@ def image_models(settings: ServeSettings) -> tuple[ImageModel, ...]:
         ids.append(id_of(settings.llm))
     for name, count in Counter(map(plain, ids)).items():
         if count > 1:
-            raise InvalidParams("model", name, "two have this name; needed another for a folder")
+            raise InvalidParams("model", name, "must be unique: rename one folder")
     for alias, target in settings.alias_table.items():
         if not any(target in own_names(id_) for id_ in ids):
-            needed = f"needed {', '.join(ids)} behind {alias!r}"
+            needed = f"must name {', '.join(ids)} for {alias!r}"
             raise InvalidParams("aliases", target, needed)
         if any(alias in own_names(id_) for id_ in ids):
-            raise InvalidParams("aliases", alias, "is a model's own name; needed another one")
+            raise InvalidParams("aliases", alias, "must not be the name of a model")
     return models
 
 

@@ -133,30 +133,32 @@ class ServeSettings:
             if each.name != MODELS:
                 check(each.name, getattr(self, each.name), TYPES[each.name], each.metadata)
         if self.llm_backend not in LLM_BACKENDS:
-            needed = f"needed one of {', '.join(LLM_BACKENDS)}"
+            needed = f"must be one of {', '.join(LLM_BACKENDS)}"
             raise InvalidParams("llm_backend", self.llm_backend, needed)
         if self.device not in DEVICES:
-            raise InvalidParams("device", self.device, f"needed one of {', '.join(DEVICES)}")
+            raise InvalidParams("device", self.device, f"must be one of {', '.join(DEVICES)}")
         if self.max_replicas and self.max_replicas < max(self.replicas, 1):
-            raise InvalidParams("max_replicas", self.max_replicas, "needed at least `replicas`")
+            raise InvalidParams("max_replicas", self.max_replicas, "must be at least `replicas`")
         if self.max_replicas and not self.target_queue_s:
-            raise InvalidParams("target_queue_s", self.target_queue_s, "needed more than 0")
+            raise InvalidParams("target_queue_s", self.target_queue_s, "must be more than 0")
         if self.llm_max_replicas and self.llm_max_replicas < self.llm_replicas:
-            needed = "needed at least `llm_replicas`"
+            needed = "must be at least `llm_replicas`"
             raise InvalidParams("llm_max_replicas", self.llm_max_replicas, needed)
         _ = self.marks, self.alias_table, self.of_models
         if self.log_format not in FORMATS:
             raise InvalidParams(
-                "log_format", self.log_format, f"needed one of {', '.join(FORMATS)}"
+                "log_format", self.log_format, f"must be one of {', '.join(FORMATS)}"
             )
         if self.max_bodies_bytes and self.max_bodies_bytes < 2 * self.largest_body:
-            needed = f"needed at least {2 * self.largest_body}, two of the largest bodies; or 0"
+            needed = f"must be at least {2 * self.largest_body}, two of the largest bodies; or 0"
             raise InvalidParams("max_bodies_bytes", self.max_bodies_bytes, needed)
         if self.deadline_s > self.max_deadline_s:
-            raise InvalidParams("deadline_s", self.deadline_s, f"at most {self.max_deadline_s}")
+            raise InvalidParams(
+                "deadline_s", self.deadline_s, f"must be at most {self.max_deadline_s}"
+            )
         if not (self.keys or self.insecure or is_loopback(self.host)):
             raise InvalidParams(
-                "host", self.host, "needed a loopback address, --keys FILE, or --insecure"
+                "host", self.host, "must be a loopback address, --keys FILE, or --insecure"
             )
 
     @property
@@ -165,7 +167,7 @@ class ServeSettings:
         items = [item.strip() for item in self.aliases.split(",") if item.strip()]
         pairs = [item.partition("=") for item in items]
         if not all(name.strip() and target.strip() for name, _, target in pairs):
-            raise InvalidParams("aliases", self.aliases, "needed NAME=MODEL, with commas between")
+            raise InvalidParams("aliases", self.aliases, "must be NAME=MODEL, with commas between")
         return {name.strip(): target.strip() for name, _, target in pairs}
 
     @property
@@ -204,13 +206,13 @@ MODEL_FLAG, MODELS = "model", "models"
 
 def check_tables(tables: object) -> None:
     if not isinstance(tables, list | tuple) or not all(isinstance(t, dict) for t in tables):
-        raise InvalidParams(MODELS, tables, "needed a table of settings for each model")
+        raise InvalidParams(MODELS, tables, "must hold a table of settings for each model")
     for table in tables:
         if MODEL_FLAG not in table:
-            raise InvalidParams(MODELS, table, f"needed {MODEL_FLAG} in each")
+            raise InvalidParams(MODELS, table, f"must each have {MODEL_FLAG}")
         for name in table:
             if name not in OF_A_MODEL:
-                raise InvalidParams(MODELS, name, f"needed one of {', '.join(OF_A_MODEL)}")
+                raise InvalidParams(MODELS, name, f"must be one of {', '.join(OF_A_MODEL)}")
 
 
 def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> None:
@@ -218,11 +220,11 @@ def check(name: str, value: object, kind: type, limits: Mapping[str, Any]) -> No
     number = isinstance(value, int | float) and not isinstance(value, bool)
     is_kind = number if kind is float else isinstance(value, kind)
     if not is_kind or (kind is int and isinstance(value, bool)):
-        raise InvalidParams(name, value, f"needed {describe(kind)}")
+        raise InvalidParams(name, value, f"must be {describe(kind)}")
     if low is not None and not (isinstance(value, int | float) and low <= value < float("inf")):
-        raise InvalidParams(name, value, f"needed at least {low}")
+        raise InvalidParams(name, value, f"must be at least {low}")
     if isinstance(value, int | float) and value > high:
-        raise InvalidParams(name, value, f"needed at most {high}")
+        raise InvalidParams(name, value, f"must be at most {high}")
 
 
 def describe(kind: type) -> str:
@@ -248,7 +250,7 @@ def read(
     values: dict[str, Any] = {}
     for source in sources:
         if {MODEL_FLAG, MODELS} <= set(source):
-            raise InvalidParams(MODELS, source[MODELS], f"needed this or {MODEL_FLAG}, not both")
+            raise InvalidParams(MODELS, source[MODELS], f"cannot be used with {MODEL_FLAG}")
         if {MODEL_FLAG, MODELS} & set(source):
             values = {k: v for k, v in values.items() if k not in (MODEL_FLAG, MODELS)}
         values |= source
@@ -260,7 +262,7 @@ def from_file(path: Path) -> dict[str, Any]:
         stored = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise InvalidParams("settings", str(path), f"needed a TOML file ({cause})") from error
+        raise InvalidParams("settings", str(path), f"must be a TOML file ({cause})") from error
     for key in stored:
         known(key, stored[key])
     return stored
@@ -277,23 +279,23 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def known(key: str, value: object, name: str = "") -> str:
     if key not in TYPES:
-        raise InvalidParams(name or key, value, f"needed one of {', '.join(TYPES)}")
+        raise InvalidParams(name or key, value, f"must be one of {', '.join(TYPES)}")
     return key
 
 
 def parse(key: str, text: str) -> Any:
     kind = TYPES[key]
     if key == MODELS:
-        raise InvalidParams(key, text, "needed a file of settings, or --model for each")
+        raise InvalidParams(key, text, "must be in a file of settings, or one --model for each")
     if kind is bool:
         lowered = text.lower()
         if lowered not in TRUE + FALSE:
-            raise InvalidParams(key, text, "needed true or false")
+            raise InvalidParams(key, text, "must be true or false")
         return lowered in TRUE
     try:
         return kind(text)
     except ValueError:
-        raise InvalidParams(key, text, f"needed {describe(kind)}") from None
+        raise InvalidParams(key, text, f"must be {describe(kind)}") from None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -180,7 +180,7 @@ def with_overflow(_: Trouble) -> str:
 LOCAL: dict[str, Cause] = {
     "Python 3.11 or newer": without_python,
     "needs an NVIDIA GPU": on_no_gpu,
-    "needed 'mini'": lambda t: t.render("--model", "x"),
+    "must be 'mini'": lambda t: t.render("--model", "x"),
     "no model_index.json": lambda t: t.render("--model", str(t.folder)),
     "pickle weights": lambda t: t.render("--model", t.file("a.ckpt")),
     "is Stable Diffusion 1": lambda t: t.render(

@@ -138,7 +138,7 @@ class EngineFolder(ModelFolder):
         """Why these engines cannot run this model here; None if they can."""
         if self.model_digest != digest:
             weights = f"{self.model_digest[:12]} ({self.model})"
-            return f"built from the weights {weights}, needed {digest[:12]}"
+            return f"built from the weights {weights}, expected {digest[:12]}"
         if target is None:
             return f"built for a {self.gpu}, found no NVIDIA GPU here"
         if not self.runs_on(target):
@@ -176,5 +176,5 @@ def _dims(profile: Profile) -> dict[str, int | None]:
 
 def _sides(dims: Sequence[Any]) -> tuple[int, ...]:
     if not all(type(dim) is int and 0 <= dim < MAX_DIM for dim in dims):
-        raise ValueError(f"a profile has the dims {brief(dims)}, needed numbers below {MAX_DIM}")
+        raise ValueError(f"a profile has the dims {brief(dims)}, expected numbers below {MAX_DIM}")
     return tuple(dims)

@@ -129,7 +129,7 @@ class ExportFolder(ModelFolder):
     def numbers(self) -> tuple[Path, ...]:
         """The files of the UNet's 8-bit weights and scales."""
         if (name := changed_file("unet")) not in self.data:
-            raise ExportError(f"{self.folder}: no {name} there; needed an int8 or fp8 export")
+            raise ExportError(f"{self.folder}: no {name} there; expected an int8 or fp8 export")
         names = [name, further_file("unet")]
         return tuple(self.file(each) for each in names if each in self.data)
 

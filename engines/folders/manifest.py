@@ -72,13 +72,13 @@ class ModelFolder(ABC):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             if (version := value.pop("format")) != cls.FORMAT:
-                cls._fail(path, f"has format {version!r}, needed {cls.FORMAT}")
+                cls._fail(path, f"has format {version!r}, expected {cls.FORMAT}")
             check_one_of("cut", value["cut"], CUTS)
             check_one_of("precision", value["precision"], PRECISIONS)
             arch = Architecture.from_dict(value.pop("arch"))
             return check_fields(cls(folder=folder, arch=arch, **cls.parse(value)))
         except FileNotFoundError:
-            needed = f"needed a folder of `{cls.COMMAND}`"
+            needed = f"expected a folder of `{cls.COMMAND}`"
             raise cls.ERROR(f"{folder}: no {cls.FILE} there; {needed}") from None
         except OSError as error:
             raise cls.ERROR(f"{path}: not readable ({error})") from error
@@ -113,18 +113,18 @@ class ModelFolder(ABC):
         """The path of a file that the JSON file names."""
         path, origin = self.folder / name, self.folder / self.FILE
         if not _is_plain(name) or path.resolve().parent != self.folder.resolve():
-            raise self.ERROR(f"{origin}: {brief(name)} leaves the folder; needed a plain name")
+            raise self.ERROR(f"{origin}: {brief(name)} leaves the folder; expected a plain name")
         if not path.is_file():
-            self._fail(path, f"not there; needed by {self.FILE}", ", ")
+            self._fail(path, f"not there; required by {self.FILE}", ", ")
         return path
 
     def check_size(self, path: Path, size: int, needed: int) -> None:
         if size != needed:
-            self._fail(path, f"has {size} bytes, needed {needed}")
+            self._fail(path, f"has {size} bytes, expected {needed}")
 
     def check_digest(self, path: Path, digest: str, needed: str) -> None:
         if digest != needed:
-            self._fail(path, f"has sha256 {digest[:12]}…, needed {needed[:12]}… of {self.FILE}")
+            self._fail(path, f"has sha256 {digest[:12]}…, expected {needed[:12]}… of {self.FILE}")
 
     @classmethod
     def _fail(cls, path: Path, message: str, link: str = "; ") -> None:
@@ -136,14 +136,14 @@ def check_fields(record: T) -> T:
     for field in fields(record):  # type: ignore[arg-type]
         value, needed = getattr(record, field.name), TYPES.get(field.type)
         if needed is not None and type(value) not in needed:
-            raise TypeError(f"{field.name} is {brief(value)}, needed {field.type}")
+            raise TypeError(f"{field.name} is {brief(value)}, expected {field.type}")
     return record
 
 
 def check_one_of(name: str, value: object, allowed: Sequence[object]) -> None:
     if value not in allowed:
         shown = str(allowed) if isinstance(allowed, range) else ", ".join(map(str, allowed))
-        raise ValueError(f"{name} {brief(value)}, needed one of {shown}")
+        raise ValueError(f"{name} {brief(value)}, expected one of {shown}")
 
 
 def spec_as_dict(spec: ModelSpec) -> dict[str, list[list[Any]]]:
@@ -169,12 +169,12 @@ def outdated(specs: Mapping[str, ModelSpec], arch: Architecture, cut: Cut) -> st
         if not (spec.inputs and spec.outputs):
             return f"{name!r} has no inputs or no outputs"
         if (dtype := spec.outputs[0].dtype) not in DTYPES:
-            return f"{name!r} has outputs of {brief(dtype)}, needed one of {', '.join(DTYPES)}"
+            return f"{name!r} has outputs of {brief(dtype)}, expected one of {', '.join(DTYPES)}"
         needed = network_specs(arch, dtype, cut)[name]
         for side in SIDES:
             theirs, ours = getattr(spec, side), getattr(needed, side)
             if theirs != ours:
-                return f"{name} has the {side} {_listed(theirs)}; needed {_listed(ours)}"
+                return f"{name} has the {side} {_listed(theirs)}; expected {_listed(ours)}"
     return None
 
 

@@ -90,7 +90,7 @@ def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> 
     low, _, high = widest[input_]
     raise ShapeError(
         f"{name}: input {input_!r} has shape {shape}, the engine was built for {low} to {high}; "
-        "needed a smaller request, or an engine built for it"
+        "use a smaller request, or build an engine for it"
     )
 
 

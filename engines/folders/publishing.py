@@ -40,7 +40,7 @@ def locked(target: Path, *, waits: bool) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "another process"
             raise Busy(
-                f"{target}: being made by {holder}; needed: wait until that has ended, or stop it"
+                f"{target}: being made by {holder}; wait until it has ended, or stop it"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()}")

@@ -25,7 +25,7 @@ def open_mini(
     shipped = ExportFolder.read(graphs)
     if digest not in (None, shipped.model_digest):
         raise ExportError(
-            f"{graphs}: of the weights {shipped.model_digest[:12]}, needed {digest[:12]}; "
+            f"{graphs}: of the weights {shipped.model_digest[:12]}, expected {digest[:12]}; "
             "run: python -m onnx_export.shipped"
         )
     target = export_place(shipped.model, shipped.model_digest, shipped.precision, shipped.cut)

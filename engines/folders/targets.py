@@ -55,7 +55,7 @@ GIB_PER_IMAGE = 8
 def named_target(name: str) -> Target:
     if name.lower() not in TARGETS:
         allowed = ", ".join([*TARGETS, LOCAL])
-        raise InvalidParams("gpu", name, f"needed one of {allowed}")
+        raise InvalidParams("gpu", name, f"must be one of {allowed}")
     return TARGETS[name.lower()]
 
 

@@ -130,9 +130,9 @@ def _warming(device: torch.device) -> AbstractContextManager[None]:
 def _check(precision: str, numbers: Sequence[Path]) -> None:
     allowed = (*PRECISIONS, *EIGHT_BIT)
     if precision not in allowed:
-        raise InvalidParams("precision", precision, f"needed one of {', '.join(allowed)}")
+        raise InvalidParams("precision", precision, f"must be one of {', '.join(allowed)}")
     if (precision in EIGHT_BIT) != bool(numbers):
-        needed = f"needed with, and only with, {' and '.join(EIGHT_BIT)}: an export's numbers"
+        needed = f"must be given exactly with {' and '.join(EIGHT_BIT)}: an export's numbers"
         raise InvalidParams("numbers", [str(each) for each in numbers] or None, needed)
 
 

@@ -30,7 +30,7 @@ class TorchOptions:
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:
-            needed = f"needed one of {', '.join(ATTENTIONS)}"
+            needed = f"must be one of {', '.join(ATTENTIONS)}"
             raise InvalidParams("attention", self.attention, needed)
 
     @classmethod
@@ -43,7 +43,7 @@ class TorchOptions:
             elif (flag := word.removeprefix("no-")) in FLAGS:
                 values[flag] = flag == word
             else:
-                needed = f"needed attention=NAME, or one of {', '.join(FLAGS)}, or no- and one"
+                needed = f"must be attention=NAME, {', '.join(FLAGS)}, or one of these after no-"
                 raise InvalidParams("torch_options", word, needed)
         return cls(**values)
 

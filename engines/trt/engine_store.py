@@ -47,12 +47,12 @@ def best_for(
         if folder.model_digest != digest:
             continue
         if precision not in (None, folder.precision):
-            reasons.append(f"{folder.folder}: is {folder.precision}, needed {precision}")
+            reasons.append(f"{folder.folder}: is {folder.precision}, expected {precision}")
         elif reason := folder.mismatch(target, flavour.version, digest):
             reasons.append(f"{folder.folder}: {reason}")
         elif (unchecked := folder.unchecked) and not takes_unchecked:
             reasons.append(
-                f"{folder.folder}: {unchecked}; needed: `sdxl build` of it on a {folder.gpu}, "
+                f"{folder.folder}: {unchecked}; run `sdxl build` of it on a {folder.gpu}, "
                 "or --unchecked"
             )
         else:

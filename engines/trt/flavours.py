@@ -45,7 +45,7 @@ class Flavour:
     def load(self) -> Any:
         """The library's module."""
         if not self.is_installed:
-            raise BackendMissing(f"{self.name} is not installed; needed: pip install {self.name}")
+            raise BackendMissing(f"{self.name} is not installed; run pip install {self.name}")
         try:
             return importlib.import_module(self.module)
         except (ImportError, OSError) as error:
@@ -78,7 +78,7 @@ FLAVOURS = {flavour.name: flavour for flavour in (TENSORRT, TENSORRT_RTX)}
 
 def flavour_named(name: str) -> Flavour:
     if name not in FLAVOURS:
-        raise InvalidParams("backend", name, f"needed one of {', '.join(FLAVOURS)}")
+        raise InvalidParams("backend", name, f"must be one of {', '.join(FLAVOURS)}")
     return FLAVOURS[name]
 
 
@@ -88,10 +88,10 @@ def check_buildable(flavour: Flavour, target: Target, local: Target | None) -> N
         found = f"a {local.name}" if local else "no NVIDIA GPU"
         raise BackendMissing(
             f"{flavour.name} builds on the GPU it builds for: found {found} here, "
-            f"needed a {target.name}"
+            f"expected a {target.name}"
         )
     if flavour.architectures and target.sm not in flavour.architectures and local != target:
         raise BackendMissing(
             f"{flavour.name} builds for {', '.join(flavour.architectures)}; "
-            f"{target.name} is {target.sm}, needed: --backend tensorrt on a {target.name}"
+            f"{target.name} is {target.sm}; use --backend tensorrt on a {target.name}"
         )

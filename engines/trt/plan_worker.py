@@ -106,7 +106,7 @@ def run_worker(job: PlanJob, log: Path, on_share: Callable[[float], None]) -> di
         raise OSError(last["errno"], last["error"])
     if code < 0:
         name = signal.Signals(-code).name
-        hint = "; needed more memory, most likely" if -code == signal.SIGKILL else ""
+        hint = "; out of memory, most likely" if -code == signal.SIGKILL else ""
         raise BuildError(f"{job.onnx}: building its plan was ended by {name}{hint} (see {log})")
     messages = complaints(log.read_text(encoding="utf-8", errors="replace"))
     error = last.get("error", f"exit code {code}")
@@ -175,7 +175,7 @@ def check_tensors(network: Any, spec: ModelSpec) -> None:
     for wanted, there in ((spec.inputs, found), (spec.outputs, outputs)):
         needed = {t.name: DTYPES[t.dtype] for t in wanted}
         if needed != {name: dtype for name, (dtype, _) in there.items()}:
-            raise BuildError(f"{spec.name}: TensorRT reads {there}, needed {needed}")
+            raise BuildError(f"{spec.name}: TensorRT reads {there}, expected {needed}")
 
 
 def let_attention_decompose(network: Any, library: Any) -> None:

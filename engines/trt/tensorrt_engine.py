@@ -104,7 +104,7 @@ class TensorRTEngine:
         if not found.is_contiguous():
             raise ShapeError(
                 f"{self.spec.name}: {spec.name!r} has strides {found.stride()}, "
-                "needed a contiguous tensor"
+                "expected a contiguous tensor"
             )
         return found
 
@@ -140,7 +140,7 @@ class TensorRTEngine:
             if (needed := tuple(context.get_tensor_shape(spec.name))) != shapes[spec.name]:
                 raise ShapeError(
                     f"{self.spec.name}: output {spec.name!r} has shape {shapes[spec.name]}, "
-                    f"needed {needed}"
+                    f"expected {needed}"
                 )
         self._scratch.reserve(int(context.update_device_memory_size_for_shapes()))
         return Lane(context, Recording())
@@ -166,5 +166,5 @@ def _check_tensors(spec: ModelSpec, plan: Any) -> None:
     found = {plan.get_tensor_name(i) for i in range(plan.num_io_tensors)}
     if found != (needed := {t.name for t in spec.tensors}):
         raise TensorRTError(
-            f"{spec.name}: the plan has the tensors {sorted(found)}, needed {sorted(needed)}"
+            f"{spec.name}: the plan has the tensors {sorted(found)}, expected {sorted(needed)}"
         )

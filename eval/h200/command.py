@@ -66,11 +66,11 @@ def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     for name in options.sections:
         if name not in SECTIONS:
-            raise InvalidParams("sections", name, f"needed one of {', '.join(SECTIONS)}")
+            raise InvalidParams("sections", name, f"must be one of {', '.join(SECTIONS)}")
     import torch
 
     if not torch.cuda.is_available() and not options.is_dry:
-        raise InvalidParams("dry-run", False, "no NVIDIA GPU here; needed --dry-run")
+        raise InvalidParams("dry-run", False, "must be set: there is no NVIDIA GPU here")
     from eval.h200.bench import Bench
 
     prepare_folder(options.out)
@@ -110,7 +110,7 @@ def run(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
             continue
         section = SECTIONS[name]
         if not bench.is_dry and bench.left_s < section.needs_s:
-            why = f"{bench.left_s:.0f} s left, needed {section.needs_s:.0f}"
+            why = f"{bench.left_s:.0f} s left, needs {section.needs_s:.0f}"
             # Figures of an earlier run stay.
             sections.setdefault(name, {})["passed over"] = why
             save(report, report_file(options))
@@ -144,7 +144,7 @@ def earlier(report: Path, is_dry: bool) -> dict[str, dict[str, Any]]:
         return {}
     stored = json.loads(report.read_text(encoding="utf-8"))
     if stored["is_dry"] != is_dry:
-        needed = "needed another file: dry and real runs do not mix"
+        needed = "must be another file: dry and real runs do not mix"
         raise InvalidParams("report", str(report), needed)
     sections: dict[str, dict[str, Any]] = stored["sections"]
     return sections

@@ -66,10 +66,10 @@ def read_prompts(file: str) -> tuple[LlmPrompt, ...]:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         prompts = tuple(read_prompt(line) for line in lines if line.strip())
     except (OSError, ValueError, TypeError) as error:
-        needed = f'needed JSON lines such as {{"text": "…", "max_tokens": 256}} ({error})'
+        needed = f'must hold JSON lines such as {{"text": "…", "max_tokens": 256}} ({error})'
         raise InvalidParams("prompts", file, needed) from error
     if not prompts:
-        raise InvalidParams("prompts", file, "needed at least one line")
+        raise InvalidParams("prompts", file, "must hold at least one line")
     return prompts
 
 
@@ -105,7 +105,7 @@ LIMITS = {
 
 def limits_named(name: str) -> TokenLimits:
     if name not in LIMITS:
-        raise InvalidParams("limits", name, f"needed one of {', '.join(LIMITS)}")
+        raise InvalidParams("limits", name, f"must be one of {', '.join(LIMITS)}")
     return LIMITS[name]
 
 
@@ -190,7 +190,7 @@ def first_llm(url: str, key: str) -> str:
     listed = httpx.get(f"{url}/v1/models", headers=headers, timeout=30).json()["data"]
     ids = [model["id"] for model in listed if "images" not in model]
     if not ids:
-        raise InvalidParams("url", url, "needed a service with a language model")
+        raise InvalidParams("url", url, "must be the URL of a service with a language model")
     return str(ids[0])
 
 

@@ -121,7 +121,7 @@ class Trials:
         if path.exists():
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored["settings"] != self.settings:
-                needed = f"needed a folder whose trials have these settings: {self.settings}"
+                needed = f"must be a folder whose trials have these settings: {self.settings}"
                 raise InvalidParams("out", str(path.parent), needed)
             trials = {key: OptionsTrial(**value) for key, value in stored["trials"].items()}
             self.known = {key: trial for key, trial in trials.items() if not trial.error}
@@ -246,7 +246,7 @@ def digest_of(field: str, file: str) -> str:
     try:
         return sha256_of(Path(file)) if file else ""
     except OSError as error:
-        raise InvalidParams(field, file, f"needed a file that can be read ({error})") from error
+        raise InvalidParams(field, file, f"must be a readable file ({error})") from error
 
 
 def build_parser() -> Parser:
@@ -267,12 +267,12 @@ def build_parser() -> Parser:
 
 def check(options: Any) -> tuple[TokenLimits, Options]:
     if options.backend not in ("transformers", "tensorrt-llm"):
-        raise InvalidParams("backend", options.backend, "needed transformers or tensorrt-llm")
+        raise InvalidParams("backend", options.backend, "must be transformers or tensorrt-llm")
     check_positive(options, "gpus", "seconds", "max_tokens")
     for name in ("batch", "tokens"):
         values = getattr(options, name)
         if sorted(set(values)) != values or values[0] < 1:
-            raise InvalidParams(name, values, "needed whole numbers from 1, each larger")
+            raise InvalidParams(name, values, "must be whole numbers from 1, each larger")
     return limits_named(options.limits), read_base(options.options)
 
 
@@ -281,4 +281,4 @@ def read_base(file: str) -> Options:
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8")) if file else {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParams("options", file, f"needed a TOML file ({error})") from error
+        raise InvalidParams("options", file, f"must be a TOML file ({error})") from error

@@ -18,5 +18,5 @@ def check_facts(folder: Path, file: str, facts: Mapping[str, Any], kind: str) ->
     if not path.exists():
         write_json(path, facts, sort_keys=True)
     elif path.read_text(encoding="utf-8") != json.dumps(facts, indent=1, sort_keys=True) + "\n":
-        needed = f"it holds another {kind}; needed a new or empty folder"
+        needed = f"must be a new or empty folder: it holds another {kind}"
         raise InvalidParams("out", str(folder), needed)

@@ -132,18 +132,20 @@ def build_parser() -> Parser:
 def check(options: argparse.Namespace) -> None:
     for field, allowed in (("scenario", SCENARIOS), ("over", ("process", "http"))):
         if getattr(options, field) not in allowed:
-            needed = f"needed one of {', '.join(allowed)}"
+            needed = f"must be one of {', '.join(allowed)}"
             raise InvalidParams(field, getattr(options, field), needed)
     if options.audit not in (None, *AUDITS):
-        raise InvalidParams("audit", options.audit, f"needed one of {', '.join(AUDITS)}")
+        raise InvalidParams("audit", options.audit, f"must be one of {', '.join(AUDITS)}")
     if options.target_qps is not None and options.target_qps <= 0:
-        raise InvalidParams("target_qps", options.target_qps, "needed a number above 0")
+        raise InvalidParams("target_qps", options.target_qps, "must be a number above 0")
     for field, usual in LOADED.items():
         if options.url and getattr(options, field) != usual:
-            needed = "needed a command without it: --url names a service that has its own"
+            needed = "cannot be used with --url: that service has its own"
             raise InvalidParams(field.removeprefix("takes_"), getattr(options, field), needed)
     if options.captions is None and options.model != "mini":
-        raise InvalidParams("captions", None, f"{options.model} needed the benchmark's captions")
+        raise InvalidParams(
+            "captions", None, f"must be the benchmark's captions for {options.model}"
+        )
 
 
 def read_requests(options: argparse.Namespace) -> list[GenerationParams]:

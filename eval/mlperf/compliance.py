@@ -59,7 +59,7 @@ def check_same(audited: Path, reference: Path) -> None:
     here, there = read_facts(audited), read_facts(reference)
     for name in here | there:
         if here.get(name) != there.get(name):
-            needed = f"needed a run with {name} {here.get(name)!r}, it has {there.get(name)!r}"
+            needed = f"must hold a run with {name} {here.get(name)!r}, not {there.get(name)!r}"
             raise InvalidParams("out", str(reference), needed)
 
 

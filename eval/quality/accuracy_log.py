@@ -30,7 +30,7 @@ class AccuracyLog:
         try:
             self.places = _places(path)
         except (OSError, ValueError, KeyError) as error:
-            needed = f"needed LoadGen's {FILE}"
+            needed = f"must be LoadGen's {FILE}"
             raise InvalidParams("accuracy_log", str(path), f"{needed} ({error})") from error
         count = len(task.captions)
         missing = sum(i not in self.places for i in range(count))
@@ -48,7 +48,7 @@ class AccuracyLog:
     def _picture(self, data: bytes) -> Pixels:
         side = self.side
         if len(data) != 3 * side**2:
-            needed = f"needed {3 * side**2}, a picture of {side}×{side}"
+            needed = f"must hold pictures of {3 * side**2} bytes, {side}×{side}"
             raise InvalidParams("accuracy_log", f"a picture of {len(data)} bytes", needed)
         return np.frombuffer(data, np.uint8).reshape(side, side, 3).copy()
 

@@ -21,7 +21,7 @@ PROMPT_SEED = 2026
 
 def read_captions(path: Path) -> list[str]:
     """The `caption` column of a tab-separated file with a header, in the file's order."""
-    needed = f"needed a tab-separated file whose first line names a column {COLUMN!r}"
+    needed = f"must be a tab-separated file whose first line names a column {COLUMN!r}"
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file, delimiter="\t", quotechar='"')
@@ -35,7 +35,7 @@ def read_captions(path: Path) -> list[str]:
     empty = next((i for i, caption in enumerate(captions) if not caption), None)
     if empty is not None or not captions:
         line = "has no captions" if empty is None else f"line {empty + 2} has no caption"
-        raise InvalidParams("captions", str(path), f"needed a caption on every line; {line}")
+        raise InvalidParams("captions", str(path), f"must have a caption on every line; {line}")
     return captions
 
 

@@ -102,7 +102,7 @@ def vit_b_32(folder: Path, device: str = "cpu") -> ClipScorer:
     """`openai/clip-vit-base-patch32` from a local folder."""
     from transformers import CLIPModel, CLIPTokenizer
 
-    needed = "needed a folder of openai/clip-vit-base-patch32"
+    needed = "must be a folder of openai/clip-vit-base-patch32"
     if not (folder / "config.json").exists():
         raise InvalidParams("clip", str(folder), f"{needed}; no config.json there")
     try:

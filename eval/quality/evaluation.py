@@ -123,7 +123,7 @@ class Evaluation:
         for index, picture in zip(indices, pictures, strict=True):
             if picture.shape != (side, side, 3):
                 shown = f"picture {index} of {picture.shape[1]}×{picture.shape[0]}"
-                raise InvalidParams("images", shown, f"needed {side}×{side}")
+                raise InvalidParams("images", shown, f"must be {side}×{side}")
         captions = [self.task.captions[i] for i in indices]
         rows: dict[str, Any] = {
             "features": judges.features(pictures).numpy(),

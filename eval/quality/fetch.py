@@ -59,7 +59,7 @@ class RemoteFile:
         for name, (digest_of, _) in DIGESTS.items():
             digest, needed = digest_of(content), getattr(self, name)
             if not digest.startswith(needed):
-                raise FetchFailed(f"{self.url}: has {name} {digest}, needed {needed}")
+                raise FetchFailed(f"{self.url}: has {name} {digest}, expected {needed}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     unknown = [file.path for file in files if not file.has_digest]
     if unknown and not options.is_recording:
         needed = (
-            f"has no digest of {', '.join(unknown)}; needed one in a copy of it (--sources FILE), "
+            f"needs a digest of {', '.join(unknown)}; add it in a copy (--sources FILE), "
             "or --record, which records the digest of the download"
         )
         raise InvalidParams("sources", str(sources), needed)
@@ -92,7 +92,7 @@ def build_parser() -> Parser:
 
 
 def read_sources(path: Path) -> list[RemoteFile]:
-    needed = "needed TOML with [[file]] tables of path, url and sha256 or git_blob, all text"
+    needed = "must hold TOML with [[file]] tables of path, url and sha256 or git_blob, all text"
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["file"]
         files = [RemoteFile(**table) for table in tables]
@@ -108,13 +108,13 @@ def read_sources(path: Path) -> list[RemoteFile]:
 def check_source(sources: Path, file: RemoteFile) -> None:
     place = Path(file.path)
     if place.is_absolute() or ".." in place.parts or not place.name:
-        raise InvalidParams("path", file.path, f"needed a place below the folder ({sources})")
+        raise InvalidParams("path", file.path, f"must be below the folder ({sources})")
     if not file.url.startswith(("https://", "http://127.0.0.1:")):
-        raise InvalidParams("url", file.url, f"needed https:// ({sources})")
+        raise InvalidParams("url", file.url, f"must start with https:// ({sources})")
     for name, (_, most) in DIGESTS.items():
         digits = getattr(file, name)
         if digits and not re.fullmatch(f"[0-9a-f]{{{FEWEST_DIGITS},{most}}}", digits):
-            needed = f"needed {FEWEST_DIGITS} to {most} hexadecimal digits"
+            needed = f"must be {FEWEST_DIGITS} to {most} hexadecimal digits"
             raise InvalidParams(name, digits, needed)
 
 

@@ -37,14 +37,14 @@ class Gaussian:
             products = outer if products is None else products + outer
             count += len(rows)
         if total is None or products is None or count < 2:
-            raise ValueError(f"statistics of {count} pictures; needed at least 2")
+            raise ValueError(f"statistics of {count} pictures; expected at least 2")
         mean = total / count
         return cls(mean, (products - count * torch.outer(mean, mean)) / (count - 1), count)
 
 
 def read_statistics(path: Path, width: int) -> Gaussian:
     """Read an .npz with `mu` and `sigma`, the format of pytorch-fid."""
-    needed = f"needed an .npz with mu [{width}] and sigma [{width}, {width}]"
+    needed = f"must be an .npz with mu [{width}] and sigma [{width}, {width}]"
     try:
         with np.load(path, allow_pickle=False) as stored:
             mean, covariance = (torch.from_numpy(stored[n]).double() for n in ("mu", "sigma"))

@@ -168,7 +168,7 @@ class Inception(nn.Module):
 
 def load_inception(path: Path) -> Inception:
     """From `pt_inception-2015-12-05-….pth`, or the same as safetensors."""
-    needed = "needed the weights of pt_inception-2015-12-05"
+    needed = "must be the weights of pt_inception-2015-12-05"
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -25,7 +25,7 @@ def choose_presets(tried: Sequence[Tried]) -> Presets:
     exact = tried[0]
     good = [each for each in tried if is_plain(each.setting) and change(each, exact).is_within]
     if not good:
-        raise InvalidParams("grid", None, "needed settings of the usual precision and scheduler")
+        raise InvalidParams("grid", None, "must hold settings of the usual precision and scheduler")
     best = [each.setting for each in front([exact, *good]) if is_plain(each.setting)]
     three = best[0], best[(len(best) - 1) // 2], best[-1]
     chosen = {
@@ -47,7 +47,7 @@ def check_writable(checkpoint: Checkpoint, out: Path) -> None:
         prepare_folder(checkpoint.folder)
     except OutputError as error:
         needed = (
-            f"needed a folder that can be written ({error.__cause__}); without the flag, copy "
+            f"must be a folder that can be written ({error.__cause__}); without the flag, copy "
             f"{out / presets.FILE} beside its model_index.json afterwards"
         )
         raise InvalidParams("store_presets", str(checkpoint.folder), needed) from error

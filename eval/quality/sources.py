@@ -74,7 +74,7 @@ class Folder:
     def __init__(self, folder: Path, task: QualityTask) -> None:
         self.folder = folder
         if not folder.is_dir():
-            raise InvalidParams("images", str(folder), "needed a folder of pictures")
+            raise InvalidParams("images", str(folder), "must be a folder of pictures")
         files = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
         if len(files) < len(task.captions):
             refuse_count("images", folder, len(files), len(task.captions))
@@ -101,10 +101,10 @@ class Folder:
             with Image.open(file) as image:
                 size = image.size
         except (OSError, UnidentifiedImageError) as error:
-            raise InvalidParams("images", str(file), f"needed an image ({error})") from error
+            raise InvalidParams("images", str(file), f"must be an image ({error})") from error
         if size != (side, side):
             shown = f"{file} of {size[0]}×{size[1]}"
-            raise InvalidParams("images", shown, f"needed {side}×{side}")
+            raise InvalidParams("images", shown, f"must be {side}×{side}")
 
 
 class Service:
@@ -176,4 +176,4 @@ def stamp_of(files: Iterable[Path]) -> str:
 
 def refuse_count(field: str, place: Path, count: int, needed: int) -> None:
     shown = f"{place} with {count} pictures"
-    raise InvalidParams(field, shown, f"needed one for each of the {needed} captions")
+    raise InvalidParams(field, shown, f"must hold one picture for each of the {needed} captions")

@@ -92,7 +92,9 @@ def read_settings(grid: str | None, tuned: str | None = None) -> list[QualitySet
             try:
                 setting = QualitySetting(**dict(zip(each, values, strict=True)))
             except TypeError as error:
-                raise InvalidParams("grid", str(grid), str(error)) from error
+                raise InvalidParams(
+                    "grid", str(grid), f"must have known settings ({error})"
+                ) from error
             if setting not in settings:
                 settings.append(setting)
     settings += read_tuned_plans(Path(tuned)) if tuned else []
@@ -110,9 +112,9 @@ def check_setting(setting: QualitySetting) -> None:
         ("cut", setting.cut, CUTS),
     ):
         if value not in allowed:
-            raise InvalidParams(field, value, f"needed one of {', '.join(allowed)}")
+            raise InvalidParams(field, value, f"must be one of {', '.join(allowed)}")
     if is_cuda and setting.precision in EIGHT_BIT and setting.cut != EXACT.cut:
-        needed = f"needed {EXACT.cut}, the only one on a GPU in {setting.precision}"
+        needed = f"must be {EXACT.cut}, the only one on a GPU in {setting.precision}"
         raise InvalidParams("cut", setting.cut, needed)
 
 
@@ -141,12 +143,12 @@ def read_tuned_plans(path: Path) -> list[QualitySetting]:
             QualitySetting(**plan["course"], deep_steps=tuple(plan["deep_steps"])) for plan in plans
         ]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        needed = f"needed the tuning.json of `sdxl tune` ({error})"
+        needed = f"must be the tuning.json of `sdxl tune` ({error})"
         raise InvalidParams("tuned", str(path), needed) from error
 
 
 def read_grids(path: Path) -> list[Grid]:
-    needed = 'needed JSON such as [{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]'
+    needed = 'must hold JSON such as [{"precision": ["fp32", "int8"], "cache_interval": [1, 2]}]'
     try:
         grids = json.loads(path.read_text(encoding="utf-8"))
         return [

@@ -75,7 +75,7 @@ def embedded_task(given: dict[str, Any], count: int | None) -> QualityTask:
 
     for side in ("width", "height"):
         if given.get(side, MINI_SIDE) != MINI_SIDE:
-            raise InvalidParams(side, given[side], f"its scorer needed {MINI_SIDE}")
+            raise InvalidParams(side, given[side], f"must be {MINI_SIDE}, which its scorer takes")
     captions = scene_captions(count or MINI_PICTURES)
     weights = (WEIGHTS / tower / "model.safetensors" for tower in ("vision", "text"))
     first, usual = given.get("seed", 0), GenerationParams(**given)
@@ -120,13 +120,13 @@ def benchmark_task(
     paths = _existing(files)
     captions = read_captions(paths["captions"])
     if len(captions) < (count or protocol.CAPTIONS):
-        needed = f"needed {count or protocol.CAPTIONS} captions"
+        needed = f"must hold {count or protocol.CAPTIONS} captions"
         raise InvalidParams("captions", str(paths["captions"]), f"{needed}; found {len(captions)}")
     _check_scheduler(checkpoint)
     captions = captions[: count or protocol.CAPTIONS]
     request = replace(protocol.REQUEST, **given)
     if request.width != request.height:
-        needed = f"needed the width, {request.width}: its scorers take squares"
+        needed = f"must equal the width, {request.width}: its scorers take squares"
         raise InvalidParams("height", request.height, needed)
     changed = [n for n, v in given.items() if v != getattr(protocol.REQUEST, n)]
     changed += ["count"] if len(captions) != protocol.CAPTIONS else []
@@ -166,9 +166,9 @@ def _existing(files: dict[str, str | None]) -> dict[str, Path]:
     paths = {}
     for field, name in files.items():
         if name is None:
-            raise InvalidParams(field, None, "needed for this model; see docs/evaluation.md")
+            raise InvalidParams(field, None, "must be given for this model; see docs/evaluation.md")
         if not Path(name).exists():
-            raise InvalidParams(field, name, "needed a file or folder that is there")
+            raise InvalidParams(field, name, "must be an existing file or folder")
         paths[field] = Path(name)
     return paths
 
@@ -178,4 +178,4 @@ def _check_scheduler(checkpoint: Checkpoint) -> None:
         value = getattr(checkpoint.scheduler, key)
         if value != needed:
             shown = f"{checkpoint.name} with {key} {value!r} in its scheduler"
-            raise InvalidParams("model", shown, f"the benchmark needed {needed!r}")
+            raise InvalidParams("model", shown, f"must have {needed!r} for the benchmark")

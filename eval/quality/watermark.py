@@ -61,7 +61,7 @@ class Unmarked:
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if options.family == MODEL and not options.images:
-        raise InvalidParams("images", "", "needed a folder for the family model")
+        raise InvalidParams("images", "", "must be a folder if the model is of the family")
     out = Path(options.out)
     report = json.loads(out.read_text()) if out.exists() else {}
     marked, unmarked = (min(most, options.most) for most in COUNTS[options.family])

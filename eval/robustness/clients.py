@@ -133,7 +133,7 @@ async def invalid(http: httpx.AsyncClient, rng: random.Random, _: float) -> Answ
         return 400, wrong_envelope(answer.content)
     if answer.status_code in (429, 503):
         return refused(answer)
-    return answer.status_code, "needed a 400"
+    return answer.status_code, "expected a 400"
 
 
 def refused(answer: httpx.Response) -> Answer:

@@ -65,7 +65,7 @@ def read_options(argv: Sequence[str]) -> Any:
     add("--out", "out/robustness", "reports", "DIR")
     options = parser.parse_args(argv)
     if options.run not in (*RUNS, "all"):
-        raise InvalidParams("run", options.run, f"needed all, or one of {', '.join(RUNS)}")
+        raise InvalidParams("run", options.run, f"must be all, or one of {', '.join(RUNS)}")
     check_positive(options, "seconds", "count", "rate")
     return options
 

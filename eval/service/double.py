@@ -71,9 +71,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.speed > 0:
-            raise InvalidParams("speed", self.speed, "needed more than 0")
+            raise InvalidParams("speed", self.speed, "must be more than 0")
         if self.rows not in BUCKETS[1:]:
-            raise InvalidParams("rows", self.rows, f"needed one of {BUCKETS[1:]}")
+            raise InvalidParams("rows", self.rows, f"must be one of {BUCKETS[1:]}")
 
 
 @dataclass
@@ -165,7 +165,7 @@ def read(folder: Path) -> Settings:
     try:
         return Settings(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        needed = "needed a folder that `python -m eval.service.double` wrote"
+        needed = "must be a folder that `python -m eval.service.double` wrote"
         raise InvalidParams("model", str(folder), needed) from error
 
 

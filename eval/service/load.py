@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> int:
     add("--shares", list(SHARES), text, nargs=None, type=json.loads)
     options, flags = parser.parse_known_args(argv)
     if options.url and flags:
-        needed = "needed none with --url: they are for the `sdxl serve` that starts without it"
+        needed = "cannot be used with --url: they are for the `sdxl serve` that this command starts"
         raise InvalidParams("flags", " ".join(flags), needed)
     with nullcontext(options.url) if options.url else local_service(flags) as url:
         asyncio.run(measure(url, options.seconds, options.shares))

@@ -29,7 +29,7 @@ GIGA = 1e9
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if min(options.rows) < 1:
-        raise InvalidParams("rows", min(options.rows), "needed at least 1")
+        raise InvalidParams("rows", min(options.rows), "must be at least 1")
     if options.gpu:
         from eval.speed import estimated_time
 

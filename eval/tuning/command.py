@@ -96,23 +96,23 @@ def check(options: argparse.Namespace) -> None:
     options.count = options.prompts + options.check_prompts
     for name, low in (("prompts", 1), ("check_prompts", FEWEST)):
         if (value := getattr(options, name)) < low:
-            raise InvalidParams(name, value, f"needed at least {low}")
+            raise InvalidParams(name, value, f"must be at least {low}")
     for steps in options.step_counts:
         PARAMETERS["steps"].check(steps)
         if steps < FEWEST_STEPS:
             raise InvalidParams(
-                "steps", steps, f"needed at least {FEWEST_STEPS}, so that some can be shallow"
+                "steps", steps, f"must be at least {FEWEST_STEPS}, so that some can be shallow"
             )
     for name in options.schedulers:
         PARAMETERS["scheduler"].check(name)
     for share in options.guided_until:
         if not 0 < share <= 1:
-            raise InvalidParams("guided_until", share, "needed a share above 0, to 1")
+            raise InvalidParams("guided_until", share, "must be a share above 0, to 1")
     budgets = options.budgets
     is_rising = all(a < b for a, b in itertools.pairwise(budgets))
     if not (is_rising and budgets[0] > 0 and budgets[-1] <= 1):
-        raise InvalidParams("budget", tuple(budgets), "needed rising shares above 0, to 1")
+        raise InvalidParams("budget", tuple(budgets), "must be rising shares above 0, to 1")
     if options.engines and len(options.precisions) > 1:
-        raise InvalidParams("engines", options.engines, "needed one --precision, the folder's")
+        raise InvalidParams("engines", options.engines, "needs one --precision, the folder's")
     if options.seconds is not None and options.seconds <= 0:
-        raise InvalidParams("seconds", options.seconds, "needed more than 0")
+        raise InvalidParams("seconds", options.seconds, "must be more than 0")

@@ -34,7 +34,7 @@ def table(name: str, steps: int, config: SchedulerConfig) -> Table:
     """What diffusers' scheduler of this name, made from the checkpoint's config, would compute."""
     PARAMETERS["scheduler"].check(name)
     if not 1 <= steps <= config.num_train_timesteps:
-        raise InvalidParams("steps", steps, f"needed 1 to {config.num_train_timesteps}")
+        raise InvalidParams("steps", steps, f"must be 1 to {config.num_train_timesteps}")
     scheduler = SCHEDULERS[name]
     levels = scheduler.levels or ("karras" if config.use_karras_sigmas else "")
     if levels == "trailing":

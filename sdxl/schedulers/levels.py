@@ -29,7 +29,7 @@ def timesteps_of(spacing: str, steps: int, config: SchedulerConfig, skip: int = 
         # arange may run one over by rounding; diffusers then takes an extra step at timestep -1.
         return np.arange(total, 0, -(total / steps)).round()[:steps] - 1
     if steps + skip > total:
-        raise InvalidParams("steps", steps, f"needed at most {total - skip} with this scheduler")
+        raise InvalidParams("steps", steps, f"must be at most {total - skip} with this scheduler")
     spread = np.arange(steps + skip) * (total // (steps + skip))
     return spread[::-1][:steps].astype(np.float64) + config.steps_offset
 

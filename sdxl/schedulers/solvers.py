@@ -158,7 +158,7 @@ def _distilled(steps: int, config: SchedulerConfig) -> tuple[Array, Array, Array
     """Timesteps chosen among those of the distillation, with alpha and sigma there."""
     total, most = config.num_train_timesteps, config.original_inference_steps
     if steps > most:
-        raise InvalidParams("steps", steps, f"needed at most {most} with this scheduler")
+        raise InvalidParams("steps", steps, f"must be at most {most} with this scheduler")
     known = np.arange(1, most + 1) * (total // most) - 1
     chosen = np.floor(np.linspace(0, most, num=steps, endpoint=False)).astype(np.int64)
     timesteps = known[::-1][chosen]

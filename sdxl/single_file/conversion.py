@@ -64,17 +64,17 @@ def checked_part(
     held = {name.removeprefix(WRAPPER): tuple(t.shape) for name, t in kept.items()}
     if missing := sorted(needed.keys() - held.keys()):
         raise CheckpointError(
-            f"{file}: {part} lacks {len(missing)} tensors, {missing[0]!r} the first; needed the "
+            f"{file}: {part} lacks {len(missing)} tensors, {missing[0]!r} the first; expected the "
             "shape of SDXL 1.0"
         )
     if extra := sorted(held.keys() - needed.keys()):
         raise CheckpointError(
-            f"{file}: {part} has {len(extra)} tensors too many, {extra[0]!r} the first; needed the "
-            "shape of SDXL 1.0"
+            f"{file}: {part} has {len(extra)} tensors too many, {extra[0]!r} the first; expected "
+            "the shape of SDXL 1.0"
         )
     for name, shape in held.items():
         if shape != needed[name]:
-            raise CheckpointError(f"{file}: {part} {name} is {shape}, needed {needed[name]}")
+            raise CheckpointError(f"{file}: {part} {name} is {shape}, expected {needed[name]}")
     return {name: tensor.contiguous() for name, tensor in kept.items()}
 
 

@@ -54,7 +54,7 @@ def read_header(path: Path) -> Header:
 
     check_suffix(path)
     if not path.is_file():
-        raise CheckpointError(f"{path}: not there; needed a {SAFETENSORS} file")
+        raise CheckpointError(f"{path}: not found; must be a {SAFETENSORS} file")
     try:
         # NumPy's, as only headers are read: PyTorch takes seconds to import.
         with safe_open(path, framework="np") as file:
@@ -71,16 +71,18 @@ def read_header(path: Path) -> Header:
 def check_suffix(path: Path) -> None:
     if path.suffix.lower() in PICKLES:
         raise CheckpointError(
-            f"{path}: pickle weights can run code and are refused; needed a {SAFETENSORS} file"
+            f"{path}: pickle weights can run code and are refused; expected a {SAFETENSORS} file"
         )
     if path.suffix.lower() != SAFETENSORS:
-        raise CheckpointError(f"{path}: not a checkpoint; needed a {SAFETENSORS} file or a folder")
+        raise CheckpointError(
+            f"{path}: not a checkpoint; expected a {SAFETENSORS} file or a folder"
+        )
 
 
 def check_is_sdxl(header: Header) -> None:
     """Raises CheckpointError with the name of what it is instead."""
     if other := foreign_kind(header):
-        raise CheckpointError(f"{header.path}: is {other}; needed a checkpoint of SDXL")
+        raise CheckpointError(f"{header.path}: is {other}; expected a checkpoint of SDXL")
     missing = [
         name
         for name, prefix in (("UNet", UNET), ("first encoder", CLIP_L), ("second encoder", CLIP_G))
@@ -88,17 +90,17 @@ def check_is_sdxl(header: Header) -> None:
     ]
     if missing:
         raise CheckpointError(
-            f"{header.path}: holds no {', no '.join(missing)}; needed a whole checkpoint of SDXL"
+            f"{header.path}: holds no {', no '.join(missing)}; expected a whole checkpoint of SDXL"
         )
     if strange := sorted(header.types - {*FLOATS}):
         raise CheckpointError(
-            f"{header.path}: holds weights in {strange[0]}; needed one of {', '.join(FLOATS)}"
+            f"{header.path}: holds weights in {strange[0]}; expected one of {', '.join(FLOATS)}"
         )
 
 
 def check_has_vae(header: Header) -> None:
     if not header.has(VAE):
-        raise CheckpointError(f"{header.path}: holds no VAE; needed --vae FILE beside it")
+        raise CheckpointError(f"{header.path}: holds no VAE; give --vae FILE")
 
 
 def foreign_kind(header: Header) -> str | None:

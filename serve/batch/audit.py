@@ -45,9 +45,9 @@ def check_input(job: BatchJob) -> None:
     paths = [Path(name) for name in job.inputs]
     for path in paths:
         if not path.is_file():
-            raise InvalidParams("input", str(path), "needed the job's input, to check its ids")
+            raise InvalidParams("input", str(path), "must be the job's input, to check its ids")
     if input_digest(paths) != job.input_sha256:
-        raise InvalidParams("input", str(paths[0].parent), "it has changed since the job began")
+        raise InvalidParams("input", str(paths[0].parent), "must not change after the job began")
 
 
 def audit_shard(store: Store, piece: ShardPiece, result: Audit) -> None:

@@ -125,25 +125,29 @@ def build_parser() -> Parser:
 def read_order(options: argparse.Namespace) -> BatchSpec:
     """A flag's `dest` is its field in BatchSpec."""
     if not options.inputs:
-        raise InvalidParams("input", None, "needed at least one file")
+        raise InvalidParams("input", None, "needs at least one file")
     if not options.out:
-        raise InvalidParams("out", options.out, "needed a folder or an fsspec URL")
+        raise InvalidParams("out", options.out, "must be a folder or an fsspec URL")
     if options.format not in SUFFIXES:
-        raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
+        raise InvalidParams("format", options.format, f"must be one of {', '.join(SUFFIXES)}")
     for name, (low, high) in {**RANGES, "workers": (0, 4096)}.items():
         value = getattr(options, name)
         if not low <= value <= high:
-            raise InvalidParams(name, value, f"needed {low} to {high}")
+            raise InvalidParams(name, value, f"must be {low} to {high}")
     if options.stall_s <= 0:
-        raise InvalidParams("stall_s", options.stall_s, "needed seconds above 0")
+        raise InvalidParams("stall_s", options.stall_s, "must be a number of seconds above 0")
     if options.through and options.address:
-        raise InvalidParams("address", options.address, "--through needs no cluster")
+        raise InvalidParams(
+            "address", options.address, "cannot be used with --through, which needs no cluster"
+        )
     if options.through and options.vae:
-        raise InvalidParams("vae", options.vae, "the service at --through has its own")
+        raise InvalidParams(
+            "vae", options.vae, "cannot be used with --through: the service has its own"
+        )
     provenance = given_provenance(options)
     if provenance.is_signed and options.deterministic and not options.through:
         kinds = ", ".join(kind for kind in PROVENANCES if not Provenance(kind).is_signed)
-        needed = f"a manifest has random salts: needed --no-deterministic, or one of {kinds}"
+        needed = f"needs --no-deterministic, or one of {kinds}: a manifest has random salts"
         raise InvalidParams("provenance", provenance.kind, needed)
     parameters = given_params(options)
     GenerationParams(**parameters)

@@ -32,19 +32,19 @@ def places(values: Mapping[str, Any], folder: str) -> dict[str, str]:
     """Return the absolute paths or data URLs of a record's pictures."""
     pictures = {name: place(name, values[name], folder) for name in PICTURES if name in values}
     if MASK in pictures and IMAGE not in pictures:
-        raise InvalidParams(MASK, str(values[MASK])[:80], "needed an image with it")
+        raise InvalidParams(MASK, str(values[MASK])[:80], "needs an image")
     return pictures
 
 
 def place(name: str, text: object, folder: str) -> str:
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidParams(name, str(text)[:80], "needed a path or a data URL")
+        raise InvalidParams(name, str(text)[:80], "must be a path or a data URL")
     if text.startswith(DATA_URL):
         return text
     root = Path(folder).resolve()
     path = (root / text).resolve()
     if not path.is_relative_to(root):
-        raise InvalidParams(name, text[:80], "needed a path below the input's folder")
+        raise InvalidParams(name, text[:80], "must be a path below the input's folder")
     return str(path)
 
 
@@ -54,9 +54,9 @@ def read(name: str, place: str) -> bytes:
         with suppress(binascii.Error, ValueError):
             if is_base64:
                 return base64.b64decode(data, validate=True)
-        raise InvalidParams(name, f"{kind[:40]}…", "needed base64: data:image/png;base64,…")
+        raise InvalidParams(name, f"{kind[:40]}…", "must be base64: data:image/png;base64,…")
     if os.path.isfile(place) and os.path.getsize(place) > MAX_BYTES:
-        raise InvalidParams(name, Path(place).name, f"at most {MAX_BYTES} bytes")
+        raise InvalidParams(name, Path(place).name, f"must have at most {MAX_BYTES} bytes")
     return content(place, name)
 
 

@@ -132,7 +132,7 @@ class Intake:
     def _of_columns(self, values: Mapping[str, Any]) -> RecordParts:
         for name in values:
             if name not in COLUMNS:
-                raise InvalidParams(name, values[name], f"needed one of {', '.join(COLUMNS)}")
+                raise InvalidParams(name, values[name], f"must be one of {', '.join(COLUMNS)}")
         given = {PARAM_NAMES[k]: v for k, v in values.items() if k in PARAM_NAMES}
         usual = {"cache_interval": self.usual_interval} if self.usual_interval else {}
         whole = {**usual, **self._beside(given, IMAGE in values, MASK in values)}
@@ -155,16 +155,18 @@ class Intake:
         """Read a line of OpenAI's Batch API as the service reads its body."""
         for name in values:
             if name not in BATCH_LINE:
-                raise InvalidParams(name, values[name], f"needed one of {', '.join(BATCH_LINE)}")
+                raise InvalidParams(name, values[name], f"must be one of {', '.join(BATCH_LINE)}")
         if (values.get("method"), values.get("url")) != ("POST", BATCH_URL):
             asked = f"{values.get('method')} {values.get('url')}"
-            raise InvalidParams("url", asked, f"needed POST {BATCH_URL}")
+            raise InvalidParams("url", asked, f"must be POST {BATCH_URL}")
         request = request_of(values.get("body"))
         for name in OF_THE_SERVICE if self.format else OF_AN_ANSWER:
             if (value := getattr(request, name)) not in (None, False):
-                raise InvalidParams(name, value, "a job has no such thing; leave it out")
+                raise InvalidParams(name, value, "cannot be set in a job; leave it out")
         if self.format and request.output_format not in (None, self.format):
-            raise InvalidParams("output_format", request.format, f"the job makes {self.format}")
+            raise InvalidParams(
+                "output_format", request.format, f"must be {self.format}, the job's format"
+            )
         # If only the service knows its sizes, it refuses wrong ones.
         sizes = self.sizes or Sizes(1024, 64, 4096)
         card = ModelCard(self.model, sizes, presets=self.presets)
@@ -200,7 +202,7 @@ def problem_of(error: Exception) -> Problem:
 def checked_prompt(values: dict[str, Any]) -> dict[str, Any]:
     prompt = values.get("prompt")
     if not isinstance(prompt, str):
-        raise InvalidParams("prompt", prompt, "needed text")
+        raise InvalidParams("prompt", prompt, "must be text")
     return values
 
 
@@ -218,7 +220,7 @@ def request_of(body: object) -> ImageRequest:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "body"
-        raise InvalidParams(field, first["input"], first["msg"]) from error
+        raise InvalidParams(field, first["input"], f"must be valid ({first['msg']})") from error
 
 
 class UsedIds:
@@ -247,7 +249,7 @@ class UsedIds:
         new = self._seen.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, row.line))
         if new.rowcount:
             return row
-        error = f"id: {row.id!r} is not allowed; {self.line_of(row.id)} has it already"
+        error = f"id {row.id!r} is already used in {self.line_of(row.id)}"
         return BatchRow(row.ordinal, row.line, row.id, error=error, problem=invalid("id", error))
 
 

@@ -86,17 +86,19 @@ class BatchJob:
         GenerationParams.from_dict(self.parameters)
         for name in self.inputs:
             if "\0" in name or Path(name).suffix.lower() not in SUFFIXES:
-                raise InvalidParams("inputs", name, f"needed files in {', '.join(SUFFIXES)}")
+                raise InvalidParams(
+                    "inputs", name, f"must be files that end in {', '.join(SUFFIXES)}"
+                )
         if self.provenance not in ("", *PROVENANCES):
-            needed = f"needed one of {', '.join(PROVENANCES)}"
+            needed = f"must be one of {', '.join(PROVENANCES)}"
             raise InvalidParams("provenance", self.provenance, needed)
         if self.sizes:
             Sizes(**self.sizes)
         if set(self.presets) != set(QUALITIES):
-            raise InvalidParams("presets", [*self.presets], f"needed {', '.join(QUALITIES)}")
+            raise InvalidParams("presets", [*self.presets], f"must be {', '.join(QUALITIES)}")
         for name, (low, high) in RANGES.items():
             if not low <= getattr(self, name) <= high:
-                raise InvalidParams(name, getattr(self, name), f"needed {low} to {high}")
+                raise InvalidParams(name, getattr(self, name), f"must be {low} to {high}")
 
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
@@ -107,8 +109,9 @@ class BatchJob:
         for name, value in json.loads(self.as_json()).items():
             is_unknown = name == "engine" and not value
             if name not in NOT_IDENTITY and not is_unknown and value != theirs[name]:
-                there = f"the job there has {brief(theirs[name])}"
-                needed = f"{there}: needed the same to resume it, or another --out"
+                needed = (
+                    f"must be {brief(theirs[name])} to resume the job there; or use another --out"
+                )
                 raise InvalidParams(name, brief(value), needed)
 
 
@@ -128,13 +131,13 @@ def check_engine(engine: dict[str, Any], first: dict[str, Any], is_mixed: bool) 
     bad -= {*MAY_DIFFER} if is_mixed else set()
     if not bad:
         return
-    message = f"engine: {engine} is not allowed; the job began with {first}"
+    message = f"engine {engine} cannot join: the job began with {first}"
     if bad <= {*MAY_DIFFER}:
         raise BatchFailed(
             f"{message}, and its pictures would differ in rounding; --mixed-gpus allows both"
         )
     needed = ", ".join(sorted(bad))
-    raise BatchFailed(f"{message}, and its pictures would differ: needed the same {needed}")
+    raise BatchFailed(f"{message}, and its pictures would differ: expected the same {needed}")
 
 
 def brief(value: object) -> object:
@@ -159,5 +162,5 @@ def load_job(store: Store) -> BatchJob | None:
 def need_job(store: Store, place: str) -> BatchJob:
     job = load_job(store)
     if job is None:
-        raise NoJob(f"{place}: needed the output folder of a job; {FILE} is not there")
+        raise NoJob(f"{place}: not the output folder of a job; {FILE} is not there")
     return job

@@ -39,7 +39,7 @@ LEAVE_S = 10.0
 RENEW_S, OLD_S = 10.0, 60.0
 LOOK_S = 1.0
 """How often a waiting run checks whether the holder is alive."""
-TAKEN = "another sdxl batch is at work there"
+TAKEN = "cannot be used: another sdxl batch writes there"
 
 
 @contextmanager

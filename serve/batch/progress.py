@@ -200,7 +200,7 @@ class Metrics:
         try:
             self._server, self._thread = start_http_server(port, "127.0.0.1", registry)
         except OSError as error:
-            raise InvalidParams("metrics_port", port, f"needed a free port ({error})") from error
+            raise InvalidParams("metrics_port", port, f"must be a free port ({error})") from error
         self.port = self._server.server_port
 
     def __call__(self, progress: BatchProgress) -> None:

@@ -57,16 +57,18 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
         paths = [Path(pattern)] if is_file else sorted(map(Path, glob.glob(pattern)))
         files = [path for path in paths if path.is_file()]
         if not files:
-            needed = "needed a file, or a pattern of files, that exists"
+            needed = "must be an existing file, or a pattern that matches one"
             raise InvalidParams("input", pattern, needed)
         found += files
     for path in found:
         if path.suffix.lower() not in SUFFIXES:
-            raise InvalidParams("input", str(path), f"needed a file in {', '.join(SUFFIXES)}")
+            raise InvalidParams(
+                "input", str(path), f"must be a file that ends in {', '.join(SUFFIXES)}"
+            )
         try:
             str(path.absolute()).encode()
         except UnicodeEncodeError as error:
-            raise InvalidParams("input", str(path), "needed a path in UTF-8") from error
+            raise InvalidParams("input", str(path), "must be valid UTF-8") from error
     return found
 
 
@@ -130,7 +132,7 @@ def read_txt(path: Path) -> Iterator[Record]:
             yield Record(line, {"prompt": text.decode()})
         except ValueError as error:
             cause = error.reason if isinstance(error, UnicodeDecodeError) else error
-            yield Record(line, {}, f"prompt: needed UTF-8 text ({cause})")
+            yield Record(line, {}, f"prompt must be UTF-8 text ({cause})")
 
 
 def read_jsonl(path: Path) -> Iterator[Record]:
@@ -139,12 +141,12 @@ def read_jsonl(path: Path) -> Iterator[Record]:
             check_length(text)
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield Record(line, {}, f"needed a JSON object ({error})")
+            yield Record(line, {}, f"must be a JSON object ({error})")
             continue
         if isinstance(values, dict):
             yield Record(line, {k: v for k, v in values.items() if v is not None})
         else:
-            yield Record(line, {}, f"needed a JSON object, found {type(values).__name__}")
+            yield Record(line, {}, f"must be a JSON object, found {type(values).__name__}")
 
 
 def read_csv(path: Path) -> Iterator[Record]:
@@ -157,7 +159,7 @@ def read_csv(path: Path) -> Iterator[Record]:
             for values in reader:
                 yield csv_record(f"{path.name}, line {reader.line_num}", values)
         except csv.Error as error:
-            raise InvalidParams("input", str(path), f"needed a CSV file ({error})") from error
+            raise InvalidParams("input", str(path), f"must be a CSV file ({error})") from error
 
 
 def csv_lines(file: IO[str]) -> Iterator[str]:
@@ -169,7 +171,7 @@ def csv_lines(file: IO[str]) -> Iterator[str]:
 
 def csv_record(line: str, values: dict[Any, Any]) -> Record:
     if None in values:
-        return Record(line, {}, "needed as many fields as the header has")
+        return Record(line, {}, "must have as many fields as the header")
     parsed: dict[str, Any] = {}
     for name, text in values.items():
         # An empty prompt is a prompt; any other empty field is left out.
@@ -177,7 +179,7 @@ def csv_record(line: str, values: dict[Any, Any]) -> Record:
             try:
                 parsed[name] = COLUMNS[name](text)
             except ValueError:
-                return Record(line, parsed, f"{name}: {text!r} is not allowed; needed a number")
+                return Record(line, parsed, f"{name} must be a number, got {text!r}")
     return Record(line, parsed)
 
 
@@ -218,7 +220,9 @@ def check_kind(path: Path, name: str, kind: Any) -> None:
     items = get_args(needed)
     is_right = is_list(kind) and holds[items[0]](kind.value_type) if items else holds[needed](kind)
     if not (is_right or types.is_null(kind)):
-        raise InvalidParams("input", f"{path}: {name} of {kind}", f"needed {NEEDED[needed]}")
+        raise InvalidParams(
+            "input", f"{path}: {name} of {kind}", f"must be a column of {NEEDED[needed]}"
+        )
 
 
 def is_list(kind: Any) -> bool:
@@ -236,15 +240,17 @@ def parquet_errors(path: Path) -> Iterator[None]:
     # Python itself refuses a text that is not UTF-8.
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
-        raise InvalidParams("input", str(path), f"needed a Parquet file ({line})") from error
+        raise InvalidParams("input", str(path), f"must be a Parquet file ({line})") from error
 
 
 def check_columns(path: Path, names: Sequence[str]) -> None:
     for name in names:
         if name not in COLUMNS:
-            raise InvalidParams("input", f"{path}: {name}", f"columns: {', '.join(COLUMNS)}")
+            raise InvalidParams(
+                "input", f"{path}: {name}", f"must be one of the columns {', '.join(COLUMNS)}"
+            )
     if "prompt" not in names:
-        raise InvalidParams("input", str(path), "needed a column named prompt")
+        raise InvalidParams("input", str(path), "must have a column named prompt")
 
 
 READERS = {".txt": read_txt, ".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}

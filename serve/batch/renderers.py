@@ -199,14 +199,18 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
     try:
         answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=headers_of(key), timeout=30)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise InvalidParams("through", url, f"needed a service that runs ({error})") from error
+        raise InvalidParams(
+            "through", url, f"must be the URL of a running service ({error})"
+        ) from error
     if answer.status_code != 200:
-        raise InvalidParams("through", url, problem_of(answer).message)
+        raise InvalidParams(
+            "through", url, f"must accept the request ({problem_of(answer).message})"
+        )
     models = answer.json()["data"]
     named = [each for each in models if not asked or asked in own_names(each["id"])]
     if not named:
         ids = ", ".join(each["id"] for each in models)
-        raise InvalidParams("model", asked, f"needed one that {url} has: {ids}")
+        raise InvalidParams("model", asked, f"must be a model that {url} serves: {ids}")
     id_, images = str(named[0]["id"]), named[0].get("images") or {}
     try:
         presets: Presets = presets_of(images["presets"])

@@ -70,14 +70,14 @@ def content_id(given: Mapping[str, Any]) -> str:
 def checked_id(given: object) -> str:
     """Check a row's `id` or a line's `custom_id`. Raises InvalidParams."""
     if isinstance(given, bool) or not isinstance(given, str | int):
-        raise InvalidParams("id", given, "needed text")
+        raise InvalidParams("id", given, "must be text")
     id_ = str(given)
     if not 1 <= len(id_) <= MAX_ID:
-        raise InvalidParams("id", id_[:40], f"needed 1 to {MAX_ID} characters")
+        raise InvalidParams("id", id_[:40], f"must have 1 to {MAX_ID} characters")
     try:
         id_.encode()
     except UnicodeEncodeError:
-        raise InvalidParams("id", id_, "needed valid Unicode, without lone surrogates") from None
+        raise InvalidParams("id", id_, "must be valid Unicode, without lone surrogates") from None
     return id_
 
 

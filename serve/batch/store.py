@@ -319,7 +319,7 @@ class ObjectStore:
             try:
                 self._opened = fsspec.core.url_to_fs(self.url)
             except (ImportError, ValueError) as error:
-                needed = f"needed its fsspec package: {error}"
+                needed = f"needs its fsspec package: {error}"
                 raise InvalidParams("out", self.url, needed) from error
         return self._opened
 

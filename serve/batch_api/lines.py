@@ -69,7 +69,9 @@ def one_model(body: dict[str, Any], known: str, models: Sequence[ImageModel]) ->
     except Problem:
         return known
     if known and id_ != known:
-        raise WrongLine("mismatched_model", f"{id_!r}: needed {known!r} as the others", "model")
+        raise WrongLine(
+            "mismatched_model", f"{id_!r}: must be {known!r}, as in the other lines", "model"
+        )
     return id_
 
 
@@ -83,7 +85,7 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
         if name not in FIELDS:
             # The record of the batch must be valid Unicode.
             shown = name[:100].encode(errors="backslashreplace").decode()
-            needed = f"{shown}: is not known; needed {', '.join(FIELDS)}"
+            needed = f"{shown} is not a field of a line; must be one of {', '.join(FIELDS)}"
             raise WrongLine("unknown_parameter", needed, shown)
     id_, method, url, body = (record.values[name] for name in FIELDS)
     # Any other wrong id is the request's own error.
@@ -91,12 +93,14 @@ def check_line(record: Record, endpoint: str, seen: set[str]) -> None:
         raise WrongLine("duplicate_custom_id", f"{id_[:100]!r} is there already", "custom_id")
     seen.add(str(id_))
     if method != "POST":
-        raise WrongLine("invalid_method", f"{str(method)[:20]!r}: needed POST", "method")
+        raise WrongLine(
+            "invalid_method", f"method must be POST, got {str(method)[:20]!r}", "method"
+        )
     if url != endpoint:
-        needed = f"{str(url)[:100]!r}: needed the batch's endpoint, {endpoint}"
+        needed = f"url must be the batch's endpoint, {endpoint}, got {str(url)[:100]!r}"
         raise WrongLine("mismatched_endpoint", needed, "url")
     if not isinstance(body, dict):
-        raise WrongLine("invalid_body", "needed an object", "body")
+        raise WrongLine("invalid_body", "body must be an object", "body")
 
 
 def error_of(

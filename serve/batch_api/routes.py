@@ -84,7 +84,7 @@ class BatchApi:
         async with form_in(request, max_files=1, max_fields=8) as form:
             sent, purpose = form.get("file"), form.get("purpose")
             if not isinstance(sent, UploadFile):
-                raise invalid("file", "file: needed a file", "missing_required_parameter")
+                raise invalid("file", "file must be a file", "missing_required_parameter")
             if purpose != PURPOSE:
                 raise invalid("purpose", f"purpose: {str(purpose)[:40]!r}; here is only 'batch'")
             name = checked_name(sent.filename or "requests.jsonl")
@@ -135,7 +135,7 @@ class BatchApi:
 
     def make(self, asked: BatchAsked, request: Request) -> BatchRecord:
         if asked.endpoint != ENDPOINT:
-            message = f"endpoint: {asked.endpoint[:100]!r} is not allowed; needed {ENDPOINT}"
+            message = f"endpoint must be {ENDPOINT}, got {asked.endpoint[:100]!r}"
             raise invalid("endpoint", message)
         owner, now = owner_in(request), self.now
         expires_at = now + window_s(asked.completion_window)
@@ -144,7 +144,7 @@ class BatchApi:
             message = f"input_file_id: there is no file {asked.input_file_id[:80]!r}"
             raise invalid("input_file_id", message, "file_not_found")
         if file.purpose != PURPOSE:
-            message = f"input_file_id: its purpose is {file.purpose!r}; needed {PURPOSE!r}"
+            message = f"input_file_id: its purpose must be {PURPOSE!r}, got {file.purpose!r}"
             raise invalid("input_file_id", message)
         id_ = id_of("batch_", owner, request.state.request_id, asked.input_file_id)
         known = self.records.batch(owner, id_)
@@ -302,7 +302,7 @@ def life_of(anchor: object, seconds: object) -> int | None:
     is_fine = is_number and MIN_LIFE_S <= int(text) <= MAX_LIFE_S
     if anchor != "created_at" or not is_fine:
         needed = f"anchor=created_at and seconds={MIN_LIFE_S} to {MAX_LIFE_S}"
-        raise invalid("expires_after", f"expires_after: needed {needed}")
+        raise invalid("expires_after", f"expires_after must be {needed}")
     return int(text)
 
 

@@ -68,7 +68,9 @@ def read_endpoints(path: str) -> list[Endpoint]:
     try:
         rows = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        needed = f"needed a file of addresses ({getattr(error, 'strerror', None) or error})"
+        needed = (
+            f"must be a readable file of addresses ({getattr(error, 'strerror', None) or error})"
+        )
         raise InvalidParams("webhooks", path, needed) from error
     texts = [(number, row.partition("#")[0].split()) for number, row in enumerate(rows, 1)]
     return [endpoint_of(words, f"{path}, line {number}") for number, words in texts if words]
@@ -76,7 +78,7 @@ def read_endpoints(path: str) -> list[Endpoint]:
 
 def endpoint_of(words: Sequence[str], place: str) -> Endpoint:
     # The message must not show the line: it holds a secret.
-    needed = "needed `<http URL> whsec_<base64 of 24 bytes or more>`"
+    needed = "must hold `<http URL> whsec_<base64 of 24 bytes or more>`"
     if len(words) != 2 or not words[0].startswith(("http://", "https://")):
         raise InvalidParams("webhooks", place, needed)
     endpoint = Endpoint(*words)

@@ -163,6 +163,6 @@ def window_s(text: str) -> int:
     match = WINDOW.fullmatch(text)
     hours = int(match[1]) * HOURS[match[2]] if match else 0
     if not 1 <= hours <= MOST_HOURS:
-        message = f"completion_window: {text[:20]!r} is not allowed; needed 24h, or 1h to 30d"
+        message = f"completion_window must be 24h, or 1h to 30d, got {text[:20]!r}"
         raise invalid("completion_window", message)
     return hours * 3600

@@ -51,7 +51,7 @@ def is_open(path: str) -> bool:
 def key_in(authorizations: Sequence[str], keyring: Keyring) -> ApiKey:
     """Raises Problem."""
     if len(authorizations) > 1:
-        message = f"Authorization: needed one header, got {len(authorizations)}."
+        message = f"Authorization must be a single header, got {len(authorizations)}."
         raise Problem(400, message, "Authorization", "invalid_value")
     key = keyring.find(secret_in(*authorizations)) if authorizations else None
     if key is None:

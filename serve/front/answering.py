@@ -63,7 +63,9 @@ def deadline_of(
         except ValueError:
             seconds = -1.0
         if not 0 < seconds < float("inf"):
-            raise errors.invalid(DEADLINE_HEADER, f"{DEADLINE_HEADER}: needed seconds above 0")
+            raise errors.invalid(
+                DEADLINE_HEADER, f"{DEADLINE_HEADER} must be a number of seconds above 0"
+            )
     if seconds is None and is_patient:
         return math.inf
     return min(seconds or settings.deadline_s, settings.max_deadline_s)

@@ -41,7 +41,7 @@ MAX_FIELDS = 100
 IMAGES = ("image", "image[]")
 LISTS = {each.client_name: each for each in PARAMETERS.values() if each.kind is tuple}
 DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
-NEEDED_URL = "needed a data URL: data:image/png;base64,…"
+DATA_URL_ONLY = "must be a data URL (data:image/png;base64,…); other URLs are not fetched"
 M = TypeVar("M", bound=BaseModel)
 Reference = dict[Literal["image_url", "file_id"], str]
 R = TypeVar("R", bound=ImageRequest)
@@ -62,7 +62,7 @@ class EditBody(EditRequest):
     """The same as JSON."""
 
     images: Annotated[
-        list[Reference], Field(min_length=1, max_length=MAX_IMAGES, description=NEEDED_URL)
+        list[Reference], Field(min_length=1, max_length=MAX_IMAGES, description=DATA_URL_ONLY)
     ]
     mask: Reference | None = None
 
@@ -142,7 +142,7 @@ async def read_edit(request: Request) -> EditAsked:
             return await of_form(form)
     if kind == JSON:
         return of_json(await request.body())
-    raise Problem(415, f"needed {FORM} or {JSON}", None, "unsupported_media_type")
+    raise Problem(415, f"Content-Type must be {FORM} or {JSON}", None, "unsupported_media_type")
 
 
 def of_json(text: bytes) -> EditAsked:
@@ -181,22 +181,22 @@ async def of_form(form: FormData) -> EditAsked:
     image = await content(only_one(images), "image")
     masks = form.getlist("mask")
     if len(masks) > 1:
-        raise invalid("mask", f"mask: {len(masks)} are not allowed; at most one")
+        raise invalid("mask", f"mask must be one file, got {len(masks)}")
     mask = await content(masks[0], "mask") if masks else None
     fields = fields_of(form)
     request = checked(EditRequest, fields)
     for name, text in fields.items():
         # pydantic reads 1_0 as 10, as Python does.
         if isinstance(getattr(request, name), int | float) and "_" in text:
-            raise invalid(name, f"{name}: needed a number, got {text[:40]!r}")
+            raise invalid(name, f"{name} must be a number, got {text[:40]!r}")
     return EditAsked(request, image, mask)
 
 
 def only_one(images: Sequence[Any]) -> Any:
     if len(images) > MAX_IMAGES:
-        raise invalid("image", f"image: {len(images)} images are not allowed; at most {MAX_IMAGES}")
+        raise invalid("image", f"image must be at most {MAX_IMAGES} files, got {len(images)}")
     if not images:
-        raise invalid("image", "image: needed a file", "missing_required_parameter")
+        raise invalid("image", "image must be a file", "missing_required_parameter")
     if len(images) > 1:
         message = f"image: {len(images)} images are not possible; this model edits one at a time"
         raise invalid("image", message)
@@ -205,7 +205,7 @@ def only_one(images: Sequence[Any]) -> Any:
 
 async def content(file: UploadFile | str, field: str) -> bytes:
     if isinstance(file, str):
-        raise invalid(field, f"{field}: needed a file, not text")
+        raise invalid(field, f"{field} must be a file, not text")
     return await file.read()
 
 
@@ -237,7 +237,7 @@ def numbers(name: str, values: Sequence[Any]) -> list[int | float]:
     try:
         return list(LISTS[name].parse(",".join(values).replace("_", "?")))
     except (TypeError, ValueError):
-        raise invalid(name, f"{name}: needed numbers with commas between") from None
+        raise invalid(name, f"{name} must be numbers with commas between") from None
 
 
 def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:
@@ -253,14 +253,14 @@ def checked(model: type[M], values: bytes | Mapping[str, Any]) -> M:
 def bytes_of(reference: Reference, field: str) -> bytes:
     url = reference.get("image_url")
     if url is None or len(reference) > 1:
-        raise invalid(field, f"{field}: needed image_url alone; there are no files here")
+        raise invalid(field, f"{field} takes image_url only; files cannot be referenced here")
     head = DATA_URL.match(url)
     if head is None:
-        raise invalid(field, f"{field}: {url[:40]!r} is not fetched; {NEEDED_URL}")
+        raise invalid(field, f"{field} {DATA_URL_ONLY}, got {url[:40]!r}")
     try:
         return base64.b64decode(url[head.end() :], validate=True)
     except (binascii.Error, ValueError):
-        raise invalid(field, f"{field}: broken base64; {NEEDED_URL}") from None
+        raise invalid(field, f"{field} must be valid base64 after data:image/png;base64,") from None
 
 
 def describe_edit_body() -> dict[str, Any]:

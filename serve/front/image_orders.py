@@ -54,21 +54,21 @@ def check_plain(request: ImageRequest) -> None:
     for each in PARAMETERS.values():
         if each.is_for_edits and getattr(request, each.client_name) is not None:
             name = each.client_name
-            raise invalid(name, f"{name}: needed an image with it; ask /v1/images/edits")
+            raise invalid(name, f"{name} needs an image; use /v1/images/edits")
 
 
 def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings) -> None:
     check_model(request.model, card.id, settings)
     check_other_media(request)
     if request.background == "transparent":
-        raise invalid("background", "background: 'transparent' is not possible; needed 'opaque'")
+        raise invalid("background", "background must be 'opaque', got 'transparent'")
     if request.stream and request.response_format == "url":
         raise invalid("response_format", "response_format: a stream carries b64_json alone")
     steps = settings.max_steps
     for field, most in (("n", settings.max_n), ("steps", steps), ("upscale_steps", steps)):
         value = getattr(request, field)
         if value is not None and value > most:
-            raise invalid(field, f"{field}: {value} is not allowed; at most {most}")
+            raise invalid(field, f"{field} must be at most {most}, got {value}")
     for field in ("prompt", "negative_prompt"):
         check_characters(field, getattr(request, field) or "", settings)
 
@@ -76,7 +76,7 @@ def check_limits(request: ImageRequest, card: ModelCard, settings: ServeSettings
 def check_characters(field: str, text: str, settings: ServeSettings) -> None:
     length, most = len(text), settings.max_prompt_chars
     if length > most:
-        raise invalid(field, f"{field}: {length} characters are not allowed; at most {most}")
+        raise invalid(field, f"{field} must have at most {most} characters, got {length}")
 
 
 def check_other_media(request: ImageRequest) -> None:
@@ -88,7 +88,7 @@ def check_other_media(request: ImageRequest) -> None:
                 field, f"{field}: is for output_format {format}, here are {allowed}; leave it out"
             )
     if request.complexity is not None:
-        raise invalid("complexity", "complexity: nothing is planned here; needed `quality` instead")
+        raise invalid("complexity", "complexity is not supported; use `quality`")
 
 
 def params_of(
@@ -124,8 +124,8 @@ def size_of(asked: str | None, card: ModelCard, settings: ServeSettings) -> tupl
         if not sizes.minimum <= side <= most or side % sizes.multiple:
             raise invalid(
                 "size",
-                f"size: {asked!r} is not allowed; needed 'auto', or WIDTHxHEIGHT with each side "
-                f"a multiple of {sizes.multiple} from {sizes.minimum} to {most}",
+                "size must be 'auto', or WIDTHxHEIGHT with each side a multiple of "
+                f"{sizes.multiple} from {sizes.minimum} to {most}, got {asked!r}",
             )
     return width, height
 

@@ -25,7 +25,7 @@ LINE = re.compile(
     r"(?P<digest>[0-9a-f]{64})\s+(?P<name>[\w.-]{1,64})(?:\s+(?P<rate>[1-9]\d{0,8}))?"
     r"(?:\s+work=(?P<work>\d{1,9}(?:\.\d{1,3})?))?(?:\s+weight=(?P<weight>\d{1,3}(?:\.\d{1,3})?))?"
 )
-NEEDED = "needed `<sha256> <name> [<images a minute>] [work=<number>] [weight=<number>]`"
+NEEDED = "must hold `<sha256> <name> [<images a minute>] [work=<number>] [weight=<number>]`"
 NAME = re.compile(r"[\w.-]{1,64}")
 PREFIX = "sk-sdxl-"
 MIN_WORK, MAX_RATE = 0.001, 10**9 - 1
@@ -59,7 +59,9 @@ class Keyring:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             cause = getattr(error, "strerror", None) or error
-            raise InvalidParams("keys", str(path), f"needed a file of keys ({cause})") from error
+            raise InvalidParams(
+                "keys", str(path), f"must be a readable file of keys ({cause})"
+            ) from error
         keys = []
         for number, line in enumerate(lines, 1):
             text = line.partition("#")[0].strip()
@@ -72,7 +74,7 @@ class Keyring:
                 raise InvalidParams("keys", place, NEEDED)
             rate, work, weight = (match[name] for name in ("rate", "work", "weight"))
             if not float(work or 1) or not MIN_WEIGHT <= float(weight or 1) <= MAX_WEIGHT:
-                needed = f"needed work above 0, and a weight from {MIN_WEIGHT} to {MAX_WEIGHT}"
+                needed = f"must have work above 0 and a weight from {MIN_WEIGHT} to {MAX_WEIGHT}"
                 raise InvalidParams("keys", place, needed)
             keys.append(
                 ApiKey(
@@ -84,7 +86,9 @@ class Keyring:
                 )
             )
         if not keys:
-            raise InvalidParams("keys", str(path), "needed at least one key; `sdxl key` makes one")
+            raise InvalidParams(
+                "keys", str(path), "must hold at least one key; `sdxl key` makes one"
+            )
         return cls(keys)
 
     def find(self, secret: str) -> ApiKey | None:
@@ -153,14 +157,16 @@ def main(argv: Sequence[str]) -> int:
     )
     options = parser.parse_args(argv)
     if not NAME.fullmatch(options.name):
-        raise InvalidParams("name", options.name, "needed letters, digits, dots and dashes")
+        raise InvalidParams(
+            "name", options.name, "must consist of letters, digits, dots and dashes"
+        )
     if options.rate is not None and not 1 <= options.rate <= MAX_RATE:
-        raise InvalidParams("rate", options.rate, f"needed a number from 1 to {MAX_RATE}")
+        raise InvalidParams("rate", options.rate, f"must be a number from 1 to {MAX_RATE}")
     if options.work is not None and not MIN_WORK <= options.work <= MAX_RATE:
-        needed = f"needed a number from {MIN_WORK} to {MAX_RATE}"
+        needed = f"must be a number from {MIN_WORK} to {MAX_RATE}"
         raise InvalidParams("work", options.work, needed)
     if not MIN_WEIGHT <= options.weight <= MAX_WEIGHT:
-        needed = f"needed a number from {MIN_WEIGHT} to {MAX_WEIGHT}"
+        needed = f"must be a number from {MIN_WEIGHT} to {MAX_WEIGHT}"
         raise InvalidParams("weight", options.weight, needed)
     secret = PREFIX + secrets.token_urlsafe(32)
     append(Path(options.file), line_of(options.name, sha256(secret), options))

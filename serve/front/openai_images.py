@@ -23,7 +23,7 @@ SIZE = r"^(auto|[1-9][0-9]{1,4}x[1-9][0-9]{1,4})$"
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
 Format = Literal["png", "jpeg", "webp"]
 SURROGATE = re.compile("[\ud800-\udfff]")
-NEEDED_UNICODE = "needed valid Unicode, without lone surrogates"
+NEEDED_UNICODE = "must be valid Unicode, without lone surrogates"
 SAME_QUALITY = {"auto": "medium", "standard": "medium", "hd": "high"}
 
 

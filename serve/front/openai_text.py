@@ -82,7 +82,7 @@ class ResponseFormat(RequestModel):
         if self.type == "json_object":
             return "{}"
         if self.json_schema is None:
-            raise invalid("response_format", "response_format: needed json_schema with the type")
+            raise invalid("response_format", "response_format needs json_schema with this type")
         return json.dumps(self.json_schema.schema_)
 
 
@@ -193,11 +193,11 @@ def check(request: ChatRequest | CompletionRequest, model: str, settings: ServeS
     """Raises Problem for a request that this service does not allow or cannot serve."""
     check_model(request.model, model, settings)
     if request.n is not None and request.n > settings.max_n:
-        raise invalid("n", f"n: {request.n} is not allowed; at most {settings.max_n}")
+        raise invalid("n", f"n must be at most {settings.max_n}, got {request.n}")
     if request.has_logprobs:
         raise invalid("logprobs", "logprobs: the model's backend does not give them")
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options", "stream_options: needed stream to be true")
+        raise invalid("stream_options", "stream_options needs stream to be true")
     neutral_values: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
     neutral_values |= {"echo": False, "suffix": None, "best_of": 1}
     for field, neutral in neutral_values.items():

@@ -45,7 +45,11 @@ def private_folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat() if folder.is_dir() else None
     if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise InvalidParams("results_dir", str(folder), "needed a folder of our own; name another")
+        raise InvalidParams(
+            "results_dir",
+            str(folder),
+            "must be a folder that no other user can write to; name another",
+        )
     folder.chmod(0o700)
     return folder
 
@@ -66,7 +70,7 @@ def check_shared(results_dir: str, expected: str) -> None:
     except OSError:
         is_same = False
     if not is_same:
-        needed = "needed one folder that all nodes share; on this node it is another"
+        needed = "must be one folder that all nodes share; this node has another"
         raise InvalidParams("results_dir", str(folder), needed)
 
 

@@ -86,7 +86,7 @@ class TextAnswers:
         deadline_s = deadline_of(asked.deadline_s, request, self.settings)
         asks = asked.asks(seed, deadline_s)
         if len(asks) > self.settings.max_n:
-            message = f"prompt: {len(asks)} answers are not allowed; at most {self.settings.max_n}"
+            message = f"prompt asks for {len(asks)} answers; must be at most {self.settings.max_n}"
             raise Problem(400, message, "prompt", "invalid_value")
         take_rate(self.limiter, request, len(asks))
         wire = Wire(self.model, is_chat, asked.has_usage, prompts=len(asks) // (asked.n or 1))

@@ -70,10 +70,10 @@ def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> Non
     if not each or (settings.device == "gpu" and not gpus):
         return
     if each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
-        raise InvalidParams("llm_options", f"{each} GPUs", "needed a node with so many")
+        raise InvalidParams("llm_options", f"{each} GPUs", "cannot be placed: no node has as many")
     is_shared = settings.device != "cpu"
     if taken > (most := gpus - is_shared):
-        needed = f"needed at most {most} of the cluster's {gpus} GPUs"
+        needed = f"must be at most {most} of the cluster's {gpus} GPUs"
         name = "llm_max_replicas" if settings.llm_max_replicas else "llm_replicas"
         raise InvalidParams(name, f"{taken} GPUs", needed + ": images need one" * is_shared)
 

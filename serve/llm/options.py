@@ -38,7 +38,7 @@ def read(file: str, backend: str) -> dict[str, Any]:
         values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise InvalidParams("llm_options", file, f"needed a TOML file ({cause})") from error
+        raise InvalidParams("llm_options", file, f"must be a TOML file ({cause})") from error
     check(values, backend)
     return values
 
@@ -50,13 +50,13 @@ def check(values: dict[str, Any], backend: str) -> None:
     for name in COUNTS:
         value = values.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidParams(name, value, "needed a whole number of at least 1")
+            raise InvalidParams(name, value, "must be a whole number of at least 1")
     tables = trtllm_api.tables()
     for name, value in values.items():
         is_table = name == SPECULATIVE or name in tables
         if isinstance(value, dict) != is_table:
             needed = "a table" if is_table else "a plain value"
-            raise InvalidParams(name, value, f"needed {needed}")
+            raise InvalidParams(name, value, f"must be {needed}")
         if name in tables:
             _known(value, tables[name][1], f"of {name}")
     if SPECULATIVE in values:
@@ -66,18 +66,18 @@ def check(values: dict[str, Any], backend: str) -> None:
 def _check_speculative(table: dict[str, Any]) -> None:
     kind = table.get("decoding_type")
     if kind not in trtllm_api.SPECULATIVE:
-        needed = f"needed one of {', '.join(trtllm_api.SPECULATIVE)}"
+        needed = f"must be one of {', '.join(trtllm_api.SPECULATIVE)}"
         raise InvalidParams("speculative_config.decoding_type", kind, needed)
     _known(table, trtllm_api.speculative_names(kind), "of speculative_config")
     if "max_draft_len" not in table:
-        raise InvalidParams("speculative_config.max_draft_len", None, "needed a number of tokens")
+        raise InvalidParams("speculative_config.max_draft_len", None, "must be a number of tokens")
 
 
 def _known(values: Iterable[str], allowed: frozenset[str], whose: str) -> None:
     for name in values:
         if name not in allowed:
             listed = ", ".join(sorted(allowed))
-            raise InvalidParams("llm_options", name, f"needed a name {whose}: {listed}")
+            raise InvalidParams("llm_options", name, f"must be a name {whose}: {listed}")
 
 
 def gpus_of(values: dict[str, Any]) -> int:

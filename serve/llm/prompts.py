@@ -28,7 +28,7 @@ class Prompts:
         else:
             ids = self.tokenizer(self._rendered(ask.prompt), add_special_tokens=False).input_ids
         if not ids:
-            raise errors.invalid("prompt", "prompt: needed at least one token")
+            raise errors.invalid("prompt", "prompt must have at least one token")
         return ids
 
     def _rendered(self, messages: Sequence[Message]) -> str:

@@ -181,8 +181,8 @@ def load(folder: str, tokenizer: Any, rows: int | None, context: int | None) -> 
     kinds = set(getattr(config, "layer_types", None) or [FULL])
     if kinds != {FULL} or getattr(config, "sliding_window", None):
         shown = ", ".join(sorted(kinds))
-        raise InvalidParams("llm", folder, f"needed full attention in every layer; found {shown}")
+        raise InvalidParams("llm", folder, f"must have full attention in every layer, not {shown}")
     most = config.max_position_embeddings
     if context is not None and context > most:
-        raise InvalidParams("max_seq_len", context, f"the model's context holds {most}")
+        raise InvalidParams("max_seq_len", context, f"must be at most {most}, the model's context")
     return TransformersEngine(model, tokenizer, context or min(most, MAX_CONTEXT), rows or MAX_ROWS)

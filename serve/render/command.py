@@ -139,15 +139,15 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
     image = ImageToEdit.read(options.image, options.mask)
     check_image(options.source, [stored.pop(name, None) for name in DIGESTS], image)
     if options.format not in (None, *SUFFIXES):
-        raise InvalidParams("format", options.format, f"needed one of {', '.join(SUFFIXES)}")
+        raise InvalidParams("format", options.format, f"must be one of {', '.join(SUFFIXES)}")
     given = read_prompts(options.prompts)
     if options.is_json and options.out == STDOUT:
-        raise InvalidParams("out", STDOUT, "needed a file or a folder: --json writes there too")
+        raise InvalidParams("out", STDOUT, "must be a file or a folder: --json writes to stdout")
     prompts = given or ([stored.get("prompt", "")] if stored else [])
     if not prompts:
-        raise InvalidParams("prompt", None, "needed at least one prompt, or --from IMAGE")
+        raise InvalidParams("prompt", None, "needs at least one, or --from IMAGE")
     if not 1 <= options.n <= MAX_IMAGES // len(prompts):
-        most = f"needed 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
+        most = f"must be 1 to {MAX_IMAGES // len(prompts)} for {len(prompts)} prompts"
         raise InvalidParams("n", options.n, most)
     strength = stored.get("strength", image.given.edit_strength if image else None)
     values = {**stored, **with_quality(options, stored_model, strength)}
@@ -196,7 +196,7 @@ def named_model(options: argparse.Namespace, stored_model: str | None) -> str:
 def check_image(source: str | None, digests: Sequence[object], image: ImageToEdit | None) -> None:
     """A picture that was made from another one cannot be made again without it."""
     if any(digests) and image is None:
-        needed = f"it was made from an image; needed --image ({DIGESTS[0]} {digests[0]})"
+        needed = f"needs --image, which the picture was made from ({DIGESTS[0]} {digests[0]})"
         raise InvalidParams("from", source, needed)
 
 
@@ -222,7 +222,7 @@ def stdin_lines() -> list[str]:
     try:
         text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidParams("prompt", "stdin", f"needed UTF-8 text ({error.reason})") from error
+        raise InvalidParams("prompt", "stdin", f"must hold UTF-8 text ({error.reason})") from error
     return [line for line in map(str.strip, text.split("\n")) if line]
 
 
@@ -232,7 +232,7 @@ def stored_params(source: str) -> dict[str, Any]:
     try:
         data = Path(source).read_bytes()
     except OSError as error:
-        needed = f"needed a picture that says how it was made ({error.strerror})"
+        needed = f"must be a picture with its parameters ({error.strerror})"
         raise InvalidParams("from", source, needed) from error
     try:
         stored = read_parameters(data)
@@ -242,7 +242,7 @@ def stored_params(source: str) -> dict[str, Any]:
     except NoParameters as error:
         if found := foreign_params(data, source):
             return found
-        needed = f"needed a picture that says how it was made ({error})"
+        needed = f"must be a picture with its parameters ({error})"
         raise InvalidParams("from", source, needed) from error
 
 
@@ -272,7 +272,7 @@ def model_of_picture(model: str | None, source: str) -> str | None:
 
     if model is None or is_here(model):
         return model
-    needed = f"the picture names the model {model!r}, which is not here; needed --model"
+    needed = f"needs --model: the picture's model {model!r} is not here"
     raise InvalidParams("from", source, needed)
 
 
@@ -287,7 +287,7 @@ def prepare_sheet(name: str | None) -> Path | None:
         return None
     path = Path(name)
     if format_of(path) is None or path.is_dir():
-        raise InvalidParams("sheet", name, "needed a file name that ends in .png, .jpg or .webp")
+        raise InvalidParams("sheet", name, "must be a file name that ends in .png, .jpg or .webp")
     prepare_folder(path.parent)
     return path
 

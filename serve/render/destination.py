@@ -43,7 +43,7 @@ class Destination:
         destination = cls._prepare(out, format, images)
         if sheet is not None and sheet.parent.resolve() == destination.folder.resolve():
             if sheet.name == destination.file_name:
-                raise InvalidParams("sheet", str(sheet), "needed another file than --out")
+                raise InvalidParams("sheet", str(sheet), "must be another file than --out")
             destination._taken.add(sheet.name)
         return destination
 
@@ -53,15 +53,15 @@ class Destination:
             return cls._prepare_stdout(format, images)
         path = Path(out)
         if path.suffix.lower() in FOREIGN and not path.is_dir():
-            raise InvalidParams("out", out, f"needed a folder, or {', '.join(FORMATS_BY_SUFFIX)}")
+            raise InvalidParams("out", out, f"must be a folder, or {', '.join(FORMATS_BY_SUFFIX)}")
         implied = format_of(path)
         if implied is None or path.is_dir():
             destination = cls(path, None, format or "png")
         else:
             if images > 1:
-                raise InvalidParams("out", out, f"needed a folder for {images} images")
+                raise InvalidParams("out", out, f"must be a folder for {images} images")
             if format not in (None, implied):
-                raise InvalidParams("format", format, f"{out} needs {implied}")
+                raise InvalidParams("format", format, f"must be {implied} for {out}")
             destination = cls(path.parent, path.name, implied)
         prepare_folder(destination.folder)
         return destination
@@ -69,9 +69,9 @@ class Destination:
     @classmethod
     def _prepare_stdout(cls, format: str | None, images: int) -> Destination:
         if images > 1:
-            raise InvalidParams("out", STDOUT, f"needed a folder for {images} images")
+            raise InvalidParams("out", STDOUT, f"must be a folder for {images} images")
         if sys.stdout.isatty():
-            raise InvalidParams("out", STDOUT, "needed a file or a pipe, not a terminal")
+            raise InvalidParams("out", STDOUT, "must be a file or a pipe, not a terminal")
         return cls(Path(), STDOUT, format or "png")
 
     @property

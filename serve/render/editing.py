@@ -23,7 +23,7 @@ class ImageToEdit:
     def read(cls, image: str | None, mask: str | None) -> ImageToEdit | None:
         if image is None:
             if mask is not None:
-                raise InvalidParams("mask", mask, "needed --image with it")
+                raise InvalidParams("mask", mask, "needs --image")
             return None
         return cls(
             GivenImage.read(content(image, "image"), content(mask, "mask") if mask else None)
@@ -51,5 +51,5 @@ def content(name: str, field: str) -> bytes:
     try:
         return Path(name).read_bytes()
     except OSError as error:
-        needed = f"needed a file that can be read ({error.strerror})"
+        needed = f"must be a readable file ({error.strerror})"
         raise InvalidParams(field, name, needed) from error

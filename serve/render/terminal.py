@@ -115,7 +115,7 @@ def find(preview: str, is_redirected: bool) -> Terminal | None:
     is_terminal = os.name == "posix" and sys.stderr.isatty()
     if preview != AUTO:
         if not is_terminal:
-            raise InvalidParams("preview", preview, "needed a terminal on stderr")
+            raise InvalidParams("preview", preview, "needs a terminal on stderr")
         return Terminal(sys.stderr, preview)
     if not is_terminal or is_redirected or is_silent(os.environ):
         return None
@@ -124,7 +124,7 @@ def find(preview: str, is_redirected: bool) -> Terminal | None:
 
 def check(preview: str) -> str:
     if preview not in PREVIEWS:
-        raise InvalidParams("preview", preview, f"needed one of {', '.join(PREVIEWS)}")
+        raise InvalidParams("preview", preview, f"must be one of {', '.join(PREVIEWS)}")
     return preview
 
 

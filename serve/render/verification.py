@@ -119,7 +119,7 @@ def read(name: str, what: str) -> bytes:
     try:
         return Path(name).expanduser().read_bytes()
     except OSError as error:
-        raise InvalidParams(what, name, f"needed a file ({error.strerror})") from error
+        raise InvalidParams(what, name, f"must be a readable file ({error.strerror})") from error
 
 
 def _watermark(image: Image) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _describe_watermark(verdict: Verdict) -> str:
     from sdxl.watermark import FOUND
 
     if not verdict.is_watermarked:
-        return f"not found (score {verdict.watermark_score:.1f}; needed {FOUND})"
+        return f"not found (score {verdict.watermark_score:.1f}; needs {FOUND})"
     return (
         f"found: score {verdict.watermark_score:.1f}; without one, a picture has that "
         f"with probability {verdict.watermark_chance:.0e}"

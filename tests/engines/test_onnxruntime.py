@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused_before_anything_runs(tiny_engines: Engines
             deep({**inputs, **changes}, outputs)
         assert all(bool((t == 7).all()) for t in outputs.values())
 
-    refused("'sample' is torch.float16, needed float32", sample=inputs["sample"].half())
+    refused("'sample' is torch.float16, expected float32", sample=inputs["sample"].half())
     refused("'keys_0' has shape", keys_0=inputs["keys_0"][:1].contiguous())
     gaps = inputs["sample"].to(memory_format=torch.channels_last)
     refused("'sample' is on cpu with strides", sample=gaps)

@@ -51,8 +51,7 @@ def test_a_path_that_is_not_a_folder_is_refused_before_heavy_imports(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setitem(sys.modules, "eval.quality.evaluation", None)
-    error = f"{flag[2:]}: '{name}' is not allowed; needed a folder of pictures"
-    assert refused(flag, name) == error
+    assert refused(flag, name) == f"{flag[2:]} must be a folder of pictures, got '{name}'"
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def files(tmp_path: Path) -> Callable[..., list[str]]:
     [
         ("id,caption\n1,A clock\n", "a column 'caption'; found id,caption"),
         (TSV + "3\t4\t\n", "line 4 has no caption"),
-        ("\n".join(TSV.splitlines()[:2]), "needed 2 captions; found 1"),
+        ("\n".join(TSV.splitlines()[:2]), "must hold 2 captions; found 1"),
     ],
 )
 def test_a_wrong_captions_file_is_refused(
@@ -86,7 +85,7 @@ def test_a_wrong_captions_file_is_refused(
     wrong = tmp_path / "wrong.tsv"
     wrong.write_text(text)
     error = refused(*files(captions=wrong))
-    assert error.startswith("captions: ") and message in error, error
+    assert error.startswith("captions must ") and message in error, error
 
 
 @pytest.mark.parametrize("name", BENCHMARK_FILES)
@@ -94,25 +93,25 @@ def test_a_missing_file_is_refused(
     name: str, files: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     error = refused(*files(**{name: tmp_path / "nowhere"}))
-    assert error.startswith(f"{name}: ") and "needed a file or folder that is there" in error
-    assert f"{name}: None is not allowed" in refused(*files(**{name: None}))
+    assert error.startswith(f"{name} must be an existing file or folder")
+    assert f"{name} must be given for this model" in refused(*files(**{name: None}))
 
 
 def test_unreadable_weights_are_refused(files: Callable[..., list[str]]) -> None:
-    assert "inception: " in (error := refused(*files())) and "pt_inception-2015-12-05" in error
+    assert "inception must" in (error := refused(*files())) and "pt_inception-2015-12-05" in error
 
 
 def test_too_few_pictures_and_other_sizes_are_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "few", 2, 128)
     error = refused("--count", "3", "--images", str(tmp_path / "few"))
-    assert "with 2 pictures" in error and "one for each of the 3 captions" in error
+    assert "with 2 pictures" in error and "one picture for each of the 3 captions" in error
     write_pictures(tmp_path / "small", 2, 64)
     error = refused("--count", "2", "--images", str(tmp_path / "small"))
-    assert "000000.png of 64×64" in error and "needed 128×128" in error
+    assert "000000.png of 64×64" in error and "must be 128×128" in error
 
 
 def test_two_sources_are_refused() -> None:
-    assert "source: '--images and --url'" in refused("--images", "a", "--url", "b")
+    assert "source must name one source of pictures" in refused("--images", "a", "--url", "b")
 
 
 @pytest.mark.parametrize(
@@ -126,9 +125,10 @@ def test_two_sources_are_refused() -> None:
 )
 def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
     error = refused("--sweep", *flags)
-    assert error.startswith(flags[0][2:].replace("-", "_")) and "--sweep has settings" in error, (
-        error
-    )
+    assert (
+        error.startswith(flags[0][2:].replace("-", "_"))
+        and "--sweep, which has its own settings" in error
+    ), error
 
 
 @pytest.mark.parametrize("source", ["--images", "--url", "--accuracy-log"])
@@ -138,7 +138,7 @@ def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
 )
 def test_other_sources_refuse_the_flags_of_engines(source: str, flags: list[str]) -> None:
     error = refused(source, "there", *flags)
-    assert error.startswith(flags[0][2:]) and f"{source} loads no engines" in error, error
+    assert error.startswith(flags[0][2:]) and f"{source}, which loads no engines" in error, error
 
 
 def test_the_command_scores_a_folder(

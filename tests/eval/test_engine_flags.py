@@ -78,10 +78,10 @@ def test_a_service_started_for_loadgen_gets_the_flags(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("flags", [FLAGS[:2], FLAGS[2:]])
 def test_a_running_service_refuses_the_flags(flags: Sequence[str]) -> None:
-    with pytest.raises(InvalidParams, match=f"^{flags[0][2:]}: .*a service that has its own"):
+    with pytest.raises(InvalidParams, match=f"^{flags[0][2:]} cannot be used with --url"):
         run("mlperf", "--url", "http://nowhere", *flags)
 
 
 def test_a_folder_of_engines_needs_one_precision() -> None:
-    with pytest.raises(InvalidParams, match="engines: 'styled' .*needed one --precision"):
+    with pytest.raises(InvalidParams, match="engines needs one --precision, the folder's"):
         run("tune", "--precision", "fp32", "int8", *FLAGS)

@@ -106,9 +106,9 @@ def test_missing_and_truncated_weights(folder: Path) -> None:
     (folder / UNET).write_bytes(data[: len(data) // 2])
     assert f"{UNET}: not a whole safetensors file" in refusal(folder)
     (folder / UNET).unlink()
-    assert "needed diffusion_pytorch_model.safetensors" in refusal(folder)
+    assert "expected diffusion_pytorch_model.safetensors" in refusal(folder)
     shutil.rmtree(folder / "unet")
-    assert "unet: not there; needed a folder in diffusers layout" in refusal(folder)
+    assert "unet: not there; expected a folder in diffusers layout" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["unet/config.json", "vae/diffusion_pytorch_model.safetensors"])
@@ -136,7 +136,7 @@ def test_a_unet_that_is_no_sdxl(folder: Path) -> None:
 
 def test_models_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no model_index.json there" in refusal(tmp_path)
-    assert "needed 'mini', a folder" in refusal("no such model")
+    assert "must be 'mini', a folder" in refusal("no such model")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "'some/model' is neither a folder here nor could be fetched" in refusal("some/model")
 

@@ -253,16 +253,18 @@ def test_engines_without_the_encoder_refuse_edits_alone(mini: Pipeline) -> None:
     older = replace(mini, engines=replace(mini.engines, by_name=known))
     assert mini.can_edit and not older.can_edit
     older.check(GenerationParams(PROMPT))
-    with pytest.raises(InvalidParams, match="have no vae_encoder; needed: sdxl export"):
+    with pytest.raises(InvalidParams, match="image needs engines with vae_encoder"):
         older.check(params_of("euler", SIZES[0], 0.5))
 
 
 def test_strength_without_an_image_is_refused(mini: Pipeline) -> None:
-    with pytest.raises(InvalidParams, match="strength: 0.5 .*needed an image"):
+    with pytest.raises(InvalidParams, match="strength needs an image to edit"):
         mini.generate([GenerationParams(PROMPT, strength=0.5)])
 
 
 @pytest.mark.parametrize(("steps", "strength"), [(20, 0.0), (20, 0.049), (3, 0.3)])
 def test_a_strength_that_takes_no_step_is_refused(steps: int, strength: float) -> None:
-    with pytest.raises(InvalidParams, match="strength: .* need at least .*, to take one"):
+    with pytest.raises(
+        InvalidParams, match="strength must be at least .* with .* steps, to take one"
+    ):
         GenerationParams(PROMPT, steps=steps, strength=strength)

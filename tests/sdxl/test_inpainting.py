@@ -205,5 +205,7 @@ def test_what_a_mask_keeps_is_the_source_to_the_byte(model: Pipeline) -> None:
 
 def test_other_inputs_are_refused_by_their_number(tmp_path: Path) -> None:
     eight = find(str(write_inpainting(tmp_path / "eight", channels=8)))
-    with pytest.raises(CheckpointError, match="4 channels besides the 4 latents; needed none, or"):
+    with pytest.raises(
+        CheckpointError, match="4 channels besides the 4 latents; expected none, or"
+    ):
         assert eight.arch

@@ -56,11 +56,11 @@ def refusal(folder: Path, part: str) -> str:
         ("text_encoder", {"attn_implementation": "org/kernel"}, "attn_implementation"),
         ("text_encoder", {"text_config": {"num_hidden_layers": 9}}, "has text_config"),
         ("text_encoder", {"hidden_act": "no such thing"}, "text_encoder: .*no such thing"),
-        ("unet", {"layers_per_block": 10**9}, "layers_per_block is 1000000000, needed"),
+        ("unet", {"layers_per_block": 10**9}, "layers_per_block is 1000000000, expected"),
         ("unet", {"transformer_layers_per_block": 10**9}, "transformer_layers_per_block is"),
         ("unet", {"block_out_channels": [16_384] * 3}, "describes a network of .* hold"),
-        ("unet", {"block_out_channels": "x"}, "block_out_channels is 'x', needed a list"),
-        ("unet", {"sample_size": 10**9}, "sample_size is 1000000000, needed"),
+        ("unet", {"block_out_channels": "x"}, "block_out_channels is 'x', expected a list"),
+        ("unet", {"sample_size": 10**9}, "sample_size is 1000000000, expected"),
         ("vae", {"block_out_channels": [64] * 1000}, "block_out_channels of the VAE"),
         ("vae", {"down_block_types": ["x"]}, "vae: "),
     ],
@@ -91,7 +91,7 @@ def test_a_config_nested_too_deep_is_not_json(folder: Path) -> None:
 def test_an_index_that_names_no_files_is_refused(weight_map: object, folder: Path) -> None:
     (folder / "unet/diffusion_pytorch_model.safetensors").unlink()
     (folder / SHARDED["unet"]).write_text(json.dumps({"weight_map": weight_map}))
-    assert f"{SHARDED['unet']}: needed" in refusal(folder, "unet")
+    assert f"{SHARDED['unet']}: " in refusal(folder, "unet")
 
 
 @pytest.mark.parametrize(

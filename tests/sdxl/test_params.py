@@ -63,9 +63,9 @@ def test_a_bad_field_is_named(field: str, value: Any) -> None:
 def test_an_edits_steps_are_numbered_from_the_first_that_is_taken(name: str) -> None:
     half: dict[str, Any] = {"steps": 20, "strength": 0.5}
     GenerationParams(**half | {name: (0, 9)})
-    with pytest.raises(InvalidParams, match=f"{name}: .*10.* numbers from 0 to 9"):
+    with pytest.raises(InvalidParams, match=f"{name} must be .* numbers from 0 to 9, got .*10"):
         GenerationParams(**half | {name: (0, 10)})
-    with pytest.raises(InvalidParams, match=r"^strength: 0\.01"):
+    with pytest.raises(InvalidParams, match=r"^strength must .* got 0\.01"):
         GenerationParams(**half | {"strength": 0.01, name: (0, 10)})
 
 
@@ -73,14 +73,14 @@ def test_an_edits_steps_are_numbered_from_the_first_that_is_taken(name: str) -> 
 @pytest.mark.parametrize("value", [0, 100, 56, 520, 12.0, True])
 def test_sizes_are_the_models(side: str, value: Any) -> None:
     asked = GenerationParams.from_dict({side: value})
-    with pytest.raises(InvalidParams, match=rf"{side}: .*multiple of 8 from 64 to 512"):
+    with pytest.raises(InvalidParams, match=rf"{side} must be a multiple of 8 from 64 to 512"):
         asked.resolve(SIZES, lambda: 0)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        InvalidParams("steps", 0, "needed 1"),
+        InvalidParams("steps", 0, "must be 1"),
         OutputError(Path("x"), OSError(28, "full"), "space"),
         Refused("too late", 2.5, "too_late"),
     ],

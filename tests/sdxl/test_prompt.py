@@ -112,9 +112,7 @@ def test_no_token_of_a_long_prompt_is_lost(count: int, tokenizer: Tokenizer) -> 
 
 def test_one_token_too_many_is_refused_by_field(tokenizer: Tokenizer) -> None:
     tokenize("cat " * (MAX_CHUNKS * BODY), tokenizer)
-    with pytest.raises(
-        InvalidParams, match=r"negative_prompt: '1201 tokens' .* needed at most 1200"
-    ):
+    with pytest.raises(InvalidParams, match=r"negative_prompt must have at most 1200 tokens"):
         tokenize("cat " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
 
 
@@ -195,7 +193,9 @@ def test_any_brackets_parse_or_are_refused_by_name(text: str) -> None:
     "text", ["(a:11)", "(a:-11)", "(" * 25 + "a", "(a:" + "9" * 400 + ")", "(a:1.2.3)", "(a:.)"]
 )
 def test_absurd_weights_are_refused(text: str) -> None:
-    with pytest.raises(InvalidParams, match=r"negative_prompt: .*needed"):
+    with pytest.raises(
+        InvalidParams, match=r"negative_prompt must (have weights from -10.0 to 10.0|be a number)"
+    ):
         parse(text, "negative_prompt")
 
 
@@ -206,7 +206,7 @@ def test_endless_brackets_are_refused_at_once(bracket: str) -> None:
 
 
 def test_a_folder_without_a_vocabulary_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"needed vocab\.json and merges\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"needs vocab\.json and merges\.txt"):
         Tokenizer.from_folder(tmp_path)
 
 

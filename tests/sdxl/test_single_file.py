@@ -69,7 +69,7 @@ def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("marks", "metadata", "needed"),
+    ("marks", "metadata", "attention must be one of auto, cudnn, flash, efficient, math"),
     [
         ((), {}, ("epsilon", False, "leading")),
         (("v_pred",), {}, ("v_prediction", False, "leading")),
@@ -98,7 +98,7 @@ def test_a_vae_of_its_own_replaces_the_one_in_a_file_or_a_folder(tmp_path: Path)
         assert all(torch.equal(kept[name], other[name]) for name in other)
         assert found.config("unet") == find("mini").config("unet")
         assert found.digest != find("mini").digest
-    with pytest.raises(CheckpointError, match="holds no VAE; needed --vae"):
+    with pytest.raises(CheckpointError, match="holds no VAE; give --vae"):
         find(str(bare))
 
 
@@ -169,7 +169,7 @@ def test_a_cut_off_download_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     wrong = {f"{UNET}out.2.bias": torch.zeros(5)}
     file = write_single_file(MINI, tmp_path / "wrong.safetensors", more=wrong)
-    with pytest.raises(CheckpointError, match=r"unet conv_out.bias is \(5,\), needed \(4,\)"):
+    with pytest.raises(CheckpointError, match=r"unet conv_out.bias is \(5,\), expected \(4,\)"):
         find(str(file))
 
 

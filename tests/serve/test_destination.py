@@ -52,7 +52,7 @@ def test_the_sheet_s_name_is_no_picture_s(tmp_path: Path) -> None:
     sheet = tmp_path / "a-ring-7.png"
     destination = Destination.prepare(str(tmp_path), None, 1, sheet)
     assert destination.path(GenerationParams("a ring", seed=7)).name == "a-ring-7-2.png"
-    with pytest.raises(InvalidParams, match="sheet: .*needed another file than --out"):
+    with pytest.raises(InvalidParams, match="sheet must be another file than --out"):
         Destination.prepare(str(sheet), None, 1, tmp_path / "." / "a-ring-7.png")
 
 
@@ -65,13 +65,13 @@ def test_format_follows_the_file_name(tmp_path: Path) -> None:
     assert Destination.prepare(str(tmp_path / "a.jpg"), None, 1).format == "jpeg"
     assert Destination.prepare(str(tmp_path / "a.JPEG"), "jpeg", 1).format == "jpeg"
     assert named(tmp_path / "sub", "webp", ["a"]) == ["a-7.webp"]
-    with pytest.raises(InvalidParams, match="format: 'png'"):
+    with pytest.raises(InvalidParams, match="format must be jpeg for"):
         Destination.prepare(str(tmp_path / "a.jpg"), "png", 1)
 
 
 def test_one_file_holds_one_image(tmp_path: Path) -> None:
     assert named(tmp_path / "a.png", None, ["a"]) == ["a.png"]
-    with pytest.raises(InvalidParams, match="out: .*needed a folder for 2 images"):
+    with pytest.raises(InvalidParams, match="out must be a folder for 2 images"):
         named(tmp_path / "a.png", None, ["a", "b"])
 
 
@@ -83,7 +83,7 @@ def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in ("file/sub", "file/a.png", "file"):
-        with pytest.raises(OutputError, match="out: "):
+        with pytest.raises(OutputError, match="out must be a place that can be written"):
             Destination.prepare(str(tmp_path / out), None, 1)
 
 
@@ -114,12 +114,12 @@ def test_another_picture_that_is_there_keeps_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.gif", "x.BMP", "x.tiff", "x.svg"])
 def test_a_format_that_is_not_written_becomes_no_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidParams, match="out: .*needed a folder, or .png"):
+    with pytest.raises(InvalidParams, match="out must be a folder, or .png"):
         Destination.prepare(str(tmp_path / name), None, 1)
     assert not (tmp_path / name).exists()
 
 
 def test_standard_output_takes_one_picture() -> None:
     assert Destination.prepare("-", "webp", 1).is_stdout
-    with pytest.raises(InvalidParams, match="out: '-'.*needed a folder for 2 images"):
+    with pytest.raises(InvalidParams, match="out must be a folder for 2 images"):
         Destination.prepare("-", None, 2)

@@ -188,14 +188,19 @@ def test_it_streams_events_of_its_own_name(worker: Worker) -> None:
 
 
 REFUSED: dict[str, tuple[Any, dict[str, str], str, str]] = {
-    "no image": ({"other": b""}, {}, "image", "needed a file"),
-    "text for an image": (None, {"image": "text"}, "image", "needed a file, not text"),
+    "no image": (
+        {"other": b""},
+        {},
+        "image",
+        "image must be a file",
+    ),
+    "text for an image": (None, {"image": "text"}, "image", "must be a file, not text"),
     "two images": ([("image[]", png()), ("image[]", png())], {}, "image", "2 images"),
-    "17 images": ([("image[]", png(8, 8))] * 17, {}, "image", "17 images are not allowed"),
-    "a bomb": ({"image": bomb(60_000, 60_000)}, {}, "image", "image: "),
-    "an SVG": ({"image": SVG}, {}, "image", "needed a PNG, JPEG or WEBP"),
-    "cut off": ({"image": saved(plain(200, 200), "JPEG")[:500]}, {}, "image", "needed a PNG"),
-    "animated": ({"image": animated("PNG")}, {}, "image", "not several"),
+    "17 images": ([("image[]", png(8, 8))] * 17, {}, "image", "must be at most 16 files, got 17"),
+    "a bomb": ({"image": bomb(60_000, 60_000)}, {}, "image", "image must"),
+    "an SVG": ({"image": SVG}, {}, "image", "must be a PNG, JPEG or WEBP"),
+    "cut off": ({"image": saved(plain(200, 200), "JPEG")[:500]}, {}, "image", "must be a PNG"),
+    "animated": ({"image": animated("PNG")}, {}, "image", "must be a single picture"),
     "CMYK": ({"image": saved(plain().convert("CMYK"), "JPEG")}, {}, "image", "CMYK"),
     "16 bit": ({"image": saved(Image.new("I;16", (80, 60)))}, {}, "image", "8 bits"),
     "a mask of another size": ({"image": png(), "mask": hole(96, 96)}, {}, "mask", "128x128"),
@@ -232,11 +237,11 @@ def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: 
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ({"image_url": "http://example.com/a.png"}, "is not fetched; needed a data URL"),
-        ({"image_url": "file:///etc/passwd"}, "is not fetched; needed a data URL"),
-        ({"file_id": "file-1"}, "needed image_url alone"),
-        ({"image_url": "data:image/png;base64,####"}, "broken base64"),
-        ({}, "needed image_url alone"),
+        ({"image_url": "http://example.com/a.png"}, "must be a data URL"),
+        ({"image_url": "file:///etc/passwd"}, "must be a data URL"),
+        ({"file_id": "file-1"}, "takes image_url only"),
+        ({"image_url": "data:image/png;base64,####"}, "must be valid base64"),
+        ({}, "takes image_url only"),
     ],
 )
 def test_nothing_is_fetched_for_a_client(
@@ -300,7 +305,7 @@ def test_text_to_image_refuses_what_is_of_edits(worker: Worker) -> None:
     answer = post(worker, {"prompt": PROMPT, "strength": 0.5})
     error = error_of(answer)
     assert answer.status_code == 400 and error["param"] == "strength"
-    assert "needed an image with it; ask /v1/images/edits" in error["message"]
+    assert "strength needs an image; use /v1/images/edits" in error["message"]
 
 
 def test_engines_from_before_edits_say_so() -> None:

@@ -70,7 +70,7 @@ def test_what_is_counted_is_what_is_refused(short: Worker, field: str) -> None:
         assert answer.status_code == status, answer.text
     error = error_of(answer)
     assert error["param"] == field
-    told = f"{field}: '{MOST + 1} tokens' is not allowed; needed at most {MOST}"
+    told = f"{field} must have at most {MOST} tokens, got {MOST + 1}"
     assert error["message"] == told
 
 

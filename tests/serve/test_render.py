@@ -41,7 +41,7 @@ class FakePipeline:
 
     def check(self, params: GenerationParams) -> GenerationParams:
         if params.prompt == "too long":
-            raise InvalidParams("prompt", "1300 tokens", "needed at most 225")
+            raise InvalidParams("prompt", "1300 tokens", "must be at most 225")
         return self.resolve(params)
 
     def stream(
@@ -126,12 +126,12 @@ def test_json_says_everything(pipeline: FakePipeline, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--image", "none.png"], "image: 'none.png' .*No such file"),
-        (["--image", "text.png"], "image: .*needed a PNG, JPEG or WEBP file"),
-        (["--mask", "text.png"], "mask: 'text.png' .*needed --image with it"),
-        (["--strength", "0.5"], "strength: 0.5 .*needed an image"),
-        (["--image", "red.png", "--strength", "0.01"], "strength: .*to take one"),
-        (["--image", "red.png", "--mask-blur", "4"], "mask_blur: 4 .*needed a mask"),
+        (["--image", "none.png"], "image must be a readable file .*No such file"),
+        (["--image", "text.png"], "image must be a PNG, JPEG or WEBP file"),
+        (["--mask", "text.png"], "mask needs --image"),
+        (["--strength", "0.5"], "strength needs an image to edit"),
+        (["--image", "red.png", "--strength", "0.01"], "strength must be .*to take one"),
+        (["--image", "red.png", "--mask-blur", "4"], "mask_blur needs a mask"),
     ],
 )
 def test_a_wrong_image_is_found_before_the_model_is_loaded(
@@ -309,40 +309,49 @@ def test_help_shows_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 BAD_REQUESTS = {
-    "preview": (["--preview", "ascii"], "preview: 'ascii' is not allowed; needed one of auto, off"),
-    "preview nowhere": (["--preview", "kitty"], "needed a terminal on stderr"),
-    "gif": (["--out", "x.gif"], "out: 'x.gif' is not allowed; needed a folder, or .png"),
-    "sheet is the file": (["--out", "a.png", "--sheet", "a.png"], "needed another file than --out"),
-    "steps 0": (["--steps", "0"], "steps: 0 is not allowed; needed a whole number from 1 to 1000"),
-    "steps 10000": (["--steps", "10000"], "steps: 10000 is not allowed"),
-    "steps x": (["--steps", "x"], "--steps: 'x' is not allowed; needed a whole number"),
-    "steps 1.5": (["--steps", "1.5"], "--steps: '1.5' is not allowed"),
-    "guidance nan": (["--guidance", "nan"], "guidance: nan is not allowed; needed a number from 0"),
-    "guidance inf": (["--guidance", "inf"], "guidance: inf is not allowed"),
-    "guidance -1": (["--guidance", "-1"], "guidance: -1.0 is not allowed"),
-    "width odd": (["--width", "65"], "width: 65 is not allowed; needed a multiple of 8 from 32 to"),
-    "width small": (["--width", "24"], "width: 24 is not allowed; needed a multiple of 8 from 32"),
-    "height large": (["--height", "136"], "height: 136 is not allowed; needed a multiple of 8"),
-    "scheduler": (["--scheduler", "magic"], "scheduler: 'magic' is not allowed; needed one of"),
-    "seed -1": (["--seed", "-1"], "seed: -1 is not allowed; needed a whole number from 0"),
-    "seed too far": (["--seed", str(2**63 - 1), "--n", "2"], f"seed: {2**63} is not allowed"),
-    "interval": (["--cache-interval", "0"], "cache_interval: 0 is not allowed"),
-    "plan": (["--deep-steps", "1,2"], "deep_steps: (1, 2) is not allowed"),
-    "plan x": (["--deep-steps", "a,b"], "--deep-steps: 'a,b' is not allowed; needed step numbers"),
-    "n 0": (["--n", "0"], "n: 0 is not allowed; needed 1 to"),
-    "n huge": (["--n", "9" * 30], "is not allowed; needed 1 to"),
-    "format": (["--format", "gif"], "format: 'gif' is not allowed; needed one of png, jpeg, webp"),
-    "sheet": (["--sheet", "sheet.txt"], "sheet: 'sheet.txt' is not allowed"),
+    "preview": (["--preview", "ascii"], "preview must be one of auto, off"),
+    "preview nowhere": (["--preview", "kitty"], "preview needs a terminal on stderr"),
+    "gif": (["--out", "x.gif"], "out must be a folder, or .png"),
+    "sheet is the file": (
+        ["--out", "a.png", "--sheet", "a.png"],
+        "must be another file than --out",
+    ),
+    "steps 0": (["--steps", "0"], "steps must be a whole number from 1 to 1000"),
+    "steps 10000": (["--steps", "10000"], "steps must"),
+    "steps x": (["--steps", "x"], "sdxl: argument --steps: must be a whole number"),
+    "steps 1.5": (["--steps", "1.5"], "sdxl: argument --steps: must be a whole number"),
+    "guidance nan": (["--guidance", "nan"], "guidance must be a number from 0"),
+    "guidance inf": (["--guidance", "inf"], "guidance must"),
+    "guidance -1": (["--guidance", "-1"], "guidance must"),
+    "width odd": (["--width", "65"], "width must be a multiple of 8 from 32 to"),
+    "width small": (["--width", "24"], "width must be a multiple of 8 from 32"),
+    "height large": (["--height", "136"], "height must be a multiple of 8"),
+    "scheduler": (["--scheduler", "magic"], "scheduler must be one of"),
+    "seed -1": (["--seed", "-1"], "seed must be a whole number from 0"),
+    "seed too far": (["--seed", str(2**63 - 1), "--n", "2"], "seed must"),
+    "interval": (["--cache-interval", "0"], "cache_interval must"),
+    "plan": (["--deep-steps", "1,2"], "deep_steps must"),
+    "plan x": (
+        ["--deep-steps", "a,b"],
+        "sdxl: argument --deep-steps: must be step numbers with commas",
+    ),
+    "n 0": (["--n", "0"], "n must be 1 to"),
+    "n huge": (["--n", "9" * 30], "n must be 1 to 10000 for 1 prompts"),
+    "format": (["--format", "gif"], "format must be one of png, jpeg, webp"),
+    "sheet": (["--sheet", "sheet.txt"], "sheet must"),
     "unknown flag": (["--stepz", "3"], "--stepz"),
     "no value": (["--steps"], "--steps"),
     "file for two": (
         ["--n", "2", "--out", "a.png"],
-        "out: 'a.png' is not allowed; needed a folder",
+        "out must be a folder",
     ),
-    "from nowhere": (["--from", "none.png"], "from: 'none.png' is not allowed; needed a picture"),
-    "from a folder": (["--from", "."], "from: '.' is not allowed; needed a picture"),
-    "surrogate": (["--negative-prompt", "\udcff"], "negative_prompt: '\\udcff' is not allowed"),
-    "jpeg prompt": (["円" * 9000, "--format", "jpeg"], "prompt: '9000 characters' is not allowed"),
+    "from nowhere": (["--from", "none.png"], "from must be a picture"),
+    "from a folder": (["--from", "."], "from must be a picture"),
+    "surrogate": (["--negative-prompt", "\udcff"], "negative_prompt must"),
+    "jpeg prompt": (
+        ["円" * 9000, "--format", "jpeg"],
+        "prompt must fit into a JPEG's metadata; use png or webp, got '9000 characters'",
+    ),
 }
 
 
@@ -356,7 +365,7 @@ def test_a_bad_request_is_one_line_and_no_file(
 
 
 def test_no_prompt_is_a_bad_request(pipeline: FakePipeline, refused: Callable[..., str]) -> None:
-    assert "needed at least one prompt" in refused("render")
+    assert "prompt needs at least one, or --from IMAGE" in refused("render")
 
 
 def test_an_unwritable_place_is_refused_before_the_model_is_loaded(
@@ -368,7 +377,11 @@ def test_an_unwritable_place_is_refused_before_the_model_is_loaded(
         extra = ["--out", str(tmp_path)] if flag == "--sheet" else []
         assert cli.main(["render", "a ring", flag, str(tmp_path / name), *extra]) == 1
         err = capsys.readouterr().err
-        assert err.startswith("sdxl: out: ") and "can be written" in err and err.count("\n") == 1
+        assert (
+            err.startswith("sdxl: out must be ")
+            and "can be written" in err
+            and err.count("\n") == 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -393,7 +406,9 @@ def test_a_picture_does_not_choose_what_is_downloaded(
     info = PngImagePlugin.PngInfo()
     info.add_text("sdxl", json.dumps({"prompt": "a ring", "model": model}))
     Image.new("RGB", (8, 8)).save("made.png", pnginfo=info)
-    assert "which is not here; needed --model" in refused("render", "--from", "made.png")
+    assert "sdxl: from needs --model: the picture's model" in refused(
+        "render", "--from", "made.png"
+    )
     assert not pipeline.asked
     assert cli.main(["render", "--from", "made.png", "--model", "mini"]) == 0
 

@@ -53,7 +53,7 @@ def test_booleans_read_in_every_place(tmp_path: Path) -> None:
         ("", {"SDXL_INSECURE": "maybe"}, (), "insecure"),
         ("", {}, ("--queue", "-1"), "queue"),
         ("", {}, ("--port", "65536"), "port"),
-        ("", {}, ("--max-n", "11"), "max_n: 11 is not allowed; needed at most 10"),
+        ("", {}, ("--max-n", "11"), "max_n must be at most 10"),
         ("", {}, ("--max-prompt-chars", "10001"), "max_prompt_chars"),
         ("", {}, ("--deadline-s", "nan"), "deadline_s"),
         ("", {}, ("--deadline-s", "500"), "deadline_s"),
@@ -92,7 +92,9 @@ def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(InvalidParams, match=f"port: {port} .*free port of 127.0.0.1"):
+        with pytest.raises(
+            InvalidParams, match=f"port must be a free port of 127.0.0.1 .*got {port}"
+        ):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
     check_port("localhost", port)

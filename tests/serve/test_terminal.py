@@ -256,7 +256,7 @@ def test_nobody_is_asked_where_output_is_redirected_or_a_program_reads_it(
 def test_a_protocol_that_is_named_needs_a_terminal_and_asks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(InvalidParams, match="needed a terminal on stderr"):
+    with pytest.raises(InvalidParams, match="preview needs a terminal on stderr"):
         terminal.find("kitty", is_redirected=False)
     with double("none") as there, os.fdopen(os.dup(there.slave), "w") as stream:
         monkeypatch.setattr("sys.stderr", stream)

@@ -132,11 +132,13 @@ SERVED: dict[str, Cause] = {
     "Files and batches are off": answered(lambda http: http.get("/v1/files")),
     "There is no such result": answered(lambda http: http.get("/v1/results/gone.png")),
     "is not a field here": answered(generate(tools=[])),
-    "size: '1024x1024'": answered(generate(size="1024x1024")),
-    "background: 'transparent'": answered(generate(background="transparent")),
-    "characters are not allowed": answered(generate(prompt="a " * 200), max_prompt_chars=300),
-    "tokens' is not allowed": answered(generate(prompt="a " * 400)),
-    "needed a PNG, JPEG or WEBP": answered(edit_of_nothing),
+    "size must be 'auto'": answered(generate(size="1024x1024")),
+    "background must be": answered(generate(background="transparent")),
+    "prompt must have at most … characters": answered(
+        generate(prompt="a " * 200), max_prompt_chars=300
+    ),
+    "prompt must have at most … tokens": answered(generate(prompt="a " * 400)),
+    "must be a PNG, JPEG or WEBP": answered(edit_of_nothing),
     "A valid API key": without_key,
     "is not a name of this service": answered(
         lambda http: http.get("/v1/models", headers={"host": "sdxl.example"})
@@ -147,9 +149,9 @@ SERVED: dict[str, Cause] = {
     "Refused: ready in": answered(generate(deadline_s=0.001)),
     "The engine failed": answered(generate(), broken_engine="unet_prompt"),
     "still loading": while_loading,
-    "needed a free port": on_a_taken_port,
-    "needed a loopback address": lambda t: t.error_of("serve", "--host", "0.0.0.0"),
-    "the job there has": in_the_folder_of_another_job,
+    "must be a free port": on_a_taken_port,
+    "must be a loopback address": lambda t: t.error_of("serve", "--host", "0.0.0.0"),
+    "to resume the job there": in_the_folder_of_another_job,
     "sdxl batch: interrupted": interrupted,
-    "needed a certificate chain": with_another_certificate,
+    "must be a certificate chain": with_another_certificate,
 }

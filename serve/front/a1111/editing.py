@@ -39,7 +39,7 @@ def edit_of(asked: ImageToImage, chosen: dict[str, Any]) -> tuple[ImageRequest, 
         value = getattr(asked, name)
         if value not in (None, *allowed):
             needed = " or ".join(map(str, allowed))
-            raise invalid(name, f"{name}: {value} is not possible here; needed {needed}")
+            raise invalid(name, f"{name} must be {needed} here, got {value}")
     if asked.enable_hr:
         raise invalid("enable_hr", "enable_hr: is for txt2img; here the size may be larger")
     request = request_of(asked, chosen)
@@ -63,7 +63,7 @@ def given_of(asked: ImageToImage) -> GivenImage:
     # A hole is filled with the colours around it.
     whole = decode(image, "init_images").convert("RGB")
     if whole.size != white.size:
-        raise invalid("mask", "mask: needed the image's size, {}x{}".format(*whole.size))
+        raise invalid("mask", "mask must have the image's size, {}x{}".format(*whole.size))
     whole.putalpha(ImageOps.invert(white))
     return GivenImage.read(as_png(whole))
 

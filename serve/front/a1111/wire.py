@@ -171,7 +171,7 @@ def size_asked(asked: TextToImage) -> str | None:
     """None if neither side is given."""
     for name, side, other in (("width", asked.width, "height"), ("height", asked.height, "width")):
         if not side and (asked.width or asked.height):
-            raise invalid(name, f"{name}: needed it beside {other}, or neither of them")
+            raise invalid(name, f"{name} and {other} must be given together")
     return f"{asked.width}x{asked.height}" if asked.width else None
 
 
@@ -180,16 +180,18 @@ def upscale_of(asked: TextToImage) -> dict[str, Any]:
     check_unset(asked, UNSET_OF_HIRES)
     name = asked.hr_upscaler or HIRES_UPSCALER
     if name not in HIRES_UPSCALERS:
-        needed = f"needed one of {', '.join(HIRES_UPSCALERS)}"
-        raise invalid("hr_upscaler", f"hr_upscaler: {name[:60]!r} is not here; {needed}")
+        needed = f"must be one of {', '.join(HIRES_UPSCALERS)}"
+        raise invalid("hr_upscaler", f"hr_upscaler {needed}, got {name[:60]!r}")
     given, taken = asked.denoising_strength, asked.hr_second_pass_steps or asked.steps
     strength = HIRES_STRENGTH if given is None else given
     if not strength:
-        raise invalid("denoising_strength", "denoising_strength: 0 takes no step; needed more")
+        raise invalid(
+            "denoising_strength", "denoising_strength must be more than 0, or no step is taken"
+        )
     scale = 2.0 if asked.hr_scale is None else asked.hr_scale
     if not 1 < scale <= MAX_UPSCALE:
-        needed = f"needed more than 1, at most {MAX_UPSCALE:g}"
-        raise invalid("hr_scale", f"hr_scale: {scale:g} is not possible here; {needed}")
+        needed = f"must be more than 1, at most {MAX_UPSCALE:g}"
+        raise invalid("hr_scale", f"hr_scale {needed}, got {scale:g}")
     return {
         "upscale": scale,
         "upscaler": HIRES_UPSCALERS[name],
@@ -235,7 +237,7 @@ def scheduler_asked(asked: TextToImage) -> str | None:
     name = scheduler_of(sampler, asked.scheduler or "")
     if name is None:
         shown = f"{sampler[:60]!r} with scheduler {(asked.scheduler or '')[:60]!r}"
-        message = f"sampler_name: {shown} is not here; needed {_samplers_with_schedules()}"
+        message = f"sampler_name must be one of {_samplers_with_schedules()}, got {shown}"
         raise invalid("sampler_name", message)
     return name
 
@@ -263,13 +265,15 @@ def checked_options(options: dict[str, Any], models: Sequence[ImageModel]) -> di
                 raise replace(problem, param=CHECKPOINT) from None
         elif name == FORMAT:
             if not isinstance(value, str) or value not in FORMATS:
-                raise invalid(FORMAT, f"{FORMAT}: needed one of {', '.join(FORMATS)}")
+                raise invalid(FORMAT, f"{FORMAT} must be one of {', '.join(FORMATS)}")
         elif name == SKIPPED:
             if isinstance(value, bool) or value not in (0, 1, 2):
-                raise invalid(SKIPPED, f"{SKIPPED}: SDXL skips one layer; needed 1 or 2")
+                raise invalid(SKIPPED, f"{SKIPPED} must be 1 or 2: SDXL skips one layer")
         else:
             known = ", ".join((CHECKPOINT, *OPTIONS))
-            raise invalid("options", f"{str(name)[:100]}: not an option here; needed {known}")
+            raise invalid(
+                "options", f"options: {str(name)[:100]} is not supported; supported are {known}"
+            )
     return {k: v for k, v in options.items() if k in OPTIONS or (k == CHECKPOINT and v is not None)}
 
 
@@ -354,4 +358,4 @@ def image_bytes(text: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid("image", "image: needed a picture in base64") from None
+        raise invalid("image", "image must be a picture in base64") from None

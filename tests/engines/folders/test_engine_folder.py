@@ -53,21 +53,21 @@ def load(folder: Path, library: TensorRTDouble, flavour: Flavour = TENSORRT_RTX)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "manifest.json").unlink(), "no manifest.json there; needed a folder of"),
+        (lambda d: (d / "manifest.json").unlink(), "no manifest.json there; expected a folder of"),
         (lambda d: (d / "manifest.json").write_text("[]"), "not a manifest"),
-        (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, needed 3"),
+        (lambda d: edit(d, lambda v: v.update(format=9)), "has format 9, expected 3"),
         (lambda d: edit(d, lambda v: v.pop("gpu")), "not a manifest .*gpu"),
         (lambda d: edit(d, lambda v: v["plans"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: (d / "clip_l.plan").unlink(), "clip_l.plan: not there"),
-        (lambda d: os.truncate(d / "clip_l.plan", 9), "clip_l.plan: has 9 bytes, needed"),
-        (lambda d: flip_a_byte(d / "unet_deep.plan"), "unet_deep.plan: has sha256 .*, needed"),
+        (lambda d: os.truncate(d / "clip_l.plan", 9), "clip_l.plan: has 9 bytes, expected"),
+        (lambda d: flip_a_byte(d / "unet_deep.plan"), "unet_deep.plan: has sha256 .*, expected"),
         (
             lambda d: edit(d, lambda v: v["plans"]["clip_l"].update(file="../clip_l.plan")),
             "'../clip_l.plan' leaves the folder",
         ),
         (
             lambda d: edit(d, lambda v: v["plans"]["clip_l"]["outputs"][0].__setitem__(0, "old")),
-            "clip_l has the outputs old .*; needed hidden_l",
+            "clip_l has the outputs old .*; expected hidden_l",
         ),
     ],
 )
@@ -116,7 +116,12 @@ def test_engines_that_fit_have_no_mismatch(folder: EngineFolder) -> None:
         ("h100", None, "d" * 64, "built for a L40S, found a H100 here"),
         ("", None, "d" * 64, "built for a L40S, found no NVIDIA GPU here"),
         ("l40s", "9.9", "d" * 64, "built with tensorrt-rtx 1.* found 9.9 here"),
-        ("l40s", None, "e" * 64, "built from the weights dddddddddddd .tiny., needed eeeeeeeeeeee"),
+        (
+            "l40s",
+            None,
+            "e" * 64,
+            "built from the weights dddddddddddd .tiny., expected eeeeeeeeeeee",
+        ),
     ],
 )
 def test_engines_for_something_else_say_for_what(

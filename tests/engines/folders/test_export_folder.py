@@ -41,11 +41,11 @@ def test_an_export_from_before_there_were_edits_is_whole(tiny: ExportFolder) -> 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "export.json").unlink(), "no export.json there; needed a folder of"),
+        (lambda d: (d / "export.json").unlink(), "no export.json there; expected a folder of"),
         (lambda d: (d / "export.json").write_text("{"), "not an export's description"),
         (lambda d: (d / "export.json").write_bytes(b"\xff"), "description .UnicodeDecodeError"),
         (lambda d: (d / "export.json").unlink() or (d / "export.json").mkdir(), "not readable"),
-        (lambda d: edit(d, lambda v: v.update(format=1)), "has format 1, needed 2"),
+        (lambda d: edit(d, lambda v: v.update(format=1)), "has format 1, expected 2"),
         (
             lambda d: edit(d, lambda v: v.pop("arch")),
             "not an export's description .KeyError: 'arch'",
@@ -53,19 +53,19 @@ def test_an_export_from_before_there_were_edits_is_whole(tiny: ExportFolder) -> 
         (lambda d: edit(d, lambda v: v.update(new=1)), "not an export's description .*'new'"),
         (
             lambda d: edit(d, lambda v: v.update(precision="int4")),
-            "precision 'int4', needed one of",
+            "precision 'int4', expected one of",
         ),
         (lambda d: edit(d, lambda v: v["graphs"].pop("clip_l")), "'clip_l' is missing"),
         (lambda d: (d / "clip_g.onnx").unlink(), "clip_g.onnx: not there"),
-        (lambda d: cut_off(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, needed"),
-        (lambda d: flip_a_byte(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, needed"),
-        (lambda d: swap(d / "clip_g.onnx", d / "clip_l.onnx"), "clip_.*: has sha256 .*, needed"),
+        (lambda d: cut_off(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, expected"),
+        (lambda d: flip_a_byte(d / "clip_g.onnx"), "clip_g.onnx: has sha256 .*, expected"),
+        (lambda d: swap(d / "clip_g.onnx", d / "clip_l.onnx"), "clip_.*: has sha256 .*, expected"),
         (lambda d: (d / DATA).unlink(), f"{DATA}: not there"),
-        (lambda d: cut_off(d / DATA), f"{DATA}: has .* bytes, needed"),
-        (lambda d: flip_a_byte(d / DATA), f"{DATA}: has sha256 .*, needed"),
+        (lambda d: cut_off(d / DATA), f"{DATA}: has .* bytes, expected"),
+        (lambda d: flip_a_byte(d / DATA), f"{DATA}: has sha256 .*, expected"),
         (
             lambda d: edit(d, lambda v: v["data"].update({"../x": v["data"][DATA]})),
-            "'../x' leaves the folder; needed a plain name",
+            "'../x' leaves the folder; expected a plain name",
         ),
         (
             lambda d: edit(d, lambda v: v["graphs"]["clip_l"].update(file="/etc/passwd")),
@@ -98,7 +98,7 @@ def test_an_export_with_other_tensors_than_todays_specs_is_refused(tiny: ExportF
         value["graphs"]["unet_deep"]["inputs"][0][0] = "latent"
 
     edit(tiny.folder, rename)
-    with pytest.raises(ExportError, match="unet_deep has the inputs latent .*; needed sample .*"):
+    with pytest.raises(ExportError, match="unet_deep has the inputs latent .*; expected sample .*"):
         ExportFolder.open(tiny.folder)
 
 
@@ -115,7 +115,7 @@ def test_weights_that_were_changed_and_dated_back_are_not_loaded(tiny: ExportFol
     content[-1] ^= 1
     put_back(path, bytes(content), status)
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
-    with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, needed"):
+    with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, expected"):
         load_onnxruntime(ExportFolder.open(tiny.folder))
 
 

@@ -65,8 +65,10 @@ def test_a_damaged_folder_is_made_again(shipped: tuple[Path, Path]) -> None:
 def test_other_weights_than_the_graphs_were_made_for_are_named(shipped: tuple[Path, Path]) -> None:
     path = shipped[1] / SOURCE
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, needed"):
+    with pytest.raises(ExportError, match=f"{DATA}: has sha256 .*, expected"):
         open_mini(None, *shipped)
     assert os.listdir(place().parent) == [f".{place().name}.lock"], "something is left half-made"
-    with pytest.raises(ExportError, match="of the weights dddddddddddd, needed eeeeeeeeeeee; run"):
+    with pytest.raises(
+        ExportError, match="of the weights dddddddddddd, expected eeeeeeeeeeee; run"
+    ):
         open_mini("e" * 64, *shipped)

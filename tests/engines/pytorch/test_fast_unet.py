@@ -263,7 +263,7 @@ def test_options_are_a_line_of_text(text: str, expected: TorchOptions) -> None:
 
 @pytest.mark.parametrize("text", ["attention=fast", "no-attention", "graphs=1"])
 def test_an_unknown_option_is_named(text: str) -> None:
-    with pytest.raises(InvalidParams, match="needed"):
+    with pytest.raises(InvalidParams, match="must be (one of auto|attention=NAME)"):
         TorchOptions.parse(text)
 
 

@@ -47,7 +47,7 @@ def test_nested_phases_are_one_share_that_only_rises() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("kill -9 $$", "clip_l.onnx: building its plan was ended by SIGKILL; needed more memory"),
+        ("kill -9 $$", "clip_l.onnx: building its plan was ended by SIGKILL; out of memory"),
         ('echo "[E] bad node" >&2; exit 3', "clip_l.onnx: exit code 3: bad node"),
         ('echo \'{"error": "no such layer"}\'; exit 1', "clip_l.onnx: no such layer: nothing else"),
     ],

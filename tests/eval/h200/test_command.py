@@ -128,5 +128,5 @@ def test_every_figure_is_stored_before_the_next(
 
 def test_a_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidParams, match="no NVIDIA GPU here; needed --dry-run"):
+    with pytest.raises(InvalidParams, match="dry-run must be set: there is no NVIDIA GPU here"):
         h200.main(["--out", str(tmp_path)])

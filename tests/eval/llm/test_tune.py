@@ -141,7 +141,7 @@ def test_trials_are_saved_and_only_failed_ones_run_again(tmp_path: Path) -> None
     for _ in range(2):
         again = Trials(path, {"model": "mini"}, lambda _: next(results))
         assert again(options) == OptionsTrial(4.0, 1.0)
-    with pytest.raises(InvalidParams, match="out: .*needed a folder whose trials have these"):
+    with pytest.raises(InvalidParams, match="out must be a folder whose trials have these"):
         Trials(path, {"model": "other"}, lambda _: next(results))
 
 
@@ -186,7 +186,7 @@ def test_trials_of_other_service_settings_are_not_reused(tmp_path: Path) -> None
     file.write_text("queue = 2")
     assert tune.describe_settings(options, {}) != first
     options.settings = str(tmp_path / "gone.toml")
-    with pytest.raises(InvalidParams, match="settings: .*gone.toml.*needed a file"):
+    with pytest.raises(InvalidParams, match="settings must be a readable file"):
         tune.describe_settings(options, {})
 
 

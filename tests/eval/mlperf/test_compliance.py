@@ -48,9 +48,9 @@ def test_runs_with_the_same_settings_compare(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"precision": "int8"}, "needed a run with precision 'fp32', it has 'int8'"),
-        ({"short": True}, "needed a run with short False, it has True"),
-        ({"request": {"steps": 4}}, "needed a run with steps 20, it has 4"),
+        ({"precision": "int8"}, "out must hold a run with precision 'fp32', not 'int8'"),
+        ({"short": True}, "out must hold a run with short False, not True"),
+        ({"request": {"steps": 4}}, "out must hold a run with steps 20, not 4"),
     ],
 )
 def test_a_run_with_other_settings_is_refused(

@@ -56,26 +56,26 @@ def test_a_grid_is_a_product(tmp_path: Path) -> None:
     settings = [(s.precision, s.cache_interval) for s in read_settings(str(path))]
     assert settings == [("fp32", 1), ("fp32", 2), ("int8", 1), ("int8", 2)]
     path.write_text("[1, 2]")
-    with pytest.raises(InvalidParams, match="grid: .*needed JSON such as"):
+    with pytest.raises(InvalidParams, match="grid must hold JSON such as"):
         read_settings(str(path))
     path.write_text('[{"speed": [1]}]')
-    with pytest.raises(InvalidParams, match="grid: .*speed"):
+    with pytest.raises(InvalidParams, match="grid must have known settings .*speed"):
         read_settings(str(path))
 
 
 @pytest.mark.parametrize(
     ("has_gpu", "grid", "message"),
     [
-        (False, {"precision": ["int9"]}, "precision: 'int9' .*needed one of fp32, fp16, int8, fp8"),
-        (False, {"precision": ["bf16"]}, "precision: 'bf16' .*needed one of fp32"),
+        (False, {"precision": ["int9"]}, "precision must be one of fp32, fp16, int8, fp8"),
+        (False, {"precision": ["bf16"]}, "precision must be one of fp32"),
         (True, {"precision": ["bf16"]}, None),
-        (False, {"steps": [20, 0]}, "steps: 0 is not allowed"),
-        (False, {"scheduler": ["eule"]}, "scheduler: 'eule' is not allowed"),
-        (False, {"cut": ["fresh"]}, "cut: 'fresh' .*needed one of reference, fresh_skips"),
+        (False, {"steps": [20, 0]}, "steps must"),
+        (False, {"scheduler": ["eule"]}, "scheduler must"),
+        (False, {"cut": ["fresh"]}, "cut must be one of reference, fresh_skips"),
         (
             True,
             {"precision": ["int8"], "cut": ["fresh_skips"]},
-            "cut: .*needed reference, the",
+            "cut must be reference, the",
         ),
         (False, {"precision": ["int8"], "cut": ["fresh_skips"]}, None),
     ],
@@ -160,7 +160,7 @@ def test_a_read_only_model_folder_is_refused_first(
     model = replace(find("mini"), folder=tmp_path / "file" / "model")
     task = embedded_task({}, 8)
     monkeypatch.setattr(sweep, "read_task", lambda _: (task, model))
-    message = r"store_presets: .*file/model.*copy .*out/presets\.json"
+    message = r"store_presets must be a folder that can be written"
     with pytest.raises(InvalidParams, match=message):
         run.run(stores_presets=True)
     assert not run.events
@@ -179,14 +179,16 @@ def test_tuned_plans_are_settings_that_make_the_same_requests(tmp_path: Path) ->
         assert request == replace(plan.apply_to(given), guided_steps=request.guided_steps)
     path = tmp_path / "tuning.json"
     path.write_text('{"verdicts": [{}]}')
-    with pytest.raises(InvalidParams, match="tuned: .*tuning.json of `sdxl tune`"):
+    with pytest.raises(InvalidParams, match="tuned must be the tuning.json of `sdxl tune`"):
         read_settings(None, str(path))
 
 
 def test_a_tuned_plan_is_not_chosen_as_a_preset() -> None:
     tuned = QualitySetting(steps=10, deep_steps=(0, 4), guided_until=0.6)
     assert str(tuned) == "fp32, deep 0,4, euler 10, guided to 0.6"
-    with pytest.raises(InvalidParams, match="needed settings of the usual"):
+    with pytest.raises(
+        InvalidParams, match="grid must hold settings of the usual precision and scheduler"
+    ):
         choose_presets([tried(tuned, 1, 10, 30)])
 
 

@@ -41,6 +41,8 @@ def test_another_clip_is_another_judge(files: dict[str, str | None], tmp_path: P
 
 
 def test_pictures_must_be_square(files: dict[str, str | None]) -> None:
-    with pytest.raises(InvalidParams, match="height: 1024 is not allowed; needed the width, 512"):
+    with pytest.raises(
+        InvalidParams, match="height must equal the width, 512: its scorers take squares"
+    ):
         benchmark(files, width=512)
     assert benchmark(files, width=512, height=512).side == 512

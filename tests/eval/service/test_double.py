@@ -17,7 +17,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.pipeline import Pipeline
 from sdxl.specs import SDXL_1_0, network_specs
 
-NAMED = "needed package.module:function"
+NAMED = "must be package.module:function"
 ONE = GenerationParams("a ring", seed=1, steps=2, cache_interval=2)
 
 

@@ -88,14 +88,14 @@ def test_rows_with_a_wrong_image_are_dead_letters(tmp_path: Path) -> None:
     (folder / "link.png").symlink_to(tmp_path / "outside.png")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"image": "none.png"}, "No such file"),
-        ({"image": "text.png"}, "needed a PNG, JPEG or WEBP"),
+        ({"image": "text.png"}, "must be a PNG, JPEG or WEBP"),
         ({"image": "../outside.png"}, "below the input's folder"),
         ({"image": str(tmp_path / "outside.png")}, "below the input's folder"),
         ({"image": "link.png"}, "below the input's folder"),
-        ({"mask": "good.png"}, "needed an image with it"),
-        ({"image": 7}, "needed a path or a data URL"),
-        ({"strength": 0.5}, "needed an image to edit"),
-        ({"image": "data:image/png;base64,####"}, "needed base64"),
+        ({"mask": "good.png"}, "mask needs an image"),
+        ({"image": 7}, "must be a path or a data URL"),
+        ({"strength": 0.5}, "needs an image to edit"),
+        ({"image": "data:image/png;base64,####"}, "must be base64"),
         ({"image": "good.png", "strength": 0.01}, "to take one"),
         ({"image": "good.png", "width": 100}, "multiple of 8"),
     ]
@@ -132,5 +132,9 @@ def test_rows_are_upscaled_and_a_result_that_is_too_large_is_a_dead_letter(tmp_p
     assert (second["width"], second["height"], second["strength"]) == (192, 320, 0.4)
     assert command.main(["--verify", str(out)]) == 0, "its size is the second leg's"
     errors = [each["error"] for each in dead_letters(out)]
-    assert "upscale: 3.0" in errors[0] and "becomes 768x768" in errors[0]
-    assert "upscale_steps: 9" in errors[1] and "needed upscale with it" in errors[1]
+    assert (
+        "upscale must give multiples of 8 up to 512" in errors[0] and "becomes 768x768" in errors[0]
+    )
+    assert (
+        "upscale_steps needs upscale above 1" in errors[1] and "needs upscale above 1" in errors[1]
+    )

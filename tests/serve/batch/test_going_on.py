@@ -194,7 +194,7 @@ def test_a_rerun_on_another_gpu_needs_a_flag_and_another_precision_is_refused(
     with pytest.raises(BatchFailed, match="--mixed-gpus allows both"):
         make(source, out, load=kinds(L40S))
     assert make(source, out, "--mixed-gpus", load=kinds(L40S)) == 0
-    with pytest.raises(BatchFailed, match="needed the same precision"):
+    with pytest.raises(BatchFailed, match="expected the same precision"):
         make(source, out, "--mixed-gpus", load=kinds({**L40S, "precision": "fp16"}))
 
 

@@ -68,7 +68,7 @@ def test_an_output_folder_that_vanishes_stops_the_job_and_is_not_recreated(
         drawer.out = out
         return drawer
 
-    with pytest.raises((BatchFailed, OutputError), match="out: "):
+    with pytest.raises((BatchFailed, OutputError), match="out must be a place that can be written"):
         make(source, out, *SMALL, load=load)
     assert not out.exists()
     (tmp_path / "gone").rename(out)
@@ -81,7 +81,7 @@ def test_a_second_run_in_a_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "LEAVE_S", 0.3)
-    message = "another sdxl batch is at work"
+    message = "out cannot be used: another sdxl batch writes there"
     with lock.locked(str(tmp_path / "out")), pytest.raises(InvalidParams, match=message):
         make(prompts(tmp_path, 2), tmp_path / "out")
 

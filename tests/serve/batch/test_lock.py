@@ -39,7 +39,7 @@ from tests.serve.batch.drawers import (
 )
 from tests.serve.services import ROOT
 
-REFUSED = "another sdxl batch is at work there"
+REFUSED = "out cannot be used: another sdxl batch writes there"
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,9 @@ def test_a_job_uses_the_named_model_of_a_service(tmp_path: Path) -> None:
             assert run(order) == 0
             assert {read_parameters(data)["model"] for data in pictures(out).values()} == {model}
         absent = order_of(source, tmp_path / "no", "--through", url, "--model", "third", *QUICK)
-        with pytest.raises(InvalidParams, match="'third' .*: sdxl-mini, other"):
+        with pytest.raises(
+            InvalidParams, match="model must be a model that .* serves: sdxl-mini, other"
+        ):
             run(absent)
 
 
@@ -76,7 +78,7 @@ def test_a_row_that_the_service_refuses_is_a_dead_letter_with_its_message(tmp_pa
     with listening() as (url, _):
         assert through(source, tmp_path / "out", url) == HAS_DEAD
     (letter,) = dead_letters(tmp_path / "out")
-    assert "size: '100x64' is not allowed" in letter["error"]
+    assert "size must" in letter["error"]
 
 
 def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
@@ -148,7 +150,7 @@ def test_a_busy_service_is_asked_again_after_any_hint(
 
 
 def test_an_unreachable_service_is_refused_by_its_url(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParams, match="through: 'http://127.0.0.1:9' is not allowed"):
+    with pytest.raises(InvalidParams, match="through must"):
         through(prompts(tmp_path, 1), tmp_path / "out", "http://127.0.0.1:9")
 
 
@@ -221,5 +223,5 @@ def test_with_keys_low_priority_needs_one_too(
         assert httpx.post(f"{url}{GENERATE}", json={"prompt": "a"}).status_code == 401
         assert through(prompts(tmp_path, 2), tmp_path / "out", url) == 0
         monkeypatch.delenv("OPENAI_API_KEY")
-        with pytest.raises(InvalidParams, match="through: .*key"):
+        with pytest.raises(InvalidParams, match="through must accept the request"):
             through(prompts(tmp_path, 2), tmp_path / "other", url)

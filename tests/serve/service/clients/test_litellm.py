@@ -102,10 +102,10 @@ def test_it_chats(told: Report) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("size", "BadRequestError", "size: '100x100' is not allowed"),
+        ("size", "BadRequestError", "size must"),
         ("model", "NotFoundError", "The model 'dall-e-2' does not exist"),
         ("deadline", "RateLimitError", "Refused: ready in"),
-        ("not a picture", "BadRequestError", "needed a PNG, JPEG or WEBP file"),
+        ("not a picture", "BadRequestError", "must be a PNG, JPEG or WEBP file"),
     ],
 )
 def test_errors_keep_their_kind_and_words(told: Report, name: str, kind: str, said: str) -> None:
@@ -154,7 +154,7 @@ def test_the_proxy_chats(proxy: openai.OpenAI) -> None:
 
 
 def test_the_proxy_passes_errors_on(proxy: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="size: '100x100' is not allowed"):
+    with pytest.raises(openai.BadRequestError, match="size must"):
         proxy.images.generate(model="sdxl", prompt=PROMPT, size="100x100")
     with pytest.raises(openai.RateLimitError, match="Refused: ready in"):
         proxy.images.generate(model="sdxl", prompt=PROMPT, extra_body={"deadline_s": 0.001})
