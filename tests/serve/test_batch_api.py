@@ -435,7 +435,7 @@ def test_a_batch_needs_an_unexpired_file_of_requests(tmp_path: Path) -> None:
     with batch_api(tmp_path) as api:
         batch = api.ended(api.begin(line("a")))
         given: dict[str, Any] = {"endpoint": URL, "completion_window": "24h"}
-        with pytest.raises(openai.BadRequestError, match="'batch_output'.*needed 'batch'"):
+        with pytest.raises(openai.BadRequestError, match="must be 'batch', got 'batch_output'"):
             api.client.batches.create(input_file_id=batch.output_file_id, **given)
         records = api.runner.records
         (file,) = (each for each in records.files("anybody") if not each.batch)

@@ -146,9 +146,7 @@ def test_a_line_that_means_nothing_is_refused_with_what_is_needed(
 ) -> None:
     path = tmp_path / "keys.txt"
     path.write_text(f"{'0' * 64} ann {rest}\n")
-    with pytest.raises(
-        InvalidParams, match="attention must be one of auto, cudnn, flash, efficient, math"
-    ):
+    with pytest.raises(InvalidParams, match="needed"):
         Keyring.read(path)
 
 

@@ -92,7 +92,7 @@ def test_endless_refusals_raise_with_the_services_message(
 
 
 @pytest.mark.parametrize(
-    ("status", "models", "attention must be one of auto, cudnn, flash, efficient, math"),
+    ("status", "models", "needed"),
     [
         (200, [{"id": "sdxl", "images": {"at_once": 128}}], 128),
         (200, [{"id": "llm"}, {"id": "sdxl", "images": {"at_once": 24}}], 24),
