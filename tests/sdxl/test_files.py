@@ -47,7 +47,7 @@ def test_a_folder_is_made_and_left_empty(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"out: .*file/sub.*folder that can be written"):
+    with pytest.raises(OutputError, match=r"out must be a folder that can be written.*file/sub"):
         prepare_folder(tmp_path / "file" / "sub")
 
 

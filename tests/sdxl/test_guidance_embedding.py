@@ -165,7 +165,7 @@ def test_guidance_is_read_and_a_negative_prompt_is_not(model: Pipeline) -> None:
     ("name", "value"), [("guidance_interval", (0.0, 0.5)), ("guided_steps", (0,))]
 )
 def test_guidance_in_a_part_of_the_steps_is_refused(model: Pipeline, name: str, value: Any) -> None:
-    with pytest.raises(InvalidParams, match="reads guidance itself, in every step") as error:
+    with pytest.raises(InvalidParams, match="reads the guidance in every step") as error:
         model.check(GenerationParams(PROMPT, **{name: value}))
     assert error.value.field == name
 

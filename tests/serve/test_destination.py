@@ -83,7 +83,7 @@ def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in ("file/sub", "file/a.png", "file"):
-        with pytest.raises(OutputError, match="out must be a place that can be written"):
+        with pytest.raises(OutputError, match="out must be a (place|folder) that can be written"):
             Destination.prepare(str(tmp_path / out), None, 1)
 
 

@@ -71,5 +71,5 @@ def test_guidance_in_a_part_of_the_steps_is_refused_by_its_field(worker: Worker)
     assert answer.json()["error"]["param"] == "guidance_interval"
     asked = order(steps=8)
     wrong = replace(asked, params=replace(asked.params, guided_steps=(0,)))
-    with pytest.raises(Problem, match="reads guidance itself"):
+    with pytest.raises(Problem, match="reads the guidance in every step"):
         asyncio.run(picture_of(worker, wrong))

@@ -80,6 +80,6 @@ def test_the_page_is_told_what_its_lists_hold() -> None:
 
 def test_a_wrong_part_is_refused_by_name() -> None:
     with pytest.raises(
-        InvalidParams, match=r"guidance_interval: .* two rising numbers from 0 to 1"
+        InvalidParams, match=r"guidance_interval must be two rising numbers from 0 to 1"
     ):
         GenerationParams(guidance_interval=(0.6, 0.2))

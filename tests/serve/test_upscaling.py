@@ -112,7 +112,10 @@ def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str)
 
 @pytest.mark.parametrize(
     ("steps", "upscale_steps", "words"),
-    [(20, 60, "upscale_steps: 60 .*at most 50"), (60, None, "steps: 60 .*at most 50")],
+    [
+        (20, 60, "upscale_steps must be at most 50 .*got 60"),
+        (60, None, "steps must be at most 50 .*got 60"),
+    ],
 )
 def test_more_steps_than_a_scheduler_has_are_refused_before_any_work(
     worker: Worker, steps: int, upscale_steps: int | None, words: str
