@@ -57,6 +57,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Paths in that folder's own .pth files are ignored here, so this repository is not found.
     (own,) = place.glob("lib/*/site-packages")
     (own / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    assert not (own / "training").exists(), "only a clone trains"
     show = "import sdxl, engines, onnx_export, serve, eval; print(sdxl.__file__, serve.__file__)"
     for file in run(python, "-c", show, folder=folder).split():
         assert Path(file).is_relative_to(own), file

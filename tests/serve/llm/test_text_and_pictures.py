@@ -10,11 +10,11 @@ import pytest
 
 from serve.errors import Problem
 from serve.front.keys import sha256
-from serve.llm.mini.grammar import parse
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
 from tests.serve.llm.texts import CHAT, SAID, WORDS, FakeLlm, asked_of, client, fake_speaker
 from tests.serve.servers import GENERATE, error_of
+from training.llm.grammar import parse
 
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
 

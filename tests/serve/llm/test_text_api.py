@@ -12,11 +12,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from serve.llm.mini.grammar import parse
 from serve.llm.speaker import Speaker
 from serve.worker.worker import Worker
 from tests.serve.llm.texts import CHAT, FakeLlm, asked_of, fake_speaker, listening
 from tests.serve.servers import error_of
+from training.llm.grammar import parse
 
 MODEL = "mini-llm"
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]

@@ -15,18 +15,18 @@ from safetensors import safe_open
 from scipy.ndimage import distance_transform_edt
 
 from engines.lora import Lora, LoraError, fuse
-from sdxl.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
-from sdxl.mini.fitting import Schedule
 from sdxl.mini.judge import blobs, faults
 from sdxl.mini.lora import LORAS, PEFT_CONFIG, PEFT_FILE
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import COLOURS, STYLES, Image, Scene, caption
-from sdxl.mini.styles import train_style
 from sdxl.params import InvalidParams
+from training.fitting import Schedule
+from training.mini.check import WEIGHTS, held_out_scenes, load_painter, paint_with
+from training.mini.plan import TrainingPlan
+from training.mini.styles import train_style
 
 NAMES = ("few_steps", *STYLES)
 MIB = 2**20
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from diffusers import AutoencoderKL
 from torch import Tensor
 from torch.nn import functional as F
 
-from sdxl.mini import topology
-from sdxl.mini.fitting import fit, in_half, load_fitted, save_adopted
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import SIDE, draw, sample_scene
+from training.fitting import fit, in_half, load_fitted, save_adopted
+from training.mini import topology
+from training.mini.plan import TrainingPlan
 
 CROP = 64
 NEAR = 2.0  # weight of what parts the latents from those of the VAE that this one began as

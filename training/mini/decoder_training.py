@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini.autoencoder import as_tensor, load_vae, miss, miss_of_shapes
-from sdxl.mini.fitting import fit, in_half
-from sdxl.mini.latents import encode_pictures, sample_pictures
-from sdxl.mini.plan import TrainingPlan
-from sdxl.mini.repainted import repaint_pictures
 from sdxl.mini.scenes import Scene, draw
+from training.fitting import fit, in_half
+from training.mini.autoencoder import as_tensor, load_vae, miss, miss_of_shapes
+from training.mini.latents import encode_pictures, sample_pictures
+from training.mini.plan import TrainingPlan
+from training.mini.repainted import repaint_pictures
 
 BLUR = 0.1  # at most so much noise, beside latents that deviate by 2.3
 

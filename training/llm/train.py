@@ -1,4 +1,4 @@
-"""Trains the embedded language model from nothing: `python -m serve.llm.mini.train --out DIR`.
+"""Trains the embedded language model from nothing: `python -m training.llm.train --out DIR`.
 
 A conversation is a prompt and its caption, now and then followed by a request to change the scene;
 several share a row of training. Only the captions are learned.
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sdxl.mini.fitting import Schedule, fit
 from sdxl.mini.scenes import caption
-from serve.llm.mini.short_prompts import change, full_scene, phrase, wanted_of
-from serve.llm.mini.tokens import ASSISTANT, CONTEXT, END, USER, write_tokenizer
+from serve.llm.names import MINI
+from training.fitting import Schedule, fit
+from training.llm.short_prompts import change, full_scene, phrase, wanted_of
+from training.llm.tokens import ASSISTANT, CONTEXT, END, USER, write_tokenizer
 
 SCHEDULES = (
     Schedule(steps=1000, peak_rate=3e-3, seed=12, average=0.99),
@@ -143,7 +144,7 @@ def train(out: Path, work: Path, schedules: Sequence[Schedule] = SCHEDULES) -> N
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "weights")
+    parser.add_argument("--out", type=Path, default=MINI)
     parser.add_argument("--work", type=Path, default=Path("out/mini_llm"))
     options = parser.parse_args(argv)
     train(options.out, options.work)

@@ -16,13 +16,13 @@ import torch
 from diffusers import EulerDiscreteScheduler
 from torch import Tensor
 
-from sdxl.mini import topology
-from sdxl.mini.check import load_painter
-from sdxl.mini.conditioning import EncodedCaptions, encode_captions
-from sdxl.mini.fitting import fit
-from sdxl.mini.lora import add_low_rank, write_in_diffusers_layout
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import caption, sample_scene
+from training.fitting import fit
+from training.mini import topology
+from training.mini.check import load_painter
+from training.mini.conditioning import EncodedCaptions, encode_captions
+from training.mini.lora import add_low_rank, write_in_diffusers_layout
+from training.mini.plan import TrainingPlan
 
 STEPS, TEACHER_STEPS, TEACHER_GUIDANCE = 4, 20, 5.0
 

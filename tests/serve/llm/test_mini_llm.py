@@ -11,11 +11,11 @@ import torch
 from safetensors import safe_open
 
 from sdxl.mini.scenes import Scene, Thing, caption, sample_scene
-from serve.llm.mini import check, tokens, train
-from serve.llm.mini.grammar import parse
-from serve.llm.mini.short_prompts import Stated, WantedScene, full_scene, phrase, wanted_of
 from serve.llm.names import MINI
 from tests.serve.llm.texts import prompts
+from training.llm import check, tokens, train
+from training.llm.grammar import parse
+from training.llm.short_prompts import Stated, WantedScene, full_scene, phrase, wanted_of
 
 
 def test_it_is_small_and_stored_in_fp16() -> None:

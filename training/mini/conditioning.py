@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdxl.mini import topology
+from training.mini import topology
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 from torch import Tensor, nn
 
-from sdxl.mini import endings, own_courses, topology
-from sdxl.mini.autoencoder import adopt_vae, as_tensor, load_vae, misread, train_vae
-from sdxl.mini.check import WEIGHTS, held_out_scenes
-from sdxl.mini.fitting import Schedule, load_latest, save_adopted
 from sdxl.mini.judge import Straightened
-from sdxl.mini.latents import encode_pictures
-from sdxl.mini.painting import paint
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import draw
-from sdxl.mini.train import LORA_STAGES, STAGES, adopt, train
-from sdxl.mini.unet_training import UNetWithText
+from training.fitting import Schedule, load_latest, save_adopted
+from training.mini import endings, own_courses, topology
+from training.mini.autoencoder import adopt_vae, as_tensor, load_vae, misread, train_vae
+from training.mini.check import WEIGHTS, held_out_scenes
+from training.mini.latents import encode_pictures
+from training.mini.painting import paint
+from training.mini.plan import TrainingPlan
+from training.mini.train import LORA_STAGES, STAGES, adopt, train
+from training.mini.unet_training import UNetWithText
 
 
 @pytest.fixture

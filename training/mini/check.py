@@ -1,4 +1,4 @@
-"""Measures the embedded model: `python -m sdxl.mini.check` prints its figures.
+"""Measures the embedded model: `python -m training.mini.check` prints its figures.
 
 On held-out captions: does each picture's own caption rank first among 20, do the pixels show the
 colours, places and counts asked for, are the shapes what they are called, is the background clean?
@@ -18,13 +18,14 @@ import PIL.Image
 import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline
 
+import sdxl.mini
 from sdxl.mini.clip import Scorer, pixels_of
 from sdxl.mini.judge import faults, shape_overlaps, specks
-from sdxl.mini.lora import add_lora
 from sdxl.mini.scenes import SIDE, Image, Scene, caption, distractors, draw, sample_scene
 from sdxl.params import GenerationParams
+from training.mini.lora import add_lora
 
-WEIGHTS = Path(__file__).parent / "weights"
+WEIGHTS = Path(sdxl.mini.__file__).parent / "weights"
 GOOD_SHAPE = 0.95
 STEPS, GUIDANCE = 20, GenerationParams().guidance
 _SEED, _BATCH, _COLUMNS = 2024, 20, 20
@@ -146,7 +147,7 @@ def contact_sheet(images: list[Image]) -> PIL.Image.Image:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m sdxl.mini.check")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.check")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--guidance", type=float, default=GUIDANCE)

@@ -21,14 +21,14 @@ from diffusers import AutoencoderKL
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sdxl.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shapes
-from sdxl.mini.fitting import Schedule, fit, in_half, load_fitted, load_mean
 from sdxl.mini.judge import straighten
-from sdxl.mini.latents import encode_pictures, sample_pictures
-from sdxl.mini.painting import INTERVAL, Painting, paint, to_images
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import Scene
-from sdxl.mini.unet_training import Lesson, UNetWithText, any_guidance
+from training.fitting import Schedule, fit, in_half, load_fitted, load_mean
+from training.mini.autoencoder import as_tensor, ink_of, load_vae, miss_of_shapes
+from training.mini.latents import encode_pictures, sample_pictures
+from training.mini.painting import INTERVAL, Painting, paint, to_images
+from training.mini.plan import TrainingPlan
+from training.mini.unet_training import Lesson, UNetWithText, any_guidance
 
 ROUNDS = 3  # whose weights are averaged
 FIRST = 4  # steps before it only lay out what is to be painted

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from transformers import CLIPTextModelWithProjection, ResNetForImageClassification
 
-from sdxl.mini.check import WEIGHTS, PictureVerdict, held_out_scenes, judge_all, paint
 from sdxl.mini.clip import Scorer
 from sdxl.mini.scenes import SIDE, draw
+from training.mini.check import WEIGHTS, PictureVerdict, held_out_scenes, judge_all, paint
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""Trains the embedded model from nothing: `python -m sdxl.mini.train --out DIR`.
+"""Trains the embedded model from nothing: `python -m training.mini.train --out DIR`.
 
 Stages, in order: the VAE, the UNet with both text encoders (three stages), the UNet alone on what
 it paints itself, the scorer, the VAE's decoder once more, now on what the UNet paints, the UNet's
@@ -17,21 +17,22 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from sdxl.mini.autoencoder import adopt_vae, load_vae, train_vae
-from sdxl.mini.check import WEIGHTS
-from sdxl.mini.clip import MiniClip, Student, train_scorer
-from sdxl.mini.decoder_training import train_decoder
-from sdxl.mini.endings import train_endings
-from sdxl.mini.export import Trained, export
-from sdxl.mini.few_steps import train_few_steps
-from sdxl.mini.fitting import load_fitted, save_adopted
-from sdxl.mini.latents import encode_pictures, fit_preview
+from sdxl.mini.clip import MiniClip
 from sdxl.mini.lora import LORAS
-from sdxl.mini.own_courses import load_newest, train_own_courses
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import STYLES
-from sdxl.mini.styles import train_style
-from sdxl.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
+from training.fitting import load_fitted, save_adopted
+from training.mini.autoencoder import adopt_vae, load_vae, train_vae
+from training.mini.check import WEIGHTS
+from training.mini.decoder_training import train_decoder
+from training.mini.endings import train_endings
+from training.mini.export import Trained, export
+from training.mini.few_steps import train_few_steps
+from training.mini.latents import encode_pictures, fit_preview
+from training.mini.own_courses import load_newest, train_own_courses
+from training.mini.plan import TrainingPlan
+from training.mini.scorer import Student, train_scorer
+from training.mini.styles import train_style
+from training.mini.unet_training import UNetWithText, train_contrasts, train_shapes, train_unet
 
 LORA_STAGES = ("few_steps", *STYLES)
 UNET_STAGES = ("unet", "contrast", "shapes", "own_courses")
@@ -101,7 +102,7 @@ def train(plan: TrainingPlan, work: Path, out: Path, device: str, names: Sequenc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m sdxl.mini.train")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m training.mini.train")
     parser.add_argument(
         "--out", type=Path, help="the diffusers folder to write; LoRAs are written to OUT.loras"
     )

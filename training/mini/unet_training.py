@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sdxl.mini import topology
-from sdxl.mini.fitting import fit, load_latest
-from sdxl.mini.latents import Encoded, encode_groups, encode_pictures, tokenize, tokenizers
-from sdxl.mini.plan import GROUP, Contrast, TrainingPlan
+from training.fitting import fit, load_latest
+from training.mini import topology
+from training.mini.latents import Encoded, encode_groups, encode_pictures, tokenize, tokenizers
+from training.mini.plan import GROUP, Contrast, TrainingPlan
 
 EMPTY_ZEROED, EMPTY_ENCODED = 0.10, 0.02  # SDXL's own way to say nothing, and the plain way
 OFFSET_NOISE = 0.25

@@ -9,10 +9,10 @@ import torch
 from diffusers import AutoencoderKL
 from torch import Tensor, nn
 
-from sdxl.mini import topology
 from sdxl.mini.scenes import Image
-from sdxl.mini.unet_training import UNetWithText, guide, time_ids
 from sdxl.networks.unet import DeepUNet, PromptUNet, ShallowUNet
+from training.mini import topology
+from training.mini.unet_training import UNetWithText, guide, time_ids
 
 STEPS = 20
 INTERVAL = 2

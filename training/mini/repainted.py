@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini.autoencoder import load_vae
 from sdxl.mini.judge import straighten
-from sdxl.mini.latents import encode_pictures, sample_pictures
-from sdxl.mini.own_courses import load_newest
-from sdxl.mini.painting import paint, to_images
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import Image, Scene, draw
-from sdxl.mini.unet_training import any_guidance
+from training.mini.autoencoder import load_vae
+from training.mini.latents import encode_pictures, sample_pictures
+from training.mini.own_courses import load_newest
+from training.mini.painting import paint, to_images
+from training.mini.plan import TrainingPlan
+from training.mini.unet_training import any_guidance
 
 LAST = 17  # of the sampler's steps
 SETTLED = 8  # painted on from here a thing stays what it is, whatever the judge makes of it

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from sdxl.mini.scenes import caption
-from serve.llm.mini.short_prompts import change, full_scene, phrase, wanted_of
+from training.llm.short_prompts import change, full_scene, phrase, wanted_of
 
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
 VOCABULARY = 576

@@ -1,4 +1,4 @@
-"""How well the embedded language model expands: `python -m serve.llm.mini.check --count 1000`.
+"""How well the embedded language model expands: `python -m training.llm.check --count 1000`.
 
 Prompts come from scenes that were never trained on. An expansion is right if it parses as a full
 caption and keeps everything that its prompt stated.
@@ -17,11 +17,11 @@ import torch
 from sdxl.mini.scenes import Scene, caption
 from serve.llm.asks import Ask, Message, Sampling
 from serve.llm.decoding import Decoding, Generation
-from serve.llm.mini.grammar import parse
-from serve.llm.mini.short_prompts import WantedScene, change, full_scene, phrase, wanted_of
-from serve.llm.mini.train import TEMPERATURE
 from serve.llm.names import MINI
 from serve.llm.prompts import Prompts
+from training.llm.grammar import parse
+from training.llm.short_prompts import WantedScene, change, full_scene, phrase, wanted_of
+from training.llm.train import TEMPERATURE
 
 MOST_TOKENS = 48
 

@@ -21,8 +21,8 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 from sdxl.files import grant_usual
 from sdxl.mini.clip import MiniClip
 from sdxl.mini.scenes import SIDE
-from sdxl.mini.topology import new_scheduler
 from sdxl.mini.vocabulary import EOS, write_tokenizer
+from training.mini.topology import new_scheduler
 
 _INDEX = {
     "_class_name": "StableDiffusionXLPipeline",

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini.autoencoder import LEAST_CONTRAST, as_tensor, ink_of, load_vae
-from sdxl.mini.fitting import fit, in_half
-from sdxl.mini.own_courses import (
+from training.fitting import fit, in_half
+from training.mini.autoencoder import LEAST_CONTRAST, as_tensor, ink_of, load_vae
+from training.mini.own_courses import (
     Doubles,
     OwnCourses,
     OwnLesson,
@@ -27,8 +27,8 @@ from sdxl.mini.own_courses import (
     paint_own_courses,
     step_of,
 )
-from sdxl.mini.plan import TrainingPlan
-from sdxl.mini.unet_training import Lesson
+from training.mini.plan import TrainingPlan
+from training.mini.unet_training import Lesson
 
 IN_LATENTS, SEEN = 0.15, 0.25  # of the latents' loss and of the picture's
 OF_SHAPES = 0.3  # of the loss of `shapes`, every tenth step

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sdxl.mini import topology
-from sdxl.mini.autoencoder import as_tensor
-from sdxl.mini.check import load_painter
-from sdxl.mini.conditioning import EncodedCaptions, encode_captions
-from sdxl.mini.fitting import fit
-from sdxl.mini.lora import add_low_rank, write_in_peft_layout
-from sdxl.mini.plan import TrainingPlan
 from sdxl.mini.scenes import STYLES, caption, draw, sample_scene
-from sdxl.mini.unet_training import OFFSET_NOISE, noise_weights
+from training.fitting import fit
+from training.mini import topology
+from training.mini.autoencoder import as_tensor
+from training.mini.check import load_painter
+from training.mini.conditioning import EncodedCaptions, encode_captions
+from training.mini.lora import add_low_rank, write_in_peft_layout
+from training.mini.plan import TrainingPlan
+from training.mini.unet_training import OFFSET_NOISE, noise_weights
 
 CAPTIONLESS = 0.2  # of the rows: guidance must not take the style for the caption's
 LIMIT = 12  # of the weights of much noised rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdxl.mini.fitting import Schedule
+from training.fitting import Schedule
 
 GROUP = 4  # scenes that differ in one attribute
 

@@ -1,0 +1,1 @@
+"""The training of the embedded language model, `serve/llm/mini`."""

@@ -1,0 +1,1 @@
+"""The training of the embedded image model, `sdxl.mini`."""

@@ -1,0 +1,95 @@
+"""Low-rank changes (LoRA) of a UNet's weights: added for training, written as others read them.
+
+Hu et al. 2021 (arXiv 2106.09685). A weight is what it was plus the product of two thin matrices,
+which alone are trained.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from sdxl.files import grant_usual
+from sdxl.mini.lora import DIFFUSERS_FILE, LORAS, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX
+
+
+class LowRank(nn.Module):
+    """Begins as no change at all."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        out_size, in_size = weight.flatten(1).shape
+        self.down = nn.Parameter(torch.empty(rank, in_size))
+        self.up = nn.Parameter(torch.zeros(out_size, rank))
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + (self.up @ self.down).view_as(weight)
+
+
+def add_low_rank(network: nn.Module, rank: int) -> None:
+    """To every linear layer and convolution; all else stays as it is."""
+    network.requires_grad_(False)
+    for layer in [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv2d)]:
+        parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
+
+
+def add_lora(pipe: Any, name: str) -> None:
+    """One of the package's, into diffusers' pipeline, by the library of its layout."""
+    folder = LORAS / name
+    if (folder / PEFT_FILE).exists():
+        from peft import PeftModel
+
+        pipe.unet = PeftModel.from_pretrained(pipe.unet, folder).merge_and_unload()
+    else:
+        pipe.load_lora_weights(folder)
+
+
+def low_rank_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """By layer and peft's names; a convolution's first matrix is a convolution of its size."""
+    tensors = {}
+    for name, layer in network.named_modules():
+        if not parametrize.is_parametrized(layer, "weight"):
+            continue
+        change = layer.parametrizations["weight"][0]
+        up, down = change.up, change.down
+        if isinstance(layer, nn.Conv2d):
+            up, down = up[..., None, None], down.unflatten(1, layer.weight.shape[1:])
+        tensors[f"{name}.lora_A.weight"] = down.detach().half().contiguous()
+        tensors[f"{name}.lora_B.weight"] = up.detach().half().contiguous()
+    return tensors
+
+
+def write_in_diffusers_layout(network: nn.Module, folder: Path) -> None:
+    tensors = {f"unet.{name}": tensor for name, tensor in low_rank_tensors(network).items()}
+    _write(tensors, folder, DIFFUSERS_FILE)
+
+
+def write_in_peft_layout(network: nn.Module, folder: Path, rank: int) -> None:
+    tensors = low_rank_tensors(network)
+    layers = sorted({name.rpartition(".lora_")[0] for name in tensors})
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": None,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": layers,
+        "inference_mode": True,
+    }
+    _write({f"{PEFT_PREFIX}{n}": t for n, t in tensors.items()}, folder, PEFT_FILE)
+    (folder / PEFT_CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _write(tensors: dict[str, Tensor], folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    grant_usual(folder / name)
