@@ -1,4 +1,4 @@
-"""What a model's networks and its schedule cannot be asked, said by the field that asks it."""
+"""Checks of requests against a model's networks and scheduler; errors name the field."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from sdxl.schedulers import SchedulerConfig
 
 
 def can_edit(engines: Engines) -> bool:
-    """Engines that were made before there were edits have no encoder for images."""
+    """Return whether the engines have an image encoder; engines of old exports do not."""
     return ENCODER in engines.by_name
 
 
 def check_able(engines: Engines, params: GenerationParams) -> None:
-    """That the model can be guided so, and has an encoder where a picture needs one."""
+    """Check that the model supports the request's guidance, and has an image encoder if the request
+    needs one."""
     for name in ("guidance_interval", "guided_steps"):
         value = getattr(params, name)
         if value is not None and engines.arch.embeds_guidance:
@@ -31,7 +32,7 @@ def check_able(engines: Engines, params: GenerationParams) -> None:
 
 
 def check_schedules(params: GenerationParams, config: SchedulerConfig) -> None:
-    """That the scheduler has as many steps as each leg of a resolved request asks for."""
+    """Check that the scheduler has enough steps for each leg of a resolved request."""
     for field, leg in zip(("steps", "upscale_steps"), params.legs, strict=False):
         try:
             schedulers.table(leg.scheduler, leg.steps, config)

@@ -47,17 +47,17 @@ MIN_LATENT_SIDE, MAX_SIDE_FACTOR = 8, 4
 
 
 class UnknownModel(InvalidParams, CheckpointError):
-    """No name of a model: neither here nor on the hub."""
+    """A model name that is neither here nor on the hub."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One model on disk. Cheap to make; everything below is read on first use."""
+    """A model on disk; everything below is read on first use."""
 
     name: str
     folder: Path
     origin: str = ""
-    """`org/name@commit`, as the hub resolved it: what finds this very model again"""
+    """`org/name@commit`, which identifies this model on the hub"""
 
     @cached_property
     def index(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the weights and configs: what an engine built from them is tied to."""
+        """Digest of weights and configs; engines are tied to it."""
         total = hashlib.sha256()
         for name, digest in self.file_digests.items():
             total.update(f"{name}\0".encode() + bytes.fromhex(digest))
@@ -122,7 +122,7 @@ class Checkpoint:
 
     @cached_property
     def file_digests(self) -> dict[str, str]:
-        """sha256 of every config and weight file, by its path in the folder."""
+        """The sha256 of every config and weight file by path in the folder."""
         digests = {}
         for part in NETWORK_FOLDERS:
             for path in (self.folder / part / "config.json", *self.weight_files(part)):
@@ -132,11 +132,11 @@ class Checkpoint:
         return digests
 
     def weight_files(self, part: str) -> list[Path]:
-        """The safetensors of one network, whole and readable."""
+        """Return the safetensors files of one network after checking that they are complete."""
         return self._weights(part)[1]
 
     def _weights(self, part: str) -> tuple[str | None, list[Path]]:
-        """Also which variant they are: fp16 where nothing else is there."""
+        """Return the files and their variant: fp16 only if there is no other."""
         folder, stem = _existing(self.folder / part), WEIGHT_NAMES[part]
         for variant in (None, "fp16"):
             suffix = f".{variant}" if variant else ""
@@ -156,7 +156,7 @@ class Checkpoint:
         raise CheckpointError(f"{folder}: no weights found; expected {stem}.safetensors")
 
     def network(self, part: str) -> nn.Module:
-        """diffusers' or transformers' own module with this checkpoint's weights, in float32."""
+        """Build diffusers' or transformers' module with this checkpoint's weights in float32."""
         import torch
 
         variant, files = self._weights(part)
@@ -192,14 +192,14 @@ class Checkpoint:
         return self.network("unet")
 
     def part(self, part: str) -> nn.Module:
-        """One folder's module, as `network` gives it, checked to be an SDXL's."""
+        """Build one folder's module and check that it is an SDXL's."""
         return self.unet() if part == "unet" else self.network(part)
 
 
 def find(model: str) -> Checkpoint:
-    """`mini`, a folder in diffusers layout, a single safetensors file, or a hub id such as
-    `org/name` or `org/name@revision`: a branch, a tag or a commit. Each may go on with `,vae=FILE`,
-    a file that replaces its VAE."""
+    """Find a model: `mini`, a folder in diffusers layout, a safetensors file, or a hub id such as
+    `org/name` or `org/name@revision` (branch, tag or commit). `,vae=FILE` after it replaces the
+    VAE."""
     check_files(model)
     base, vae = split_vae(model)
     found = _find(base)
@@ -213,8 +213,8 @@ def find(model: str) -> Checkpoint:
 
 
 def check_files(model: str) -> None:
-    """Raises CheckpointError in milliseconds for files that are no SDXL, or not there. What the hub
-    has is not looked at."""
+    """Raise CheckpointError for missing files or files of another model, in milliseconds. The hub
+    is not asked."""
     from sdxl.single_file.recognition import check_has_vae, check_is_sdxl, read_header
 
     base, vae = split_vae(model)
@@ -230,7 +230,7 @@ def check_files(model: str) -> None:
 
 
 def check_model(model: str) -> None:
-    """`check_files`, and that the hub has a model that is not here. Raises CheckpointError."""
+    """`check_files`; a hub id must exist on the hub."""
     check_files(model)
     base, _ = split_vae(model)
     if base in MINI_NAMES or is_here(base):
@@ -281,14 +281,14 @@ def _unknown(model: str) -> UnknownModel:
 
 
 def _vae_file(name: str) -> Path:
-    """Of a folder, the weights in it."""
+    """Return the weights' file if a folder is named."""
     path = Path(os.path.expanduser(name))
     inside = path / f"{WEIGHT_NAMES['vae']}{SAFETENSORS}"
     return inside if path.is_dir() else path
 
 
 def _download(repo: str, revision: str | None) -> Path:
-    """The hub's snapshot, in a folder that is named after its commit."""
+    """Download a snapshot from the hub to a folder named by its commit."""
     from huggingface_hub import snapshot_download
 
     with _hub_errors(repo + (f"@{revision}" if revision else "")):
@@ -300,7 +300,7 @@ def _download(repo: str, revision: str | None) -> Path:
 
 @contextmanager
 def _hub_errors(model: str) -> Iterator[None]:
-    """As CheckpointError, in one line."""
+    """Turn the hub's errors into CheckpointError with one line."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
@@ -313,8 +313,8 @@ def _hub_errors(model: str) -> Iterator[None]:
 
 
 def _files_of(repo: str, revision: str | None) -> list[str] | None:
-    """What the hub has of it that is needed: one variant of each network's weights. None where the
-    hub does not answer, or is out of order and the model was fetched before."""
+    """List the files to download: one variant of each network's weights. None if the hub does not
+    answer and the model was downloaded before."""
     from huggingface_hub import HfApi
     from huggingface_hub.constants import DEFAULT_REVISION
     from huggingface_hub.errors import (
@@ -339,7 +339,7 @@ def _files_of(repo: str, revision: str | None) -> list[str] | None:
 
 
 def _fetched(repo: str, revision: str | None) -> Path | None:
-    """The snapshot that was fetched before."""
+    """Return the earlier snapshot."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(repo, "model_index.json", revision=revision)
@@ -380,7 +380,7 @@ def all_text(values: Iterable[object]) -> bool:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """The libraries' own bars and reports would break `--json` and say what we check ourselves."""
+    """Silence the libraries' progress bars and reports, which would break `--json`."""
     import diffusers.utils.logging as diffusers_logging
     import transformers.utils.logging as transformers_logging
 

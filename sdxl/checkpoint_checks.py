@@ -1,5 +1,5 @@
-"""What a stranger's network is checked for before a library builds it: nobody else's code, and no
-size that its weights do not have.
+"""Checks a downloaded network before a library builds it: no foreign code, and no sizes beyond its
+weights.
 
 It does not know where a checkpoint came from, nor what its networks compute.
 """
@@ -16,22 +16,22 @@ REFUSED = (
     *("attn_implementation", "_attn_implementation", "experts_implementation", "auto_map"),
     *("quantization_config", "text_config"),
 )
-"""Keys of a config.json by which transformers would fetch other code, or build another network than
-the one described beside them."""
+"""Keys of a config.json that make transformers fetch code or build another network."""
 ADAPTER = "adapter_config.json"
 MAX_LAYERS, MAX_SIZE = 256, 2**20
-"""of one network, and of anything else that a config counts"""
+"""limits of a network's layers and of every other number in a config"""
 SPARE = 2
-"""A network may have so many times the numbers that its weights hold: what is missing is named
-when it is loaded."""
+"""A network may have this many times the numbers of its weights; missing weights are named at
+load."""
 
 
 class CheckpointError(RuntimeError):
-    """A model that cannot be loaded: what was looked for, and what was found."""
+    """A model that cannot be loaded, with the reason."""
 
 
 def check_network(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """That building this network runs nobody else's code, and takes the memory of its weights."""
+    """Refuse a network whose building would run foreign code or take more memory than its
+    weights."""
     path = folder / "config.json"
     for key in REFUSED:
         if config.get(key) is not None:
@@ -49,12 +49,12 @@ def check_network(folder: Path, config: Mapping[str, Any], weights: Sequence[Pat
 
 
 def numbers_of_network(part: str, config: Mapping[str, Any]) -> int:
-    """How many numbers such a network has."""
+    """Count the numbers in a network of this config."""
     return sum(map(math.prod, shapes_of_network(part, config).values()))
 
 
 def shapes_of_network(part: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of every tensor by its name, found without memory for them."""
+    """Return the shape of every tensor by name, without allocating it."""
     import torch
 
     kind = network_class(part)
@@ -67,8 +67,8 @@ def shapes_of_network(part: str, config: Mapping[str, Any]) -> dict[str, tuple[i
 
 
 def count_numbers(path: Path) -> int:
-    """Those of a safetensors file. Reads its header and length: a truncated download is refused
-    before anything is built."""
+    """Count the numbers in a safetensors file. This reads its header and length: a truncated
+    download is refused before anything is built."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -97,7 +97,7 @@ def network_class(part: str) -> Any:
 
 @contextmanager
 def foreign_errors(place: Path) -> Iterator[None]:
-    """A library that reads a broken file raises anything; all of it is that file's fault."""
+    """Raise CheckpointError for any exception of a library that reads a broken file."""
     try:
         yield
     except CheckpointError:
@@ -105,12 +105,12 @@ def foreign_errors(place: Path) -> Iterator[None]:
     except Exception as error:
         line = " ".join(str(error).split())[:300]
         is_named = line.startswith(str(place))
-        said = line if is_named else f"{place}: {type(error).__name__}: {line}"
-        raise CheckpointError(said) from error
+        message = line if is_named else f"{place}: {type(error).__name__}: {line}"
+        raise CheckpointError(message) from error
 
 
 def _check_sizes(path: Path, config: Mapping[str, Any]) -> None:
-    """Every whole number, wherever it stands: time and memory grow with each."""
+    """Limit every whole number in the config: time and memory grow with each."""
     left: list[tuple[str, object]] = list(config.items())
     while left:
         name, value = left.pop()

@@ -1,10 +1,10 @@
-"""Images that tick together, and the tensors they share.
+"""Images that run together, and the tensors they share.
 
 A cohort's rows lie in one set of buffers: the deep call writes its caches there and the shallow
-call reads them, so nothing is copied while the same images go on together. When images join or
-leave, or guidance ends for one of them, a new cohort gathers its rows from the old ones. Buffers
-are reused, so that their addresses recur and a backend may capture graphs on them. It imports no
-policy and reads no clock.
+call reads them, so nothing is copied while the same images run together. When images join or leave,
+or guidance ends for one, a new cohort gathers its rows from the old ones. Buffers are reused, so
+that addresses recur and a backend can capture graphs on them. It imports no policy and reads no
+clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCALE, TIMESTEP = (schedulers.COLUMNS.index(name) for name in ("s", "timestep"))
 
 @dataclass(frozen=True)
 class RowSlot:
-    """Where one image's state lies."""
+    """The place of one image's state."""
 
     cohort: Cohort
     index: int
@@ -42,27 +42,28 @@ class RowSlot:
 
 @dataclass(frozen=True)
 class NewImage:
-    """An image before its first step, or one whose negative row is to be made again."""
+    """An image before its first step, or one whose negative row is computed again."""
 
     conditioning: Conditioning
     guidance: float
     latents: Tensor
     """[channels, h, w]: at first pure noise"""
     estimate: Tensor | None = None
-    """of the finished picture, where there is one already"""
+    """of the finished picture, if there is one"""
     is_guided: bool = True
     masked: Tensor | None = None
-    """what an inpainting checkpoint's UNet reads beside the latents"""
+    """input of an inpainting UNet besides the latents"""
 
     @property
     def rows(self) -> range:
-        """Of its conditioning, those that it needs."""
+        """The rows of its conditioning that it needs."""
         return range(2 if self.is_guided else 1)
 
 
 @dataclass
 class Buffers:
-    """Tensors for one set of axes and a bucket. `by_name` holds what engines see, by spec name."""
+    """Tensors for one set of axes and a bucket; `by_name` holds the engines' tensors by spec
+    name."""
 
     key: tuple[Axes, int, bool]
     """axes, bucket, and whether caches are among the tensors"""
@@ -70,17 +71,17 @@ class Buffers:
     latents: Tensor
     estimate: Tensor
     coefficients: Tensor
-    """of this tick's step, a row an image"""
+    """of this step, one row for each image"""
     noise: Tensor
-    """fresh, for the schedulers that ask for it"""
+    """fresh noise, for schedulers that use it"""
     guidance: Tensor
     image_of_row: Tensor
     negative_row: Tensor
-    """of an image; its positive one where it has none"""
+    """index of each image's negative row; of its positive row if it has none"""
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """What tells these buffers from others: a recording made on them holds for no others."""
+        """The identity of these buffers: a recording is valid only for them."""
         own = (t for t in vars(self).values() if isinstance(t, Tensor))
         return tuple(t.data_ptr() for t in (*self.by_name.values(), *own))
 
@@ -90,7 +91,7 @@ class Buffers:
         return sum(t.nbytes for t in (*self.by_name.values(), *own))
 
     def fill(self, name: str, values: Tensor) -> None:
-        """The first rows of one of these tensors, without waiting for the device."""
+        """Fill the first rows of a tensor without waiting for the device."""
         target: Tensor = getattr(self, name)
         if target.is_cuda and not values.is_cuda:
             values = values.pin_memory()
@@ -131,8 +132,8 @@ class Cohort:
 
     @cached_property
     def sample(self) -> tuple[Tensor, Tensor]:
-        """What the UNet reads: the part that every step writes, and the part that stays, which has
-        no channels but in an inpainting checkpoint."""
+        """The UNet's sample: the latents, and the constant part, which has channels only in an
+        inpainting checkpoint."""
         channels = self.buffers.latents.shape[1]
         whole = self.buffers.by_name["sample"]
         return whole[:, :channels], whole[:, channels:]
@@ -147,13 +148,13 @@ class Cohort:
 
     @cached_property
     def is_guided(self) -> bool:
-        """All are: the negative rows lie side by side."""
+        """Whether all images are guided; their negative rows then lie side by side."""
         return all(self.guided)
 
     def holds(
         self, places: Sequence[RowSlot | None], guided: tuple[bool, ...], bucket: int
     ) -> bool:
-        """Whether exactly these images, in this order, with these rows, are this cohort, and it can
+        """Return whether this cohort holds exactly these images and rows in this order, and can
         run."""
         return (
             self.buffers.key[1:] == (bucket, True)
@@ -172,7 +173,7 @@ class Cohort:
         named["timestep"].copy_(times.flatten().index_select(0, image_of_row))
 
     def show_masked(self, images: Sequence[Tensor | None]) -> None:
-        """Fill the part of the UNet's input that stays."""
+        """Fill the constant part of the UNet's input."""
         stays = self.sample[1]
         if stays.shape[1]:
             found = torch.stack([each for each in images if each is not None])
@@ -204,11 +205,8 @@ class Cohort:
 
 
 class BufferPool:
-    """Makes cohorts, and keeps the buffers of dissolved ones for the next.
-
-    It keeps as many bytes as two sets for every bucket would take, at the largest shape so far:
-    images that change cohorts take one and give the other back. The longest unused go first.
-    """
+    """Creates cohorts and keeps the buffers of dissolved ones for reuse. It keeps at most the bytes
+    of two sets for every bucket at the largest shape so far; the least recently used go first."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -224,7 +222,7 @@ class BufferPool:
         self._free: list[Buffers] = []
 
     def begin(self, axes: Axes, images: Sequence[NewImage], bucket: int, *, runs: bool) -> Cohort:
-        """A cohort of images that go through `unet_prompt` now; `runs` as in `form`."""
+        """Create a cohort of images and run `unet_prompt` for them; `runs` as in `form`."""
         cohort = Cohort(
             self._buffers(axes, bucket, runs),
             tuple(len(image.rows) == 2 for image in images),
@@ -256,12 +254,9 @@ class BufferPool:
         reads_cache: bool,
         runs: bool,
     ) -> Cohort:
-        """Gather these images into one cohort, with the negative rows of those that are `guided`.
-        `reads_cache`: their next step is shallow, so the caches come along; `runs`: it is for
-        running, not for waiting, so it has room for caches.
-
-        The images' old places are left to the caller to give back.
-        """
+        """Gather images into one cohort, with negative rows for the `guided` ones. `reads_cache`:
+        the next step is shallow, so caches are copied. `runs`: the cohort needs room for caches.
+        The caller releases the old places."""
         first = places[0].cohort.buffers
         cohort = Cohort(
             self._buffers(first.key[0], bucket, runs or reads_cache), guided, members=len(places)
@@ -320,7 +315,8 @@ class BufferPool:
 
 
 def _rows(images: Sequence[tuple[Source, Sequence[int]]], bucket: int) -> list[tuple[Source, int]]:
-    """Every image's positive row, then the negative ones, then the first again up to the bucket."""
+    """Return every image's positive row, then the negative rows, then copies of the first up to the
+    bucket."""
     rows = [(source, own[0]) for source, own in images]
     rows += [(source, own[1]) for source, own in images if len(own) == 2]
     return rows + rows[:1] * (bucket - len(rows))

@@ -1,6 +1,6 @@
-"""Prompts through both text encoders, to what the UNet is conditioned on.
+"""Encodes prompts with both text encoders to the UNet's conditioning.
 
-It knows the two encoder engines by their specs, and nothing of the UNet but the dtypes it takes.
+It knows the two encoder engines by their specs, and of the UNet only its dtypes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_CHUNKS_PER_CALL = 32
 
 Chunk = tuple[int, ...]
 TokenRow = tuple[Tokens, Tokens] | None
-"""One prompt in both tokenizers' ids; None is diffusers' zeroed negative prompt."""
+"""A prompt in both tokenizers' ids; None is diffusers' zeroed negative prompt."""
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the UNet is told of one request: two rows under guidance, positive first, else one."""
+    """The UNet's conditioning of one request: two rows with guidance, positive first, else one."""
 
     context: Tensor
     """[rows, tokens, context width]"""
@@ -35,7 +35,7 @@ class Conditioning:
     time_ids: Tensor
     """[rows, 6]"""
     guidance_embedding: Tensor | None = None
-    """[rows, channels], for a UNet that reads one"""
+    """[rows, channels], for a UNet with a guidance embedding"""
 
     @property
     def tokens(self) -> int:
@@ -46,7 +46,7 @@ class Conditioning:
         return self.context.shape[0]
 
     def sized(self, height: int, width: int) -> Conditioning:
-        """The same prompt for a picture of this size."""
+        """Return the conditioning for another size."""
         ids = torch.tensor([[height, width, 0, 0, height, width]] * self.rows)
         return replace(self, time_ids=ids.to(self.time_ids))
 
@@ -59,12 +59,9 @@ def encode(
     fixed_chunks: int | None = None,
     max_chunks_per_call: int = MAX_CHUNKS_PER_CALL,
 ) -> list[Conditioning]:
-    """Encode resolved requests, and their `tokenize_rows`, together; a chunk that several of them
-    hold is encoded once.
-
-    `fixed_chunks` pads every engine call to exactly that many chunks, so that a prompt's bytes
-    do not depend on how many others came with it.
-    """
+    """Encode resolved requests with their `tokenize_rows`; a shared chunk is encoded once.
+    `fixed_chunks` pads every call to that many chunks, so that a prompt's bytes do not depend on
+    other prompts."""
     if not requests:
         return []
     rows = [row for prompt in prompts for row in prompt if row is not None]
@@ -89,8 +86,8 @@ def tokenize_rows(
     *,
     embeds_guidance: bool = False,
 ) -> list[TokenRow]:
-    """A request's rows, all of one length. Refuses by name what cannot be encoded or has more than
-    `most` tokens, so that a caller can check a request before batching it with others."""
+    """Return a request's rows, all of one length. What cannot be encoded, or has more than `most`
+    tokens, is refused by field, so that a request can be checked before it joins a batch."""
 
     def both(text: str, field: str) -> TokenRow:
         first, second = (tokenize(text, each, field, most) for each in tokenizers)
@@ -162,11 +159,8 @@ def _run(
 
 
 def emphasise(hidden: Tensor, weights: Sequence[Sequence[float]]) -> Tensor:
-    """Scale each token's embedding by its weight, then restore the chunk's mean.
-
-    As stable-diffusion-webui does for SDXL: each encoder by itself, chunk by chunk, and the
-    pooled embedding left as it is.
-    """
+    """Scale each token's embedding by its weight, then restore the chunk's mean, as
+    stable-diffusion-webui does for SDXL: per encoder and chunk; the pooled embedding stays."""
     exact = hidden.float()
     weighted = exact * torch.tensor(weights, device=hidden.device)[..., None]
     before, after = (t.mean(dim=(1, 2), keepdim=True) for t in (exact, weighted))
@@ -208,8 +202,8 @@ def _condition(
 
 
 def embedded(guidance: float, channels: int) -> Tensor:
-    """[channels]: sines and cosines of what guidance is above 1, in diffusers' order and rounding:
-    of angles in the thousands the last digit shows. LCM (arXiv:2310.04378) has them from VDM."""
+    """Return [channels]: sines and cosines of guidance - 1, in diffusers' order and rounding: for
+    angles in the thousands the last digit matters. LCM (arXiv:2310.04378) takes them from VDM."""
     half = channels // 2
     steps = torch.log(torch.tensor(10000.0)) / (half - 1)
     angles = torch.tensor(guidance - 1) * 1000.0 * torch.exp(torch.arange(half).float() * -steps)

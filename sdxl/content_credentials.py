@@ -1,7 +1,7 @@
-"""C2PA manifests in pictures: signed when a picture is made, read when somebody asks.
+"""C2PA manifests in pictures: written when a picture is made, read by `sdxl verify`.
 
-It wraps c2pa-python, which is an extra (`pip install 'sdxl-deepcache[c2pa]'`). Nothing is fetched:
-neither remote manifests nor a certificate's state.
+It wraps c2pa-python, an extra (`pip install 'sdxl-deepcache[c2pa]'`). Nothing is fetched: neither
+remote manifests nor the state of a certificate.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sdxl.places import home
 log = logging.getLogger(__name__)
 
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-"""IPTC NewsCodes: made by a model that was trained on samples."""
+"""IPTC NewsCodes: made by a trained model."""
 GENERATOR = "sdxl-deepcache"
 SELF_MADE = "sdxl-deepcache, self-made certificate"
-"""The name in a certificate that nobody vouches for."""
+"""The name in a self-made certificate."""
 VALID = timedelta(days=3650)
 SETTINGS = {
     # A thumbnail is as large as the picture, and tells nothing that it doesn't.
@@ -40,12 +40,12 @@ CURVES = {"secp256r1": "es256", "secp384r1": "es384", "secp521r1": "es512"}
 
 
 class NoContentCredentials(RuntimeError):
-    """c2pa-python is not here."""
+    """c2pa-python is not installed."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a picture's manifest says, and whether the picture is still the one that was signed."""
+    """A picture's manifest, and whether the picture is unchanged since it was signed."""
 
     generator: str
     source_type: str
@@ -58,8 +58,8 @@ class Claim:
 def signer_of(
     certificate: str, private_key: str, is_watermarked: bool = False
 ) -> Callable[[bytes, str], bytes]:
-    """What adds a manifest to a file. Raises InvalidParams for a key or certificate that cannot
-    sign. `is_watermarked`: the pixels hold a mark, and the manifest says so."""
+    """Return a function that adds a manifest to a file, or raise InvalidParams for a key or
+    certificate that cannot sign. `is_watermarked` is stated in the manifest."""
     c2pa = _library()
     if certificate:
         chain, key = (Path(p).expanduser().read_bytes() for p in (certificate, private_key))
@@ -87,29 +87,29 @@ def signer_of(
 
 
 def read_claim(file: bytes, format: str, trusted: bytes = b"") -> Claim | None:
-    """None for a picture without a manifest. `trusted`: root certificates, PEM."""
+    """Read a picture's manifest; None if it has none. `trusted`: root certificates in PEM."""
     c2pa = _library()
     try:
         with c2pa.Reader(f"image/{format}", io.BytesIO(file), context=_context(trusted)) as reader:
-            told = json.loads(reader.json())
+            report = json.loads(reader.json())
     except c2pa.C2paError.ManifestNotFound:
         return None
     except c2pa.C2paError as error:
         return Claim("", "", "", False, False, (" ".join(str(error).split())[:200],))
-    return _claim(told)
+    return _claim(report)
 
 
-def _claim(told: Mapping[str, Any]) -> Claim:
-    manifest = told.get("manifests", {}).get(told.get("active_manifest"), {})
+def _claim(report: Mapping[str, Any]) -> Claim:
+    manifest = report.get("manifests", {}).get(report.get("active_manifest"), {})
     signature = manifest.get("signature_info", {})
-    codes = tuple(status["code"] for status in told.get("validation_status", []))
+    codes = tuple(status["code"] for status in report.get("validation_status", []))
     generators = manifest.get("claim_generator_info") or [{}]
     return Claim(
         generator=" ".join(str(generators[0].get(k, "")) for k in ("name", "version")).strip(),
         source_type=_source_type(manifest),
         signer=signature.get("common_name") or signature.get("issuer") or "",
-        is_intact=told.get("validation_state") in ("Valid", "Trusted"),
-        is_trusted=told.get("validation_state") == "Trusted",
+        is_intact=report.get("validation_state") in ("Valid", "Trusted"),
+        is_trusted=report.get("validation_state") == "Trusted",
         failures=tuple(code for code in codes if code != UNTRUSTED),
     )
 
@@ -124,7 +124,7 @@ def _source_type(manifest: Mapping[str, Any]) -> str:
 
 
 def algorithm_of(key: bytes, name: str) -> str:
-    """As C2PA calls it."""
+    """Return C2PA's name of the key's algorithm."""
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -143,7 +143,7 @@ def algorithm_of(key: bytes, name: str) -> str:
 
 
 def self_made() -> tuple[bytes, bytes]:
-    """A certificate chain and its key, made once for this user."""
+    """Return the self-made certificate chain and its key, made once for this user."""
     folder = home() / "provenance"
     paths = folder / "certificate.pem", folder / "private_key.pem"
     if not all(path.exists() for path in paths):
@@ -156,7 +156,7 @@ def self_made() -> tuple[bytes, bytes]:
 
 
 def _make_once(paths: Sequence[Path]) -> None:
-    """The two belong together: another process may have made both meanwhile."""
+    """Create both files under a lock, unless another process has created them meanwhile."""
     if all(path.exists() for path in paths):
         return
     for path, content in zip(paths, _new_certificate(), strict=True):
@@ -165,7 +165,7 @@ def _make_once(paths: Sequence[Path]) -> None:
 
 
 def _new_certificate() -> tuple[bytes, bytes]:
-    """C2PA takes no certificate that signs itself: a root, and one for signing below it."""
+    """Create a root and a signing certificate below it: C2PA refuses self-signed certificates."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -223,7 +223,7 @@ def _certificate(name: Any, issuer: Any, public_key: Any, *, is_root: bool) -> A
 
 
 def _check(sign: Callable[[bytes, str], bytes], certificate: str) -> None:
-    """A key that is not the certificate's, or one that is out of date, shows now."""
+    """Sign once now: a wrong key or an expired certificate shows."""
     from PIL import Image
 
     from sdxl.picture_files import file_of

@@ -1,6 +1,7 @@
-"""What a picture that is made from another one adds to the loop: the latents it begins with, the
-part of them that stays, step after step, and what a UNet made for inpainting is shown of it. It
-knows no networks and no policy.
+"""Editing in the loop: the latents an edit starts from, the part that is kept after each step, and
+the extra input of inpainting UNets.
+
+It knows no networks and no policy.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from sdxl.schedulers import Table
 
 @dataclass(frozen=True)
 class MaskedPicture:
-    """What a UNet made for inpainting reads beside the latents, the same at every step."""
+    """The input of an inpainting UNet besides the latents, the same at every step."""
 
     mask: Tensor
-    """[1, h, w]: 1 where it is made anew, else 0"""
+    """[1, h, w]: 1 where the image changes, else 0"""
     mean: Tensor
     """[channels, h, w] of the picture, grey under the mask"""
     deviation: Tensor | None = None
@@ -33,46 +34,47 @@ class MaskedPicture:
 
 @dataclass(frozen=True)
 class SourceLatents:
-    """A picture as the VAE's encoder gives it: float32, on the CPU."""
+    """The VAE encoder's output: float32, on the CPU."""
 
     mean: Tensor
     """[channels, h, w]"""
     deviation: Tensor | None = None
-    """where a sample is wanted: how far it strays"""
+    """deviation, if the encoding is sampled"""
     mask: Tensor | None = None
-    """[1, h, w]: 1 where it is made anew, 0 where it stays"""
+    """[1, h, w]: 1 where the image changes, 0 where it stays"""
     is_hidden: bool = False
-    """The start is pure noise, with no trace of the picture: so diffusers fills a mask at full
-    strength, and only then."""
+    """The start is pure noise without the image: diffusers does so only for a mask at full
+    strength."""
     masked: MaskedPicture | None = None
-    """for a UNet that reads one: it keeps what the mask does not cover by itself"""
+    """for an inpainting UNet, which itself keeps what the mask does not cover"""
 
 
 @dataclass(frozen=True)
 class KeptPart:
-    """What the mask leaves, on the loop's device."""
+    """The part that the mask keeps, on the loop's device."""
 
     latents: Tensor
     noise: Tensor
     mask: Tensor
 
     def restore(self, latents: Tensor, table: Table, step: int) -> None:
-        """Where nothing is to change: the source, as noisy as where that step begins."""
+        """Restore the kept part: the source with the noise of that step."""
         latents.copy_(torch.lerp(table.noised(self.latents, self.noise, step), latents, self.mask))
 
 
 class Beginning(NamedTuple):
     latents: Tensor
-    """that the first step begins with"""
+    """latents of the first step"""
     kept: KeptPart | None = None
     masked: Tensor | None = None
-    """[channels, h, w] that the UNet reads besides, on the loop's device"""
+    """[channels, h, w], the UNet's extra input, on the loop's device"""
 
 
 def begin(
     source: SourceLatents, table: Table, noise: NoiseSource, device: torch.device
 ) -> Beginning:
-    """In the order in which diffusers draws: a sample, the noise, a sample of what is masked."""
+    """Prepare an edit's start. Random numbers are drawn in diffusers' order: a sample, the noise, a
+    sample of the masked image."""
     latents, drawn = source.mean, noise.start()
     if source.deviation is not None:
         latents = latents + source.deviation * drawn

@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Engines:
-    """The seven networks of one model on one device; those of specs.OPTIONAL may be missing."""
+    """The seven networks of a model on one device; those in specs.OPTIONAL may be missing."""
 
     arch: Architecture
     by_name: Mapping[str, Engine]
@@ -46,31 +46,31 @@ class Engines:
     buckets: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Row counts a UNet call is padded to; the largest bounds one call."""
     decode_batch: int = 1
-    """Pictures that are best decoded in one call."""
+    """The best number of pictures in one decoder call."""
     stream: Any = None
-    """On a GPU, what the loop's calls are enqueued on: others wait for it, and it for them."""
+    """The stream of the loop's calls on a GPU; other streams synchronise with it."""
     on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Entered around whatever is enqueued: on the loop's stream, unless the thread has chosen one
-    of its own."""
+    """Entered around GPU work: it selects the loop's stream, unless the thread has selected
+    another."""
     memory_format: torch.memory_format = torch.contiguous_format
-    """How the UNet's maps lie in the loop's buffers, so that no call turns them around."""
+    """The memory layout of the UNet's maps in the loop's buffers, so that no call converts them."""
     fence: Callable[[], Callable[[], None]] = lambda: _done
-    """Marks what was enqueued so far; calling the result waits until it is computed."""
+    """Marks the work enqueued so far; calling the result waits for it."""
     calls_ahead: int = 0
-    """Calls that may be on their way while the host prepares the next: 0 where calls block."""
+    """Calls that may run while the host prepares the next; 0 if calls block."""
     run_recorded: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
     """Runs `work`. The same key means the same tensor addresses, so a GPU backend may record the
     work as a CUDA graph, and replay that."""
     failed_captures: Callable[[], int] = lambda: 0
-    """How often a recording was tried and refused; its work runs unrecorded."""
+    """The number of failed recordings; such work runs unrecorded."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Entered while a service warms up: the time to measure what makes later calls quicker."""
+    """Entered during warm-up, when the backend may spend time on measurements."""
     latent_sides: tuple[int, int] | None = None
-    """The smallest and the largest side that the engines were built for; None: any."""
+    """The smallest and largest latent side of the engines; None: any."""
     most_chunks: int = MAX_CHUNKS
-    """Of the longest prompt that the engines were built for."""
+    """Chunks of the longest prompt that the engines take."""
     description: Mapping[str, Any] = field(default_factory=dict)
-    """What runs behind them (backend, precision, …), for logs and metadata."""
+    """Backend, precision and versions, for logs and metadata."""
 
     def __getitem__(self, name: str) -> Engine:
         return self.by_name[name]
@@ -92,7 +92,7 @@ def allocate(
     device: torch.device | str = "cpu",
     layout: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """`layout` is of maps; what is no map has only one."""
+    """Allocate tensors; `layout` applies to maps only."""
     if len(spec.dims) != 4:
         layout = torch.contiguous_format
     dims, dtype = spec.shape(axes), torch_dtype(spec)
@@ -100,7 +100,7 @@ def allocate(
 
 
 def check_inputs(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """The free axes of a call, after checking its inputs against the spec."""
+    """Check a call's inputs against the spec and return its free axes."""
     for tensor in spec.inputs:
         found = inputs.get(tensor.name)
         if found is not None and found.dtype != torch_dtype(tensor):
@@ -124,8 +124,8 @@ def call(engine: Engine, arch: Architecture, inputs: Mapping[str, Tensor]) -> di
 
 
 def to_host(tensor: Tensor, engines: Engines) -> Tensor:
-    """Without waiting where the device is asynchronous: whoever reads it waits for a fence. From
-    memory that is not pinned a copy would wait, and take three times as long."""
+    """Copy to the host without waiting on an asynchronous device: the reader waits for a fence. A
+    copy into memory that is not pinned would wait and take three times as long."""
     if engines.device.type == "cpu":
         return tensor
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)

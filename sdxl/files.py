@@ -1,4 +1,4 @@
-"""Files appear whole or not at all. It does not know what they mean."""
+"""Writes files atomically."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 
 
 class OutputError(OSError):
-    """A place that cannot be written: where, and why."""
+    """A path that cannot be written, with the reason."""
 
     def __init__(
         self, path: Path | str, cause: OSError, needed: str = "a place that can be written"
     ):
         super().__init__(f"out must be {needed}, got {str(path)!r} ({cause.strerror or cause})")
         self.path, self.number = path, cause.errno
-        self._said = path, cause, needed
+        self._arguments = path, cause, needed
 
     def __reduce__(self) -> Any:
-        return OutputError, self._said
+        return OutputError, self._arguments
 
 
 def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
-    """Write beside the target, or in a scratch folder of the same file system, reach the disk, then
-    rename: readers see the old file or the new."""
+    """Write beside the target or in a scratch folder of the same file system, sync, then rename:
+    readers see the old file or the new one."""
     temporary = (scratch or path.parent) / f".{secrets.token_hex(8)}.tmp"
     try:
         try:
@@ -42,12 +42,12 @@ def write_atomic(path: Path, data: bytes, scratch: Path | None = None) -> None:
 
 
 def write_json(path: Path, content: Any, end: str = "\n", **style: Any) -> None:
-    """`style` are json.dumps' own arguments."""
+    """Write JSON atomically; `style` goes to json.dumps."""
     write_atomic(path, (json.dumps(content, **{"indent": 1, **style}) + end).encode())
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make a folder and prove that it takes files, before hours are spent on what goes in."""
+    """Make a folder and check that it takes files, before hours of work."""
     probe = folder / f".{secrets.token_hex(8)}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,16 +59,16 @@ def prepare_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """By one process at a time; the others wait. The lock falls with whoever held it, however that
-    ended."""
+    """Hold an exclusive lock; other processes wait. It is released when its holder ends in any
+    way."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def grant_usual(path: Path) -> None:
-    """The permissions that the user's umask gives, to a file that a library made private: whoever
-    serves is often not who exported."""
+    """Give a file that a library made private the umask's permissions: the service often runs as
+    another user."""
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)

@@ -1,10 +1,9 @@
-"""Work handed to another thread by a caller whom an interrupt may strike at any bytecode.
+"""Runs work on another thread for a caller that may be interrupted at any bytecode.
 
 Futures, executors, events and `Thread.start` are Python code around a lock: an interrupt inside
-leaves the lock held, and whoever needs it next waits for ever. Here the threads share only what C
-does whole or not at all: a SimpleQueue, a dict's `setdefault`, the start of a thread, a lock of the
-C library's, whose wait goes on through a signal. Such a thread ends with the process. It does not
-know what the work is.
+leaves the lock held, and the next user waits for ever. Here the threads share only what C does
+atomically: a SimpleQueue, a dict's `setdefault`, the start of a thread, and a lock of the C
+library, whose wait continues through a signal. Such a thread ends with the process.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class HandedWork(Generic[T]):
         self._hold_shared = partial(_LIBC.pthread_rwlock_rdlock, lock)
         self._let_go = partial(_LIBC.pthread_rwlock_unlock, lock)
 
-    def take(self, who: str) -> bool:
-        """Whether it is theirs to do: of whoever asks first, however often they ask."""
-        return self._taken.setdefault("by", who) == who
+    def take(self, side: str) -> bool:
+        """Return whether this side may do the work: the first that asks, however often it asks."""
+        return self._taken.setdefault("by", side) == side
 
     def run(self) -> None:
-        """On the thread. Nothing is done that the caller has taken back."""
+        """Do the work on the thread, unless the caller has taken it back."""
         self._hold()
         try:
             if self.take(THREAD):
@@ -61,7 +60,7 @@ class HandedWork(Generic[T]):
         self._ended.put(None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until the thread is done with it; an interrupt is raised at once."""
+        """Wait until the thread is done; an interrupt is raised at once."""
         while not self._is_over:
             try:
                 self._ended.get(timeout=timeout_s)
@@ -70,13 +69,13 @@ class HandedWork(Generic[T]):
         return True
 
     def settling(self) -> Callable[[], object]:
-        """Takes it back or, if the thread has begun, waits until it is done. All of that is one
-        call of C, between whose steps no interrupt comes, and a wait that none of them ends."""
+        """Return a call that takes the work back or, if the thread has begun, waits until it is
+        done. It is one call of C, so no interrupt comes between its steps or ends its wait."""
         steps = (partial(self._taken.setdefault, "by", CALLER), self._hold_shared, self._let_go)
         return partial(deque, map(operator.call, steps), 0)
 
     def result(self) -> T:
-        """Of work that is over, or else of doing it here."""
+        """Return the result of finished work, or do the work here."""
         if self.take(CALLER):
             return self._call()
         if self._error is not None:
@@ -85,14 +84,14 @@ class HandedWork(Generic[T]):
 
 
 class WorkThread:
-    """Does one after the other what it is handed."""
+    """A thread that does its work in order."""
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[HandedWork[None]] = SimpleQueue()
         start_new_thread(self._run, ())
 
     def together(self, here: Callable[[], None], there: Callable[[], None]) -> None:
-        """Both at the same time, `there` on the thread, or here if that finds no time for it. When
+        """Run both at once, `there` on the thread, or here if the thread has not begun it. When
         this returns or raises, neither runs any more."""
         work = HandedWork(there)
         settle, settle_again = work.settling(), work.settling()
@@ -113,8 +112,8 @@ class WorkThread:
 
 
 def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterator[T]:
-    """What `do` makes of every item, in order. After an interrupt or an error nothing more is
-    begun, and nobody waits for what has been."""
+    """Yield the results of `do` in order. After an interrupt or an error no further item begins,
+    and running ones are not waited for."""
     works = [HandedWork(partial(do, item)) for item in items]
     inbox: SimpleQueue[HandedWork[T] | None] = SimpleQueue()
 
@@ -137,8 +136,8 @@ def in_threads(do: Callable[[U], T], items: Sequence[U], threads: int) -> Iterat
 
 
 def apart(call: Callable[[], T], stop: Callable[[], None], leave_s: float) -> T:
-    """Do it on a thread of its own, where no interrupt strikes. One that strikes here calls `stop`
-    and is raised when the work has ended, or after so many seconds; a second one at once."""
+    """Run `call` on its own thread, which no interrupt reaches. An interrupt here calls `stop` and
+    is raised when the work has ended or after `leave_s`; a second one is raised at once."""
     work = HandedWork(call)
     try:
         start_new_thread(work.run, ())

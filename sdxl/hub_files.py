@@ -1,5 +1,7 @@
-"""Which files of a hub's repository a model is: configs, tokenizers, and of each network's weights
-one variant. It asks nobody; the hub's listing is given to it.
+"""Selects the files of a model in a hub repository: configs, tokenizers, and one variant of each
+network's weights.
+
+It does not use the network; it receives the hub's listing.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 VARIANTS = ("", ".fp16")
-"""of weights, the first that is there: float32, else halves"""
+"""variants of weights in order of preference: float32, then half"""
 TEXTS = (".json", ".txt")
 CONFIG_FOLDERS = ("scheduler", "tokenizer", "tokenizer_2")
 TOP = ("model_index.json", "preview.json", "presets.json")
@@ -16,7 +18,7 @@ INDEX = ".safetensors.index"
 
 
 def needed_files(names: Iterable[str], weights: Mapping[str, str]) -> list[str]:
-    """`weights` maps each network's folder to what its weight files are called."""
+    """Select the files; `weights` maps each network's folder to the stem of its weight files."""
     listed = sorted(names)
     found = [name for name in listed if name in TOP or _is_text(name, weights)]
     for folder, stem in weights.items():

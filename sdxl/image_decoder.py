@@ -1,4 +1,4 @@
-"""From latents to pictures: the VAE's decoder at work, and what comes of it on the host.
+"""Decodes latents to pictures with the VAE.
 
 It knows no schedulers and no files.
 """
@@ -27,8 +27,8 @@ class ImageDecoder:
         return checked(self.launch([latents])()[0])
 
     def pixels(self, latents: Tensor) -> Pixels:
-        """[channels, h, w] → 8 bits, [height, width, 3]. A GPU rounds them itself: a quarter of
-        the bytes leaves it."""
+        """[channels, h, w] → 8 bits, [height, width, 3]. A GPU rounds: a quarter of the bytes is
+        copied."""
         if self.engines.device.type == "cpu":
             return to_pixels(self.image(latents))
         with self.engines.on_stream():
@@ -41,7 +41,8 @@ class ImageDecoder:
         return pixels
 
     def launch(self, latents: Sequence[Tensor]) -> Callable[[], Tensor]:
-        """Unchecked images of one size, on their way: calling the result waits for them."""
+        """Start to decode images of one size; calling the result waits for them. They are not
+        checked."""
         with self.engines.on_stream():
             host = to_host(self._decoded(latents).float(), self.engines)
             wait = self.engines.fence()

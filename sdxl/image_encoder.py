@@ -1,4 +1,4 @@
-"""From a picture, and the mask over it, to what the loop begins with: the VAE's encoder at work.
+"""Encodes a source image and its mask with the VAE.
 
 It knows no schedulers and no files.
 """
@@ -18,7 +18,7 @@ from sdxl.source import SourceImage
 
 ENCODER = "vae_encoder"
 MANY = 64
-"""sizes that grey is remembered of"""
+"""number of cached sizes of grey latents"""
 Encoded = tuple[Tensor, Tensor]
 """mean and deviation, [channels, h, w] each"""
 
@@ -27,10 +27,10 @@ Encoded = tuple[Tensor, Tensor]
 class ImageEncoder:
     engines: Engines
     _grey: dict[tuple[int, int], Encoded] = field(default_factory=dict)
-    """latents of nothing, by their height and width"""
+    """latents of a grey image by height and width"""
 
     def latents(self, source: SourceImage, *, is_sampled: bool, is_full: bool) -> SourceLatents:
-        """`is_full`: at full strength, where diffusers hides what a mask covers."""
+        """Encode a source; `is_full`: at full strength, where diffusers hides the masked part."""
         picture, mask = _pixels(source.image), source.mask
         is_hidden = mask is not None and is_full
         masked = self._masked(picture, mask, is_sampled=is_sampled)
@@ -44,8 +44,8 @@ class ImageEncoder:
     def completed(
         self, source: SourceLatents | None, height: int, width: int
     ) -> SourceLatents | None:
-        """With what an inpainting checkpoint's UNet reads where nobody gave it a mask: everything
-        is masked. So it makes a picture from text, too."""
+        """Add the input that an inpainting UNet needs without a mask: everything is masked, so it
+        also makes pictures from text."""
         if not self.engines.arch.masked_channels or (source and source.masked):
             return source
         masked = self.nothing(height, width)
@@ -54,7 +54,7 @@ class ImageEncoder:
         return replace(source, masked=masked)
 
     def nothing(self, height: int, width: int, *, is_sampled: bool = False) -> MaskedPicture:
-        """Latents of that size, all of them masked."""
+        """Return latents of a grey image, all masked."""
         encoded = self._grey.get((height, width))
         if encoded is None:
             if len(self._grey) >= MANY:
@@ -68,7 +68,7 @@ class ImageEncoder:
     def _masked(
         self, picture: Tensor, mask: Image.Image | None, *, is_sampled: bool
     ) -> MaskedPicture | None:
-        """As diffusers makes it: in or out, whatever the mask's softness."""
+        """Binarise the mask and hide the image under it, as diffusers does."""
         if not self.engines.arch.masked_channels:
             return None
         scale = self.engines.arch.vae_scale
@@ -80,7 +80,7 @@ class ImageEncoder:
         return MaskedPicture(hole[:, ::scale, ::scale], mean, deviation if is_sampled else None)
 
     def _encoded(self, picture: Tensor) -> Encoded:
-        """Of [channels, height, width] in -1..1."""
+        """Encode [channels, height, width] in -1..1."""
         engine, arch = self.engines[ENCODER], self.engines.arch
         dtype = torch_dtype(engine.spec.inputs[0])
         with self.engines.on_stream():
@@ -98,5 +98,5 @@ def _pixels(picture: Image.Image) -> Tensor:
 
 
 def _white(mask: Image.Image) -> Tensor:
-    """[1, height, width] in 0..1."""
+    """Return the mask as [1, height, width] in 0..1."""
     return torch.from_numpy(np.array(mask))[None].float() / 255

@@ -29,7 +29,7 @@ SDXL_RGB_BIAS = (150, 140, 130)
 EXIF_IFD, USER_COMMENT, IMAGE_DESCRIPTION = 0x8769, 0x9286, 0x010E
 XMP_CHUNK = "XML:com.adobe.xmp"
 MAX_JPEG_EXIF = 65_000
-"""JPEG keeps it in one segment, whose length is 16 bits."""
+"""JPEG stores metadata in one segment of 16-bit length."""
 
 
 class BrokenImage(RuntimeError):
@@ -41,7 +41,7 @@ class NoParameters(ValueError):
 
 
 class BrokenPreviewMap(ValueError):
-    """A checkpoint's preview.json without a valid map."""
+    """A preview.json without a valid map."""
 
 
 def to_pixels(image: Tensor) -> Pixels:
@@ -58,22 +58,21 @@ def to_pixels(image: Tensor) -> Pixels:
 
 
 def pasted(pixels: Pixels, source: SourceImage) -> Pixels:
-    """The result of an edit, in its place in the source."""
+    """Paste an edit's result into its source."""
     return np.array(source.pasted(Image.fromarray(pixels)))
 
 
 def rounded(image: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixels of an image, and whether all values are finite; on its device, without waiting."""
+    """Return 8-bit pixels and whether all values are finite, on the image's device, without
+    waiting."""
     exact = image.float()
     scaled = (exact * 0.5 + 0.5).clamp(0, 1).movedim(-3, -1)
     return (scaled * 255).round().to(torch.uint8).contiguous(), exact.isfinite().all()
 
 
 def load_preview_map(folder: Path, channels: int) -> Tensor:
-    """The linear map from latents to RGB, [channels + 1, 3], bias last.
-
-    A checkpoint's own is its `preview.json`; without one, SDXL's published map.
-    """
+    """Return the linear map from latents to RGB, [channels + 1, 3], bias last: the checkpoint's
+    `preview.json`, else SDXL's published map."""
     path = folder / "preview.json"
     if path.exists():
         rows = _stored_map(path)
@@ -105,7 +104,7 @@ def _stored_map(path: Path) -> Tensor:
 
 
 def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
-    """A small picture of latents [C, h, w], a pixel for each of theirs."""
+    """Return a small image of latents [C, h, w], one pixel for each."""
     flat = latents.detach().cpu().float().movedim(0, -1)
     return to_pixels((flat @ preview_map[:-1] + preview_map[-1]).movedim(-1, 0))
 
@@ -113,7 +112,7 @@ def preview(latents: Tensor, preview_map: Tensor) -> Pixels:
 def forming(
     latents: Tensor, preview_map: Tensor, size: tuple[int, int], source: SourceImage | None = None
 ) -> Pixels:
-    """A preview at the picture's own size; of an edit, in its place in the source."""
+    """Return a preview at the picture's size, pasted into the source of an edit."""
     small = Image.fromarray(preview(latents, preview_map))
     pixels = np.asarray(small.resize(size, Image.Resampling.BICUBIC))
     return pixels if source is None else pasted(pixels, source)
@@ -126,8 +125,8 @@ def encode(
     quality: int | None = None,
     xmp: str | None = None,
 ) -> bytes:
-    """The bytes of a png, jpeg or webp with the picture's parameters. The same picture gives the
-    same bytes: they hold no time, place or machine name. `xmp`: one more metadata packet."""
+    """Encode a png, jpeg or webp with the picture's parameters. Equal pictures have equal bytes: no
+    time, place or machine name. `xmp` is one more metadata packet."""
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     file = io.BytesIO()
     if format == "png":
@@ -141,19 +140,19 @@ def encode(
 
 
 def check_metadata(params: Mapping[str, Any], format: str) -> None:
-    """Refuse parameters that do not fit into the format, before the work starts."""
+    """Refuse parameters that do not fit into the format's metadata, before the work starts."""
     if format == "jpeg":
         _exif(params, format)
 
 
 def stored_fields(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that a picture's metadata holds: optional ones only if they are set."""
+    """Return the parameters for a picture's metadata: optional ones only if they are set."""
     optional = {p.name for p in PARAMETERS.values() if p.is_for_edits or p.is_stored_if_set}
     return {name: v for name, v in params.items() if v is not None or name not in optional}
 
 
 def read_parameters(source: Path | bytes) -> dict[str, Any]:
-    """The parameters in a file of `encode`. Raises NoParameters if there are none."""
+    """Read the parameters from a picture's file, or raise NoParameters."""
     data = source if isinstance(source, bytes) else source.read_bytes()
     try:
         with opened(data) as image:

@@ -36,12 +36,12 @@ TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))
 
 
 class DeadlineExceeded(RuntimeError):
-    """An admitted image that could not be finished in time."""
+    """An admitted image missed its deadline."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One image to denoise: everything the loop needs, nothing of where it came from."""
+    """One image to denoise: all that the loop needs, independent of the source of the request."""
 
     conditioning: Conditioning
     table: schedulers.Table
@@ -56,7 +56,7 @@ class Request:
     client: str = ""
     weight: float = 1.0
     source: SourceLatents | None = None
-    """what it begins with instead of noise; the table begins there, too"""
+    """start in place of noise; the table starts there, too"""
 
     def __post_init__(self) -> None:
         if self.plan.room[0] > self.conditioning.rows:
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of axes, by their names in sdxl/specs.py."""
+        """Axis sizes by their names in sdxl/specs.py."""
         tokens = self.conditioning.tokens
         return {"latent_h": self.latent_h, "latent_w": self.latent_w, "tokens": tokens}
 
@@ -85,7 +85,7 @@ Event = Finished | Failed
 
 @dataclass
 class _Image:
-    """What the loop holds of one image besides its Flight."""
+    """The loop's state of one image besides its Flight."""
 
     request: Request
     noise: NoiseSource
@@ -94,8 +94,8 @@ class _Image:
     masked: Tensor | None = None
 
     def new_image(self, is_guided: bool, device: torch.device) -> NewImage:
-        """What `unet_prompt` is asked for it: before its first step, or where guidance begins anew
-        and its negative row is made again."""
+        """Return the input of `unet_prompt` for this image: before its first step, or when guidance
+        returns and its negative row is computed again."""
         request, source, estimate = self.request, self.request.source, None
         if self.place is not None:
             cohort, index = self.place.cohort, self.place.index
@@ -104,17 +104,18 @@ class _Image:
             latents = self.noise.start() * request.table.start
         else:
             latents, self.kept, self.masked = begin(source, request.table, self.noise, device)
-        told = request.conditioning, request.guidance
-        return NewImage(*told, latents, estimate, is_guided, self.masked)
+        return NewImage(
+            request.conditioning, request.guidance, latents, estimate, is_guided, self.masked
+        )
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """A group whose engine call is on its way."""
+    """A group whose engine call is running."""
 
     group: Group
     ends: tuple[int, ...]
-    """images whose last step it is"""
+    """images that end with this step"""
     began_s: float
     wait: Callable[[], None]
 
@@ -138,13 +139,13 @@ class InFlight:
         self.settled_s = -math.inf
         self.steps_taken = 0
         self.call: tuple[Group, float] | None = None
-        """the engine call that it makes or waits for, and since when; for other threads to read"""
+        """the current engine call and its start; read by other threads"""
 
     # -- what a caller says -----------------------------------------------------------------
 
     def submit(self, request: Request, admitted: Flight | None = None) -> int:
-        """Take an image on, or raise Refused (admission.py); one that was `admitted` before is
-        taken on as it was promised."""
+        """Accept an image, or raise Refused (admission.py); one that was `admitted` before keeps
+        its promise."""
         flight = admitted or self.admission().admit(self._flight(request), self.time)
         self._flights[flight.id] = flight
         noise = NoiseSource(request.seed, self._latent_dims(request))
@@ -152,12 +153,12 @@ class InFlight:
         return flight.id
 
     def new_id(self) -> int:
-        """Of an image that will be taken on."""
+        """Return the id of an image to be submitted."""
         return next(self._ids)
 
     def cancel(self, id_: int) -> None:
-        """Drop an image, from the next tick on. Unknown or finished ids are no error: the caller
-        may be late."""
+        """Drop an image from the next tick on. Unknown or finished ids are no error: the caller may
+        be late."""
         self._drop(id_)
 
     def pause(self, id_: int) -> None:
@@ -170,23 +171,23 @@ class InFlight:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is on its way, and no result waits to be collected."""
+        """True if nothing is in flight and no result waits to be collected."""
         return not self._flights and not self._launched
 
     @property
     def flights(self) -> tuple[Flight, ...]:
-        """The images that still have steps to take, in order of arrival."""
+        """The unfinished images in order of arrival."""
         return tuple(f for f in self._flights.values() if not f.is_done)
 
     def admission(self) -> Admission:
         return Admission(self.flights, self.limits, self.costs, self.clock())
 
     def finish_times(self) -> dict[int, float]:
-        """When each image will be ready, on the loop's clock, by the measured costs."""
+        """Predict when each image will be ready, on the loop's clock, from measured costs."""
         return project(self.flights, self.limits, self.costs, self.clock())
 
     def preview(self, id_: int) -> Tensor | None:
-        """The picture as the model now expects it, in latents; None before its first step."""
+        """Return the picture as the model expects it, in latents; None before its first step."""
         image = self._images.get(id_)
         if image is None or image.place is None or self._flights[id_].step == 0:
             return None
@@ -196,7 +197,7 @@ class InFlight:
     # -- the loop ---------------------------------------------------------------------------
 
     def tick(self) -> list[Event]:
-        """One step for every image that may run now; what finished or failed."""
+        """Do one step for every runnable image; return what finished or failed."""
         with self.engines.on_stream():
             return self._tick()
 
@@ -218,7 +219,7 @@ class InFlight:
         return events
 
     def drain(self) -> list[Event]:
-        """Tick until nothing is left that can run."""
+        """Tick until nothing can run."""
         events: list[Event] = []
         while any(not f.is_held for f in self._flights.values()) or self._launched:
             events += self.tick()
@@ -267,7 +268,7 @@ class InFlight:
         self._restore(group.ids, cohort)
 
     def _restore(self, ids: tuple[int, ...], cohort: Cohort) -> None:
-        """What a mask keeps of an image; the others have nothing to do with it."""
+        """Restore the masked part of images that have a mask."""
         for index, id_ in enumerate(ids):
             image = self._images[id_]
             if image.kept is not None:
@@ -276,7 +277,7 @@ class InFlight:
                     image.kept.restore(cohort.latents[index], image.request.table, after)
 
     def _settle(self, calls_ahead: int, events: list[Event]) -> None:
-        """Wait for launched calls beyond `calls_ahead`, learn their cost, hand out what is done."""
+        """Wait for calls beyond `calls_ahead`, observe their cost, return finished images."""
         while len(self._launched) > calls_ahead:
             launch = self._launched.popleft()
             self.call = launch.group, self.clock()
@@ -325,7 +326,7 @@ class InFlight:
             self._pool.leave(image.place)
 
     def _gather(self, group: Group) -> Cohort:
-        """The group's tensors: its own cohort where it ran together before, else a new one."""
+        """Return the group's cohort: the same as in the last tick if possible, else a new one."""
         images = [self._images[id_] for id_ in group.ids]
         guided = tuple(self._flights[id_].next_step.is_guided for id_ in group.ids)
         places = [image.place for image in images]
@@ -354,7 +355,8 @@ class InFlight:
         return cohort
 
     def _begin(self, ids: tuple[int, ...], group: Group) -> Cohort:
-        """A cohort of images that are at the prompt: the group's, if they are all of it."""
+        """Begin images with `unet_prompt`; the result is the group's cohort if they are all of
+        it."""
         steps = [self._flights[id_].next_step for id_ in ids]
         cohort = self._pool.begin(
             group.call.axes,
@@ -369,7 +371,7 @@ class InFlight:
         return cohort
 
     def _park(self, id_: int) -> None:
-        """Give a pausing image buffers of its own, so that it holds no more than it needs."""
+        """Move a paused image to its own small buffers."""
         place, flight = self._images[id_].place, self._flights[id_]
         if place is not None:
             is_guided = flight.next_step.is_guided and place.has_negative_row
@@ -390,7 +392,7 @@ class InFlight:
             self._images[id_].place = RowSlot(cohort, index)
 
     def _draw(self, ids: tuple[int, ...], cohort: Cohort, rows: NDArray[np.float32]) -> Tensor:
-        """Fresh noise for the images whose scheduler asks for it, each from its own generator."""
+        """Draw fresh noise for images whose scheduler uses it, each from its own generator."""
         zero = torch.zeros(cohort.latents.shape[1:])
         drawn = [
             self._images[id_].noise.next() if is_noisy else zero

@@ -1,5 +1,4 @@
-"""The `parameters` text that stable-diffusion-webui began and every program reads: written, and
-read as far as it says something that is known here. So is ComfyUI's graph.
+"""Writes and reads the `parameters` text of stable-diffusion-webui, and reads ComfyUI's graph.
 
 It knows no tensors.
 """
@@ -17,7 +16,7 @@ from sdxl.params import PARAMETERS
 from sdxl.scheduler_names import OWN_SCHEDULES, SCHEDULE_LABELS, SCHEDULERS
 
 COMMON_FACTS = ("steps", "scheduler", "guidance", "seed")
-"""What every generator writes into the `parameters` line, in the order that all of them use."""
+"""The keys of the `parameters` line, in the usual order."""
 NEGATIVE = "Negative prompt:"
 FACT = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 FEWEST_FACTS = 3
@@ -31,19 +30,19 @@ PLAIN_NODES = (
     *("CheckpointLoaderSimple", "VAELoader"),
 )
 MAX_DEPTH = 32
-"""of ComfyUI's graph, from the sampler to a text"""
+"""the inputs of ComfyUI's nodes that lead from the sampler to a text"""
 
 
 @dataclass
 class FoundParameters:
-    """What a text says that means something here, and what it says besides."""
+    """The parameters in a text that are supported here, and the rest."""
 
     params: dict[str, Any] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
 
 
 def parameters_text(params: Mapping[str, Any]) -> str:
-    """The three lines that image browsers and other generators read."""
+    """Return the three lines that image browsers and other generators read."""
     lines = [params["prompt"]]
     if params.get("negative_prompt"):
         lines.append(f"{NEGATIVE} {params['negative_prompt']}")
@@ -52,7 +51,7 @@ def parameters_text(params: Mapping[str, Any]) -> str:
 
 
 def read_text(text: str) -> FoundParameters:
-    """Of a `parameters` text, whoever wrote it."""
+    """Read a `parameters` text of any program."""
     *lines, last = text.strip().split("\n")
     facts = dict(FACT.findall(last))
     if len(facts) < FEWEST_FACTS:
@@ -66,7 +65,7 @@ def read_text(text: str) -> FoundParameters:
 
 
 def scheduler_of(sampler: str, schedule: str = "") -> str | None:
-    """The name here of what other programs call a sampler and a schedule; None if there is none."""
+    """Return our name of another program's sampler and schedule, or None."""
     label, schedule = sampler.strip().lower(), schedule.strip().lower().replace("_", " ")
     if schedule not in (AUTOMATIC, *PLAIN, *SCHEDULES):
         return None
@@ -84,7 +83,8 @@ def scheduler_of(sampler: str, schedule: str = "") -> str | None:
 
 
 def read_graph(graph: Mapping[str, Any]) -> FoundParameters:
-    """Of ComfyUI's `prompt`: what its sampler is given, as far as a path of plain nodes leads."""
+    """Read the inputs of the sampler in ComfyUI's `prompt`, as far as a path of plain nodes
+    leads."""
     found = FoundParameters()
     nodes = {key: node for key, node in graph.items() if isinstance(node, dict)}
     samplers = [n for n in nodes.values() if str(n.get("class_type", "")).startswith("KSampler")]
@@ -177,17 +177,17 @@ def _read_facts(facts: dict[str, str], found: FoundParameters) -> None:
             if each is None:
                 raise ValueError
             listed = value.replace(" ", ",") if each.kind is tuple else value
-            said = listed.lower() if each.choices else listed
-            if each.choices and said not in each.choices:
+            choice = listed.lower() if each.choices else listed
+            if each.choices and choice not in each.choices:
                 raise ValueError
-            found.params[each.name] = each.parse(said)
+            found.params[each.name] = each.parse(choice)
         except ValueError:
             found.unread.append(f"{name}: {value}")
 
 
 def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:
-    """Of a picture that was made in two legs: its only strength is the second one's, whose steps
-    are told as they are taken; as many as the first one's where nothing is told."""
+    """Read the second leg of an upscaled picture. The only strength in the text is the second
+    leg's; its steps default to the first leg's."""
     if HIRES_STRENGTH not in facts and STRENGTH in facts:
         facts[HIRES_STRENGTH] = facts.pop(STRENGTH)
     try:
@@ -199,7 +199,7 @@ def _read_hires(facts: dict[str, str], found: FoundParameters) -> None:
 
 
 def schedule_steps(taken: int, strength: float) -> int:
-    """The fewest steps of which this share are so many."""
+    """Return the fewest steps of which this share takes `taken` steps."""
     steps = max(round(taken / strength), 1)
     return next(n for n in range(max(steps - 1, 1), steps + 3) if int(n * strength) >= taken)
 
@@ -222,7 +222,7 @@ def _inputs(node: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _node(nodes: Mapping[str, Any], link: object) -> Mapping[str, Any] | None:
-    """What a link, [node, output], leads to."""
+    """Return the node of a link, [node, output]."""
     return nodes.get(str(link[0])) if isinstance(link, list) and link else None
 
 
@@ -236,6 +236,6 @@ def _text_of(nodes: Mapping[str, Any], link: object) -> str:
 
 
 def _unread_nodes(nodes: Mapping[str, Any], sampler: Mapping[str, Any]) -> list[str]:
-    """The nodes that do something to the picture which no parameter here says."""
+    """Return the nodes whose effect has no parameter here."""
     kinds = (str(n.get("class_type", "")) for n in nodes.values() if n is not sampler)
     return sorted({f"node {kind}" for kind in kinds if not kind.startswith(PLAIN_NODES)})

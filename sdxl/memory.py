@@ -1,4 +1,4 @@
-"""How much memory a process has held at most, and giving back what it holds no longer."""
+"""Peak memory of the process, and release of freed memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PEAK = "VmHWM:"
 
 
 def peak_bytes() -> int:
-    """This process's own peak. What getrusage says of a child begins with its parent's."""
+    """Return this process's peak; getrusage of a child includes its parent's."""
     with suppress(OSError), open("/proc/self/status", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith(PEAK):
@@ -20,12 +20,12 @@ def peak_bytes() -> int:
 
 
 def give_back() -> None:
-    """To the system, what was freed: glibc keeps gigabytes of a model that is gone."""
+    """Return freed memory to the system: glibc keeps gigabytes of a deleted model."""
     gc.collect()
     trim()
 
 
 def trim() -> None:
-    """The same without looking for garbage, which takes long in a large process."""
+    """`give_back` without garbage collection, which takes long in a large process."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Picture files: made, and those that anybody may have made opened, or refused with one error.
+"""Writes picture files, and opens untrusted ones or refuses them with one error.
 
 It does not know what is in them. Importing it loads no PyTorch.
 """
@@ -18,21 +18,21 @@ EXIF_IFD, USER_COMMENT = 0x8769, 0x9286
 CODED = {b"ASCII\0\0\0": "ascii", b"UNICODE\0": "utf-16-be"}
 MAX_WORDS = 100_000
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""The ones that are written here; every other parser of Pillow's would be one more to trust."""
+"""The formats that are written here; Pillow's other parsers are not trusted."""
 
 
 class BrokenPicture(ValueError):
-    """A file that is no picture, or a damaged one."""
+    """A damaged picture file, or another file."""
 
 
 class TooLarge(BrokenPicture):
-    """A picture of more pixels than Pillow opens; the text is their number."""
+    """A picture with more pixels than Pillow opens; the text is their number."""
 
 
 @contextmanager
 def opened(data: bytes) -> Iterator[Image.Image]:
-    """The picture in these bytes. Raises BrokenPicture alone, for what is read from it inside as
-    well: a damaged file makes Pillow raise almost anything, its own AttributeError included."""
+    """Open a picture from bytes. Only BrokenPicture is raised, also for reads inside: a damaged
+    file makes Pillow raise almost anything, even AttributeError."""
     try:
         with warnings.catch_warnings():
             # What Pillow warns of, its callers judge: a size, a chunk that is cut off.
@@ -56,7 +56,7 @@ def file_of(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def words_of(data: bytes) -> dict[str, str]:
-    """What a picture says in text chunks; `parameters` also of a JPEG's or WebP's user comment.
+    """Read a picture's text chunks; `parameters` also from the user comment of a JPEG or WebP.
     Raises BrokenPicture."""
     with opened(data) as image:
         words = {

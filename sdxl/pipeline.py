@@ -1,7 +1,7 @@
-"""Requests in, pictures out: encode, hand to the in-flight loop, decode what it yields.
+"""Turns requests into pictures: encodes, submits to the in-flight loop, decodes.
 
-There is no second denoising loop: one picture and a million go through `inflight`. It knows
-nothing of files or HTTP.
+There is no second denoising loop: one picture and a million go through `inflight`. It knows nothing
+of files or HTTP.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from sdxl.upscaling import enlarged_latents, enlarged_picture
 ENCODE_BATCH = 16
 """requests whose prompts are encoded in one call"""
 Forming = Callable[[], Pixels | None]
-"""shows a picture that is not finished; None before its first step"""
+"""returns a preview of an unfinished picture; None before its first step"""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """A picture that is made from another one."""
+    """An edit of an image."""
 
     params: GenerationParams
     source: SourceImage
@@ -50,7 +50,7 @@ class Edit:
 
 @dataclass
 class Result:
-    """One picture, or why there is none."""
+    """One picture, or the error."""
 
     index: int
     params: GenerationParams
@@ -62,7 +62,7 @@ class Result:
     deep_steps: int = 0
     shallow_steps: int = 0
     source: SourceImage | None = None
-    """what `image` is to be pasted into"""
+    """source that `image` will be pasted into"""
 
     def took(self, stage: str, seconds: float) -> None:
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
@@ -70,7 +70,7 @@ class Result:
 
 @dataclass
 class _Course:
-    """A picture on its way: what is in flight, and the legs that follow."""
+    """A picture in progress: the leg in flight and the later ones."""
 
     result: Result
     conditioning: Conditioning
@@ -99,7 +99,7 @@ class Pipeline:
 
     @property
     def origin(self) -> str:
-        """What finds this very model again, as far as its name can say that."""
+        """The most exact name of the model."""
         return self.checkpoint.origin or self.checkpoint.name
 
     @property
@@ -108,7 +108,7 @@ class Pipeline:
 
     @property
     def sizes(self) -> Sizes:
-        """What the model takes, as far as the engines were built for it."""
+        """The sizes that model and engines support."""
         sizes = self.checkpoint.sizes
         if self.engines.latent_sides is None:
             return sizes
@@ -117,7 +117,7 @@ class Pipeline:
 
     @property
     def most_tokens(self) -> int:
-        """Of a prompt, as far as the engines were built for it."""
+        """The most tokens of a prompt that the engines support."""
         return min(self.engines.most_chunks * BODY, MAX_TOKENS)
 
     def resolve(self, params: GenerationParams) -> GenerationParams:
@@ -135,7 +135,8 @@ class Pipeline:
         return plan_of(leg, embeds_guidance=self.embeds_guidance)
 
     def check(self, params: GenerationParams) -> GenerationParams:
-        """The same, resolved; raises InvalidParams for what this model cannot be asked."""
+        """Return the resolved request, or raise InvalidParams for what the model does not
+        support."""
         check_able(self.engines, params)
         resolved = self.resolve(params)
         check_schedules(resolved, self.checkpoint.scheduler)
@@ -143,18 +144,19 @@ class Pipeline:
         return resolved
 
     def tokenize(self, params: GenerationParams, most: int = MAX_TOKENS) -> list[TokenRow]:
-        """A resolved request's rows; raises InvalidParams for what cannot be encoded, or has more
-        than `most` tokens."""
+        """Return a resolved request's rows, or raise InvalidParams for text that cannot be encoded
+        or has more than `most` tokens."""
         known, how = self.checkpoint, self.embeds_guidance
         found = known.tokenizers, known.force_zeros, min(most, self.most_tokens)
         return tokenize_rows(params, *found, embeds_guidance=how)
 
     def count_tokens(self, prompt: str) -> int:
-        """By whichever tokenizer finds more."""
+        """Count tokens with both tokenizers and return the larger number."""
         return max(count_tokens(prompt, each) for each in self.checkpoint.tokenizers)
 
     def axes(self, height: int, width: int, chunks: int = 1) -> Axes:
-        """By which images of this size, with a prompt of so many chunks, share calls."""
+        """Return the axes that images must share to share calls, for this size and number of
+        chunks."""
         scale = self.engines.arch.vae_scale
         sizes = {"latent_h": height // scale, "latent_w": width // scale, "tokens": chunks * CHUNK}
         return self.engines["unet_deep"].spec.shared_axes(sizes)
@@ -169,7 +171,7 @@ class Pipeline:
         return InFlight(self.engines, self.clock, self.limits())
 
     def generate(self, asked: Iterable[GenerationParams | Edit]) -> list[Result]:
-        """All pictures, in the order asked for. Raises what `check` would, whichever it is of."""
+        """Return all pictures in order. Raises what `check` raises for any of them."""
         return sorted(self.stream(asked), key=lambda r: r.index)
 
     def stream(
@@ -178,9 +180,9 @@ class Pipeline:
         on_tick: Callable[[int], None] | None = None,
         on_forming: Callable[[Forming], None] | None = None,
     ) -> Iterator[Result]:
-        """Each picture as it is finished. Reads `asked` only as fast as it renders them.
-        `on_tick` is told how many steps were taken, over all pictures; `on_forming` gets what
-        shows a picture that is not finished, and need not call it."""
+        """Yield each picture when it is finished; `asked` is read only as fast as it is rendered.
+        `on_tick` receives the number of steps taken, over all pictures; `on_forming` receives a
+        function that returns a preview."""
         loop = self.in_flight()
         waiting = enumerate(self._resolved(each) for each in asked)
         pending: dict[int, _Course] = {}
@@ -213,7 +215,7 @@ class Pipeline:
     def encode(
         self, params: list[GenerationParams], prompts: list[list[TokenRow]] | None = None
     ) -> list[Conditioning]:
-        """Of resolved requests; `prompts` are their rows, where they were tokenised before."""
+        """Encode resolved requests; `prompts` are their rows if already tokenised."""
         rows = [self.tokenize(each) for each in params] if prompts is None else prompts
         with self.engines.on_stream():
             return encode(
@@ -225,24 +227,24 @@ class Pipeline:
         return ImageEncoder(self.engines)
 
     def encode_image(self, params: GenerationParams, source: SourceImage) -> SourceLatents:
-        """What an edit begins with, of a resolved request."""
+        """Encode an edit's source for a resolved request."""
         return self.image_encoder.latents(
             source, is_sampled=params.encoding == "sample", is_full=params.first_step == 0
         )
 
     def enlarged(self, leg: GenerationParams, latents: Tensor) -> SourceLatents:
-        """What a second leg begins with, of the latents that the first one ended with."""
+        """Enlarge the first leg's latents for the second."""
         with self.engines.on_stream():
             return enlarged_latents(latents, *self.latent_size(leg))
 
     def conditioned(self, leg: GenerationParams, conditioning: Conditioning) -> Conditioning:
-        """A first leg's, for its second."""
+        """Return the first leg's conditioning at the second's size."""
         assert leg.width and leg.height
         with self.engines.on_stream():
             return conditioning.sized(leg.height, leg.width)
 
     def latent_size(self, params: GenerationParams) -> tuple[int, int]:
-        """Height and width of a resolved request."""
+        """Return a resolved request's latent height and width."""
         assert params.width and params.height
         scale = self.engines.arch.vae_scale
         return params.height // scale, params.width // scale
@@ -253,7 +255,7 @@ class Pipeline:
         conditioning: Conditioning,
         source: SourceLatents | None = None,
     ) -> Request:
-        """What the loop needs of one leg of a resolved request."""
+        """Return the loop's request for one leg of a resolved request."""
         assert params.width and params.height and params.seed is not None
         table = schedulers.table(params.scheduler, params.steps, self.checkpoint.scheduler)
         height, width = self.latent_size(params)
@@ -285,7 +287,7 @@ class Pipeline:
         return load_preview_map(self.checkpoint.folder, self.engines.arch.latent_channels)
 
     def _forming(self, loop: InFlight, pending: Mapping[int, _Course]) -> Pixels | None:
-        """The first of those asked for that is on its way, as the model now expects it."""
+        """Preview the first unfinished picture, as the model expects it."""
         for id_, course in sorted(pending.items(), key=lambda each: each[1].result.index):
             latents = loop.preview(id_)
             if latents is not None:
@@ -332,7 +334,7 @@ class Pipeline:
     def _go_on(
         self, loop: InFlight, course: _Course, latents: Tensor, pending: dict[int, _Course]
     ) -> Exception | None:
-        """Into its next leg, or why not."""
+        """Submit the next leg, or return the error."""
         start, leg = self.clock(), course.later.pop(0)
         try:
             if course.result.params.upscaler == LATENT:
@@ -349,7 +351,7 @@ class Pipeline:
         return None
 
     def _decoded_together(self, ended: Sequence[Result]) -> Iterator[list[Result]]:
-        """Those of one size, as many as one decoder call takes; failed ones apart."""
+        """Group results of one size, as many as one decoder call takes; failed ones apart."""
         by_shape: dict[tuple[int, ...], list[Result]] = {}
         for result in ended:
             shape = () if result.latents is None else tuple(result.latents.shape)
@@ -359,7 +361,7 @@ class Pipeline:
             yield from (results[i : i + size] for i in range(0, len(results), size))
 
     def _pictures(self, ended: Sequence[Result]) -> Iterator[Result]:
-        """Where a device works by itself, the next ones are decoded while these are checked."""
+        """Decode; on an asynchronous device the next group is decoded while this one is checked."""
         launched: deque[_Decoding] = deque()
         for together in self._decoded_together(ended):
             launched.append(self._launch_decoding(together))

@@ -1,7 +1,7 @@
-"""What a quality's name stands for: the steps and the caches that the model itself needs.
+"""The quality presets: steps and cache interval by name.
 
-A model's own are in `presets.json` beside its `model_index.json`, as `sdxl eval --sweep` or `sdxl
-tune` measured them. It renders nothing.
+A model's own presets are in `presets.json` beside its `model_index.json`, written by `sdxl eval
+--sweep` or `sdxl tune`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sdxl.params import GenerationParams, InvalidParams
 
 FILE = "presets.json"
 COURSE = ("steps", "scheduler", "cache_interval", "deep_steps", "strength")
-"""Parameters that deep steps are chosen for, or that say others."""
+"""Deep steps are valid only for the values of these parameters that they were tuned with."""
 STEPS = ("steps", "upscale_steps")
-"""Parameters that say how far apart a picture's steps are."""
+"""The parameters that set how far apart steps are."""
 MEASURED = ("low", "medium", "high")
-"""What a model may have its own of, the fastest first."""
+"""The presets that a model can define, the fastest first."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Deep steps are of a tuned plan: for these steps of this scheduler."""
+    """One preset. Its deep steps, if any, belong to its steps and scheduler."""
 
     steps: int
     cache_interval: int
@@ -35,23 +35,25 @@ class Preset:
     guidance_interval: tuple[float, float] | None = None
 
     def values(self) -> dict[str, Any]:
-        """The parameters of a picture that it stands for."""
+        """Return the parameters that the preset sets."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def beside(
         self, given: Mapping[str, Any], *, is_named: bool = True, edit_strength: float | None = None
     ) -> dict[str, Any]:
-        """The same where others are given: those go first, and deep steps that were chosen for
-        another course than theirs are left out. So is the interval where others have few steps, and
-        nobody named this preset. `edit_strength` is what an edit takes where others name none."""
+        """Merge with given parameters, which win. Deep steps are dropped if a given parameter
+        differs from those they were tuned with. The interval is dropped if few steps are given and
+        the preset is only the default. `edit_strength` is the default strength of an edit."""
         own = {"scheduler": GenerationParams.scheduler, "strength": 1.0, **self.values()}
         others = {name: value for name, value in given.items() if value is not None}
         course = {"strength": edit_strength, **others}
-        said = {name: course[name] for name in COURSE if course.get(name) is not None}
+        course_given = {name: course[name] for name in COURSE if course.get(name) is not None}
         values = {**self.values(), **others}
-        if "deep_steps" not in said and any(own.get(name) != v for name, v in said.items()):
+        if "deep_steps" not in course_given and any(
+            own.get(name) != v for name, v in course_given.items()
+        ):
             values.pop("deep_steps", None)
-        if not is_named and "cache_interval" not in said and self._is_beside_few(others):
+        if not is_named and "cache_interval" not in course_given and self._is_beside_few(others):
             values.pop("cache_interval")
         return values
 
@@ -59,8 +61,8 @@ class Preset:
         steps = {others.get(name) or self.steps for name in STEPS} - {self.steps}
         return min(steps, default=FEW_STEPS) < FEW_STEPS
 
-    def told(self) -> str:
-        """In a few words, for people."""
+    def describe(self) -> str:
+        """Describe the preset in a few words."""
         caches = f"interval {self.cache_interval}"
         if self.deep_steps is not None:
             caches = f"deep {','.join(map(str, self.deep_steps))}"
@@ -72,18 +74,18 @@ class Preset:
 
 Presets = Mapping[str, Preset]
 EXACT = {"xhigh": Preset(30, 1), "max": Preset(50, 1)}
-"""The whole UNet in every step, whatever the model is: there is nothing to measure."""
+"""These run the whole UNet in every step, so they need no measurement."""
 UNMEASURED = {"low": Preset(20, 2), "medium": Preset(30, 2), "high": Preset(50, 2), **EXACT}
-"""Of a model that has none of its own; docs/decisions.md says why these."""
+"""The presets of a model without presets.json; docs/decisions.md says why these."""
 QUALITIES = tuple(UNMEASURED)
 
 
 class BrokenPresets(ValueError):
-    """A presets.json that holds none: what it should hold."""
+    """A presets.json without valid presets."""
 
 
 def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
-    """`digest` is the model's, asked for where the file is of one model alone."""
+    """Read a model's presets. `digest` is called only if the file names a model."""
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,7 +93,7 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
         return UNMEASURED
     try:
         stored = json.loads(text)
-        found, model = presets_of(stored["presets"]), stored.get("model_digest")
+        presets, model = presets_of(stored["presets"]), stored.get("model_digest")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         needed = ", ".join(MEASURED)
         raise BrokenPresets(
@@ -103,19 +105,19 @@ def load_presets(folder: Path, digest: Callable[[], str]) -> Presets:
             f"{path}: measured on the model {str(model)[:12]}, expected {digest()[:12]}; run sdxl "
             "eval --sweep or sdxl tune with --store-presets on this one, or remove it"
         )
-    return found
+    return presets
 
 
 def preset_named(presets: Presets, name: str) -> Preset:
-    """Raises InvalidParams for a name that is none."""
+    """Return a preset, or raise InvalidParams for an unknown name."""
     if name not in presets:
         raise InvalidParams("quality", name, f"must be one of {', '.join(presets)}")
     return presets[name]
 
 
 def presets_of(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Preset]:
-    found = {name: _preset_of(values[name]) for name in MEASURED}
-    return {**found, **EXACT}
+    measured = {name: _preset_of(values[name]) for name in MEASURED}
+    return {**measured, **EXACT}
 
 
 def _preset_of(values: Mapping[str, Any]) -> Preset:
@@ -128,17 +130,18 @@ def _preset_of(values: Mapping[str, Any]) -> Preset:
 
 
 def usual_interval(preset: Preset) -> str:
-    """What is taken where nobody names a preset nor an interval, for people."""
+    """Describe the default interval."""
     few = "" if preset.cache_interval == 1 else f", with fewer than {FEW_STEPS} steps 1"
     return f"{preset.cache_interval}{few}"
 
 
-def told(presets: Presets) -> list[str]:
-    return [f"{name} {preset.told()}" for name, preset in presets.items()]
+def describe_presets(presets: Presets) -> list[str]:
+    return [f"{name} {preset.describe()}" for name, preset in presets.items()]
 
 
 def as_file(presets: Presets, measured: Mapping[str, Any], model_digest: str = "") -> bytes:
-    """`measured`: what they were found on; with a digest they are refused for another model."""
+    """Return the content of presets.json. `measured` describes the measurement; with `model_digest`
+    other models refuse the file."""
     own = {name: presets[name].values() for name in MEASURED}
     model = {"model_digest": model_digest} if model_digest else {}
     return (json.dumps({"presets": own, **model, "measured": measured}, indent=1) + "\n").encode()

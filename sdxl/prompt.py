@@ -1,10 +1,9 @@
-"""A prompt's text to token ids: CLIP's byte pairs, (weights:1.3), any number of 77-token chunks.
+"""Tokenizes prompts: CLIP's byte pairs, (weights:1.3), any number of 77-token chunks.
 
 It does not know encoders or tensors. Importing it is cheap: `tokenizers` loads with the first
 folder. The ids equal those of `transformers.CLIPTokenizer` on any unweighted text. That includes a
-literal "<|endoftext|>", which becomes the special token, and the second tokenizer's "!", which is
-its padding token: whoever writes the former ends their own prompt's pooled summary there, and
-nobody else's.
+literal "<|endoftext|>", which becomes the special token and ends the pooled summary of this prompt
+only, and the second tokenizer's "!", which is its padding token.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ MARKUP = re.compile(
 
 
 class Fragment(NamedTuple):
-    """A stretch of text under one weight."""
+    """A piece of text with one weight."""
 
     text: str
     weight: float
@@ -66,7 +65,7 @@ class Tokens:
     ids: tuple[tuple[int, ...], ...]
     weights: tuple[tuple[float, ...], ...]
     empty: tuple[int, ...]
-    """The chunk an empty prompt gives."""
+    """The chunk of an empty prompt."""
 
     def pad_to(self, chunks: int) -> Tokens:
         missing = chunks - len(self.ids)
@@ -88,7 +87,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> Tokenizer:
-        """From a folder as transformers stores one: vocab.json + merges.txt, or tokenizer.json."""
+        """Read a folder that transformers wrote: vocab.json + merges.txt, or tokenizer.json."""
         folder = Path(folder)
         config = _read_json(folder / "tokenizer_config.json")
         if "added_tokens_decoder" not in config:
@@ -108,25 +107,26 @@ class Tokenizer:
         return cls(backend, bos, eos, pad)
 
     def encode(self, text: str) -> list[int]:
-        """The text's ids, without BOS, EOS or padding."""
+        """Return the text's ids without BOS, EOS and padding."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
 
 def whole_chunks(tokens: int) -> int:
-    """The tokens that as many chunks hold as so many need."""
+    """Round up to whole chunks."""
     return min(math.ceil(tokens / BODY) * BODY, MAX_TOKENS)
 
 
 def count_tokens(text: str, tokenizer: Tokenizer) -> int:
-    """Of any text, also one too long to be encoded; without those around each chunk."""
+    """Count the tokens of any text, even one that is too long to encode; BOS and EOS do not
+    count."""
     return sum(len(tokenizer.encode(fragment.text)) for fragment in parse(text))
 
 
 def tokenize(
     text: str, tokenizer: Tokenizer, field: str = "prompt", most: int = MAX_TOKENS
 ) -> Tokens:
-    """Parse, encode and cut into chunks; `field` is what an error blames."""
+    """Parse, encode and split into chunks; errors name `field`."""
     ids: list[int] = []
     weights: list[float] = []
     for fragment in parse(text, field):
@@ -144,11 +144,9 @@ def tokenize(
 
 
 def parse(text: str, field: str = "prompt") -> list[Fragment]:
-    r"""The weights that (a), ((a)), (a:1.3) and [a] give, in the syntax of stable-diffusion-webui.
-
-    A bracket never closed reaches to the end; one never opened is text, as \( \) \[ \] always are.
-    Two backslashes make one; a lone one is text.
-    """
+    """Parse the weights of (a), ((a)), (a:1.3) and [a] as stable-diffusion-webui does. An unclosed
+    bracket reaches to the end; an unopened one is text, as are \\( \\) \\[ \\]. Two backslashes
+    make one; a single one is text."""
     pieces: list[list[Any]] = []
     opened: dict[str, list[int]] = {"(": [], "[": []}
 
@@ -187,7 +185,7 @@ def _weight(text: str, field: str) -> float:
 
 
 def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:
-    """Joins neighbours of one weight, so that unweighted text reaches the tokenizer whole."""
+    """Join neighbours of one weight, so that unweighted text reaches the tokenizer whole."""
     text, weight = "", 1.0
     for piece, own in pieces:
         if not (math.isfinite(own) and abs(own) <= MAX_WEIGHT):
@@ -263,7 +261,8 @@ def _build(
 def _add_special_tokens(
     backend: tokenizers.Tokenizer, listed: Sequence[Token], named: Sequence[Token]
 ) -> None:
-    """Words taken whole. As in transformers, a list says how; else the last to name one does."""
+    """Add special tokens. As in transformers, a list gives their flags; else the last definition
+    wins."""
     from tokenizers import AddedToken
 
     flags = ("single_word", "lstrip", "rstrip", "normalized")

@@ -1,9 +1,7 @@
-"""How a picture says that a model made it: in its metadata, by a signed manifest, in its pixels, or
-not at all.
+"""Provenance of a picture: in its metadata, by a signed manifest, in its pixels, or none.
 
-The metadata's mark is IPTC's digital source type; C2PA's manifests are in content_credentials.py,
-the mark in the pixels in watermark.py. It does not know how a picture is made, and imports nothing
-heavy.
+The metadata's mark is IPTC's digital source type; content_credentials.py writes C2PA manifests,
+watermark.py marks pixels. It does not know how a picture is made, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ PRIVATE_KEY = "PEM file: that certificate's private key"
 
 @dataclass(frozen=True)
 class Provenance:
-    """What an operator chose. Refused here, before anything is loaded, if it cannot be done."""
+    """The operator's choice, refused here if it cannot work, before anything is loaded."""
 
     kind: str = METADATA
     certificate: str = ""
@@ -64,7 +62,7 @@ class Provenance:
 
     @property
     def xmp(self) -> str | None:
-        """The packet that goes into the file's metadata."""
+        """Return the metadata packet."""
         return None if self.kind == OFF else XMP
 
     @property
@@ -76,7 +74,7 @@ class Provenance:
         return self.kind.endswith(AND_WATERMARK)
 
     def mark(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The pixels that go into the file."""
+        """Return the pixels of the file, marked if chosen."""
         if not self.is_watermarked:
             return pixels
         from sdxl.watermark import mark
@@ -85,7 +83,7 @@ class Provenance:
 
     @cached_property
     def sign(self) -> Callable[[bytes, str], bytes]:
-        """From a picture's file and format to the file with a manifest, where one is wanted."""
+        """Add a manifest to a picture's file if chosen."""
         if not self.is_signed:
             return lambda file, format: file
         return signer_of(self.certificate, self.private_key, self.is_watermarked)

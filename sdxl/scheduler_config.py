@@ -1,6 +1,7 @@
-"""What a checkpoint's scheduler_config.json may say of the noise process it was trained with. It
-does not know torch, which whoever only looks at a checkpoint need not load:
-sdxl/schedulers/process.py computes from it.
+"""A checkpoint's scheduler_config.json: the noise process of its training.
+
+It does not know torch, so that a checkpoint can be inspected without it; sdxl/schedulers/process.py
+computes from it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ SAME_PROCESS = tuple(
         *("UniPCMultistep", "KDPM2Discrete", "KDPM2AncestralDiscrete", "LCM", "TCD"),
     )
 )
-"""Classes whose checkpoints share one diffusion process: any of the solvers here may run them."""
+"""Classes that share one diffusion process: every solver here may run their checkpoints."""
 
 DISTILLED = ("LCMScheduler", "TCDScheduler")
 DISTILLED_DEFAULTS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
-"""of these classes in diffusers; the others' are SchedulerConfig's"""
+"""defaults of these classes in diffusers; the others have SchedulerConfig's"""
 MAX_TIMESTEPS = 100_000
 NEEDED = {
     bool: "true or false",
@@ -52,13 +53,12 @@ ACCEPTED: Mapping[str, tuple[object, ...]] = {
     "use_flow_sigmas": OFF,
     "use_dynamic_shifting": OFF,
 }
-"""What a checkpoint may say. Its solver's own options (order, algorithm) are not read: the
-request's scheduler name chooses those. An absent clip_sample counts as false, since latents have
-no bounds to clip to."""
+"""Supported values. Solver options (order, algorithm) are ignored: the request's scheduler chooses
+them. An absent clip_sample counts as false, since latents have no bounds to clip to."""
 
 
 class UnsupportedScheduler(ValueError):
-    """A checkpoint's scheduler configuration that no table here can express."""
+    """A scheduler configuration that no table here can express."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class SchedulerConfig:
     final_sigmas_type: str = "zero"
     rescale_betas_zero_snr: bool = False
     use_karras_sigmas: bool = False
-    """Turns `euler` and `dpmpp_2m` into their Karras forms, as it does in diffusers."""
+    """Turns `euler` and `dpmpp_2m` into their Karras variants, as in diffusers."""
     original_inference_steps: int = 50
-    """of LCM and TCD: the steps that the model was distilled from, of which these are a choice"""
+    """of LCM and TCD: the steps of the distillation, from which steps are chosen"""
     timestep_scaling: float = 10.0
-    """of LCM: how soon a step's estimate is trusted altogether"""
+    """of LCM: how soon a step's estimate is fully trusted"""
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SchedulerConfig:
-        """From a checkpoint's scheduler_config.json; keys that no table depends on are ignored."""
+        """Read scheduler_config.json; keys that no table depends on are ignored."""
         for key, accepted in ACCEPTED.items():
             if key in values and values[key] not in accepted:
                 raise UnsupportedScheduler(
@@ -109,7 +109,7 @@ class SchedulerConfig:
 
 
 def _check_values(known: Mapping[str, Any]) -> None:
-    """Types and bounds, before a table is computed from them."""
+    """Check types and bounds before a table is computed from them."""
     for field, value in known.items():
         default = getattr(SchedulerConfig, field)
         if field == "trained_betas":

@@ -1,5 +1,6 @@
-"""The schedulers' names: what each stands for, and what other programs call it. Without any heavy
-import; the tables themselves are made in sdxl/schedulers.
+"""The schedulers' names, and other programs' names for them.
+
+It imports nothing heavy; sdxl/schedulers makes the tables.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from typing import NamedTuple
 
 
 class Scheduler(NamedTuple):
-    """What a scheduler's name stands for."""
+    """The definition of a scheduler's name."""
 
     solver: str
     """a key of SOLVERS in sdxl/schedulers/solvers.py"""
     label: str
-    """what other programs call it"""
+    """its name in other programs"""
     comfy: str
-    """what ComfyUI calls it"""
+    """its name in ComfyUI"""
     levels: str = ""
-    """a key of SCHEDULE_LABELS: which noise levels it steps through; else the checkpoint's own"""
+    """a key of SCHEDULE_LABELS: its noise levels; empty: the checkpoint's"""
 
 
 SCHEDULE_LABELS: Mapping[str, str] = MappingProxyType(
@@ -31,15 +32,15 @@ SCHEDULE_LABELS: Mapping[str, str] = MappingProxyType(
         "trailing": "SGM Uniform",
     }
 )
-"""What stable-diffusion-webui calls them; ComfyUI writes the same small, with underscores."""
+"""Their names in stable-diffusion-webui; ComfyUI writes them in lower case with underscores."""
 OWN_SCHEDULES: Mapping[str, str] = MappingProxyType(
     {"DPM++ 2M": "karras", "DPM++ 2M SDE": "exponential"}
 )
-"""What stable-diffusion-webui takes for a sampler where it is to choose."""
+"""stable-diffusion-webui's automatic choice for a sampler."""
 
 
 def _each(solver: str, label: str, comfy: str, names: Mapping[str, str]) -> dict[str, Scheduler]:
-    """The same solver on several sets of levels, by the ends of its name."""
+    """Return the solver with each of several sets of levels, by name suffix."""
     return {
         f"{solver}{end}": Scheduler(solver, label, comfy, levels) for end, levels in names.items()
     }

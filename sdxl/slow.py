@@ -1,4 +1,4 @@
-"""What lasts long is named while it lasts, so that nobody takes it for a hang."""
+"""Logs long work while it runs, so that it does not look like a hang."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 10.0
 
 @contextmanager
 def named_if_slow(what: str) -> Iterator[None]:
-    """`what` is going on inside: said once it has gone on for PATIENCE_S, and again at its end."""
+    """Log `what` after PATIENCE_S inside, and again at the end."""
     began_s = time.monotonic()
     timer = threading.Timer(PATIENCE_S, log.info, [f"{what} …"])
     timer.daemon = True

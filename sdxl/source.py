@@ -1,5 +1,4 @@
-"""The picture that another one is made from, and the mask that says where: read, checked, brought
-to size; and what comes of it, pasted back.
+"""An edit's source image and mask: read, checked and resized; the result is pasted back.
 
 It knows no networks, no HTTP and no torch.
 """
@@ -19,13 +18,14 @@ from sdxl.params import PARAMETERS, GenerationParams, InvalidParams, Sizes
 from sdxl.picture_files import FORMATS, BrokenPicture, TooLarge, opened
 
 MAX_PIXELS = 2**25
-"""of a picture that is given; they are counted before it is decoded"""
+"""of a source image; counted before it is decoded"""
 SPREAD, REPEATS = (256, 64, 16, 4, 2), 4
-"""pixels that colours are spread over into a hole, the widest first; each is laid on so often"""
+"""radii in pixels by which colours spread into a hole, the widest first; each is applied so
+often"""
 DIGESTS = ("image_sha256", "mask_sha256")
-"""what a result's metadata says of the files that it was made from"""
+"""keys of a result's metadata for the digests of its source files"""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
-"""8 bits a channel, and colours that are the screen's"""
+"""8 bits a channel, screen colours"""
 SHARP, EVEN = Image.Resampling.LANCZOS, Image.Resampling.BILINEAR
 """The second is for masks: it does not ring."""
 Box = tuple[int, int, int, int]
@@ -34,18 +34,18 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class WholeImage:
-    """The image that an "only masked" edit changes a part of. It stays compressed: decoded, one of
-    33 megapixels takes 170 MB, so it is decoded for each result and let go."""
+    """The whole image of an "only masked" edit. It stays compressed: an image of 33 megapixels
+    takes 170 MB, so it is decoded for each result and released."""
 
     image: bytes
     mask: bytes | None
-    """The files as the client sent them."""
+    """The client's files."""
     size: tuple[int, int]
     box: Box
     blur: int
-    """Pixels that the mask is blurred by."""
+    """Radius of the mask's blur in pixels."""
     key: str
-    """Digest of all of these."""
+    """Digest of files and settings."""
 
     def decoded(self) -> DecodedWhole:
         given = GivenImage.read(self.image, self.mask)
@@ -58,7 +58,7 @@ class WholeImage:
 class DecodedWhole:
     image: Image.Image
     mask: Image.Image
-    """Of the box alone."""
+    """The mask of the box."""
     box: Box
 
     @contextmanager
@@ -78,7 +78,7 @@ class DecodedWhole:
 
 @dataclass(frozen=True, eq=False)
 class SourceImage:
-    """The image that an edit begins with, at the size that it is edited in."""
+    """The image that an edit starts from, at the size of the edit."""
 
     image: Image.Image
     mask: Image.Image | None
@@ -93,7 +93,7 @@ class SourceImage:
         return self.image.size
 
     def pasted(self, made: Image.Image) -> Image.Image:
-        """`made` in its place; where the mask is black nothing has changed."""
+        """Paste `made` in its place; the image stays unchanged where the mask is black."""
         if self.whole is not None:
             with self.whole.decoded().pasted(made) as image:
                 return image.copy()
@@ -104,20 +104,20 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class GivenImage:
-    """A picture and its mask as somebody gave them, decoded and upright."""
+    """An image and its mask as the client sent them, decoded and upright."""
 
     picture: Image.Image
-    """RGBA if some of it is transparent: colours are spread into that, whatever the mask"""
+    """RGBA if a part is transparent: colours are spread into that part, whatever the mask"""
     mask: Image.Image | None
     digests: Mapping[str, str]
-    """of the files, by the names that a result's metadata has for them"""
+    """digests of the files, by their keys in a result's metadata"""
     files: tuple[bytes, bytes | None]
     """Image and mask, compressed."""
 
     @classmethod
     def read(cls, data: bytes, mask: bytes | None = None) -> GivenImage:
-        """Raises InvalidParams for what is no picture that can be worked at. Without a mask, a
-        picture's own transparency is one."""
+        """Read the files, or raise InvalidParams for an image that cannot be edited. Without a
+        mask, transparency is the mask."""
         picture = decode(data, "image")
         own = transparent(picture)
         white = own if mask is None else white_where_masked(decode(mask, "mask"))
@@ -133,8 +133,8 @@ class GivenImage:
         return cls(picture, white, digests, (data, mask))
 
     def size(self, sizes: Sizes, *, is_part: bool) -> tuple[int, int]:
-        """What to work at where nobody says: the picture's own size, with no more pixels than the
-        model's own; a masked part is enlarged to that."""
+        """Return the default size of the edit: the image's own, with at most the model's usual
+        number of pixels; a masked part is enlarged to that."""
         if is_part:
             return sizes.default, sizes.default
         across, down = self.picture.size
@@ -143,7 +143,7 @@ class GivenImage:
         return nearest(across * scale, sizes), nearest(down * scale, sizes)
 
     def sized(self, params: GenerationParams, sizes: Sizes) -> GenerationParams:
-        """A request with the size and the strength that it leaves open, checked at its largest."""
+        """Fill the request's size and strength, and check the largest size."""
         width, height = self.size(sizes, is_part=params.mask_padding is not None)
         params = replace(params, width=params.width or width, height=params.height or height)
         params.check_result(sizes)
@@ -151,11 +151,11 @@ class GivenImage:
 
     @property
     def edit_strength(self) -> float:
-        """Of who names none."""
+        """The default strength."""
         return float(PARAMETERS["strength"].edit_defaults[self.mask is not None])
 
     def source(self, params: GenerationParams) -> SourceImage:
-        """For a request with its size filled."""
+        """Prepare the source for a request whose size is filled."""
         assert params.width and params.height
         size = params.width, params.height
         picture, mask = self.picture, self.mask
@@ -177,7 +177,7 @@ class GivenImage:
 
 
 def decode(data: bytes, field: str) -> Image.Image:
-    """The picture in a file that anybody may have made, upright. Its header is judged first."""
+    """Decode an untrusted image, upright. Its header is checked first."""
     needed = f"must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
     try:
         with opened(data) as image:
@@ -195,7 +195,7 @@ def decode(data: bytes, field: str) -> Image.Image:
 
 
 def unfit(image: Image.Image) -> tuple[str, str] | None:
-    """What a picture has that it may not have, and what it may, as far as its header says."""
+    """Return what the header shows as unsupported, and what is supported."""
     if image.width * image.height > MAX_PIXELS:
         return f"{image.width}x{image.height}", f"must have at most {MAX_PIXELS} pixels"
     if getattr(image, "is_animated", False):
@@ -212,12 +212,13 @@ def unfit(image: Image.Image) -> tuple[str, str] | None:
 
 
 def white_where_masked(mask: Image.Image) -> Image.Image:
-    """From a mask that is transparent there, as OpenAI's clients send it, or white."""
+    """Return the mask, white where the image changes. It was sent transparent there, as OpenAI's
+    clients do, or white."""
     return transparent(mask) or (mask if mask.mode == "L" else mask.convert("L"))
 
 
 def transparent(picture: Image.Image) -> Image.Image | None:
-    """White where it is; None for a picture that is nowhere."""
+    """Return a mask, white where the image is transparent; None for an opaque image."""
     if not picture.has_transparency_data:
         return None
     alpha = picture.convert("RGBA").getchannel("A")
@@ -229,7 +230,7 @@ def blurred(mask: Image.Image, radius: float | None) -> Image.Image:
 
 
 def filled(picture: Image.Image) -> Image.Image:
-    """With the colours around a hole spread into it: from a hard edge the model would draw one."""
+    """Fill holes with the colours around them: the model would draw a hard edge."""
     whole = Image.new("RGBA", picture.size)
     for radius in SPREAD:
         blurred = picture.convert("RGBa").filter(ImageFilter.GaussianBlur(radius)).convert("RGBA")
@@ -240,7 +241,8 @@ def filled(picture: Image.Image) -> Image.Image:
 
 
 def around(mask: Image.Image, padding: int, aspect: float) -> Box:
-    """The masked part with so much around it, grown to the aspect as far as there is room."""
+    """Return the box of the masked part with padding, grown to the aspect as far as the image
+    allows."""
     found = mask.getbbox()
     assert found is not None
     left, right = stretch(found[0] - padding, found[2] + padding, 0, mask.width)
@@ -252,7 +254,8 @@ def around(mask: Image.Image, padding: int, aspect: float) -> Box:
 
 
 def stretch(low: int, high: int, length: int, most: int) -> tuple[int, int]:
-    """An interval of at least this length about the same middle, moved and cut to 0 … most."""
+    """Return an interval of at least this length around the same middle, shifted and cut to 0 …
+    most."""
     missing = max(length - (high - low), 0)
     low, high = low - missing // 2, high + missing - missing // 2
     if length:

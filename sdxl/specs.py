@@ -1,4 +1,4 @@
-"""Every network's tensors, stated once: name, dtype and dims.
+"""The tensors of every network: name, dtype and dims.
 
 ONNX names and dynamic axes, TensorRT profiles, buffers, run-time checks and the tests' fakes are
 derived from here. Standard library only; it does not know torch, ONNX or TensorRT.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 MAX_WIDTH, MAX_LAYERS, MAX_ATTENTIONS = 2**16, 64, 4096
-"""Far above any SDXL: what a config may ask for is bounded before anything is made of it."""
+"""Bounds of config values, far above any SDXL's, checked before anything is built."""
 
 Cut = Literal["reference", "fresh_skips"]
 CUTS: tuple[Cut, ...] = ("reference", "fresh_skips")
@@ -53,7 +53,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A network: its name and the tensors that go in and come out."""
+    """A network's name, inputs and outputs."""
 
     name: str
     inputs: tuple[TensorSpec, ...]
@@ -64,13 +64,14 @@ class ModelSpec:
         return self.inputs + self.outputs
 
     def shared_axes(self, sizes: Mapping[str, int]) -> Axes:
-        """What all rows of one call must agree in: every free input axis but the rows themselves,
-        with its size out of `sizes`."""
+        """Return what all rows of a call must share: every free input axis except the rows, with
+        its size from `sizes`."""
         axes = dict.fromkeys(axis for spec in self.inputs for axis in spec.free_axes.values())
         return tuple((axis, sizes[axis]) for axis in axes if axis != ROWS)
 
     def axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """The free axes' sizes in these input shapes; raises where they contradict the spec."""
+        """Return the free axes' sizes in these input shapes, or raise if they contradict the
+        spec."""
         sizes: dict[str, int] = {}
         for spec in self.inputs:
             if spec.name not in shapes:
@@ -109,7 +110,7 @@ def _check_embedded(channels: object) -> None:
 
 
 def brief(value: object) -> str:
-    """The beginning of a value for a message, whatever it is."""
+    """Shorten a value for a message."""
     try:
         return repr(value)[:80]
     except (RecursionError, ValueError):
@@ -119,7 +120,7 @@ def brief(value: object) -> str:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes that tell one SDXL from another, read from a checkpoint's configs."""
+    """The sizes of an SDXL, read from a checkpoint's configs."""
 
     latent_channels: int
     image_channels: int
@@ -127,7 +128,7 @@ class Architecture:
     stem_channels: int
     """block_out_channels[0]: the width of down_blocks.0 and up_blocks.2."""
     cache_channels: int
-    """block_out_channels[1]: the width of what feeds the last up block."""
+    """block_out_channels[1]: the input width of the last up block."""
     stem_layers: int
     embedding_width: int
     """of the embedding of time, size and pooled prompt"""
@@ -139,11 +140,11 @@ class Architecture:
     sample_size: int
     """latent side the model was trained at"""
     masked_channels: int = 0
-    """of the UNet's input besides the latents, where the model was made for inpainting: a mask, and
-    the latents of the picture under it"""
+    """channels of the UNet's input besides the latents, for inpainting: a mask, and the latents of
+    the image under it"""
     guidance_channels: int = 0
-    """of the embedding of guidance, where the model was distilled to read it (time_cond_proj_dim)
-    and needs no negative prompt"""
+    """width of the guidance embedding of a distilled model (time_cond_proj_dim), which needs no
+    negative prompt"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -187,12 +188,12 @@ class Architecture:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Architecture:
-        """From JSON, which has no tuples."""
+        """Read from JSON, which has no tuples."""
         return cls(**{**value, "attention_widths": tuple(value["attention_widths"])})
 
     @property
     def embeds_guidance(self) -> bool:
-        """The model reads how strong guidance is to be, and runs no negative row for it."""
+        """Whether guidance is an input of the model, without negative rows."""
         return self.guidance_channels > 0
 
     @property
@@ -221,7 +222,7 @@ SDXL_1_0 = Architecture(
 
 
 def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
-    """What the other sizes are computed from, before they are."""
+    """Check the levels, from which the other sizes are computed."""
     _check_whole("layers_per_block", unet["layers_per_block"], MAX_LAYERS)
     depths = unet["transformer_layers_per_block"]
     for name, values in (
@@ -238,7 +239,7 @@ def _check_levels(unet: Mapping[str, Any], vae: Mapping[str, Any]) -> None:
 
 
 def _attention_widths(unet: Mapping[str, Any]) -> tuple[int, ...]:
-    """Levels go down, through the middle and up again; the way up has a block more on each."""
+    """Return the widths in order: down, middle, up; each level up has one more block."""
     widths, layers = unet["block_out_channels"], unet["layers_per_block"]
     depths = unet["transformer_layers_per_block"]
     if isinstance(depths, int):
@@ -268,10 +269,10 @@ def network_specs(
     noise = tensor("noise", "rows", arch.latent_channels, "latent_h", "latent_w")
     cache = cache_specs(arch, dtype, cut)
     added = tensor("added", "rows", arch.embedding_width)
-    embedding, told = [], []
+    embedding, condition = [], []
     if arch.guidance_channels:
         embedding = [tensor("guidance_embedding", "rows", arch.guidance_channels)]
-        told = [tensor("condition", "rows", arch.stem_channels)]
+        condition = [tensor("condition", "rows", arch.stem_channels)]
     latents = tensor("latents", "batch", arch.latent_channels, "latent_h", "latent_w")
     deviation = replace(latents, name="deviation")
     image = tensor("image", "batch", arch.image_channels, "image_h", "image_w")
@@ -292,9 +293,11 @@ def network_specs(
                 tensor("pooled_g", "chunks", arch.pooled_width),
             ),
         ),
-        ModelSpec("unet_prompt", (context, pooled, time_ids, *embedding), (added, *told, *text)),
-        ModelSpec("unet_deep", (sample, timestep, added, *told, *text), (noise, *cache)),
-        ModelSpec("unet_shallow", (sample, timestep, added, *told, *cache), (noise,)),
+        ModelSpec(
+            "unet_prompt", (context, pooled, time_ids, *embedding), (added, *condition, *text)
+        ),
+        ModelSpec("unet_deep", (sample, timestep, added, *condition, *text), (noise, *cache)),
+        ModelSpec("unet_shallow", (sample, timestep, added, *condition, *cache), (noise,)),
         ModelSpec("vae_decoder", (latents,), (image,)),
         ModelSpec("vae_encoder", (image,), (replace(latents, name="mean"), deviation)),
     )
@@ -302,7 +305,7 @@ def network_specs(
 
 
 def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, ...]:
-    """What a deep step leaves for the shallow ones: the cut is this tuple and nothing else."""
+    """The tensors that a deep step caches for shallow ones; they define the cut."""
 
     def tensor(name: str, channels: int) -> TensorSpec:
         return TensorSpec(name, dtype, ("rows", channels, "latent_h", "latent_w"))
@@ -315,10 +318,10 @@ def cache_specs(arch: Architecture, dtype: str, cut: Cut) -> tuple[TensorSpec, .
 
 
 def image_axes(arch: Architecture, latent_h: int, latent_w: int) -> dict[str, int]:
-    """The VAE's axes of images, which follow from those of latents."""
+    """Return the VAE's image axes from those of latents."""
     return {"image_h": latent_h * arch.vae_scale, "image_w": latent_w * arch.vae_scale}
 
 
 def latent_axes(arch: Architecture, image_h: int, image_w: int) -> dict[str, int]:
-    """And the other way round."""
+    """Return the latent axes from those of images."""
     return {"latent_h": image_h // arch.vae_scale, "latent_w": image_w // arch.vae_scale}

@@ -1,7 +1,7 @@
-"""From the first leg of an upscaled picture to what its second leg begins with.
+"""Enlarges the first leg's result for the second leg of an upscaled picture.
 
-The picture of the first leg is an edit's source at the larger size, so its enlarging is that of any
-source; latents are interpolated, without a decoder or an encoder.
+The first leg's picture becomes an edit's source of the larger size; latents are interpolated,
+without decoder and encoder.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sdxl.source import SHARP, SourceImage
 
 
 def enlarged_picture(pixels: Pixels, leg: GenerationParams) -> SourceImage:
-    """Of the size that `leg`, with its size filled, is made in."""
+    """Return the picture as a source of the leg's size."""
     assert leg.width and leg.height
     return SourceImage(Image.fromarray(pixels).resize((leg.width, leg.height), SHARP), None)
 
 
 def enlarged_latents(latents: Tensor, height: int, width: int) -> SourceLatents:
-    """Bilinear, as stable-diffusion-webui's "Latent"."""
+    """Interpolate bilinearly, as stable-diffusion-webui's "Latent" does."""
     whole = interpolate(latents.cpu()[None], (height, width), mode="bilinear")
     return SourceLatents(whole[0])

@@ -228,9 +228,10 @@ def until_ready(settings: ServeSettings) -> str:
     while True:
         try:
             with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-                told = json.load(answer)
-            say(f"{', '.join(told['models'])} {'is' if len(told['models']) == 1 else 'are'} loaded")
-            if told.get("llm") == "unavailable":
+                ready = json.load(answer)
+            names = ready["models"]
+            say(f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} loaded")
+            if ready.get("llm") == "unavailable":
                 say(f"the language model {settings.llm!r} failed; pictures are served without it")
             return url
         except (OSError, urllib.error.URLError) as error:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-TOLD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MARGIN_S = 6.0
 """Beyond what requests in flight may take: Ray's own end."""
 LEAVE_S = 2.0
@@ -42,7 +42,7 @@ def supervise(
         return service()
     adopt_orphans()
     # A signal that this process inherited as ignored, as from `nohup`, stays ignored.
-    watched = {number for number in TOLD if signal.getsignal(number) != signal.SIG_IGN}
+    watched = {number for number in TERMINATING if signal.getsignal(number) != signal.SIG_IGN}
     watched.add(signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     sys.stdout.flush()
@@ -70,26 +70,26 @@ class Supervisor:
     def wait(self, watched: Collection[int]) -> int:
         """Its exit code: 0 if it ended in time after a signal."""
         while True:
-            told = self._signal(watched)
+            received = self._signal(watched)
             if (code := reap(self.child)) is not None:
                 wait_for_leavers()
                 return self._meaning(code)
-            if told in TOLD:
-                self._pass_on(told)
+            if received in TERMINATING:
+                self._pass_on(received)
             if self._until_s is not None and time.monotonic() >= self._until_s:
                 self.say("it does not end by itself: ending every process")
                 return 1
 
     def _signal(self, watched: Collection[int]) -> int | None:
         left_s = 1.0 if self._until_s is None else self._until_s - time.monotonic()
-        told = signal.sigtimedwait(watched, min(max(left_s, 0.0), 1.0))
-        return told.si_signo if told else None
+        received = signal.sigtimedwait(watched, min(max(left_s, 0.0), 1.0))
+        return received.si_signo if received else None
 
-    def _pass_on(self, told: int) -> None:
+    def _pass_on(self, received: int) -> None:
         if self._until_s is None:
             self._until_s = time.monotonic() + self.shutdown_s + MARGIN_S
             os.kill(self.child, signal.SIGTERM)
-        elif told == signal.SIGINT:
+        elif received == signal.SIGINT:
             # A second Ctrl-C means: do not wait.
             self._until_s = time.monotonic()
 

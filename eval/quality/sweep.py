@@ -78,7 +78,7 @@ def run_sweep(options: argparse.Namespace) -> int:
             for file in store_presets(
                 chosen, measured, checkpoint, root, is_beside_model=options.stores_presets
             ):
-                print(f"{file}: {', '.join(presets.told(chosen))}")
+                print(f"{file}: {', '.join(presets.describe_presets(chosen))}")
     print(table(tried))
     return 0
 

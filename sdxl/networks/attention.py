@@ -1,7 +1,7 @@
-"""Attention inside the UNet: keys and values of a prompt come ready, those of a picture do not.
+"""Attention in the UNet; a prompt's keys and values are precomputed.
 
-A processor for diffusers' Attention modules, whose weights it leaves as they are. Of graph formats
-it has the one operator that exporters have for all of attention.
+A processor for diffusers' Attention modules, whose weights it leaves unchanged. In a graph it is
+the one operator that exporters have for attention.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Text = Sequence[Tensor]
-"""Keys and values of every cross-attention in turn, [rows, tokens, width] each."""
+"""Keys and values of every cross-attention in order, [rows, tokens, width] each."""
 
 
 class Attend:
-    """`layer` counts the cross-attentions, in the order they run; None: among pixels."""
+    """Attention of one layer; `layer` numbers the cross-attentions in order; None:
+    self-attention."""
 
     def __init__(self, layer: int | None) -> None:
         self.layer = layer
@@ -57,7 +58,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
 
 
 def cross_attentions(unet: Any) -> Iterator[Any]:
-    """In the order they run."""
+    """Return the cross-attentions in the order they run."""
     for block in (*unet.down_blocks, unet.mid_block, *unet.up_blocks):
         for transformer in getattr(block, "attentions", None) or ():
             for each in transformer.transformer_blocks:
@@ -65,8 +66,7 @@ def cross_attentions(unet: Any) -> Iterator[Any]:
 
 
 def take_ready_text(unet: Any) -> None:
-    """From now on its blocks take a Text where diffusers hands them a prompt's encoding; they
-    still take that too."""
+    """Make the UNet's blocks accept a Text in place of a prompt's encoding."""
     layers = {id(cross): layer for layer, cross in enumerate(cross_attentions(unet))}
     for module in unet.modules():
         if hasattr(module, "set_processor"):

@@ -1,9 +1,9 @@
-"""A VAE that half precision can hold.
+"""Rescales a VAE for half precision.
 
-SDXL's cannot be computed in halves as it is: what its blocks add up reaches beyond 65504, and the
-picture comes out black. But every norm forgets how large its input is, so all that is added up can
-be kept at a 64th of its size: the layers that add to it give a 64th, and norms' epsilons follow.
-Weights alone change, once. A power of two rounds nothing, but for what is too small to count.
+SDXL's VAE overflows in half precision: the sums in its blocks exceed 65504, and the picture turns
+black. Every norm ignores its input's scale, so all sums can be kept at a 64th: the layers that add
+to them are scaled by 1/64, and so are the norms' epsilons. Only weights change, once. A power of
+two rounds nothing but tiny numbers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from diffusers.models.upsampling import Upsample2D
 from torch import nn
 
 SHARE = 2.0**-6
-"""Halves then hold sums up to 4.2 million; much less, and weights would lose digits."""
+"""Half precision then holds sums up to 4.2 million; with a smaller share weights would lose
+digits."""
 
 
 def fit_halves(vae: Any) -> None:
-    """In place, while its weights are float32; the same pictures in any other precision, too."""
+    """Rescale a VAE with float32 weights in place; its pictures stay the same in any precision."""
     for half in (vae.encoder, vae.decoder):
         _give_a_share(half.conv_in)
         _expect_a_share(half.conv_norm_out)
@@ -47,7 +48,7 @@ def _give_a_share(*layers: Any) -> None:
 
 @torch.no_grad()
 def _pass_a_share(layer: nn.Conv2d | nn.Linear | None) -> None:
-    """What comes in is a share already."""
+    """The block's input is already scaled."""
     if layer is not None and layer.bias is not None:
         layer.bias.mul_(SHARE)
 

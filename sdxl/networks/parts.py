@@ -1,4 +1,4 @@
-"""Which networks are made of each part of a checkpoint."""
+"""The networks that are made of each part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sdxl.specs import Cut
 
 
 def networks_of(part: str, module: nn.Module, cut: Cut = "reference") -> dict[str, nn.Module]:
-    """What is made of one part; the UNet's three share one set of weights."""
+    """Return the networks of one part; the UNet's three share weights."""
     match part:
         case "text_encoder":
             return {"clip_l": TextEncoder(module)}

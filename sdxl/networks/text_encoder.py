@@ -1,4 +1,4 @@
-"""CLIP's text encoders, reduced to what SDXL reads: the last but one layer, and the projection."""
+"""CLIP's text encoders with SDXL's outputs: the penultimate layer and the projection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class TextEncoder(nn.Module):
-    """clip_l: token ids → the last but one hidden state, without the final norm."""
+    """clip_l: token ids → the penultimate hidden state, without the final norm."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class TextEncoder(nn.Module):
 
 
 class ProjectingTextEncoder(TextEncoder):
-    """clip_g: the same, and the projected vector of the end token."""
+    """clip_g: the same, and the end token's projection."""
 
     def forward(self, token_ids: Tensor) -> tuple[Tensor, ...]:
         out = self.model(token_ids, output_hidden_states=True)

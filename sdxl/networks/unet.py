@@ -29,12 +29,12 @@ SUPPORTED: Mapping[str, Any] = {
     "time_embedding_act_fn": None,
     "resnet_time_scale_shift": "default",
 }
-"""The UNet config entries that make a model an SDXL; anything else is refused at load."""
+"""UNet config entries that every SDXL has; other values are refused at load."""
 
 
 class PromptUNet(nn.Module):
-    """What no step changes: the embedding of prompt and size, and what attention reads of the
-    text. 13% of the weights of SDXL's UNet."""
+    """The part that is the same in every step: the embedding of prompt and size, and the text's
+    keys and values. 13% of the weights of SDXL's UNet."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class PromptUNet(nn.Module):
     def forward(
         self, context: Tensor, pooled: Tensor, time_ids: Tensor, *guidance: Tensor
     ) -> tuple[Tensor, ...]:
-        """`guidance` is its embedding, where the model reads one."""
+        """`guidance` is its embedding, if the model has one."""
         # The sinusoids are float32 whatever the weights; half graphs are strongly typed, so the
         # casts are spelled out.
         sizes = self.add_time_proj(time_ids.flatten()).to(pooled.dtype)
@@ -55,12 +55,12 @@ class PromptUNet(nn.Module):
         text = [
             layer(context) for both in zip(self.keys, self.values, strict=True) for layer in both
         ]
-        told = [self.condition(embedding) for embedding in guidance]
-        return self.add_embedding(added), *told, *text
+        conditions = [self.condition(embedding) for embedding in guidance]
+        return self.add_embedding(added), *conditions, *text
 
 
 class Stem(nn.Module):
-    """What every step computes afresh: conv_in and the embedding of time."""
+    """The part of every step: conv_in and the embedding of time."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class Stem(nn.Module):
     def forward(
         self, sample: Tensor, timestep: Tensor, added: Tensor, rest: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """`rest` begins with what was made of guidance, where the model reads it; what follows that
-        comes back."""
+        """`rest` starts with the guidance condition if the model has one; the remainder is
+        returned."""
         time = self.time_proj(timestep).to(sample.dtype)
         if self.reads_guidance:
             condition, *rest = rest
@@ -81,7 +81,7 @@ class Stem(nn.Module):
 
 
 class FirstSkips(nn.Module):
-    """down_blocks.0's ResBlocks: the skips that the last up block reads besides conv_in."""
+    """down_blocks.0's ResBlocks, whose outputs are skips of the last up block."""
 
     def __init__(self, unet: Any) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Tail(nn.Module):
         self.conv_out: Any = unet.conv_out
 
     def begin(self, up: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-        """All that follows from the core and the last skip alone."""
+        """Compute what depends only on the core and the last skip."""
         return _begin(self.resnets[0], up, skip)
 
     def end(
@@ -145,7 +145,7 @@ class Tail(nn.Module):
 
 
 class DeepUNet(nn.Module):
-    """Every step's part of the UNet, which also returns what the Shallow one needs of it."""
+    """The whole UNet of a step; it also returns the inputs of the Shallow one."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
@@ -167,8 +167,8 @@ class DeepUNet(nn.Module):
 
 
 class ShallowUNet(nn.Module):
-    """Stem and tail around a cached core. Where the skips are cached too, the tail's first half
-    block has nothing new to read, and what it made is cached instead."""
+    """Stem and tail around a cached core. If the skips are cached too, the output of the tail's
+    first half block is cached instead of its input."""
 
     def __init__(self, unet: Any, cut: Cut = "reference") -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class ShallowUNet(nn.Module):
 
 
 def _reading(block: Any, hidden: Tensor, skip: Tensor, embedding: Tensor) -> Tensor:
-    """A ResBlock of both."""
+    """Run a ResBlock on both."""
     if not isinstance(block, ResnetBlock2D):
         found: Tensor = block(hidden, embedding, skip)
         return found
@@ -197,8 +197,7 @@ def _reading(block: Any, hidden: Tensor, skip: Tensor, embedding: Tensor) -> Ten
 
 
 def _begin(block: Any, hidden: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """A ResBlock up to where the time comes in: half of what it makes of both, and what goes
-    past."""
+    """Run a ResBlock up to the time embedding: half of its output, and the shortcut."""
     if not isinstance(block, ResnetBlock2D):
         found: tuple[Tensor, Tensor] = block.begin(hidden, skip)
         return found

@@ -1,4 +1,4 @@
-"""The VAE with its scaling folded in: latents as the sampler has them → an image, and back."""
+"""The VAE with its scaling folded in: the sampler's latents → an image, and back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ LEAST_LOG, MOST_LOG = -30.0, 20.0
 
 
 class Doubled(nn.Module):
-    """Every pixel twice in each direction, then a 3×3 convolution.
-
-    Of nine taps on doubled pixels four meet different ones. A graph has four 2×2 convolutions on
-    what was not doubled yet, of sums of the weights, which runtimes compute as they load: 4/9 of
-    the arithmetic. PyTorch would sum at every call.
-    """
+    """Doubles each pixel in both directions, then convolves 3×3. On doubled pixels four of nine
+    taps meet different pixels, so a graph has four 2×2 convolutions of the original with summed
+    weights, which runtimes compute at load: 4/9 of the arithmetic. PyTorch would sum in every
+    call."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
@@ -38,13 +36,13 @@ class Doubled(nn.Module):
         return torch.stack([line.flatten(-2) for line in lines], dim=3).flatten(2, 3)
 
     def quarter(self, x: Tensor, down: tuple[int, int], right: tuple[int, int]) -> Tensor:
-        """One of the four pixels that each becomes."""
+        """Compute one of each pixel's four."""
         weight = summed(summed(self.conv.weight, 2, down), 3, right)
         return F.conv2d(F.pad(x, (*right, *down)), weight, self.conv.bias)
 
 
 def summed(weight: Tensor, axis: int, side: tuple[int, int]) -> Tensor:
-    """The two of three taps that meet the same pixel become one."""
+    """Sum the two of three taps that meet the same pixel."""
     first, middle, last = weight.split(1, axis)
     taps = (first, middle + last) if side == SIDES[0] else (first + middle, last)
     return torch.cat(taps, axis)
@@ -72,7 +70,7 @@ class VaeDecoder(nn.Module):
 
 
 class VaeEncoder(nn.Module):
-    """An image → the mean of its latents, and how far a sample of them strays."""
+    """An image → mean and deviation of its latents."""
 
     scale: Tensor
     shift: Tensor
@@ -93,7 +91,8 @@ class VaeEncoder(nn.Module):
 
 
 def _register_affine(module: nn.Module, config: Any) -> None:
-    """A per-channel scale and shift; most checkpoints state one factor, some mean and deviation."""
+    """Register a scale and shift per channel; most checkpoints have one factor, some mean and
+    deviation."""
     channels = config.latent_channels
     mean = getattr(config, "latents_mean", None) or [0.0] * channels
     std = getattr(config, "latents_std", None) or [1.0] * channels

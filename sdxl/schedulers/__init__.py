@@ -31,7 +31,7 @@ __all__ = [
 
 @lru_cache(maxsize=64)
 def table(name: str, steps: int, config: SchedulerConfig) -> Table:
-    """What diffusers' scheduler of this name, made from the checkpoint's config, would compute."""
+    """Return the table of diffusers' scheduler of this name with the checkpoint's config."""
     PARAMETERS["scheduler"].check(name)
     if not 1 <= steps <= config.num_train_timesteps:
         raise InvalidParams("steps", steps, f"must be 1 to {config.num_train_timesteps}")

@@ -1,7 +1,7 @@
-"""Which timesteps and noise levels a schedule steps through.
+"""The timesteps and noise levels of a schedule. A level is sigma/alpha.
 
-A level is sigma/alpha. Karras: Karras et al. 2022 (arXiv 2206.00364), equation 5. Beta: Lee et al.
-2024 (2407.12173). Align your steps: Sabour et al. 2024 (2404.14507).
+Karras: Karras et al. 2022 (arXiv 2206.00364), equation 5. Beta: Lee et al. 2024 (2407.12173). Align
+your steps: Sabour et al. 2024 (2404.14507).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from sdxl.schedulers.tables import Array
 KARRAS_RHO = 7.0
 BETA_SHAPE = 0.6
 ALIGNED = (14.615, 6.315, 3.771, 2.181, 1.342, 0.862, 0.555, 0.380, 0.234, 0.113, 0.029)
-"""For SDXL: ten steps and where the last ends; other numbers of steps lie between, by logarithm."""
+"""For SDXL: ten steps and the last one's end; other numbers of steps are interpolated by
+logarithm."""
 
 
 def timesteps_of(spacing: str, steps: int, config: SchedulerConfig, skip: int = 0) -> Array:
@@ -35,7 +36,7 @@ def timesteps_of(spacing: str, steps: int, config: SchedulerConfig, skip: int = 
 
 
 def timesteps_at(levels: Array, trained: Array) -> Array:
-    """Where between the trained timesteps these levels lie, rounding as diffusers rounds."""
+    """Return these levels' places among the trained timesteps, rounded as in diffusers."""
     logs = np.log(trained.astype(np.float32))
     wanted = np.log(np.maximum(levels, 1e-10))
     low = np.clip(np.searchsorted(logs, wanted, side="right") - 1, 0, len(logs) - 2)
@@ -51,7 +52,7 @@ def karras(highest: float, lowest: float, steps: int) -> Array:
 
 
 def pairs(levels: Array, final: float) -> tuple[Array, Array]:
-    """Each step's noise level and the one it goes to, to the float32 that diffusers keeps."""
+    """Return each step's noise level and the next one, in diffusers' float32."""
     rounded = np.append(levels, final).astype(np.float32).astype(np.float64)
     return rounded[:-1], rounded[1:]
 
@@ -82,4 +83,5 @@ SPREADS: Mapping[str, Callable[[float, float, int], Array]] = {
     "beta": beta,
     "aligned": aligned,
 }
-"""Levels from the highest to the lowest, by the names of sdxl/scheduler_names.py."""
+"""Functions that return levels from the highest to the lowest, by the names of
+sdxl/scheduler_names.py."""

@@ -1,4 +1,4 @@
-"""How noisy each timestep of the process is that a checkpoint was trained with."""
+"""The noise of each timestep of a checkpoint's training."""
 
 from __future__ import annotations
 

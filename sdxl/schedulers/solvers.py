@@ -20,9 +20,9 @@ from sdxl.schedulers.process import alphas_cumprod, final_level, trained_levels
 from sdxl.schedulers.tables import COLUMNS, Array, Table
 
 TCD_ETA = 0.3
-"""how much of each of TCD's steps is fresh noise: the default of its paper and of diffusers"""
+"""share of fresh noise in each TCD step: the default of its paper and of diffusers"""
 LCM_DATA = 0.5
-"""the deviation of what LCM was distilled on"""
+"""standard deviation of LCM's training data"""
 
 
 def _euler_ancestral(steps: int, config: SchedulerConfig, levels: str) -> Table:
@@ -155,7 +155,7 @@ def _tcd(steps: int, config: SchedulerConfig, spread: str) -> Table:
 
 
 def _distilled(steps: int, config: SchedulerConfig) -> tuple[Array, Array, Array]:
-    """Timesteps chosen among those of the distillation, with alpha and sigma there."""
+    """Choose timesteps among those of the distillation, with their alpha and sigma."""
     total, most = config.num_train_timesteps, config.original_inference_steps
     if steps > most:
         raise InvalidParams("steps", steps, f"must be at most {most} with this scheduler")
@@ -167,7 +167,8 @@ def _distilled(steps: int, config: SchedulerConfig) -> tuple[Array, Array, Array
 
 
 def _trend(level: Array, after: Array, pull: Array) -> Array:
-    """The weight of (x0 - previous x0), the second-order correction; zero in first-order steps."""
+    """Return the weight of (x0 - previous x0), the second-order correction; zero in first-order
+    steps."""
     advance = np.log(level / after)
     last_advance = np.concatenate([[0.0], advance[:-1]])
     # A repeated timestep advances by nothing and has no slope to extrapolate: first order.
@@ -187,7 +188,8 @@ def _rows(
     trend: Array | float = 0.0,
     noise: Array | float = 0.0,
 ) -> Array:
-    """x' = keep*x + pull*x0 + trend*(x0 - h) + noise*z, with x0 = e*x + f*eps put in."""
+    """Return the coefficients of x' = keep*x + pull*x0 + trend*(x0 - h) + noise*z, with x0 = e*x +
+    f*eps."""
     e, f = estimate
     by_name = {
         "s": scale,
@@ -204,12 +206,12 @@ def _rows(
 
 
 def _together(signal: Array, noise: Array) -> Array:
-    """Of every step, and of the finished picture."""
+    """Return alpha and sigma of every step and of the finished picture."""
     return np.stack([np.append(signal, 1.0), np.append(noise, 0.0)], axis=1)
 
 
 def _estimate(config: SchedulerConfig, alpha: Array, sigma: Array) -> tuple[Array, Array]:
-    """x0's coefficients on x = alpha*x0 + sigma*eps and on the model's output."""
+    """Return x0's coefficients of x = alpha*x0 + sigma*eps and of the model's output."""
     if config.prediction_type == "v_prediction":
         return alpha, -sigma
     return 1 / alpha, -sigma / alpha
@@ -224,4 +226,5 @@ SOLVERS: Mapping[str, Callable[[int, SchedulerConfig, str], Table]] = {
     "lcm": _lcm,
     "tcd": _tcd,
 }
-"""By the names in sdxl/scheduler_names.py. The third argument is a key of SPREADS, or empty."""
+"""The solvers by the names in sdxl/scheduler_names.py. The third argument is a key of SPREADS, or
+empty."""

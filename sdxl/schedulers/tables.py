@@ -17,18 +17,16 @@ COLUMNS = ("s", "timestep", "a", "b", "c", "d", "e", "f")
 @dataclass(frozen=True)
 class Table:
     """One request's schedule: `rows` is [steps, len(COLUMNS)], `start` scales the first noise.
-
-    `levels` is [steps + 1, 2]: what a finished picture and noise are scaled by, to be together what
-    a step begins with, and at last what the whole ends with.
-    """
+    `levels` is [steps + 1, 2]: the scales of the finished picture and of noise at the start of each
+    step and after the last."""
 
     rows: Array
     start: float
     levels: Array
 
     def begun(self, at: int) -> Table:
-        """The same from step `at` on. What its first step would read of an estimate before it,
-        which there is none of, it takes from its own: one of the first order."""
+        """Return the schedule from step `at` on. Its first step has no previous estimate, so it
+        becomes first order."""
         if at == 0:
             return self
         rows = self.rows[at:].copy()
@@ -39,24 +37,23 @@ class Table:
         return Table(rows, self.start, self.levels[at:])
 
     def noised(self, latents: Tensor, noise: Tensor, at: int = 0) -> Tensor:
-        """A picture's latents as they are where step `at` begins."""
+        """Add noise to a picture's latents for the start of step `at`."""
         signal, level = self.levels[at]
         return float(signal) * latents + float(level) * noise
 
 
 def columns(coefficients: Tensor) -> tuple[Tensor, ...]:
-    """Of float32 [n, len(COLUMNS)]: a view for each coefficient, a value per row of latents."""
+    """Return a view of float32 [n, len(COLUMNS)] for each coefficient, one value per row of
+    latents."""
     return coefficients[:, :, None, None, None].unbind(1)
 
 
 def step(
     x: Tensor, eps: Tensor, h: Tensor | None, z: Tensor | None, coefficients: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """One step of every row, whatever its scheduler: (x', h').
-
-    Where c or d is zero, h and z are not read, so a slot's stale contents (NaN included) cannot
-    reach a new request; where no row reads one, it may be None. An infinite eps does show.
-    """
+    """Do one step of every row, with any mix of schedulers: (x', h'). Where c or d is zero, h and z
+    are not read, so a slot's stale contents (even NaN) cannot reach a new request; if no row reads
+    one, it may be None. An infinite eps does show."""
     # Few passes: a small model's shallow step is hardly longer than this.
     _, _, a, b, c, d, e, f = coefficients
     moved = (a * x).addcmul_(b, eps)

@@ -1,4 +1,4 @@
-"""Checkpoints in one safetensors file, as stable-diffusion-webui, ComfyUI and Civitai know them.
+"""Checkpoints in one safetensors file, as used by stable-diffusion-webui, ComfyUI and Civitai.
 
-Such a file is turned once into a folder in diffusers layout, and from then on it is a folder.
+Each is converted once into a folder in diffusers layout.
 """

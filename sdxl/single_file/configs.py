@@ -1,7 +1,7 @@
-"""The configurations that a single file leaves out: those of SDXL 1.0, stated here, and those of
-the embedded model.
+"""The configurations that a single file lacks: those of SDXL 1.0, stated here, and of the embedded
+model.
 
-The tokenizer's vocabulary is CLIP's, derived from its merges as CLIP derives it.
+The tokenizer's vocabulary is CLIP's, derived from its merges.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SDXL_1_0: Mapping[str, Mapping[str, Any]] = {
 
 
 def write_tokenizer(folder: Path, pad: str) -> None:
-    """CLIP's, as transformers stores it; SDXL's two differ in how they pad."""
+    """Write CLIP's tokenizer as transformers stores it; SDXL's two differ in padding."""
     folder.mkdir()
     text = MERGES.read_text(encoding="utf-8")
     (folder / "merges.txt").write_text(text, encoding="utf-8")
@@ -84,7 +84,7 @@ def write_tokenizer(folder: Path, pad: str) -> None:
 
 
 def clip_vocabulary(merges: list[str]) -> dict[str, int]:
-    """Every byte, every byte that ends a word, every merge, and two marks."""
+    """Return all bytes, all bytes that end a word, all merges, and two special tokens."""
     letters = [*byte_letters()]
     words = [*letters, *(letter + END_OF_WORD for letter in letters)]
     words += [merge.replace(" ", "") for merge in merges]
@@ -92,7 +92,8 @@ def clip_vocabulary(merges: list[str]) -> dict[str, int]:
 
 
 def byte_letters() -> list[str]:
-    """GPT-2's printable letter for each byte, in CLIP's order: what prints stands for itself."""
+    """Return GPT-2's printable letter for each byte in CLIP's order: printable bytes stand for
+    themselves."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     plain += range(ord("®"), ord("ÿ") + 1)
     others = 256 - len(plain)
@@ -100,8 +101,8 @@ def byte_letters() -> list[str]:
 
 
 def scheduler_config(base: Mapping[str, Any], names: set[str], marks: Mapping[str, str]) -> Config:
-    """`base`, and what the file itself says: tensors named `v_pred` and `ztsnr`, as ComfyUI and
-    stable-diffusion-webui read them, or ModelSpec's and kohya's metadata."""
+    """Return `base` with the file's own settings: tensors named `v_pred` and `ztsnr`, as in ComfyUI
+    and stable-diffusion-webui, or metadata of ModelSpec and kohya."""
     is_v = "v_pred" in names or marks.get("modelspec.prediction_type") in ("v", "v_prediction")
     has_zero_snr = "ztsnr" in names or marks.get("ss_zero_terminal_snr") == "True"
     config = dict(base)

@@ -1,6 +1,6 @@
-"""Tensors from the names of the original layout to those of diffusers, by diffusers' converters.
+"""Renames tensors from the original layout to diffusers', by diffusers' converters.
 
-Every network gets exactly its tensors, of its shapes, or the file is refused.
+Every network gets exactly its tensors with their shapes, or the file is refused.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sdxl.single_file.recognition import CLIP_G, CLIP_L, VAE
 Tensors = Mapping[str, Tensor]
 Configs = Mapping[str, Mapping[str, Any]]
 WRAPPER = "text_model."
-"""A level that transformers' classes have or lack, as files have it."""
+"""A prefix that some versions of transformers' classes have."""
 UNUSED = ("position_ids", "logit_scale")
-"""Buffers of old versions, and what only training needs."""
+"""Buffers of old versions and of training."""
 
 
 def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[str, Tensor]]:
-    """By the folder that they belong in; without `vae` where the file has none."""
+    """Return the parts by folder, without `vae` if the file has none."""
     from diffusers.loaders.single_file_utils import (
         convert_ldm_clip_checkpoint,
         convert_ldm_unet_checkpoint,
@@ -45,7 +45,7 @@ def parts_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, dict[s
 
 
 def vae_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, Tensor]:
-    """From a whole checkpoint, a VAE alone, or one that has diffusers' names already."""
+    """Return the VAE of a whole checkpoint, of a VAE file, or of a file with diffusers' names."""
     from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
     if any(name.startswith("decoder.up_blocks.") for name in tensors):
@@ -58,7 +58,7 @@ def vae_of(file: Path, tensors: Tensors, configs: Configs) -> dict[str, Tensor]:
 def checked_part(
     file: Path, part: str, tensors: dict[str, Tensor], configs: Configs
 ) -> dict[str, Tensor]:
-    """Without what no network reads; every other tensor must be one that the network has."""
+    """Remove unused tensors; every other tensor must belong to the network."""
     kept = {name: t for name, t in tensors.items() if not name.endswith(UNUSED)}
     needed = {name.removeprefix(WRAPPER): s for name, s in _shapes(part, configs).items()}
     held = {name.removeprefix(WRAPPER): tuple(t.shape) for name, t in kept.items()}

@@ -1,7 +1,7 @@
-"""The folder in diffusers layout that a single file becomes, made once and kept below
-`$SDXL_HOME/single_files`; and a folder whose VAE another file replaces.
+"""Converts a single file to a folder in diffusers layout, once, below `$SDXL_HOME/single_files`;
+also replaces a folder's VAE by a file's.
 
-A folder is named after the bytes it was made from, appears whole or not at all, and is made by one
+A folder is named by the digest of its sources, appears whole or not at all, and is made by one
 process at a time. It does not know whose names the tensors have.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Another number makes every folder anew."""
+"""A new number converts every file again."""
 PARTS = ("text_encoder", "text_encoder_2", "unet", "vae")
 FILE_NAMES = {"unet": "diffusion_pytorch_model", "vae": "diffusion_pytorch_model"}
 SHARD = "1GB"
@@ -50,8 +50,8 @@ TOKENIZERS = {"tokenizer": configs.END, "tokenizer_2": "!"}
 
 
 def folder_of(file: Path, mini: Path) -> Path:
-    """The folder of this file's weights, without the VAE's where the file has none. `mini` is the
-    embedded model, which may come as a single file, too."""
+    """Return the folder of this file's weights, without the VAE's if the file has none. `mini` is
+    the embedded model, which may also be a single file."""
     header = read_header(file)
     check_is_sdxl(header)
     name = f"{_safe(file.stem)}-{remembered_sha256(file)[:16]}-{FORMAT}"
@@ -64,7 +64,7 @@ def folder_of(file: Path, mini: Path) -> Path:
 
 
 def with_vae(base: Path, vae: Path) -> Path:
-    """The model in `base` with the VAE in this file: links to the former, and weights of the
+    """Return the model in `base` with this file's VAE: links to the former, weights of the
     latter."""
     name = f"{_safe(base.name)}-{_safe(vae.stem)}-{_identity(base, vae)[:16]}-{FORMAT}"
     with _place(name) as place:
@@ -79,20 +79,20 @@ def remembered_sha256(file: Path) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Changes with the file's bytes, whoever changes them."""
+    """Return a stamp that changes with the file's bytes."""
     found = path.stat()
     times = found.st_mtime_ns, found.st_ctime_ns
     return "\0".join(map(str, (path.resolve(), found.st_dev, found.st_ino, found.st_size, *times)))
 
 
 def _identity(base: Path, vae: Path) -> str:
-    """Of the base it is enough where it lies and when it was made: nothing of it is copied."""
+    """Identify the base by path and time: nothing of it is copied."""
     stamps = [_stamp(path) for path in sorted(base.glob("*/*")) if path.is_file()]
     return hashlib.sha256("\0".join([*stamps, remembered_sha256(vae)]).encode()).hexdigest()
 
 
 def _source(header: Header, mini: Path) -> Path | None:
-    """The embedded model, if it is as wide; else None, for SDXL 1.0."""
+    """Return the embedded model if its widths match; else None for SDXL 1.0."""
     width = json.loads((mini / "unet" / "config.json").read_text())["block_out_channels"][0]
     stem = header.shapes.get(STEM, ())
     return mini if stem and stem[0] == width else None
@@ -141,7 +141,7 @@ def _write_part(folder: Path, part: str, tensors: dict[str, Tensor]) -> None:
 
 
 def _write_rest(header: Header, mini: Path | None, making: Path) -> None:
-    """Tokenizers, scheduler and index: a file of weights holds none of them."""
+    """Write tokenizers, scheduler and index, which a file of weights lacks."""
     source = mini or MINI
     (making / "scheduler").mkdir()
     for name in MINI_FILES if mini else (INDEX, SCHEDULER):
@@ -177,7 +177,7 @@ def _replace_vae(base: Path, vae: Path, making: Path) -> None:
 
 @contextmanager
 def _place(name: str) -> Iterator[Path]:
-    """Held by one process: several replicas start at the same moment."""
+    """Lock the folder's place: several replicas start at once."""
     place = home() / "single_files" / name
     prepare_folder(place.parent)
     with locked(place.with_name(f".{name}.lock")):

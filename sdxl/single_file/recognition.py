@@ -1,7 +1,7 @@
-"""What a single file holds, by the names and shapes of its tensors; what is no SDXL is refused by
-the name of what it is.
+"""Recognises the content of a single file by its tensors' names and shapes; other models are
+refused by name.
 
-It reads headers alone, never weights, and converts nothing.
+It reads headers only, never weights, and converts nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLIP_L, CLIP_G = "conditioner.embedders.0.transformer.", "conditioner.embedders.
 STEM = f"{UNET}input_blocks.0.0.weight"
 LATENT_CHANNELS = 4
 INPUTS = (LATENT_CHANNELS, 2 * LATENT_CHANNELS + 1)
-"""channels that a UNet reads: the second one is made for inpainting"""
+"""input channels of a UNet; the second is for inpainting"""
 FLOATS = ("F32", "F16", "BF16")
 PREFIXES = {
     "FLUX": ("double_blocks.0.", f"{UNET}double_blocks.0."),
@@ -30,9 +30,9 @@ PREFIXES = {
     "Stable Diffusion 1": ("cond_stage_model.transformer.",),
     "Playground 2.5, whose noise process no table here expresses": ("edm_mean", "edm_vpred."),
 }
-"""Whose tensors begin so. The order counts: a refiner has no other mark than its one encoder."""
+"""Prefixes of the text encoders. The order matters: a refiner is known only by its one encoder."""
 CONTEXT_WIDTHS = {768: "Stable Diffusion 1", 1024: "Stable Diffusion 2", 1280: "the SDXL refiner"}
-"""What a UNet without text encoders was made for, by the width of what its attention reads."""
+"""The model of a UNet without text encoders, by the width of its context."""
 FOREIGN_INPUTS = {8: "an InstructPix2Pix checkpoint"}
 
 
@@ -80,7 +80,7 @@ def check_suffix(path: Path) -> None:
 
 
 def check_is_sdxl(header: Header) -> None:
-    """Raises CheckpointError with the name of what it is instead."""
+    """Raise CheckpointError with the other model's name."""
     if other := foreign_kind(header):
         raise CheckpointError(f"{header.path}: is {other}; expected a checkpoint of SDXL")
     missing = [
@@ -104,7 +104,7 @@ def check_has_vae(header: Header) -> None:
 
 
 def foreign_kind(header: Header) -> str | None:
-    """None for an SDXL, or for part of one."""
+    """Return the other model's name; None for an SDXL or a part of one."""
     if any(".lora_" in name or name.startswith("lora_") for name in header.shapes):
         return "a LoRA, which `sdxl export --lora` takes beside a checkpoint"
     for kind, prefixes in PREFIXES.items():
@@ -125,7 +125,7 @@ def _kind_of_unet(header: Header) -> str | None:
 
 
 def input_channels(header: Header) -> int:
-    """That its UNet reads; those of SDXL where nothing says so."""
+    """Return the UNet's input channels; SDXL's if there is no UNet."""
     stem = header.shapes.get(STEM, ())
     return stem[1] if len(stem) == 4 else LATENT_CHANNELS
 
@@ -136,7 +136,7 @@ def _context_widths(header: Header) -> Iterator[int]:
 
 
 def _kind_of_library(header: Header) -> str | None:
-    """diffusers tells forty other models apart; what it doesn't know it calls v1."""
+    """Ask diffusers, which knows forty other models; it calls unknown ones v1."""
     if header.has(VAE, CLIP_L, CLIP_G):
         return None
     if header.has("decoder.") and header.has("encoder."):

@@ -44,14 +44,14 @@ class ByQueueTime:
         self.target_s = target_s
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        return by_busy(context)[0] + sum(told(context, QUEUE_S)) / self.target_s, {}
+        return by_busy(context)[0] + sum(reported(context, QUEUE_S)) / self.target_s, {}
 
 
 def by_busy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """Until anyone has spoken, as many as there are."""
-    busy = told(context, BUSY)
+    busy = reported(context, BUSY)
     return (sum(busy) if busy else context.target_num_replicas), {}
 
 
-def told(context: AutoscalingContext, name: str) -> list[float]:
+def reported(context: AutoscalingContext, name: str) -> list[float]:
     return list((context.aggregated_metrics or {}).get(name, {}).values())

@@ -23,7 +23,7 @@ LOOK_S = 0.5
 
 
 class Silent(Exception):
-    """Nothing was heard for SILENCE_S, and somebody else could take over."""
+    """The replica was silent for SILENCE_S, and another could take over."""
 
 
 async def with_checks(updates: AsyncGenerator[T], check: Callable[[], None]) -> AsyncGenerator[T]:
@@ -39,8 +39,8 @@ async def with_checks(updates: AsyncGenerator[T], check: Callable[[], None]) -> 
 async def while_alive(
     updates: AsyncIterator[T], silent_s: Callable[[], float], may_leave: Callable[[], bool]
 ) -> AsyncGenerator[T]:
-    """`updates`. Raises Silent where nothing was heard for long, neither here nor by `silent_s`, if
-    `may_leave`: where no other replica could take over, waiting is better."""
+    """Yield `updates`; raise Silent after a long silence, here and by `silent_s`, if `may_leave`.
+    Without another replica waiting is better."""
     heard_s = time.monotonic()
 
     def left_s() -> float:

@@ -14,7 +14,7 @@ ASK_PERIOD_S = 0.5
 SILENCE_S = 1.5
 """A replica that has not answered for this long comes last, until its next answer."""
 MOST_HELD = 50_000
-"""requests whose replica is remembered; more than a proxy holds"""
+"""remembered requests; more than a proxy holds"""
 
 
 class Liveness:
@@ -33,7 +33,7 @@ class Liveness:
             self._lost.discard(name)
 
     def lost(self, name: str) -> None:
-        """It said itself, or Ray did, that nothing is to be had from it now."""
+        """The replica or Ray reported that it is gone."""
         with self._lock:
             self._lost.add(name)
 
@@ -61,8 +61,8 @@ class Liveness:
         return math.inf if name in self._lost else self.unheard_s(name)
 
     def unheard_s(self, name: str) -> float:
-        """Since it last answered. What fails once may have reached it all the same, and what it has
-        under way is not to be taken from it for that."""
+        """Seconds since its last answer. One failed call does not take its requests away: it may
+        have arrived."""
         with self._lock:
             now = self._clock()
             return now - self._heard_s.get(name, now)

@@ -57,7 +57,7 @@ class Known(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
 
     async def lately(self) -> T:
-        """At once, if anything was said lately enough."""
+        """Return at once if the replica answered recently."""
         age_s = time.monotonic() - self._said_s
         asking = self._renewed() if age_s > CARD_AGE_S else None
         if self._said is None or age_s > CARD_STALE_S:
@@ -150,7 +150,7 @@ class Replicas:
 
 
 def heard_once(update: Update) -> Hashable:
-    """The part of an update that must not be sent twice; None if it may repeat."""
+    """Return the part of an update that must not be sent twice; None if it may repeat."""
     match update:
         case Queued():
             return Queued

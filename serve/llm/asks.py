@@ -83,7 +83,7 @@ class TextBackend(Protocol):
     """Whatever writes text: a speaker in this process, or replicas behind a handle."""
 
     async def card(self) -> LlmCard:
-        """Raises Problem, 503, until the model has said something."""
+        """Return the model's card, or raise Problem 503 before its first answer."""
         ...
 
     def generate(self, ask: Ask) -> AsyncGenerator[Update]:

@@ -25,7 +25,7 @@ from serve.llm.prompts import Prompts, room
 log = logging.getLogger(__name__)
 
 RECENT = 8
-"""answers whose durations are averaged"""
+"""number of answers whose durations are averaged"""
 WARM_UP = Ask((Message("user", "hello"),), Sampling(max_tokens=2, temperature=0.0))
 
 
@@ -40,7 +40,7 @@ class Speaker:
         """of recent answers, their waits included"""
 
     async def warm_up(self) -> None:
-        """Returns when something was said."""
+        """Generate a first text."""
         async with aclosing(self._answer(WARM_UP, AskMeter(LlmMeters()))) as updates:
             async for _ in updates:
                 pass

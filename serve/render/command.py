@@ -247,8 +247,8 @@ def stored_params(source: str) -> dict[str, Any]:
 
 
 def foreign_params(data: bytes, source: str) -> dict[str, Any]:
-    """Of a picture of stable-diffusion-webui or ComfyUI what means something here; the rest is
-    told. The model is left out: names of files elsewhere find nothing."""
+    """Return the known parameters in a picture of stable-diffusion-webui or ComfyUI; the others are
+    printed. The model is left out: other programs' file names mean nothing here."""
     from sdxl.infotext import read_graph, read_text
     from sdxl.picture_files import BrokenPicture, words_of
 

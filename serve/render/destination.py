@@ -111,8 +111,8 @@ def format_of(path: Path) -> str | None:
 
 
 def slug(prompt: str) -> str:
-    """A prompt as part of a file name that any file system takes: letters, digits and their marks,
-    of any script, whole words as far as they fit."""
+    """Return a prompt as a part of a file name for any file system: letters and digits of any
+    script, whole words as far as they fit."""
     # Not casefold, which makes other letters of some: ss of ß.
     plain = unicodedata.normalize("NFKC", prompt).lower()
     words = "".join(each if _is_of_a_word(each) else " " for each in plain).split()

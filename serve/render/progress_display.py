@@ -25,7 +25,7 @@ PERIOD_S = 0.2
 MOST_ROWS = 12
 FEWEST_ROWS = 4
 ROWS_LEFT = 3
-"""of the screen, for the bar and what was said before"""
+"""of the screen, for the bar and earlier lines"""
 FREE_S, SHARE = 2.0, 0.1
 """of a command's time goes to drawing: a slow connection shows fewer pictures, and costs no more"""
 SAVE, RESTORE, LINE_START, ERASE_BELOW = b"\x1b7", b"\x1b8", b"\r", b"\x1b[J"
@@ -73,9 +73,9 @@ class PictureArea:
         self.leave()
 
     def mend(self) -> None:
-        """After an interrupt that may have cut a picture in two: the terminal shows text again,
-        below the picture. Even of what was written whole a part may be missing: at Ctrl-C the
-        kernel throws away what the terminal has not read yet."""
+        """Restore the terminal after an interrupt that may have cut a picture in two: it shows text
+        again, below the picture. Even complete output may be lost: at Ctrl-C the kernel drops what
+        the terminal has not read."""
         from serve.render.terminal_pictures import END
 
         if self.frame is not None:
@@ -157,7 +157,7 @@ class RenderDisplay:
             self._draw(show)
 
     def finished(self, pixels: Pixels) -> None:
-        """It stays, above what is said of it next."""
+        """Leave the picture on the screen, above the next line."""
         if self._area is not None and (self._area.frame or self._is_affordable):
             self._draw(lambda: pixels)
         if self._area is not None:

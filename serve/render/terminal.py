@@ -86,8 +86,8 @@ class Terminal:
 
     @property
     def screen(self) -> Screen:
-        told = screen_of(self.stream.fileno())
-        return Screen(told.columns, told.rows, self.cell if all(self.cell) else told.cell)
+        reply = screen_of(self.stream.fileno())
+        return Screen(reply.columns, reply.rows, self.cell if all(self.cell) else reply.cell)
 
     @property
     def is_ours(self) -> bool:
@@ -217,15 +217,15 @@ def conversation(descriptor: int, environment: Mapping[str, str]) -> Answers | N
 
 
 def answer(descriptor: int, questions: bytes) -> bytes | None:
-    """All that it says, up to the answer to the last question; None if that does not come. Nothing
-    of it stays behind for whoever reads next."""
-    told, until = b"", time.monotonic() + ANSWER_S
+    """Return the terminal's answers up to the last one; None if that does not come. Nothing is left
+    for later readers."""
+    reply, until = b"", time.monotonic() + ANSWER_S
     os.write(descriptor, HERE + questions)
     try:
         while (left := until - time.monotonic()) > 0 and is_readable(descriptor, left):
-            told += os.read(descriptor, 4096)
-            if ATTRIBUTES.search(told):
-                return told
+            reply += os.read(descriptor, 4096)
+            if ATTRIBUTES.search(reply):
+                return reply
     finally:
         os.write(descriptor, BACK)
         discard_input(descriptor)
@@ -261,26 +261,26 @@ def is_writable(descriptor: int) -> bool:
     return bool(select.select([], [descriptor], [], 0)[1])
 
 
-def name_in(told: bytes) -> str:
-    found = NAME.search(told)
-    return found[1].decode("ascii", "replace").casefold() if found else ""
+def name_in(reply: bytes) -> str:
+    match = NAME.search(reply)
+    return match[1].decode("ascii", "replace").casefold() if match else ""
 
 
-def cell_in(told: bytes) -> tuple[int, int]:
+def cell_in(reply: bytes) -> tuple[int, int]:
     """Width and height."""
-    found = CELL.search(told)
-    return (int(found[2]), int(found[1])) if found else (0, 0)
+    match = CELL.search(reply)
+    return (int(match[2]), int(match[1])) if match else (0, 0)
 
 
-def attributes_in(told: bytes) -> list[str]:
-    """The first says which terminal it is like."""
-    found = ATTRIBUTES.search(told)
-    return found[1].decode().split(";")[1:] if found else []
+def attributes_in(reply: bytes) -> list[str]:
+    """Return the device attributes; the first is the terminal's type."""
+    match = ATTRIBUTES.search(reply)
+    return match[1].decode().split(";")[1:] if match else []
 
 
-def colours_in(told: bytes) -> int:
-    found = COLOURS.search(told)
-    return min(max(int(found[1]), 2), USUAL_COLOURS) if found else USUAL_COLOURS
+def colours_in(reply: bytes) -> int:
+    match = COLOURS.search(reply)
+    return min(max(int(match[1]), 2), USUAL_COLOURS) if match else USUAL_COLOURS
 
 
 def is_between(name: str, environment: Mapping[str, str]) -> bool:
@@ -298,8 +298,8 @@ def may_speak_kitty(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def passes_sixel(environment: Mapping[str, str]) -> bool:
-    """tmux takes them for itself whatever it runs in, and knows whether that shows them, too. Of
-    the others nothing is known."""
+    """Whether sixels pass. tmux handles them itself and knows whether its terminal shows them;
+    other multiplexers are unknown."""
     if "TMUX" not in environment:
         return False
     command = ["tmux", "display-message", "-p", "#{client_termfeatures}"]
@@ -317,8 +317,8 @@ def screen_of(descriptor: int) -> Screen:
     import struct
     import termios
 
-    told = fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8))
-    rows, columns, across, down = struct.unpack("HHHH", told)
+    reply = fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8))
+    rows, columns, across, down = struct.unpack("HHHH", reply)
     if not (rows and columns):
         return Screen(0, 0)
     return Screen(columns, rows, (across // columns, down // rows))

@@ -18,7 +18,7 @@ from sdxl.picture_files import file_of
 from serve.render.terminal import ITERM, KITTY, SIXEL
 
 USUAL_CELL = (10, 20)
-"""pixels; of terminals that do not tell"""
+"""pixels; of terminals that do not report it"""
 LONGEST_SENT = 384
 """Of protocols by which the terminal scales, so that a slow connection has less to carry."""
 MAX_COLOURS = 256
@@ -131,7 +131,8 @@ def palette_of(indexed: Image.Image, count: int) -> bytes:
 
 
 def bands(indices: NDArray[np.uint8]) -> Iterator[bytes]:
-    """Six rows of pixels each: per colour, a character a column, whose bits are its rows."""
+    """Return bands of six rows of pixels: for each colour, one character per column whose bits are
+    its rows."""
     weights = (1 << np.arange(BAND)).astype(np.uint8)
     for top in range(0, len(indices), BAND):
         rows = indices[top : top + BAND]
