@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -116,20 +115,19 @@ def test_the_same_seed_gives_the_same_picture(worker: Worker) -> None:
     assert first == second
 
 
-def test_a_url_is_absolute_and_gives_the_picture(worker: Worker, settings: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with client(worker, **settings) as http:
-            body = {"prompt": PROMPT, "steps": 2, "response_format": "url", "output_format": "jpeg"}
-            (data,) = (await http.post(GENERATE, json=body)).json()["data"]
-            assert data["url"].startswith("http://localhost/v1/results/") and "b64_json" not in data
-            got = await http.get(data["url"])
-            assert got.headers["content-type"] == "image/jpeg"
-            assert read_parameters(got.content)["prompt"] == PROMPT
-            for path in ("/v1/results/nope.png", "/v1/results/..%2F..%2Fetc%2Fpasswd"):
-                missing = await http.get(path)
-                assert missing.status_code == 404 and error_of(missing)
-
-    asyncio.run(scenario())
+async def test_a_url_is_absolute_and_gives_the_picture(
+    worker: Worker, settings: dict[str, Any]
+) -> None:
+    async with client(worker, **settings) as http:
+        body = {"prompt": PROMPT, "steps": 2, "response_format": "url", "output_format": "jpeg"}
+        (data,) = (await http.post(GENERATE, json=body)).json()["data"]
+        assert data["url"].startswith("http://localhost/v1/results/") and "b64_json" not in data
+        got = await http.get(data["url"])
+        assert got.headers["content-type"] == "image/jpeg"
+        assert read_parameters(got.content)["prompt"] == PROMPT
+        for path in ("/v1/results/nope.png", "/v1/results/..%2F..%2Fetc%2Fpasswd"):
+            missing = await http.get(path)
+            assert missing.status_code == 404 and error_of(missing)
 
 
 def test_a_url_without_room_for_it_is_refused_before_any_work(
@@ -200,55 +198,45 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(worker: Worker) -> None:
     assert "secret" not in answer.text
 
 
-def test_models_docs_metrics_and_health(worker: Worker) -> None:
-    async def scenario() -> None:
-        async with client(worker) as http:
-            models = (await http.get("/v1/models")).json()
-            assert models["object"] == "list" and models["data"][0]["id"] == "sdxl-mini"
-            assert (await http.get("/v1/models/sdxl-mini")).json()["object"] == "model"
-            ready, engines = (await http.get("/readyz")).json(), models["data"][0]["engines"]
-            assert ready["status"] == "ready" and "slower" not in ready
-            described = worker.pipeline.engines.description
-            for found in (ready, engines):
-                assert found["backend"] == described.get("backend", "")
-                assert found["precision"] == described.get("precision", "")
-            assert models["data"][0]["images"]["at_once"] == worker.pipeline.engines.buckets[-1]
-            assert "swagger" in (await http.get("/docs")).text
-            await http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
-            page = (await http.get("/metrics")).text
-            assert 'sdxl_http_requests_total{route="/v1/images/generations",status="200"} 1' in page
-            assert 'sdxl_images_total{model="sdxl-mini",outcome="done"}' in page
-            assert re.search(r'^sdxl_engines_info{.*slower="0"} 1.0', page, re.M)
-
-    asyncio.run(scenario())
+async def test_models_docs_metrics_and_health(worker: Worker) -> None:
+    async with client(worker) as http:
+        models = (await http.get("/v1/models")).json()
+        assert models["object"] == "list" and models["data"][0]["id"] == "sdxl-mini"
+        assert (await http.get("/v1/models/sdxl-mini")).json()["object"] == "model"
+        ready, engines = (await http.get("/readyz")).json(), models["data"][0]["engines"]
+        assert ready["status"] == "ready" and "slower" not in ready
+        described = worker.pipeline.engines.description
+        for found in (ready, engines):
+            assert found["backend"] == described.get("backend", "")
+            assert found["precision"] == described.get("precision", "")
+        assert models["data"][0]["images"]["at_once"] == worker.pipeline.engines.buckets[-1]
+        assert "swagger" in (await http.get("/docs")).text
+        await http.post(GENERATE, json={"prompt": PROMPT, "steps": 2})
+        page = (await http.get("/metrics")).text
+        assert 'sdxl_http_requests_total{route="/v1/images/generations",status="200"} 1' in page
+        assert 'sdxl_images_total{model="sdxl-mini",outcome="done"}' in page
+        assert re.search(r'^sdxl_engines_info{.*slower="0"} 1.0', page, re.M)
 
 
-def test_engines_slower_than_the_gpu_s_own_are_in_readiness_and_metrics(
+async def test_engines_slower_than_the_gpu_s_own_are_in_readiness_and_metrics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reason = "tensorrt: no engines to run"
     monkeypatch.setattr("serve.worker.worker.why_slower", lambda description: reason)
-
-    async def scenario() -> None:
-        with running() as slower:
-            async with client(slower) as http:
-                assert (await http.get("/readyz")).json()["slower"] == {"sdxl-mini": reason}
-                page = (await http.get("/metrics")).text
-        assert re.search(r'^sdxl_engines_info{.*slower="1"} 1.0', page, re.M)
-
-    asyncio.run(scenario())
+    with running() as slower:
+        async with client(slower) as http:
+            assert (await http.get("/readyz")).json()["slower"] == {"sdxl-mini": reason}
+            page = (await http.get("/metrics")).text
+    assert re.search(r'^sdxl_engines_info{.*slower="1"} 1.0', page, re.M)
 
 
-def test_the_client_s_request_id_is_kept_if_it_is_harmless(worker: Worker) -> None:
-    async def scenario() -> None:
-        async with client(worker) as http:
-            kept = await http.get("/healthz", headers={"x-request-id": "abc-1_Z"})
-            assert kept.headers["x-request-id"] == "abc-1_Z"
-            for bad in ("a b", "x" * 65, "<script>"):
-                other = await http.get("/healthz", headers={"x-request-id": bad})
-                assert other.headers["x-request-id"].startswith("req_")
-
-    asyncio.run(scenario())
+async def test_the_client_s_request_id_is_kept_if_it_is_harmless(worker: Worker) -> None:
+    async with client(worker) as http:
+        kept = await http.get("/healthz", headers={"x-request-id": "abc-1_Z"})
+        assert kept.headers["x-request-id"] == "abc-1_Z"
+        for bad in ("a b", "x" * 65, "<script>"):
+            other = await http.get("/healthz", headers={"x-request-id": bad})
+            assert other.headers["x-request-id"].startswith("req_")
 
 
 OPEN = ("/healthz", "/readyz", "/v1/results/unknown", "/", "/web/main.js", "/web/nowhere")
@@ -264,39 +252,33 @@ CLOSED = (
 )
 
 
-def test_with_keys_every_route_is_closed_but_the_named_ones(worker: Worker, tmp_path: Path) -> None:
+async def test_with_keys_every_route_is_closed_but_the_named_ones(
+    worker: Worker, tmp_path: Path
+) -> None:
     (tmp_path / "keys").write_text(f"{sha256('right')} ann\n")
-
-    async def scenario() -> None:
-        async with client(worker, keys=str(tmp_path / "keys")) as http:
-            for path in CLOSED:
-                for header in ("", "Bearer wrong", "Basic right", "right"):
-                    answer = await http.get(path, headers={"authorization": header})
-                    assert answer.status_code == 401, path
-                    assert error_of(answer)["type"] == "authentication_error"
-            for path in OPEN:
-                assert (await http.get(path)).status_code != 401, path
-            right = ("authorization", "Bearer right")
-            assert (await http.get("/v1/models", headers=[right])).status_code == 200
-            for other in (right, ("authorization", "Bearer wrong")):
-                answer = await http.get("/v1/models", headers=[other, right])
-                assert (answer.status_code, error_of(answer)["param"]) == (400, "Authorization")
-
-    asyncio.run(scenario())
+    async with client(worker, keys=str(tmp_path / "keys")) as http:
+        for path in CLOSED:
+            for header in ("", "Bearer wrong", "Basic right", "right"):
+                answer = await http.get(path, headers={"authorization": header})
+                assert answer.status_code == 401, path
+                assert error_of(answer)["type"] == "authentication_error"
+        for path in OPEN:
+            assert (await http.get(path)).status_code != 401, path
+        right = ("authorization", "Bearer right")
+        assert (await http.get("/v1/models", headers=[right])).status_code == 200
+        for other in (right, ("authorization", "Bearer wrong")):
+            answer = await http.get("/v1/models", headers=[other, right])
+            assert (answer.status_code, error_of(answer)["param"]) == (400, "Authorization")
 
 
-def test_a_key_s_rate_is_a_429_that_says_when(worker: Worker, tmp_path: Path) -> None:
+async def test_a_key_s_rate_is_a_429_that_says_when(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{sha256('right')} ann 2\n")
-
-    async def scenario() -> None:
-        async with client(worker, key="right", keys=str(tmp_path / "keys")) as http:
-            body = {"prompt": PROMPT, "steps": 1, "n": 2}
-            assert (await http.post(GENERATE, json=body)).status_code == 200
-            answer = await http.post(GENERATE, json=body)
-            assert answer.status_code == 429 and 50 <= int(answer.headers["retry-after"]) <= 60
-            assert error_of(answer)["type"] == "rate_limit_error"
-
-    asyncio.run(scenario())
+    async with client(worker, key="right", keys=str(tmp_path / "keys")) as http:
+        body = {"prompt": PROMPT, "steps": 1, "n": 2}
+        assert (await http.post(GENERATE, json=body)).status_code == 200
+        answer = await http.post(GENERATE, json=body)
+        assert answer.status_code == 429 and 50 <= int(answer.headers["retry-after"]) <= 60
+        assert error_of(answer)["type"] == "rate_limit_error"
 
 
 def test_the_documentation_says_what_one_event_of_a_stream_is(worker: Worker) -> None:

@@ -140,18 +140,15 @@ def test_a_wrong_method_is_told_all_that_the_path_has(worker: Worker) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
 
-def test_a_body_is_bounded_whether_it_says_its_length_or_not(worker: Worker) -> None:
+async def test_a_body_is_bounded_whether_it_says_its_length_or_not(worker: Worker) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b" " * 1024
 
-    async def scenario() -> None:
-        async with client(worker, max_body_bytes=4096) as http:
-            for content in (b" " * 5000, chunks()):
-                answer = await http.post(GENERATE, content=content)
-                assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
-
-    asyncio.run(scenario())
+    async with client(worker, max_body_bytes=4096) as http:
+        for content in (b" " * 5000, chunks()):
+            answer = await http.post(GENERATE, content=content)
+            assert answer.status_code == 413 and error_of(answer)["code"] == "body_too_large"
 
 
 def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
@@ -163,8 +160,8 @@ def test_a_body_that_does_not_arrive_is_a_408(worker: Worker) -> None:
     assert answer.status_code == 408 and error_of(answer)["code"] == "body_timeout"
 
 
-def test_what_cannot_make_its_deadline_is_a_429_with_retry_after() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_what_cannot_make_its_deadline_is_a_429_with_retry_after() -> None:
+    with running(fake_pipeline(tick_s=0.02)) as worker:
         body = {"prompt": PROMPT, "steps": 100}
         async with client(worker) as http:
             by_field = await http.post(GENERATE, json={**body, "deadline_s": 0.2})
@@ -180,9 +177,6 @@ def test_what_cannot_make_its_deadline_is_a_429_with_retry_after() -> None:
             assert answer.status_code == 429 and error_of(answer)["code"] == "overloaded"
             assert 1 <= int(answer.headers["retry-after"]) <= 30
         assert [answer.status_code for answer in bad] == [400] * 5
-
-    with running(fake_pipeline(tick_s=0.02)) as worker:
-        asyncio.run(scenario(worker))
 
 
 def test_a_deadline_is_capped_by_the_server() -> None:
@@ -211,19 +205,16 @@ def test_what_nobody_foresaw_is_a_500_that_keeps_its_secrets(
     assert "secret" not in answer.text
 
 
-def test_until_it_is_ready_it_says_503() -> None:
-    async def scenario() -> None:
-        async with client(Worker(fake_pipeline())) as http:
-            assert (await http.get("/healthz")).status_code == 200
-            for answer in (
-                await http.get("/readyz"),
-                await http.get("/v1/models"),
-                await http.post(GENERATE, json={"prompt": PROMPT}),
-            ):
-                assert answer.status_code == 503 and error_of(answer)["code"] == "starting"
-                assert int(answer.headers["retry-after"]) >= 1
-
-    asyncio.run(scenario())
+async def test_until_it_is_ready_it_says_503() -> None:
+    async with client(Worker(fake_pipeline())) as http:
+        assert (await http.get("/healthz")).status_code == 200
+        for answer in (
+            await http.get("/readyz"),
+            await http.get("/v1/models"),
+            await http.post(GENERATE, json={"prompt": PROMPT}),
+        ):
+            assert answer.status_code == 503 and error_of(answer)["code"] == "starting"
+            assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_a_problem_survives_pickling() -> None:

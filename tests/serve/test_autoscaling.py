@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from serve.fleet.autoscaling import ByQueueTime, by_busy, how_many
-from serve.worker.worker import Worker
 from tests.serve.workers import begun, fake_pipeline, order, picture_of, running, widen
 
 
@@ -63,19 +62,15 @@ def test_without_an_upper_bound_there_are_always_the_fewest() -> None:
     assert how_many(2, 0, by_busy) == {"num_replicas": 2}
 
 
-def test_a_worker_tells_how_busy_it_is_and_how_long_its_queue() -> None:
-    async def scenario(worker: Worker) -> tuple[float, float]:
-        async with begun(worker, order(steps=500, wants_progress=True)):
-            waiting = [asyncio.create_task(picture_of(worker, order(seed=i))) for i in range(4)]
-            while len(worker._started().denoiser.waiting) < 4:
-                await asyncio.sleep(0.01)
-            told = worker.outlook()
-        await asyncio.gather(*waiting)
-        return told.busy, told.queue_s / told.each_s
-
+async def test_a_worker_tells_how_busy_it_is_and_how_long_its_queue() -> None:
     with running(fake_pipeline(tick_s=0.005, buckets=(1, 2))) as worker:
         widen(worker, rows=2)
         idle = worker.outlook()
-        busy, waiting = asyncio.run(scenario(worker))
+        async with begun(worker, order(steps=500, wants_progress=True)):
+            tasks = [asyncio.create_task(picture_of(worker, order(seed=i))) for i in range(4)]
+            while len(worker._started().denoiser.waiting) < 4:
+                await asyncio.sleep(0.01)
+            full = worker.outlook()
+        await asyncio.gather(*tasks)
     assert (idle.busy, idle.queue_s) == (0.0, 0.0)
-    assert busy == 1.0 and waiting == pytest.approx(4)
+    assert full.busy == 1.0 and full.queue_s / full.each_s == pytest.approx(4)

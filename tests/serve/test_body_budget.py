@@ -57,38 +57,29 @@ async def chunks(size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-def test_a_body_beyond_the_budget_is_a_503_until_another_request_ends(
+async def test_a_body_beyond_the_budget_is_a_503_until_another_request_ends(
     worker: Worker, is_declared: bool
 ) -> None:
     content = {"content-length": str(SIZE)} if is_declared else {}
-
-    async def scenario() -> None:
-        async with client(worker, **TWO_BODIES) as http:
-            async with uploads(http, "", "", **content):
-                refused = await http.post(GENERATE, content=b" " * 20)
-                assert (refused.status_code, error_of(refused)["code"]) == (503, "bodies_full")
-                assert int(refused.headers["retry-after"]) >= 1
-                assert (await http.get("/healthz")).status_code == 200
-            for _ in range(3):
-                after = await http.post(GENERATE, content=chunks(SIZE))
-                assert after.status_code == 400, after.text
-
-    asyncio.run(scenario())
+    async with client(worker, **TWO_BODIES) as http:
+        async with uploads(http, "", "", **content):
+            refused = await http.post(GENERATE, content=b" " * 20)
+            assert (refused.status_code, error_of(refused)["code"]) == (503, "bodies_full")
+            assert int(refused.headers["retry-after"]) >= 1
+            assert (await http.get("/healthz")).status_code == 200
+        for _ in range(3):
+            after = await http.post(GENERATE, content=chunks(SIZE))
+            assert after.status_code == 400, after.text
 
 
-def test_one_key_holds_at_most_half(worker: Worker, tmp_path: Path) -> None:
+async def test_one_key_holds_at_most_half(worker: Worker, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("".join(f"{sha256(key)} {key}\n" for key in "ab"))
-
-    async def scenario() -> None:
-        async with client(worker, keys=str(keys), **TWO_BODIES) as http, uploads(http, "a"):
-            statuses = [
-                (await http.post(GENERATE, content=b"  ", headers=by(key))).status_code
-                for key in "ab"
-            ]
-        assert statuses == [503, 400]
-
-    asyncio.run(scenario())
+    async with client(worker, keys=str(keys), **TWO_BODIES) as http, uploads(http, "a"):
+        statuses = [
+            (await http.post(GENERATE, content=b"  ", headers=by(key))).status_code for key in "ab"
+        ]
+    assert statuses == [503, 400]
 
 
 def test_the_budget_has_room_for_two_of_the_largest_bodies() -> None:

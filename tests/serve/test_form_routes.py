@@ -90,25 +90,20 @@ def test_what_cannot_be_counted_is_said(short: Worker, body: Any, status: int, p
     assert error_of(answer)["param"] == param
 
 
-def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short: Worker) -> None:
-    async def scenario() -> None:
-        async with client(short) as http:
-            told = (await http.get(EXAMPLES)).json()["data"]
-            pictures, others = told[: len(form_routes.EMBEDDED)], told[len(form_routes.EMBEDDED) :]
-            assert [each["prompt"] for each in pictures] == list(form_routes.EMBEDDED)
-            for each in pictures[:2]:
-                asked = {"prompt": each["prompt"], "seed": each["seed"]}
-                (data,) = (await http.post(GENERATE, json=asked)).json()["data"]
-                assert data["b64_json"] == each["b64_json"]
-                assert read_parameters(base64.b64decode(each["b64_json"]))["seed"] == each["seed"]
-            assert len(others) == form_routes.MORE and all(
-                list(each) == ["prompt"] for each in others
-            )
-            for each in told:
-                facts = (await http.post(PROMPTS, json={"prompt": each["prompt"]})).json()
-                assert facts["unknown_words"] == []
-
-    asyncio.run(scenario())
+async def test_examples_are_the_pictures_that_their_prompts_and_seeds_give(short: Worker) -> None:
+    async with client(short) as http:
+        told = (await http.get(EXAMPLES)).json()["data"]
+        pictures, others = told[: len(form_routes.EMBEDDED)], told[len(form_routes.EMBEDDED) :]
+        assert [each["prompt"] for each in pictures] == list(form_routes.EMBEDDED)
+        for each in pictures[:2]:
+            asked = {"prompt": each["prompt"], "seed": each["seed"]}
+            (data,) = (await http.post(GENERATE, json=asked)).json()["data"]
+            assert data["b64_json"] == each["b64_json"]
+            assert read_parameters(base64.b64decode(each["b64_json"]))["seed"] == each["seed"]
+        assert len(others) == form_routes.MORE and all(list(each) == ["prompt"] for each in others)
+        for each in told:
+            facts = (await http.post(PROMPTS, json={"prompt": each["prompt"]})).json()
+            assert facts["unknown_words"] == []
 
 
 class Counting(Worker):
@@ -132,15 +127,12 @@ def counting() -> Iterator[Counting]:
     worker.close()
 
 
-def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
-    async def scenario() -> None:
-        async with client(counting) as http:
-            answers = await asyncio.gather(*(http.get(EXAMPLES) for _ in range(5)))
-            answers.append(await http.get(EXAMPLES, params={"model": "sdxl-mini"}))
-            assert len({answer.content for answer in answers}) == 1
-            assert counting.orders == len(form_routes.EMBEDDED)
-
-    asyncio.run(scenario())
+async def test_examples_are_made_once_however_many_ask(counting: Counting) -> None:
+    async with client(counting) as http:
+        answers = await asyncio.gather(*(http.get(EXAMPLES) for _ in range(5)))
+        answers.append(await http.get(EXAMPLES, params={"model": "sdxl-mini"}))
+        assert len({answer.content for answer in answers}) == 1
+        assert counting.orders == len(form_routes.EMBEDDED)
 
 
 def test_examples_that_could_not_be_made_are_made_when_asked_for_again(counting: Counting) -> None:
@@ -165,11 +157,8 @@ def test_who_leaves_before_the_examples_are_made_spoils_them_for_nobody(tmp_path
         assert sum("b64_json" in each for each in told) == len(form_routes.EMBEDDED)
 
 
-def test_of_a_model_that_nobody_here_knows_there_are_only_words(short: Worker) -> None:
-    async def scenario() -> None:
-        settings = ServeSettings(models=({"model": "elsewhere/sdxl-base"},))
-        async with client_of(create_app([short], settings)) as http:
-            data = (await http.get(EXAMPLES)).json()["data"]
-            assert data == [{"prompt": prompt} for prompt in form_routes.ANY]
-
-    asyncio.run(scenario())
+async def test_of_a_model_that_nobody_here_knows_there_are_only_words(short: Worker) -> None:
+    settings = ServeSettings(models=({"model": "elsewhere/sdxl-base"},))
+    async with client_of(create_app([short], settings)) as http:
+        data = (await http.get(EXAMPLES)).json()["data"]
+        assert data == [{"prompt": prompt} for prompt in form_routes.ANY]

@@ -13,7 +13,6 @@ from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline
 from sdxl.work import standard_images
 from serve.errors import Problem
-from serve.orders import Done
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.sdxl.flights import EMBEDDING, launched_groups
@@ -29,15 +28,11 @@ def worker() -> Iterator[Worker]:
         yield found
 
 
-def test_every_image_is_promised_and_run_as_one_row(worker: Worker) -> None:
+async def test_every_image_is_promised_and_run_as_one_row(worker: Worker) -> None:
     widen(worker, 8)
     asked = [order(seed=i, steps=8, guidance=(1.0, 5.0)[i % 2]) for i in range(8)]
-
-    async def all_of() -> list[Done]:
-        return list(await asyncio.gather(*(picture_of(worker, each) for each in asked)))
-
     with launched_groups() as groups:
-        done = asyncio.run(all_of())
+        done = await asyncio.gather(*(picture_of(worker, each) for each in asked))
     assert len({each.image for each in done}) == len(asked)
     assert all(group.bucket <= 2 * len(group.ids) for group in groups)
     assert max(len(group.ids) for group in groups) > BUCKETS[-1] // 2, (

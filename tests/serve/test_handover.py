@@ -136,42 +136,34 @@ def test_a_request_of_the_same_id_that_ends_takes_no_other_from_its_front(
     assert sorted(paths) == ["/long", "/short"] and not known.holders
 
 
-def test_an_answer_that_has_begun_is_not_begun_again() -> None:
+async def test_an_answer_that_has_begun_is_not_begun_again() -> None:
     fronts = Fronts(breaks_off, answers)
     messages: list[Message] = []
+    body = iter(ASKED)
 
-    async def scenario() -> None:
-        body = iter(ASKED)
+    async def receive() -> Message:
+        return next(body)
 
-        async def receive() -> Message:
-            return next(body)
+    async def send(message: Message) -> None:
+        messages.append(message)
 
-        async def send(message: Message) -> None:
-            messages.append(message)
-
-        scope = {"type": "http", "headers": [], "method": "POST", "path": "/"}
-        await Handover(fronts, fronts.known)(scope, receive, send)
-
-    asyncio.run(scenario())
+    scope = {"type": "http", "headers": [], "method": "POST", "path": "/"}
+    await Handover(fronts, fronts.known)(scope, receive, send)
     assert len(fronts.asked) == 1 and messages[-1]["body"] == b"you"
 
 
-def test_a_client_that_has_left_is_not_asked_for_again() -> None:
+async def test_a_client_that_has_left_is_not_asked_for_again() -> None:
     fronts = Fronts(hangs, answers)
+    body = iter(ASKED)
 
-    async def scenario() -> None:
-        body = iter(ASKED)
+    async def receive() -> Message:
+        return next(body, ASKED[-1])
 
-        async def receive() -> Message:
-            return next(body, ASKED[-1])
+    async def send(message: Message) -> None:
+        raise AssertionError("nobody reads it")
 
-        async def send(message: Message) -> None:
-            raise AssertionError("nobody reads it")
-
-        scope = {"type": "http", "headers": [], "method": "POST", "path": "/"}
-        await Handover(fronts, fronts.known)(scope, receive, send)
-
-    asyncio.run(scenario())
+    scope = {"type": "http", "headers": [], "method": "POST", "path": "/"}
+    await Handover(fronts, fronts.known)(scope, receive, send)
     assert len(fronts.asked) == 1
 
 

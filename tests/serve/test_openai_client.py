@@ -89,18 +89,15 @@ def test_it_streams_partial_images(client: openai.OpenAI) -> None:
     assert last.type == "image_generation.completed" and last.usage.total_tokens == 77
 
 
-def test_the_asynchronous_client_works_too(server: tuple[str, Worker]) -> None:
-    async def scenario() -> None:
-        url = f"{server[0]}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
-            calls = [
-                client.images.generate(prompt=PROMPT, extra_body={"steps": 4, "seed": i})
-                for i in range(8)
-            ]
-            seeds = [a.data[0].model_extra["seed"] for a in await asyncio.gather(*calls)]  # type: ignore[index]
-            assert seeds == list(range(8))
-
-    asyncio.run(scenario())
+async def test_the_asynchronous_client_works_too(server: tuple[str, Worker]) -> None:
+    url = f"{server[0]}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+        calls = [
+            client.images.generate(prompt=PROMPT, extra_body={"steps": 4, "seed": i})
+            for i in range(8)
+        ]
+        seeds = [a.data[0].model_extra["seed"] for a in await asyncio.gather(*calls)]  # type: ignore[index]
+        assert seeds == list(range(8))
 
 
 ERRORS: dict[str, tuple[type[openai.APIStatusError], dict[str, Any]]] = {

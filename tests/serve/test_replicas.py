@@ -137,14 +137,10 @@ def test_ray_s_own_errors_become_ours(error: Exception, status: int) -> None:
     assert caught.value.status == status
 
 
-def test_leaving_cancels_the_call() -> None:
+async def test_leaving_cancels_the_call() -> None:
     handle = Handle([Queued(0)])
-
-    async def scenario() -> None:
-        async with aclosing(Replicas(handle).generate(ORDER)) as updates:
-            assert isinstance(await anext(updates), Queued)
-
-    asyncio.run(scenario())
+    async with aclosing(Replicas(handle).generate(ORDER)) as updates:
+        assert isinstance(await anext(updates), Queued)
     assert handle.answers[0].is_cancelled
 
 
@@ -165,22 +161,18 @@ def test_the_card_is_that_of_any_replica_alive() -> None:
 @pytest.mark.parametrize(
     ("first", "status"), [(Problem(429, code="overloaded"), 429), (DIED, 408)], ids=str
 )
-def test_a_replica_refuses_what_has_no_time_and_nobody_tries_it_again(
+async def test_a_replica_refuses_what_has_no_time_and_nobody_tries_it_again(
     first: Exception, status: int
 ) -> None:
     handle = Handle([first])
-
-    async def scenario() -> None:
+    with pytest.raises(Problem) as caught:
         late = ImageOrder(ORDER.params, deadline_s=0)
         async for _ in Replicas(handle).generate(late):
             pass
-
-    with pytest.raises(Problem) as caught:
-        asyncio.run(scenario())
     assert caught.value.status == status and len(handle.asked) == 1
 
 
-def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> None:
+async def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> None:
     """So anyio cancels, in which Starlette streams."""
     ended = []
 
@@ -197,13 +189,10 @@ def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to() -> No
             async for _ in heard:
                 pass
 
-    async def scenario() -> None:
-        async with anyio.create_task_group() as group:
-            group.start_soon(listen, talk())
-            await asyncio.sleep(0.05)
-            group.cancel_scope.cancel()
-
-    asyncio.run(scenario())
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen, talk())
+        await asyncio.sleep(0.05)
+        group.cancel_scope.cancel()
     assert ended == ["talk"]
 
 
@@ -322,27 +311,23 @@ def test_a_card_is_asked_of_another_where_one_does_not_answer(
     assert asyncio.run(Replicas(Handle([], [CARD])).card()) == CARD
 
 
-def test_a_known_card_is_believed_for_a_while_but_does_not_make_it_ready(
+async def test_a_known_card_is_believed_for_a_while_but_does_not_make_it_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replicas, "CARD_AGE_S", 0.0)
-
-    async def scenario() -> None:
-        lost = [[DIED]] * (2 * ATTEMPTS)
-        fleet = Replicas(Handle([CARD], *lost))
-        assert await fleet.ready() == CARD
-        assert await fleet.card() == CARD
-        with pytest.raises(Problem) as caught:
-            await fleet.ready()
-        assert caught.value.status == 503 and await fleet.card() == CARD
-        monkeypatch.setattr(replicas, "CARD_STALE_S", 0.0)
-        with pytest.raises(Problem):
-            await fleet.card()
-
-    asyncio.run(scenario())
+    lost = [[DIED]] * (2 * ATTEMPTS)
+    fleet = Replicas(Handle([CARD], *lost))
+    assert await fleet.ready() == CARD
+    assert await fleet.card() == CARD
+    with pytest.raises(Problem) as caught:
+        await fleet.ready()
+    assert caught.value.status == 503 and await fleet.card() == CARD
+    monkeypatch.setattr(replicas, "CARD_STALE_S", 0.0)
+    with pytest.raises(Problem):
+        await fleet.card()
 
 
-def test_the_source_of_an_edit_is_stored_once_for_all_pictures_of_a_request(
+async def test_the_source_of_an_edit_is_stored_once_for_all_pictures_of_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stored: list[object] = []
@@ -356,13 +341,9 @@ def test_the_source_of_an_edit_is_stored_once_for_all_pictures_of_a_request(
     orders = [replace(ORDER, source=source) for _ in range(10)]
     handle = Handle(*[[Queued(0), done(ORDER)]] * len(orders))
     model = Replicas(handle)
-
-    async def all_pictures() -> None:
-        for order in orders:
-            async with aclosing(model.generate(order)) as updates:
-                assert isinstance([update async for update in updates][-1], Done)
-
-    asyncio.run(all_pictures())
+    for order in orders:
+        async with aclosing(model.generate(order)) as updates:
+            assert isinstance([update async for update in updates][-1], Done)
     assert stored == [source]
     sent = list(zip(handle.asked[::2], handle.asked[1::2], strict=True))
     assert all(order.source is None and reference == 1 for order, reference in sent)

@@ -58,32 +58,26 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Router:
     return Router(Asked("a"), Asked("b"))
 
 
-def test_one_that_leaves_is_asked_until_it_has_finished(router: Router) -> None:
-    async def scenario() -> None:
-        router._liveness.took("order", "a")
-        await passes(router, 3)
-        leaving = router.running.pop("a")
-        before = leaving.count
-        await passes(router, 5)
-        assert leaving.count > before, "nobody asks it any more"
-        assert router._liveness.count == 1
-        router._liveness.left("order")
-        await passes(router, 1)
-        before = leaving.count
-        await passes(router, 5)
-        assert leaving.count == before, "it has finished and is asked all the same"
-
-    asyncio.run(scenario())
+async def test_one_that_leaves_is_asked_until_it_has_finished(router: Router) -> None:
+    router._liveness.took("order", "a")
+    await passes(router, 3)
+    leaving = router.running.pop("a")
+    before = leaving.count
+    await passes(router, 5)
+    assert leaving.count > before, "nobody asks it any more"
+    assert router._liveness.count == 1
+    router._liveness.left("order")
+    await passes(router, 1)
+    before = leaving.count
+    await passes(router, 5)
+    assert leaving.count == before, "it has finished and is asked all the same"
 
 
-def test_one_that_has_left_and_takes_no_questions_is_forgotten(router: Router) -> None:
-    async def scenario() -> None:
-        router._liveness.took("order", "a")
-        await passes(router, 3)
-        leaving = router.running.pop("a")
-        leaving.fails = True
-        await passes(router, 5)
-        assert router._liveness.unheard_s("a") == 0 and not router._liveness.is_silent("a")
-        assert not any(id_.unique_id == "a" for id_ in router._known)
-
-    asyncio.run(scenario())
+async def test_one_that_has_left_and_takes_no_questions_is_forgotten(router: Router) -> None:
+    router._liveness.took("order", "a")
+    await passes(router, 3)
+    leaving = router.running.pop("a")
+    leaving.fails = True
+    await passes(router, 5)
+    assert router._liveness.unheard_s("a") == 0 and not router._liveness.is_silent("a")
+    assert not any(id_.unique_id == "a" for id_ in router._known)

@@ -118,20 +118,17 @@ def test_an_unknown_model_is_a_404_that_lists_what_there_is(
     assert error_of(answer)["message"] == message
 
 
-def test_every_list_of_models_has_them_all(workers: list[Worker]) -> None:
-    async def scenario() -> None:
-        async with served(workers) as http:
-            listed = (await http.get("/v1/models")).json()["data"]
-            assert [model["id"] for model in listed] == ["sdxl-mini", "other"]
-            assert all(model["images"]["presets"] for model in listed)
-            assert (await http.get("/v1/models/mini")).json()["id"] == "sdxl-mini"
-            ready = (await http.get("/readyz")).json()
-            assert ready["models"] == {"sdxl-mini": "ready", "other": "ready"}
-            assert ready["model"] == "sdxl-mini"
-            infos = (await http.get("/v1/metadata")).json()["modelInfo"]
-            assert [info["shortName"] for info in infos] == ["sdxl-mini", "other"]
-
-    asyncio.run(scenario())
+async def test_every_list_of_models_has_them_all(workers: list[Worker]) -> None:
+    async with served(workers) as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["sdxl-mini", "other"]
+        assert all(model["images"]["presets"] for model in listed)
+        assert (await http.get("/v1/models/mini")).json()["id"] == "sdxl-mini"
+        ready = (await http.get("/readyz")).json()
+        assert ready["models"] == {"sdxl-mini": "ready", "other": "ready"}
+        assert ready["model"] == "sdxl-mini"
+        infos = (await http.get("/v1/metadata")).json()["modelInfo"]
+        assert [info["shortName"] for info in infos] == ["sdxl-mini", "other"]
 
 
 def test_metrics_tell_the_models_apart(workers: list[Worker]) -> None:
@@ -167,34 +164,30 @@ def test_a_model_has_limits_of_its_own(workers: list[Worker]) -> None:
         assert answer.status_code == 200, answer.text
 
 
-def test_a_client_of_webui_chooses_by_its_checkpoint(workers: list[Worker]) -> None:
+async def test_a_client_of_webui_chooses_by_its_checkpoint(workers: list[Worker]) -> None:
     txt2img, options = "/sdapi/v1/txt2img", "/sdapi/v1/options"
     body = {"prompt": PROMPT, "steps": 2}
+    async with served(workers, sdapi=True, aliases=ALIASES) as http:
 
-    async def scenario() -> None:
-        async with served(workers, sdapi=True, aliases=ALIASES) as http:
+        async def made(**more: Any) -> Any:
+            told = (await http.post(txt2img, json=body | more)).json()
+            named = json.loads(told["info"])["sd_model_name"]
+            assert named == painter(told["images"][0])
+            return named
 
-            async def made(**more: Any) -> Any:
-                told = (await http.post(txt2img, json=body | more)).json()
-                named = json.loads(told["info"])["sd_model_name"]
-                assert named == painter(told["images"][0])
-                return named
-
-            titles = [m["title"] for m in (await http.get("/sdapi/v1/sd-models")).json()]
-            assert titles == ["sdxl-mini.safetensors", "other.safetensors"]
-            assert await made() == "sdxl-mini"
-            chosen = {"sd_model_checkpoint": "other.safetensors"}
-            assert await made(override_settings=chosen) == "other"
-            assert await made() == "sdxl-mini", "that held for one request"
-            assert (await http.post(options, json=chosen)).status_code == 200
-            told = (await http.get(options)).json()
-            assert told["sd_model_checkpoint"] == "other.safetensors"
-            assert await made() == "other"
-            assert await made(override_settings={"sd_model_checkpoint": "dall-e-3"}) == "sdxl-mini"
-            refused = await http.post(options, json={"sd_model_checkpoint": "juggernaut"})
-            assert error_of(refused)["message"].endswith("here are 'sdxl-mini', 'other'.")
-
-    asyncio.run(scenario())
+        titles = [m["title"] for m in (await http.get("/sdapi/v1/sd-models")).json()]
+        assert titles == ["sdxl-mini.safetensors", "other.safetensors"]
+        assert await made() == "sdxl-mini"
+        chosen = {"sd_model_checkpoint": "other.safetensors"}
+        assert await made(override_settings=chosen) == "other"
+        assert await made() == "sdxl-mini", "that held for one request"
+        assert (await http.post(options, json=chosen)).status_code == 200
+        told = (await http.get(options)).json()
+        assert told["sd_model_checkpoint"] == "other.safetensors"
+        assert await made() == "other"
+        assert await made(override_settings={"sd_model_checkpoint": "dall-e-3"}) == "sdxl-mini"
+        refused = await http.post(options, json={"sd_model_checkpoint": "juggernaut"})
+        assert error_of(refused)["message"].endswith("here are 'sdxl-mini', 'other'.")
 
 
 # -- one of them away -----------------------------------------------------------------------
@@ -224,25 +217,22 @@ class Away(ImageBackend):
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_one_that_is_away_keeps_nobody_from_the_others(
+async def test_one_that_is_away_keeps_nobody_from_the_others(
     workers: list[Worker], is_silent: bool
 ) -> None:
-    async def scenario() -> None:
-        app = create_app([Away(is_silent), workers[1]], ServeSettings(models=TABLES))
-        async with client_of(app) as http, asyncio.timeout(10 * PATIENCE_S):
-            listed = (await http.get("/v1/models")).json()["data"]
-            assert [model["id"] for model in listed] == ["other"]
-            body = {"prompt": PROMPT, "steps": 2}
-            made = await http.post(GENERATE, json=body | {"model": "other"})
-            assert made.status_code == 200
-            if not is_silent:
-                assert (await http.post(GENERATE, json=body)).status_code == 503
-            assert (await http.get("/metrics")).status_code == 200
-
-    asyncio.run(scenario())
+    app = create_app([Away(is_silent), workers[1]], ServeSettings(models=TABLES))
+    async with client_of(app) as http, asyncio.timeout(10 * PATIENCE_S):
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["other"]
+        body = {"prompt": PROMPT, "steps": 2}
+        made = await http.post(GENERATE, json=body | {"model": "other"})
+        assert made.status_code == 200
+        if not is_silent:
+            assert (await http.post(GENERATE, json=body)).status_code == 503
+        assert (await http.get("/metrics")).status_code == 200
 
 
-def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[Worker]) -> None:
+async def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[Worker]) -> None:
     now_s, away = 0.0, Away(False)
     gone: ImageBackend = away
 
@@ -250,27 +240,23 @@ def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[Worker]
         async def ready(self) -> ModelCard:
             return await gone.ready()
 
-    async def scenario() -> None:
-        nonlocal gone, now_s
-        models = ServedModels(ServeSettings(models=TABLES), [workers[0], Second()], lambda: now_s)  # type: ignore[list-item]
+    models = ServedModels(ServeSettings(models=TABLES), [workers[0], Second()], lambda: now_s)  # type: ignore[list-item]
 
-        async def states() -> list[str]:
-            return [type(said).__name__ for _, said in await models.ready()]
+    async def states() -> list[str]:
+        return [type(said).__name__ for _, said in await models.ready()]
 
-        with pytest.raises(Problem, match="loading"):
-            await states()
-        gone = workers[1]
-        assert await states() == ["ModelCard", "ModelCard"]
-        gone = away
-        assert await states() == ["ModelCard", "Problem"], "it was there"
+    with pytest.raises(Problem, match="loading"):
+        await states()
+    gone = workers[1]
+    assert await states() == ["ModelCard", "ModelCard"]
+    gone = away
+    assert await states() == ["ModelCard", "Problem"], "it was there"
 
-        fresh = ServedModels(ServeSettings(models=TABLES), [workers[0], away], lambda: now_s)
-        now_s += START_S
-        assert [type(said).__name__ for _, said in await fresh.ready()] == ["ModelCard", "Problem"]
-        with pytest.raises(Problem):
-            await ServedModels(ServeSettings(models=TABLES), [away, away], lambda: now_s).ready()
-
-    asyncio.run(scenario())
+    fresh = ServedModels(ServeSettings(models=TABLES), [workers[0], away], lambda: now_s)
+    now_s += START_S
+    assert [type(said).__name__ for _, said in await fresh.ready()] == ["ModelCard", "Problem"]
+    with pytest.raises(Problem):
+        await ServedModels(ServeSettings(models=TABLES), [away, away], lambda: now_s).ready()
 
 
 def test_a_replica_whose_place_has_another_model_makes_nothing_for_it(

@@ -78,7 +78,7 @@ def test_progress_and_previews_go_through_both_legs() -> None:
 
 
 @pytest.mark.parametrize("ends", ["done", "leaves", "fails"])
-def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str) -> None:
+async def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str) -> None:
     """Who comes meanwhile is promised the time after it."""
     pipeline = fake_pipeline()
     at_encoder, may_go_on = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str)
         at_encoder.set()
         assert may_go_on.wait(20)
 
-    async def scenario(worker: Worker) -> None:
+    with running(pipeline) as worker:
         encoder, denoiser = fake(pipeline, "vae_encoder"), worker._started().denoiser
         encoder.on_call = wait
         encoder.fault = RuntimeError("no encoder") if ends == "fails" else None
@@ -105,9 +105,6 @@ def test_between_its_legs_a_picture_is_still_counted_and_then_no_more(ends: str)
         await picture_of(worker, order())
         assert denoiser.here == () and worker.is_idle
         assert not denoiser._coming and not denoiser.loop._images
-
-    with running(pipeline) as worker:
-        asyncio.run(scenario(worker))
 
 
 @pytest.mark.parametrize(

@@ -71,33 +71,27 @@ def test_progress_and_previews_come_in_order() -> None:
     assert all(0 <= eta < 5 for eta in etas) and etas[-1] <= etas[0]
 
 
-def test_many_share_calls_and_each_gets_its_own_picture() -> None:
-    async def all_of(worker: Worker) -> list[Done]:
-        asked = [order(f"ring {i}", seed=i, steps=3 + i % 3) for i in range(12)]
-        return list(await asyncio.gather(*(picture_of(worker, o) for o in asked)))
-
+async def test_many_share_calls_and_each_gets_its_own_picture() -> None:
     with running(fake_pipeline(tick_s=0.005)) as worker:
         widen(worker, rows=4)
-        done = asyncio.run(all_of(worker))
+        asked = [order(f"ring {i}", seed=i, steps=3 + i % 3) for i in range(12)]
+        done = await asyncio.gather(*(picture_of(worker, o) for o in asked))
         sizes = {call["sample"][0] for call in fake(worker.pipeline, "unet_deep").calls[20:]}
     assert [d.params.seed for d in done] == list(range(12))
     assert len({d.image for d in done}) == 12
     assert 4 in sizes, f"calls of {sizes} rows, needed some of 4"
 
 
-def test_cancelling_frees_the_slot_within_a_tick() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_cancelling_frees_the_slot_within_a_tick() -> None:
+    with running(fake_pipeline(tick_s=0.02)) as worker:
         async with begun(worker, order(steps=500, wants_progress=True)):
             assert len(flights(worker)) == 1
         await asyncio.sleep(0.1)
         assert flights(worker) == () and worker.is_idle
 
-    with running(fake_pipeline(tick_s=0.02)) as worker:
-        asyncio.run(scenario(worker))
 
-
-def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
-    async def scenario(worker: Worker) -> None:
+async def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
+    with running() as worker:
         denoiser, pipeline = worker._started().denoiser, worker.pipeline
         params = pipeline.resolve(order(steps=500).params)
         rows = pipeline.tokenize(params)
@@ -113,11 +107,8 @@ def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
         await picture_of(worker, order(steps=6))
         assert worker.steps_taken == before + 6
 
-    with running() as worker:
-        asyncio.run(scenario(worker))
 
-
-def test_five_hundred_who_leave_take_nothing_with_them() -> None:
+async def test_five_hundred_who_leave_take_nothing_with_them() -> None:
     async def leave(worker: Worker, i: int) -> None:
         task = asyncio.create_task(updates_of(worker, order(seed=i, steps=50)))
         await asyncio.sleep(0.002 * (i % 7))
@@ -125,14 +116,11 @@ def test_five_hundred_who_leave_take_nothing_with_them() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def scenario(worker: Worker) -> Done:
-        for start in range(0, 500, 50):
-            await asyncio.gather(*(leave(worker, i) for i in range(start, start + 50)))
-        return await picture_of(worker, order())
-
     # Those who left may still be counted; one of fifty steps counts as two and a half.
     with running(fake_pipeline(tick_s=0.001), queue=1300) as worker:
-        done = asyncio.run(scenario(worker))
+        for start in range(0, 500, 50):
+            await asyncio.gather(*(leave(worker, i) for i in range(start, start + 50)))
+        done = await picture_of(worker, order())
         assert done.image and worker.is_idle and flights(worker) == ()
         denoiser = worker._started().denoiser
         assert not denoiser._watched and not denoiser._ids and not denoiser.loop._images
@@ -148,8 +136,8 @@ def flights(worker: Worker) -> tuple[object, ...]:
     return worker._started().denoiser.flights
 
 
-def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
-    async def scenario(worker: Worker) -> Problem:
+async def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
+    with running(fake_pipeline(tick_s=0.01, buckets=(1, 2)), queue=3) as worker:
         async with begun(worker, order(steps=500, wants_progress=True)):
             tasks = [
                 asyncio.create_task(picture_of(worker, order(seed=i, steps=20))) for i in range(3)
@@ -160,10 +148,7 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_again() -> None:
                 await picture_of(worker, order(seed=9))
             assert not any(task.done() for task in tasks), "the refusal waited for the queue"
         await asyncio.gather(*tasks)
-        return caught.value
-
-    with running(fake_pipeline(tick_s=0.01, buckets=(1, 2)), queue=3) as worker:
-        problem = asyncio.run(scenario(worker))
+        problem = caught.value
     assert problem.status == 429 and problem.retry_after_s is not None
     least, most = 400 * 0.01, 500 * 0.1
     assert least <= problem.retry_after_s <= most, f"{problem.retry_after_s} s"
@@ -229,22 +214,17 @@ def test_promises_are_honest_from_the_first_request_on() -> None:
     assert took / 1.5 <= promised <= took * 1.5, f"promised {promised:.3f} s, took {took:.3f} s"
 
 
-def test_interactive_orders_go_before_batch_ones() -> None:
-    async def scenario(worker: Worker) -> tuple[float, float]:
-        batch = asyncio.create_task(
-            end_of(worker, order(seed=1, steps=30, priority=Priority.BATCH))
-        )
+async def test_interactive_orders_go_before_batch_ones() -> None:
+    with running(fake_pipeline(tick_s=0.01)) as worker:
+        low = order(seed=1, steps=30, priority=Priority.BATCH)
+        batch = asyncio.create_task(end_of(worker, low))
         await asyncio.sleep(0.05)
         urgent = asyncio.create_task(end_of(worker, order(seed=2, steps=30)))
-        return await batch, await urgent
-
-    with running(fake_pipeline(tick_s=0.01)) as worker:
-        batch, urgent = asyncio.run(scenario(worker))
-    assert urgent < batch
+        assert await urgent < await batch
 
 
-def test_it_counts_what_it_did() -> None:
-    async def scenario(worker: Worker) -> dict[str, float]:
+async def test_it_counts_what_it_did() -> None:
+    with running() as worker:
         await picture_of(worker, order(steps=4))
         with pytest.raises(Problem):
             await picture_of(worker, order(width=100))
@@ -253,10 +233,6 @@ def test_it_counts_what_it_did() -> None:
             for s in metric.samples:
                 labels = (v for k, v in s.labels.items() if k != "model")
                 found[s.name + "".join(f",{v}" for v in labels)] = s.value
-        return found
-
-    with running() as worker:
-        found = asyncio.run(scenario(worker))
     assert found["sdxl_steps_total,deep"] == 2 and found["sdxl_steps_total,shallow"] == 2
     assert found["sdxl_images_total,done"] == 1
     assert found["sdxl_images_total,invalid_value"] == 1

@@ -130,10 +130,11 @@ def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.Monke
         assert not thread.is_alive(), thread.name
 
 
-def test_health_is_that_the_loop_advances() -> None:
+async def test_health_is_that_the_loop_advances() -> None:
     pipeline, stuck = fake_pipeline(), threading.Event()
-
-    async def scenario(worker: Worker) -> None:
+    with running(pipeline, stall_s=0.3) as worker:
+        worker.check_health()
+        fake(pipeline, "unet_deep").on_call = lambda: (stuck.wait(), None)[1]
         task = asyncio.create_task(picture_of(worker, order()))
         await asyncio.sleep(0.4)
         with pytest.raises(Unhealthy, match="not advanced for"):
@@ -141,11 +142,6 @@ def test_health_is_that_the_loop_advances() -> None:
         stuck.set()
         await task
         worker.check_health()
-
-    with running(pipeline, stall_s=0.3) as worker:
-        worker.check_health()
-        fake(pipeline, "unet_deep").on_call = lambda: (stuck.wait(), None)[1]
-        asyncio.run(scenario(worker))
 
 
 def test_an_idle_worker_stays_healthy() -> None:
@@ -179,12 +175,10 @@ def test_closing_leaves_no_thread_and_no_one_waiting() -> None:
         task = asyncio.create_task(picture_of(worker, order(steps=1000)))
         await asyncio.sleep(0.1)
         await asyncio.to_thread(worker.close)
-        with pytest.raises(Problem) as caught:
-            await task
-        assert caught.value.status == 503
-        with pytest.raises(Problem) as caught:
-            await picture_of(worker, order())
-        assert caught.value.status == 503
+        for asked in (task, picture_of(worker, order())):
+            with pytest.raises(Problem) as caught:
+                await asked
+            assert caught.value.status == 503
 
     asyncio.run(scenario())
     left = set(threading.enumerate()) - before

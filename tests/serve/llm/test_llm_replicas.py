@@ -131,7 +131,7 @@ def test_who_waits_asks_for_more_replicas_and_who_loads_for_none() -> None:
     assert busy(None) == 0
 
 
-def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT-LLM keeps to the loop of its first request: its numbers would come to one that has
     ended."""
     loops: list[Any] = []
@@ -143,12 +143,9 @@ def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -
         async def warm_up(self) -> None:
             loops.append(asyncio.get_running_loop())
 
-    async def start() -> None:
-        monkeypatch.setattr("serve.llm.loading.load", lambda settings: Warming())
-        replica = LlmReplica(ServeSettings())
-        async with asyncio.timeout(10):
-            while replica.speaker is None:
-                await asyncio.sleep(0.01)
-        assert loops == [asyncio.get_running_loop()]
-
-    asyncio.run(start())
+    monkeypatch.setattr("serve.llm.loading.load", lambda settings: Warming())
+    replica = LlmReplica(ServeSettings())
+    async with asyncio.timeout(10):
+        while replica.speaker is None:
+            await asyncio.sleep(0.01)
+    assert loops == [asyncio.get_running_loop()]

@@ -122,7 +122,7 @@ def test_its_gpus_are_told_apart_from_those_of_images(monkeypatch: pytest.Monkey
     assert joules == 1.5
 
 
-def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
+async def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
     """On the embedded model: every row of the cache is free again, and it goes on as before."""
 
     async def leave(number: int) -> None:
@@ -132,21 +132,18 @@ def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> None:
                 if isinstance(update, Delta) or number % 3 == 0:
                     return
 
-    async def scenario() -> None:
-        expected = text_of(await updates_of(speaker, CIRCLE))
-        for first in range(0, 200, 40):
-            await asyncio.gather(*(leave(number) for number in range(first, first + 40)))
-        until = time.monotonic() + 30
-        while (left := await speaker.engine.occupancy()).running or left.waiting:
-            assert time.monotonic() < until, f"{left} after every client left"
-            await asyncio.sleep(0.01)
-        assert left.kv_share == 0 and speaker.is_idle
-        assert text_of(await updates_of(speaker, CIRCLE)) == expected
-
-    asyncio.run(scenario())
+    expected = text_of(await updates_of(speaker, CIRCLE))
+    for first in range(0, 200, 40):
+        await asyncio.gather(*(leave(number) for number in range(first, first + 40)))
+    until = time.monotonic() + 30
+    while (left := await speaker.engine.occupancy()).running or left.waiting:
+        assert time.monotonic() < until, f"{left} after every client left"
+        await asyncio.sleep(0.01)
+    assert left.kv_share == 0 and speaker.is_idle
+    assert text_of(await updates_of(speaker, CIRCLE)) == expected
 
 
-def test_a_token_that_cannot_be_told_ends_its_own_answer_alone(
+async def test_a_token_that_cannot_be_told_ends_its_own_answer_alone(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Listener.heard
@@ -156,16 +153,13 @@ def test_a_token_that_cannot_be_told_ends_its_own_answer_alone(
             raise RuntimeError("/secret")
         heard(self, made)
 
-    async def both() -> list[Any]:
-        asks = [replace(CIRCLE, sampling=replace(CIRCLE.sampling, seed=seed)) for seed in (13, 4)]
-        return await asyncio.gather(
-            *(updates_of(speaker, ask) for ask in asks), return_exceptions=True
-        )
-
     monkeypatch.setattr(Listener, "heard", trips)
-    broken, whole = asyncio.run(both())
+    asks = [replace(CIRCLE, sampling=replace(CIRCLE.sampling, seed=seed)) for seed in (13, 4)]
+    broken, whole = await asyncio.gather(
+        *(updates_of(speaker, ask) for ask in asks), return_exceptions=True
+    )
     assert isinstance(broken, Problem) and broken.status == 500 and "secret" not in str(broken)
-    assert text_of(whole)
+    assert isinstance(whole, list) and text_of(whole)
     speaker.engine.check_health()
     monkeypatch.undo()
-    assert text_of(run(speaker, seed=13))
+    assert text_of(await updates_of(speaker, asks[0]))
