@@ -1,4 +1,4 @@
-"""The backends that compute a network, and how one is chosen."""
+"""Backends that compute the networks, and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", *FLAVOURS, "onnxruntime", "torch")
 ASKED_PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 PRECISION = f"{', '.join(ASKED_PRECISIONS)} (the backend's own choice unless given)"
-"""what a flag that names it says of it; bf16 is PyTorch's alone"""
+"""the help of flags for it; only PyTorch has bf16"""
 FOLDER = "use this folder of sdxl export or sdxl build instead of searching SDXL_HOME"
-"""what a flag that names `load`'s folder says of it"""
+"""the help of flags for `load`'s folder"""
 
 
 def load(
@@ -28,11 +28,10 @@ def load(
     folder: str = "",
     takes_unchecked: bool = False,
 ) -> Pipeline:
-    """A pipeline on the backend asked for, or on the best one this machine has for the model;
-    its engines' description says which it is and, under `passed_over`, why not a faster one.
-    `folder` names a folder of `sdxl export` or `sdxl build` to take instead of what is found.
-    Engines that nobody ran against the model are refused unless `takes_unchecked`. A backend may
-    also be named as `package.module:function`: see choice.plugged_in."""
+    """Load a model on the named backend, or on the fastest one here. Its engines' description says
+    which that is and, under `passed_over`, why faster ones cannot run. `folder` of `sdxl export` or
+    `sdxl build` replaces the search. Unchecked engines are refused unless `takes_unchecked`. For
+    backends of other packages see choice.plugged_in."""
     from engines.choice import EngineRequest, choose_engines
     from sdxl.checkpoint import find
     from sdxl.params import InvalidParams

@@ -1,7 +1,7 @@
-"""`sdxl build`: engines for a kind of GPU from what `sdxl export` wrote.
+"""`sdxl build`: builds engines for a kind of GPU from an export.
 
-An 8-bit plan that builds does not prove that 8-bit kernels run: TensorRT may choose others where
-they are faster, and tensorrt-rtx documents INT8 for weights alone. Only a timing on the GPU tells.
+An 8-bit plan that builds may still run other kernels: TensorRT chooses the faster ones, and
+tensorrt-rtx documents INT8 for weights only. Only a timing on the GPU tells.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         raise InvalidParams("onnx", None, "needs --onnx, a folder of `sdxl export`, or --model")
     if options.gpu != LOCAL:
         named_target(options.gpu)
-    # Here and not above: a typo in a flag need not wait for PyTorch.
+    # Imported late: a typo in a flag need not wait for PyTorch.
     from engines.parity.proof import not_run
     from engines.trt.build import build
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
             return not_run("built with --unchecked")
         return run_built(made, order, options.model, loras)
 
-    with shown(order) as on_progress:
+    with show_progress(order) as on_progress:
         engines = build(order, on_progress, prove)
     print(summary(engines))
     return 0
@@ -100,7 +100,7 @@ def read_order(options: argparse.Namespace) -> BuildSpec:
         )
     export = ExportFolder.open(export_folder(options, target), verify=True)
     if export.loras and not options.out:
-        # Where `auto` looks, there are the engines of the model itself.
+        # `auto` searches the default place for engines of the model itself.
         raise InvalidParams("out", None, "must be a folder for engines with LoRAs in them")
     place = plans_place(export.model, export.model_digest, export.precision, export.cut)
     out = Path(options.out).absolute() if options.out else place / f"{target.key}-{flavour.name}"
@@ -122,7 +122,7 @@ def export_folder(options: argparse.Namespace, target: Target) -> Path:
 
 
 def read_loras(named: Sequence[str], export: ExportFolder) -> tuple[Lora, ...]:
-    """Those that the export was made with, and no others: an hour of building comes after this."""
+    """Read the LoRAs, which must be the export's, before an hour of building."""
     from engines.lora import Lora, LoraError
 
     if named and not find_spec("peft"):
@@ -145,8 +145,8 @@ def chosen_target(name: str, local: Target | None) -> Target:
 
 
 @contextmanager
-def shown(order: BuildSpec) -> Iterator[OnProgress]:
-    """A bar for every plan where a person is looking, a line for every plan where none is."""
+def show_progress(order: BuildSpec) -> Iterator[OnProgress]:
+    """Show a bar for each plan on a terminal, else a line."""
     from tqdm import tqdm
 
     bars: dict[str, tqdm] = {}

@@ -1,6 +1,7 @@
-"""Which backend serves a model on this machine: the best that is there, and why not a better one.
+"""Chooses the backend that serves a model on this machine.
 
-`auto` tries them from the fastest on; each either gives engines or says in one line what it lacks.
+`auto` tries them from the fastest on; each loads engines or raises an error that says in one line
+what it lacks.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ log = logging.getLogger(__name__)
 
 CPU_PRECISION = "fp32"
 UNAVAILABLE = (BackendFailed, BackendMissing, EngineError, ExportError, InvalidParams, OutputError)
-"""What a backend says that cannot serve a request."""
+"""The errors of a backend that cannot serve a request."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What a caller asks for; None leaves it to the backend."""
+    """What a caller wants; None leaves it to the backend."""
 
     model: str
     checkpoint: Checkpoint
     device: str | None = None
     precision: str | None = None
     torch_options: str = ""
-    """for PyTorch alone; see torch_options.py"""
+    """for PyTorch; see torch_options.py"""
     folder: str = ""
-    """of `sdxl export` or `sdxl build`: these, and not what is found"""
+    """of `sdxl export` or `sdxl build`, instead of a search"""
     takes_unchecked: bool = False
-    """engines too that were never held against the model"""
+    """whether engines that were not compared with the model may run"""
 
     @property
     def is_for_cpu(self) -> bool:
@@ -78,8 +79,8 @@ def choose_engines(asked: EngineRequest, backend: str) -> Engines:
 
 
 def why_slower(description: Mapping[str, Any]) -> str:
-    """Why other engines took TensorRT's place, on a GPU that it could use; empty where it runs,
-    where it was not to run, and without such a GPU."""
+    """Why TensorRT does not run on this machine's GPU; empty if it runs, was not asked for, or
+    there is no GPU."""
     passed_over = description.get("passed_over") or {}
     is_slower = passed_over and description.get("backend") not in FLAVOURS
     return _listed(passed_over) if is_slower and local_target() is not None else ""
@@ -90,21 +91,21 @@ def _listed(reasons: Mapping[str, str]) -> str:
 
 
 def plugged_in(name: str) -> Callable[[EngineRequest], Engines]:
-    """`package.module:function`, for backends that are not of this package; `auto` never takes one.
-    The function gives the engines that a request asks for."""
+    """Import `package.module:function`, a backend of another package, which `auto` never chooses.
+    The function loads the engines of a request."""
     module, _, function = name.partition(":")
     try:
-        found: Callable[[EngineRequest], Engines] = getattr(
+        load: Callable[[EngineRequest], Engines] = getattr(
             importlib.import_module(module), function
         )
     except (ImportError, AttributeError, ValueError) as error:
         needed = f"must be package.module:function ({error})"
         raise InvalidParams("backend", name, needed) from error
-    return found
+    return load
 
 
 def _loaders() -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
-    """Every backend, the fastest first."""
+    """Yield every backend, the fastest first."""
     for name, flavour in FLAVOURS.items():
         yield name, partial(_tensorrt, flavour=flavour)
     yield "onnxruntime", _onnxruntime
@@ -112,7 +113,7 @@ def _loaders() -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
 
 
 def _by_speed(asked: EngineRequest) -> Iterator[tuple[str, Callable[[EngineRequest], Engines]]]:
-    """As above, but PyTorch on a GPU is faster than ONNX Runtime on a CPU."""
+    """The same, but with a GPU, PyTorch comes before ONNX Runtime."""
     loaders = list(_loaders())
     has_gpu = not asked.is_for_cpu and local_target() is not None
     return iter(loaders if not has_gpu else [*loaders[:-2], loaders[-1], loaders[-2]])
@@ -157,15 +158,15 @@ def _onnxruntime(asked: EngineRequest) -> Engines:
 
 
 def _check_exported(precision: str | None) -> None:
-    """That there are exports of it at all."""
+    """Refuse a precision that no export has."""
     if precision not in (None, *PRECISIONS):
         needed = f"must be {', '.join(PRECISIONS)}, or the backend torch"
         raise InvalidParams("precision", precision, needed)
 
 
 def find_export(asked: EngineRequest) -> ExportFolder:
-    """The model's graphs, in the folder that is named or in their usual place; the embedded model
-    brings its own."""
+    """Open the model's export, in the named folder or its usual place; the embedded model ships
+    with one."""
     from engines.folders.shipped import open_mini
 
     _check_exported(asked.precision)
@@ -213,7 +214,7 @@ def _torch(asked: EngineRequest) -> Engines:
     from engines.pytorch.torch_engine import EIGHT_BIT, load_torch
 
     if asked.folder:
-        # It computes from the checkpoint's own weights.
+        # PyTorch computes from the checkpoint's own weights.
         raise InvalidParams("engines", asked.folder, "cannot be used with the backend torch")
 
     def load(numbers: tuple[Path, ...] = ()) -> Engines:

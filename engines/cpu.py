@@ -1,4 +1,4 @@
-"""How many rows one call of the UNet takes on a processor."""
+"""The number of rows in one call of the UNet on a CPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from sdxl.specs import Architecture
 
 MOST_PIXELS = 2**15
-"""of latents: two rows at SDXL's own size. One keeps every core busy; each more takes memory and
-makes all of them wait."""
+"""of latents: two rows at SDXL's own size. One row keeps every core busy; more take memory and make
+all rows wait."""
 
 
 def rows_on_cpu(arch: Architecture, counts: Sequence[int]) -> tuple[int, ...]:
-    """Those of `counts` that a picture of the model's own size allows; two at least, as guidance
-    needs them."""
+    """The `counts` that a picture of the model's own size allows; two at least, for guidance."""
     most = max(MOST_PIXELS // arch.sample_size**2, 2)
     return tuple(rows for rows in counts if rows <= most)

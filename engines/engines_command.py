@@ -1,4 +1,4 @@
-"""`sdxl engines`: what was built, for which GPU, and how close it is to the exact model."""
+"""`sdxl engines`: lists built engines, their GPU, and their distance from the exact model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACES = "where `sdxl build` puts them"
 
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
-    # Here and not above: --help needs none of it.
+    # Imported late: --help needs none of it.
     from engines.folders.engine_folder import EngineError
     from engines.folders.places import plans_root
     from engines.trt.engine_store import engine_folders
@@ -68,7 +68,7 @@ def row(folder: EngineFolder) -> tuple[str, ...]:
 
 
 def parity(folder: EngineFolder) -> str:
-    """Of whole pictures, as the plans were run; else as the export was."""
+    """The plans' PSNR of whole pictures, else the export's."""
     if folder.is_run:
         return pictures_of(folder.parity)
     exported = pictures_of(folder.export_parity) or "not checked"

@@ -1,4 +1,4 @@
-"""Flags that say which model is loaded and what computes it, of the commands that load one."""
+"""The flags for a model and its backend, of commands that load one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sdxl.arguments import MODEL, UNCHECKED, VAE
 
 
 def add_engine_flags(flags: argparse._ActionsContainer, remark: str) -> None:
-    """To a parser, or to a group of its flags. `remark` ends the help of --model."""
+    """Add the flags to a parser or a group; `remark` ends the help of --model."""
     add = flags.add_argument
     add("--model", help=f"{MODEL} {remark}")
     add("--vae", metavar="FILE", help=VAE)

@@ -1,11 +1,10 @@
-"""ONNX Runtime behind the Engine contract: the fast way on a CPU.
+"""ONNX Runtime as an Engine: the fastest backend on a CPU.
 
-Sessions read and write the very memory of the tensors they are handed. What lies along the first
-axis of a call is independent, so its two halves run at the same time: two threads that never wait
-for each other inside a layer take less time than two that share every layer. A large graph is
-called with all rows: where its weights are 8 bits, each half would widen all of them for itself,
-6 GB of SDXL's. Deep and Shallow share their weights on disk, not in memory: Shallow holds about 1%
-of them, and its copies are folded and packed for its own kernels.
+Sessions read and write the tensors' own memory. Rows are independent, so the two halves of a call
+run at the same time: two threads that do not wait for each other in each layer are faster than two
+that share it. A large graph runs all rows at once, because each half would widen its own copy of
+8-bit weights, 6 GB of SDXL's. Deep and Shallow share weights on disk, not in memory: Shallow has
+about 1% of them, packed for its own kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sdxl.slow import named_if_slow
 from sdxl.specs import ModelSpec, ShapeError, TensorSpec
 
 BUCKETS = (1, 2, 4, 6, 8, 10, 12, 14, 16)
-"""A CPU's time grows with the rows: padding three images to four would waste a quarter."""
+"""A CPU's time grows with the rows: padding three images to four wastes a quarter."""
 
 MAX_BOUND = 64
 ERRORS_ONLY = 3
@@ -40,7 +39,7 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 class OnnxRuntimeError(BackendFailed):
-    """A graph that ONNX Runtime cannot load or run: which one, and why."""
+    """ONNX Runtime cannot load or run a graph."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class OnnxRuntimeEngine:
     session: Any
     is_large: bool = False
     _bound: dict[Hashable, list[Any]] = field(default_factory=dict)
-    """The halves of a call, by what tells its tensors from others: buffers come again."""
+    """The bindings of a call's halves, by its tensors: buffers recur."""
 
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
         key = tuple(
@@ -65,7 +64,7 @@ class OnnxRuntimeEngine:
         if len(halves) == 1:
             first()
         else:
-            # With the tensors: they must live as long as the other thread may write to them.
+            # Passes the tensors too: they must live while the other thread writes to them.
             _thread().together(first, partial(self._run, halves[1], inputs, outputs))
 
     def _run(self, binding: Any, *_: Mapping[str, Tensor]) -> None:
@@ -94,12 +93,12 @@ class OnnxRuntimeEngine:
 
 def load_onnxruntime(export: ExportFolder) -> Engines:
     def open_all() -> dict[str, Engine]:
-        found: dict[str, Engine] = {}
+        opened: dict[str, Engine] = {}
         for name, graph in export.graphs.items():
             with named_if_slow(f"loading {name}"):
                 session = open_session(export, name)
-                found[name] = OnnxRuntimeEngine(graph.spec, session, is_large(export, name))
-        return found
+                opened[name] = OnnxRuntimeEngine(graph.spec, session, is_large(export, name))
+        return opened
 
     engines = export.load_checked(open_all)
     counts = rows_on_cpu(export.arch, BUCKETS)
@@ -120,12 +119,12 @@ def load_onnxruntime(export: ExportFolder) -> Engines:
 
 
 def open_session(export: ExportFolder, name: str) -> Any:
-    """A session on one graph of an export; its bytes are checked before they are parsed."""
+    """Open a session on a graph of an export, after checking its bytes."""
     graph = export.graphs[name]
     if is_large(export, name):
         options = session_options(threads(), has_arena=False)
     else:
-        # Halves of a call share the session's threads; each brings one of its own.
+        # The halves of a call share the session's threads, and each has its own as well.
         options = session_options(max(threads() - 1, 1))
     return new_session(export.graph_bytes(name), export.folder / graph.file, options)
 
@@ -135,7 +134,7 @@ def is_large(export: ExportFolder, name: str) -> bool:
 
 
 def new_session(graph: bytes, path: Path, options: Any) -> Any:
-    """`path` is where the graph lies, with the weights that it points into beside it."""
+    """Open a session; the graph's weights lie beside `path`."""
     options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
@@ -144,44 +143,44 @@ def new_session(graph: bytes, path: Path, options: Any) -> Any:
 
 
 def session_options(threads: int, has_arena: bool = True) -> Any:
-    """What `sdxl bench sessions` finds best."""
+    """The options that `sdxl bench sessions` found fastest."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Else one network's idle threads would spin while another one computes.
+    # Idle threads of one network must not spin while another computes.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = ERRORS_ONLY
     # Planning which tensors share memory takes three quarters of loading a UNet; the arena reuses
-    # what was freed all the same, at the same peak and speed.
+    # freed memory anyway, at the same peak and speed.
     options.enable_mem_reuse = False
     if not has_arena:
-        # It keeps what one call needs, all of its tensors side by side, and 8-bit weights are
-        # widened in every call. A small model would lose a twentieth of its speed.
+        # The arena keeps all tensors of a call, in which 8-bit weights are widened. Without it a
+        # small model would lose a twentieth of its speed.
         options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     return options
 
 
 def threads() -> int:
-    """As many as PyTorch would use, so that one setting (OMP_NUM_THREADS) governs both."""
+    """PyTorch's number of threads: OMP_NUM_THREADS sets both."""
     return torch.get_num_threads()
 
 
 @cache
 def _thread() -> WorkThread:
-    """Runs the second half of every call."""
+    """The thread that runs the second half of every call."""
     return WorkThread()
 
 
 def _memory(
     spec: ModelSpec, tensor: TensorSpec, tensors: Mapping[str, Tensor], rows: slice
 ) -> tuple[str, str, int, Any, tuple[int, ...], int]:
-    found = tensors[tensor.name][rows]
-    if not found.is_contiguous() or found.device.type != "cpu":
+    value = tensors[tensor.name][rows]
+    if not value.is_contiguous() or value.device.type != "cpu":
         raise ShapeError(
-            f"{spec.name}: {tensor.name!r} is on {found.device} with strides {found.stride()}, "
+            f"{spec.name}: {tensor.name!r} is on {value.device} with strides {value.stride()}, "
             "expected a contiguous tensor on the CPU"
         )
     element = np.dtype(tensor.dtype).type
-    return tensor.name, "cpu", 0, element, tuple(found.shape), found.data_ptr()
+    return tensor.name, "cpu", 0, element, tuple(value.shape), value.data_ptr()
 
 
 def _line(error: Exception) -> str:

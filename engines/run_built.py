@@ -1,6 +1,5 @@
-"""What `sdxl build` made, run on this machine's GPU beside the model in PyTorch; or why not.
-
-It builds nothing.
+"""Runs built engines on this machine's GPU and compares them with the model in PyTorch. It builds
+nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ if TYPE_CHECKING:
     from sdxl.checkpoint import Checkpoint
 
 PICTURES = 4
-"""painted to hold plans against the model, over all of their steps"""
+"""painted to compare plans with the model"""
 
 
 def run_built(
     made: EngineFolder, order: BuildSpec, model: str | None, loras: Sequence[Lora] = ()
 ) -> Proof:
-    """Raises where the plans are not the model. `model` names it, where the export does not;
-    `loras` are those of the export."""
+    """Compare built plans with the model, or say why they cannot run; raise if they differ. `model`
+    names the model if the export does not; `loras` are the export's."""
     from engines.cuda.device import local_target
     from engines.lora import load_parts
     from engines.parity.pictures import subject_of
@@ -51,7 +50,7 @@ def run_built(
         checkpoint,
         replace(subject_of(checkpoint, PICTURES, 0), side=None),
         made.precision,
-        # diffusers' modules as they are: kernels of our own that err must not judge.
+        # diffusers' own modules: errors of our kernels must not count.
         lambda: load_torch(
             checkpoint,
             device="cuda",
@@ -68,7 +67,7 @@ def run_built(
 
 
 def model_of(export: ExportFolder, named: str | None) -> Checkpoint:
-    """The checkpoint that an export was made from; one that is named must be that."""
+    """Find the checkpoint that an export was made from; a named one must be that."""
     from engines.folders.digests import model_digest
     from sdxl.checkpoint import find
     from sdxl.model_names import MINI_NAME
@@ -82,6 +81,6 @@ def model_of(export: ExportFolder, named: str | None) -> Checkpoint:
 
 
 def pictures_of(parity: Mapping[str, Any]) -> str:
-    """The findings about whole pictures."""
+    """The PSNR of whole pictures, as one line."""
     findings = [f for f in parity.get("findings", ()) if "PSNR" in f["what"]]
     return "; ".join(f"{f['what']} {f['measured']:.4g}" for f in findings)

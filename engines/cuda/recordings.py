@@ -1,9 +1,8 @@
-"""Work that comes again on the same tensors: run at first, recorded the second time, replayed from
-then on. Both kinds of engine use it: TensorRT for one call, PyTorch for the whole tick and for the
-decoding of a picture.
+"""Records work that recurs on the same tensors: it runs at first, is recorded the second time, and
+replayed from then on. TensorRT records a call, PyTorch a whole tick and a picture's decoding.
 
-It knows no networks. What is recorded holds on to addresses: whoever keeps a recording says by
-which key the same addresses come again.
+A recording holds addresses: its owner keeps it under a key that stands for them. It knows no
+networks.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from sdxl.specs import ModelSpec
 
 Tensors = dict[str, Tensor]
 MAX_SHAPES = 4
-"""of the pictures that are decoded from recordings"""
+"""of decoded pictures"""
 MAX_TICKS = 128
-"""Recordings kept of whole ticks: two networks, each bucket, a few sets of buffers."""
+"""recordings of ticks: two networks, each bucket, a few sets of buffers"""
 
 
 class CaptureFailed(RuntimeError):
-    """Nothing was recorded, and nothing has run."""
+    """Nothing was recorded, and nothing ran."""
 
 
 class RecordingDevice(Protocol):
-    """See cuda_device.py."""
+    """See engines/cuda/device.py."""
 
     @property
     def capturing_stream(self) -> int: ...
@@ -44,10 +43,10 @@ class RecordingDevice(Protocol):
 @dataclass
 class Recording:
     is_warm: bool = False
-    """ran once: what libraries prepare on first use is not captured with the rest"""
+    """ran once, so that libraries' preparations are not captured"""
     replay: Callable[[], None] | None = None
     is_capturable: bool = True
-    """was not refused yet"""
+    """no capture has failed yet"""
 
     def run(
         self,
@@ -55,12 +54,12 @@ class Recording:
         device: RecordingDevice,
         may_capture: Callable[[], bool],
     ) -> None:
-        """`enqueue` puts the work on the stream that it is given."""
+        """Run, capture or replay the work, which `enqueue` puts on a stream."""
         if self.replay is None and self.is_warm and self.is_capturable and may_capture():
             try:
                 self.replay = device.capture(enqueue)
             except CaptureFailed:
-                # The device has said why. What cannot be recorded still runs.
+                # The device has logged the cause; the work still runs.
                 self.is_capturable = False
         if self.replay is not None:
             self.replay()
@@ -71,7 +70,7 @@ class Recording:
 
 @dataclass
 class Ticks:
-    """`Engines.run_recorded` on a GPU: a tick, from the scaled sample to the scheduler's step."""
+    """`Engines.run_recorded` on a GPU: records ticks, from scaled sample to scheduler step."""
 
     device: RecordingDevice
     recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)
@@ -80,7 +79,7 @@ class Ticks:
         recording = self.recordings.setdefault(key, Recording())
         self.recordings.move_to_end(key)
         if len(self.recordings) > MAX_TICKS:
-            # The one that goes may still be at work.
+            # The evicted recording may still be running.
             self.device.synchronize()
             self.recordings.popitem(last=False)
         recording.run(lambda _: work(), self.device, lambda: True)
@@ -88,8 +87,8 @@ class Ticks:
 
 @dataclass
 class RecordedEngine:
-    """An engine whose calls come again by shape, on tensors that do not: it has tensors of its own
-    for each shape, and a recording on them."""
+    """An engine whose shapes recur, but not its tensors: it copies to its own tensors for each
+    shape, and records on them."""
 
     engine: Engine
     device: RecordingDevice

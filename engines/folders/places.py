@@ -1,4 +1,4 @@
-"""Where exports and engines are kept unless told otherwise. It makes no folder."""
+"""The default places of exports and engines. It makes no folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plans_root() -> Path:
 
 
 def plans_place(model: str, digest: str, precision: str, cut: Cut = "reference") -> Path:
-    """The folder of a model's engines; one folder below it for each GPU and backend."""
+    """The folder of a model's engines, with a folder for each GPU and backend."""
     return plans_root() / _name(model, digest, precision, cut)
 
 

@@ -1,9 +1,8 @@
-"""TensorRT's optimisation profiles, derived from the specs: which shapes a plan is made for.
+"""TensorRT's optimisation profiles, the shapes that a plan is built for, derived from the specs.
 
-At the model's own size the row counts that are powers of two, and the largest, have each an exact
-profile, so that the usual call meets kernels chosen for it; one profile takes the counts between
-two of these: a build's time grows with every profile. A wide one takes everything else. The order
-is the order of preference.
+At the model's own size, powers of two and the largest number of rows have an exact profile each,
+with kernels chosen for them; one profile covers the counts between two of these, because each costs
+build time. A wide profile covers everything else. The first profile that fits is used.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from sdxl.specs import CHUNK, Architecture, ModelSpec, ShapeError, image_axes
 MAX_CHUNKS_OF_TOKENS = 3
 """prompts of up to three encoder calls"""
 SMALLEST_SIDE, LARGEST_SIDE = 0.5, 2
-"""of the wide profile, in the model's own sides"""
+"""of the wide profile, relative to the model's own side"""
 DECODE_BATCH = 1
-"""Pictures are decoded one by one; the profile of four asked for 68.8 GB at SDXL's largest size."""
+"""Pictures are decoded one by one: a profile of four took 68.8 GB at SDXL's largest size."""
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -42,18 +41,17 @@ class Profile:
 
 
 def buckets(max_batch: int) -> tuple[int, ...]:
-    """Row counts of UNet calls: two for each image, up to `max_batch`. A large call's time grows
-    with its rows: five images padded to eight would take 60% longer."""
+    """The numbers of rows of UNet calls, two for each image: padding five images to eight would
+    take 60% longer."""
     return tuple(range(2, 2 * max_batch + 1, 2))
 
 
 def spans(max_batch: int) -> list[tuple[int, int]]:
-    """The buckets in the ranges, both ends included, that have a profile each."""
+    """The ranges of rows, ends included, that have a profile each."""
     counts = buckets(max_batch)
     exact = [rows for rows in counts if rows.bit_count() == 1 or rows == counts[-1]]
-    found = [(rows, rows) for rows in exact]
-    found += [(low + 2, high - 2) for low, high in pairwise(exact) if high - low > 2]
-    return sorted(found)
+    between = [(low + 2, high - 2) for low, high in pairwise(exact) if high - low > 2]
+    return sorted([*((rows, rows) for rows in exact), *between])
 
 
 def profiles(
@@ -70,17 +68,17 @@ def profiles(
 
 
 def latent_sides(spec: ModelSpec, found: Sequence[Profile]) -> tuple[int, int]:
-    """The smallest and the largest side that the widest profile takes."""
+    """The smallest and the largest side of the wide profile."""
     return _widest(spec, found, "latent_h")
 
 
 def most_chunks(spec: ModelSpec, found: Sequence[Profile]) -> int:
-    """Of the longest prompt that the widest profile takes."""
+    """The chunks of the longest prompt that the wide profile takes."""
     return _widest(spec, found, "tokens")[1] // CHUNK
 
 
 def choose(name: str, found: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
-    """The first profile that takes these shapes."""
+    """The index of the first profile that takes these shapes."""
     for index, profile in enumerate(found):
         if profile.admits(shapes):
             return index

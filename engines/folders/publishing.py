@@ -1,7 +1,7 @@
 """Folders that appear whole or not at all, made by one process at a time.
 
-It does not know what is in them. The lock is the kernel's: it dies with the process that holds it,
-so a killed build leaves nothing to clear away by hand.
+The lock is the kernel's and ends with its process: a killed build needs no cleaning up. It does not
+know what the folders hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Busy(RuntimeError):
 
 @contextmanager
 def locked(target: Path, *, waits: bool) -> Iterator[None]:
-    """Hold the right to make `target`. Where another holds it: wait for it, or raise Busy."""
+    """Lock `target` for one process; wait for another one, or raise Busy."""
     if not target.absolute().name:
         raise OutputError(target, OSError(errno.EINVAL, "it has no name"), "a folder with a name")
     path = target.absolute().with_name(f".{target.absolute().name}.lock")
@@ -49,7 +49,7 @@ def locked(target: Path, *, waits: bool) -> Iterator[None]:
 
 
 def publish(finished: Path, target: Path) -> None:
-    """Put a finished folder in its place, where an older one gives way. Call under `locked`."""
+    """Move a finished folder to `target` and remove the older one. Call under `locked`."""
     old = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
     try:
         sync_folder(finished)
@@ -67,22 +67,21 @@ def publish(finished: Path, target: Path) -> None:
 
 
 def refuse_strangers(folder: Path, mark: str, kind: str) -> None:
-    """Publishing replaces the folder: what is not of this kind, by the file that marks it, may not
-    be lost so."""
+    """Refuse to replace a folder of something else: one without the file that marks this kind."""
     if folder.exists() and not (folder / mark).exists() and any(folder.iterdir()):
         cause = FileExistsError(errno.EEXIST, "there is something else in it")
         raise OutputError(folder, cause, f"a new or empty folder, or {kind}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what is in it reach the disk, before a name promises that it is there."""
+    """Flush a folder's files to the disk before it is published."""
     for path in folder.iterdir():
         _sync(path)
     _sync(folder)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same bytes under another name; a second copy only between file systems."""
+    """Link a file under another name; copy it only between file systems."""
     real = source.resolve()
     try:
         os.link(real, target)

@@ -1,6 +1,5 @@
-"""The embedded model's graphs, which come with the code, joined with its weights in one folder.
-
-So the first picture waits for no export. It knows no runtime.
+"""Joins the embedded model's graphs, which ship with the code, with its weights in one folder, so
+that the first picture waits for no export. It knows no runtime.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ GRAPHS = MINI.parent / "onnx"
 def open_mini(
     digest: str | None = None, graphs: Path = GRAPHS, checkpoint: Path = MINI
 ) -> ExportFolder:
-    """The embedded model's export in its usual place, made there when it is not yet. `digest` is
-    that of the weights it must be of."""
+    """Open the embedded model's export in its usual place, or make it there. `digest` is its
+    weights' expected digest."""
     shipped = ExportFolder.read(graphs)
     if digest not in (None, shipped.model_digest):
         raise ExportError(
@@ -34,10 +33,10 @@ def open_mini(
     except ExportError:
         with locked(target, waits=True):
             try:
-                # Another process may have made it while this one waited.
+                # Another process may have made it meanwhile.
                 return _same(shipped, target)
             except ExportError:
-                _materialise(shipped, checkpoint, target)
+                _make(shipped, checkpoint, target)
                 return _same(shipped, target)
 
 
@@ -48,7 +47,7 @@ def _same(shipped: ExportFolder, target: Path) -> ExportFolder:
     return found
 
 
-def _materialise(shipped: ExportFolder, checkpoint: Path, target: Path) -> None:
+def _make(shipped: ExportFolder, checkpoint: Path, target: Path) -> None:
     making = target.with_name(f".{target.name}.making")
     shutil.rmtree(making, ignore_errors=True)
     try:

@@ -1,5 +1,5 @@
-"""A reference's calls while it paints, kept on the host and given to other engines: each call then
-starts from the same input, and its error is its own.
+"""Records a reference's calls and repeats them on other engines: each call then starts from the
+same input, and errors do not add up.
 
 It does not know what the engines are, nor which figure is good enough.
 """
@@ -22,7 +22,7 @@ NOISE = "noise"
 
 @dataclass(frozen=True)
 class EngineCall:
-    """What an engine was given, and what it made of it: a UNet's noise, without its caches."""
+    """An engine's inputs and outputs; of a UNet's only the noise, without caches."""
 
     network: str
     inputs: Mapping[str, Tensor]
@@ -33,7 +33,7 @@ class EngineCall:
         return len(next(iter(self.inputs.values())))
 
     def tiled(self, rows: int) -> EngineCall:
-        """The same rows again and again, so many."""
+        """Repeat the rows up to this number."""
         order = torch.arange(rows) % self.rows
         inputs, outputs = (
             {name: value[order] for name, value in tensors.items()}
@@ -42,14 +42,14 @@ class EngineCall:
         return EngineCall(self.network, inputs, outputs)
 
     def on(self, engines: Engines) -> dict[str, Tensor]:
-        """Its inputs as these engines take them, however they lay where they were heard."""
+        """The inputs in these engines' device, types and layout."""
         dtypes = {t.name: torch_dtype(t) for t in engines[self.network].spec.inputs}
         return {n: v.to(engines.device, dtypes[n]).contiguous() for n, v in self.inputs.items()}
 
 
 @dataclass
-class Listening:
-    """An engine whose calls are kept."""
+class Recorder:
+    """An engine that records its calls."""
 
     engine: Engine
     calls: list[EngineCall]
@@ -67,7 +67,7 @@ class Listening:
         self.calls.append(EngineCall(self.spec.name, given, made))
 
     def _kept(self, name: str, value: Tensor) -> Tensor:
-        """A copy; the same one where nothing changed, as the prompt's keys and values do not."""
+        """Copy a tensor; share the copy if it is unchanged, as a prompt's keys and values are."""
         host = value.cpu()
         old = self.kept.get(name)
         if old is None or old.shape != host.shape or not torch.equal(old, host):
@@ -76,18 +76,18 @@ class Listening:
 
 
 def listening(engines: Engines, *names: str) -> tuple[Engines, list[EngineCall]]:
-    """The same engines, and the list that the calls of these networks will be in."""
+    """Return engines that record the calls of these networks, and the list of calls."""
     calls: list[EngineCall] = []
     kept: dict[str, Tensor] = {}
     by_name = {
-        name: Listening(engine, calls, kept) if name in names else engine
+        name: Recorder(engine, calls, kept) if name in names else engine
         for name, engine in engines.by_name.items()
     }
     return replace(engines, by_name=by_name), calls
 
 
 def call_errors(engines: Engines, calls: Sequence[EngineCall]) -> list[float]:
-    """The relative L2 of what comes out, call by call: of several outputs the worst."""
+    """The relative L2 of each call's worst output."""
     return [
         worst(relative_norm(found[name], expected) for name, expected in each.outputs.items())
         for each, found in answers(engines, calls)
@@ -96,9 +96,8 @@ def call_errors(engines: Engines, calls: Sequence[EngineCall]) -> list[float]:
 
 @dataclass(frozen=True)
 class StepError:
-    """Of a UNet's call, as relative L2: of the finished picture's latents as the call expects them
-    then, and of the noise alone. What noise it finds in a nearly finished picture moves that by
-    next to nothing, however wrong it is."""
+    """The relative L2 of a UNet's call: of the finished latents that it expects, and of its noise
+    alone. Noise in a nearly finished picture hardly changes the picture, however wrong it is."""
 
     network: str
     picture: float
@@ -120,12 +119,12 @@ def step_errors(engines: Engines, calls: Sequence[EngineCall], table: Table) -> 
 
 
 def finished(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tensor:
-    """By the scheduler's own coefficients, of every row by itself."""
+    """The finished latents that each row's noise implies, by the scheduler's coefficients."""
     rows = torch.from_numpy(table.rows)
     far = rows[:, COLUMNS.index("timestep")] - inputs["timestep"].double()[:, None]
     own = rows[far.abs().argmin(1)]
     scale, signal, level = (own[:, COLUMNS.index(c)].view(-1, 1, 1, 1) for c in "sef")
-    # Before what a model made for inpainting reads besides.
+    # An inpainting model's other channels come after the latents.
     latents = inputs["sample"][:, : noise.shape[1]]
     return signal / scale * latents.double() + level * noise.double()
 
@@ -133,7 +132,7 @@ def finished(inputs: Mapping[str, Tensor], noise: Tensor, table: Table) -> Tenso
 def answers(
     engines: Engines, calls: Iterable[EngineCall]
 ) -> Iterator[tuple[EngineCall, dict[str, Tensor]]]:
-    """What these engines make of the same inputs."""
+    """Repeat each call on these engines and yield their outputs."""
     for each in calls:
         with engines.on_stream():
             found = call(engines[each.network], engines.arch, each.on(engines))
@@ -142,5 +141,5 @@ def answers(
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Python's max passes over what is no number."""
+    """The largest error; Python's max would skip a NaN."""
     return float(torch.tensor([0.0, *errors]).max())

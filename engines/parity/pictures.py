@@ -1,4 +1,4 @@
-"""Pictures painted to compare two sets of engines, and how alike their scores are.
+"""Paints pictures to compare two sets of engines, and scores them.
 
 It does not know what the engines are, nor which figure is good enough.
 """
@@ -32,18 +32,18 @@ PLAIN = (
 )
 LEAST_STEPS = 4
 WORK = 3.7
-"""steps of the whole UNet for a step of a compared picture: two courses, painted by both sides, and
-one course call by call"""
+"""steps of the whole UNet per step of a compared picture: two plans, painted by both sides, and the
+calls of one"""
 EIGHT_BIT_WORK = 1.2
-"""more of an 8-bit export: the course that is served by PyTorch's own 8 bits, and call by call"""
+"""added for an 8-bit export: the served plan in PyTorch's own 8 bits, and its calls"""
 
 QUICK_SIDE = 512
-"""A model of no larger pictures is checked at its own size."""
+"""A model of pictures up to this side is checked at its own size."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is painted. `scored`: so many of the prompts are also held against the mini's CLIP."""
+    """What is painted; the first `scored` prompts are also scored by the mini's CLIP."""
 
     prompts: tuple[str, ...]
     compared: int
@@ -51,17 +51,17 @@ class Subject:
     steps: int = 20
     side: int | None = None
     interval: int = 2
-    """of the course that is served"""
+    """of the served plan"""
     budget_s: float = math.inf
-    """a slower machine paints fewer pictures, and then fewer steps: never none"""
+    """a slower machine paints fewer pictures, then fewer steps, at least one"""
 
     @property
     def painted(self) -> dict[str, int | None]:
-        """What findings are judged at, as a manifest says it; a side of None is the model's own."""
+        """A manifest's record of what was painted; a side of None is the model's own."""
         return {"pictures": self.compared, "steps": self.steps, "side": self.side}
 
     def fitted(self, step_s: float, work: float = WORK) -> Subject:
-        """To the budget, where one step of the whole UNet takes so long."""
+        """Fit the subject to the budget, if a step of the whole UNet takes `step_s`."""
         steps = self.budget_s / (work * step_s)
         if steps >= self.compared * self.steps:
             return self
@@ -71,8 +71,8 @@ class Subject:
 
 
 def subject_of(checkpoint: Checkpoint, compared: int = COMPARED, scored: int = SCORED) -> Subject:
-    """Scenes for the embedded model. Any other is painted at half its side: a quarter of the time,
-    and a wrong graph or scale shows as well. One whose own side is small is quick at that."""
+    """Scenes for the embedded model. Other models of large pictures paint at half their side, in a
+    quarter of the time: a wrong graph or scale shows as well."""
     if checkpoint.folder != MINI:
         side = checkpoint.sizes.default
         side = side if side <= QUICK_SIDE else max(checkpoint.sizes.minimum, side // 2)
@@ -95,8 +95,8 @@ def paint(
     interval: int | None = None,
     first: int = 0,
 ) -> Tensor:
-    """[n, 3, height, width] in -1..1, of the pictures from `first` up to `count`; by the subject's
-    course unless another is named."""
+    """Paint pictures `first` to `count`: [n, 3, height, width] in -1..1, at the subject's interval
+    unless another is given."""
     params = [
         GenerationParams(
             prompt,
@@ -118,7 +118,7 @@ def paint(
 
 
 def step_seconds(checkpoint: Checkpoint, engines: Engines, subject: Subject) -> float:
-    """Of a picture of one step: its decoding counts too."""
+    """Time a picture of one step, with its decoding."""
     one = replace(subject, steps=1)
     start = time.perf_counter()
     paint(checkpoint, engines, one, 1)

@@ -1,7 +1,5 @@
-"""Runs what was built beside the model in PyTorch: every network in every profile, whole pictures,
-and what calls and memory cost. Both are never in memory at once.
-
-It knows no TensorRT.
+"""Compares built engines with the model in PyTorch: every network in every profile and whole
+pictures; also measures calls and memory. The two are never in memory at once. It knows no TensorRT.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ Profiles = Mapping[str, Sequence[Profile]]
 
 @dataclass(frozen=True)
 class Proof:
-    """What running them found, or why they were not run."""
+    """The findings of a run, or why there was none."""
 
     parity: Mapping[str, Any]
     costs: Mapping[str, Any] = field(default_factory=dict)
     """seconds of a call at the model's own size, by network and rows"""
     device_bytes: int = 0
-    """that the engines hold after all of these calls"""
+    """that the engines hold after these calls"""
 
     @property
     def is_run(self) -> bool:
@@ -57,7 +55,7 @@ def not_run(why: str) -> Proof:
 
 @dataclass(frozen=True)
 class ReferenceCalls:
-    """What the model itself does: its calls at its own size and at the smallest, its pictures."""
+    """The model's own calls, at its usual and the smallest size, and its pictures."""
 
     usual: Mapping[str, EngineCall]
     small: Mapping[str, EngineCall]
@@ -66,7 +64,7 @@ class ReferenceCalls:
 
 @dataclass(frozen=True)
 class PlanTrial:
-    """What is run, and how it is got. `used_bytes` asks the device what is taken."""
+    """What is compared, and how it is loaded. `used_bytes` returns the device's memory in use."""
 
     checkpoint: Checkpoint
     subject: Subject
@@ -78,7 +76,7 @@ class PlanTrial:
     say: Callable[[str], None] = print
 
     def run(self) -> Proof:
-        """Raises where a figure does not hold."""
+        """Compare; raise if a figure is outside its bound."""
         reference = self.reference()
         before = self.used_bytes()
         engines = self.load_built()
@@ -126,14 +124,14 @@ class PlanTrial:
         return paint(self.checkpoint, engines, self.subject, count, interval)
 
     def _first_calls(self, engines: Engines, side: int | None) -> dict[str, EngineCall]:
-        """Of each network the first one, while a picture of two steps is made."""
-        heard, calls = listening(engines, *engines.by_name)
-        paint(self.checkpoint, heard, replace(self.subject, steps=2, side=side), 1, interval=2)
+        """Record each network's first call in a picture of two steps."""
+        recorder, calls = listening(engines, *engines.by_name)
+        paint(self.checkpoint, recorder, replace(self.subject, steps=2, side=side), 1, interval=2)
         first = {each.network: each for each in reversed(calls)}
         if ENCODER in engines.by_name:
-            # Painting from text encodes nothing: it is given the picture that was just decoded.
+            # Painting from text encodes nothing: encode the decoded picture.
             image = EngineCall(ENCODER, first[DECODER].outputs, {}).on(engines)
-            call(heard[ENCODER], engines.arch, image)
+            call(recorder[ENCODER], engines.arch, image)
             first[ENCODER] = calls[-1]
         return first
 
@@ -141,7 +139,7 @@ class PlanTrial:
 def _within(
     name: str, profiles: Sequence[Profile], index: int, reference: ReferenceCalls
 ) -> EngineCall:
-    """A call that meets this profile and no better one."""
+    """Return a call that uses this profile and no better one."""
     first = next(iter(reference.usual[name].inputs))
     low, usual, _ = profiles[index].ranges[first]
     for rows, calls in (
@@ -169,7 +167,7 @@ def _costs(engines: Engines, given: EngineCall) -> dict[str, float]:
 
 
 def _seconds(engines: Engines, given: EngineCall) -> float:
-    """The median of a few calls; what the first ones set up does not count."""
+    """The median time of a few calls, after warm-up."""
     inputs, engine, took = given.on(engines), engines[given.network], []
     for _ in range(WARM_CALLS + TIMED_CALLS):
         with engines.on_stream():

@@ -226,7 +226,7 @@ def affine(
         x if factor is None else factor,
         x if offset is None else offset,
         x if steps is None else steps,
-        _flags(x, number, flags),
+        x if flags is None else flags,
         out,
         x.shape[-1],
         pixels,
@@ -268,7 +268,7 @@ def add_norm(
         weight,
         bias,
         x if steps is None else steps,
-        _flags(x, number, flags),
+        x if flags is None else flags,
         total,
         out,
         x.shape[1],
@@ -300,7 +300,7 @@ def gated(
         (count, triton.cdiv(channels, size)),
         x,
         x if steps is None else steps,
-        _flags(x, number, flags),
+        x if flags is None else flags,
         out,
         count // x.shape[0],
         channels,
@@ -309,9 +309,3 @@ def gated(
         CHANNELS=size,
     )
     return out
-
-
-def _flags(x: Tensor, number: torch.dtype | None, flags: Tensor | None) -> Tensor:
-    if flags is None and number is torch.int8:
-        return torch.zeros(x.shape[0], device=x.device)
-    return x if flags is None else flags

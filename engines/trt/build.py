@@ -1,8 +1,7 @@
-"""From an export folder to a folder of TensorRT plans.
+"""Builds a folder of TensorRT plans from an export folder.
 
-Each plan is built by a worker process into a folder beside the target; when all are there, the
-folder takes its name. A build that was killed goes on where it was, and a plan whose recipe did not
-change is not built again.
+Workers build the plans into a folder beside the target, which is renamed when all are there. A
+killed build continues, and a plan whose recipe did not change is not built again.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from sdxl.digests import sha256_of
 from sdxl.files import OutputError, write_atomic
 
 RECIPE = 1
-"""Goes up when a change to the code makes plans worth building again."""
+"""Increase it when a change to the code makes plans worth building again."""
 
 Prove = Callable[[EngineFolder], Proof]
-"""runs what was built, or says why it cannot be run here"""
+"""runs built engines, or says why they cannot run here"""
 OnProgress = Callable[[str, float], None]
-"""the network, and how far its plan is, from 0 to 1"""
+"""the network, and its plan's progress from 0 to 1"""
 
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """What one build is to make, and where."""
+    """What one build makes, and where."""
 
     export: ExportFolder
     target: Target
@@ -68,7 +67,7 @@ class BuildSpec:
         )
 
     def recipe(self, name: str) -> str:
-        """Digest of everything that a plan is made from: not of where it lies."""
+        """A digest of everything that a plan is made from, not of its place."""
         graph, job = self.export.graphs[name], self.job(name, Path())
         facts = {
             "recipe": RECIPE,
@@ -110,10 +109,10 @@ class BuildSpec:
 def build(
     order: BuildSpec,
     on_progress: OnProgress = lambda name, share: None,
-    prove: Prove = lambda engines: not_run("nobody asked for it"),
+    prove: Prove = lambda engines: not_run("not asked for"),
 ) -> EngineFolder:
-    """The engines at `order.out`, made there where they are not yet, and run by `prove`, which
-    raises where they are not the model: then nothing is published."""
+    """Build the engines at `order.out` that are missing there, run them by `prove`, which raises if
+    they differ from the model, and publish them."""
     with locked(order.out, waits=False):
         published = _published(order.out)
         refuse_strangers(order.out, FILE, "a folder of engines")
@@ -132,8 +131,7 @@ def build(
                     or _finished(order, name, making)
                     or _build(order, name, making, on_progress)
                 )
-            # The notes go last: whatever fails before, a run included, the plans are known to be
-            # finished.
+            # The notes go last: they tell the next build which plans are finished.
             order.manifest(plans, not_run("being built")).write(making)
             order.manifest(plans, prove(EngineFolder.read(making))).write(making)
             sync_folder(making)
@@ -143,13 +141,13 @@ def build(
 
 
 def _is_made(order: BuildSpec, kept: dict[str, EnginePlan], published: EngineFolder) -> bool:
-    """Whatever running them found."""
+    """Whether the order's engines are published, whatever their proof found."""
     proof = Proof(published.parity, published.costs, published.device_bytes)
     return order.manifest(kept, proof).as_dict() == published.as_dict()
 
 
 def _run_again(engines: EngineFolder, prove: Prove) -> EngineFolder:
-    """Plans that were made without their GPU, where it is now."""
+    """Run plans that were built without their GPU."""
     proof = prove(engines)
     found = replace(
         engines, parity=proof.parity, costs=proof.costs, device_bytes=proof.device_bytes
@@ -163,12 +161,12 @@ def _published(out: Path) -> EngineFolder | None:
     try:
         return EngineFolder.read(out)
     except EngineError:
-        # Nothing there, or nothing whole: it is made anew and takes the place.
+        # Missing or damaged: it is built again.
         return None
 
 
 def _kept(order: BuildSpec, published: EngineFolder) -> dict[str, EnginePlan]:
-    """The plans that are there now, whole, and would be built the same way again."""
+    """The published plans that are whole and have the order's recipe."""
     return {
         name: plan
         for name, plan in published.plans.items()
@@ -183,7 +181,7 @@ def _take_over(plan: Path, target: Path) -> None:
 
 
 def _finished(order: BuildSpec, name: str, making: Path) -> EnginePlan | None:
-    """What an earlier run of this build finished before it was stopped."""
+    """The plan that an earlier, stopped build finished."""
     try:
         plan = EnginePlan.from_dict(
             name, json.loads(_note(making, name).read_text(encoding="utf-8"))
@@ -201,7 +199,7 @@ def _build(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -
     if job.timing_cache:
         Path(job.timing_cache).parent.mkdir(parents=True, exist_ok=True)
     log = making / f"{name}.log"
-    # TensorRT reads graph and weights by their names.
+    # TensorRT opens graph and weights by name.
     cost = order.export.load_checked(
         lambda: run_worker(job, log, lambda share: on_progress(name, share))
     )
@@ -224,7 +222,7 @@ def _build(order: BuildSpec, name: str, making: Path, on_progress: OnProgress) -
 
 
 def _check_space(order: BuildSpec, name: str) -> None:
-    """Minutes of building that must end in a full disk are not begun."""
+    """Refuse a build that would end in a full disk, before it takes minutes."""
     needed = sum(order.export.data[file].bytes for file in order.export.graphs[name].data)
     free = shutil.disk_usage(order.out.parent).free
     if free < needed:

@@ -1,4 +1,4 @@
-"""The engines that are kept in one place: which are there, and which of them fits this machine."""
+"""Finds the engines below a folder, and chooses those that fit this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PREFERENCE = ("int8", "fp8", "fp16", "fp32")
 
 
 def engine_folders(root: Path) -> Iterator[EngineFolder | EngineError]:
-    """Everything below `root` that has a manifest; an error for each that cannot be read."""
+    """Yield every folder with a manifest below `root`, or the error of reading it."""
     for manifest in sorted(root.rglob(FILE)):
         if manifest.parent.name.startswith("."):
-            # Still being made.
+            # It is still being made.
             continue
         try:
             yield EngineFolder.read(manifest.parent)
@@ -34,7 +34,7 @@ def best_for(
     takes_loras: bool = False,
     takes_unchecked: bool = False,
 ) -> EngineFolder | str:
-    """The engines to run this model with here, or why there are none. Those with LoRAs in them are
+    """Return the engines that run this model best, or why there are none. Engines with LoRAs are
     not the model itself."""
     found = list(engine_folders(root))
     reasons = [str(folder) for folder in found if isinstance(folder, EngineError)]

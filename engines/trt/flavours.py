@@ -1,7 +1,7 @@
-"""The two TensorRTs: what differs between them, as data. Everything else is one code path.
+"""The differences between the two TensorRTs, as data; everything else is one code path.
 
 `tensorrt` is the data-centre library: it builds on the GPU it builds for. `tensorrt-rtx` compiles
-for a list of architectures without any GPU, and finishes the work on the GPU at load.
+for a list of architectures without a GPU, and finishes on the GPU at load.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sdxl.params import InvalidParams
 
 
 class BackendFailed(RuntimeError):
-    """A backend that is here, and cannot load or run what it was given."""
+    """An installed backend cannot load or run what it was given."""
 
 
 class BackendMissing(RuntimeError):
-    """A library, or a GPU, that a backend needs and that is not here."""
+    """A library or GPU that a backend needs is missing."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Flavour:
     module: str
     needs_gpu_to_build: bool
     has_timing_cache: bool
-    """whether it chooses kernels by timing them, and can remember that"""
+    """whether it chooses kernels by timing them, and can store the times"""
     has_exact_profiles: bool
-    """whether a profile for one exact shape pays. Where kernels are specialised for the shapes
-    they meet at run time, each would only be compiled once more."""
+    """whether a profile for one exact shape pays: not if kernels are specialised at run time, where
+    it would only compile more"""
     architectures: tuple[str, ...] | None
-    """what it can build for; None where that is the GPU it runs on"""
+    """its targets; None for the GPU it runs on"""
 
     @property
     def is_installed(self) -> bool:
@@ -83,7 +83,7 @@ def flavour_named(name: str) -> Flavour:
 
 
 def check_buildable(flavour: Flavour, target: Target, local: Target | None) -> None:
-    """Refuse at once what would fail, or build for the wrong GPU, minutes later."""
+    """Refuse a build that would fail, or be for the wrong GPU, before it takes minutes."""
     if flavour.needs_gpu_to_build and local != target:
         found = f"a {local.name}" if local else "no NVIDIA GPU"
         raise BackendMissing(

@@ -1,9 +1,8 @@
-"""TensorRT plans behind the Engine contract: what runs on a GPU, in either flavour.
+"""TensorRT plans as Engines, in either flavour.
 
-A call binds the tensors it is handed by address; nothing is copied and nothing waits. Where the
-same tensors come again, as the loop's buffers do, the call becomes a CUDA graph. A captured graph
-holds on to the state of the context that it was captured from, so each has a context of its own;
-their working memory is one block that they take turns in.
+A call binds its tensors by address: nothing is copied and nothing waits. Calls on recurring
+tensors, the loop's buffers, become CUDA graphs. A graph holds the state of the context that it was
+captured from, so each has its own context; they take turns in one block of working memory.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ Key = tuple[tuple[int, ...], ...]
 
 
 class TensorRTError(BackendFailed):
-    """A plan that cannot be loaded or run: which, and what was asked of it."""
+    """A plan cannot be loaded or run."""
 
 
 class Scratch:
-    """Working memory that engines share which never run at the same time. It grows when a larger
-    shape comes; what was captured on the outgrown block must be captured anew."""
+    """Working memory of engines that never run at the same time. It grows with a larger shape;
+    graphs on the old block must then be captured again."""
 
     def __init__(self, device: RecordingDevice) -> None:
         self._device = device
@@ -56,7 +55,7 @@ class Scratch:
 
 @dataclass
 class Lane:
-    """A context set up for one set of shapes, and the graph captured from it."""
+    """A context for one set of shapes or tensors, and the graph captured from it."""
 
     context: Any
     recording: Recording
@@ -65,7 +64,7 @@ class Lane:
 
 
 class TensorRTEngine:
-    """One plan. `captures` says whether its tensors come again, so that graphs pay."""
+    """One plan. `captures` says whether its tensors recur, so that graphs pay."""
 
     def __init__(
         self,
@@ -100,13 +99,13 @@ class TensorRTEngine:
         )
 
     def _own(self, spec: TensorSpec, tensors: Mapping[str, Tensor]) -> Tensor:
-        found = tensors[spec.name]
-        if not found.is_contiguous():
+        tensor = tensors[spec.name]
+        if not tensor.is_contiguous():
             raise ShapeError(
-                f"{self.spec.name}: {spec.name!r} has strides {found.stride()}, "
+                f"{self.spec.name}: {spec.name!r} has strides {tensor.stride()}, "
                 "expected a contiguous tensor"
             )
-        return found
+        return tensor
 
     def _lane(self, tensors: Sequence[Tensor]) -> Lane:
         key = tuple(tuple(t.shape) for t in tensors)
@@ -116,7 +115,7 @@ class TensorRTEngine:
         if lane is None:
             lane = self._lanes[key] = self._prepare(tensors)
             if len(self._lanes) > MAX_LANES:
-                # The context that goes may still be at work.
+                # The evicted context may still be running.
                 self._device.synchronize()
                 self._lanes.popitem(last=False)
         self._lanes.move_to_end(key)
@@ -153,7 +152,7 @@ class TensorRTEngine:
         self._must(lane.context.execute_async_v3(stream), "stream", stream)
 
     def _is_capturable(self, lane: Lane) -> bool:
-        """tensorrt-rtx says of some networks that they are not; tensorrt does not ask."""
+        """Whether tensorrt-rtx can capture the network; tensorrt always can."""
         asks = getattr(lane.context, "is_stream_capturable", None)
         return asks is None or bool(asks(self._device.capturing_stream))
 

@@ -1,4 +1,4 @@
-"""From a folder of plans to engines: digests first, then TensorRT."""
+"""Loads engines from a folder of plans, after checking their digests."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ TURNS = {
     "vae_decoder": "decode",
     "vae_encoder": "encode",
 }
-"""Engines of one turn follow each other and share their working memory; encoding and decoding
-may overlap with denoising."""
+"""Engines of one turn never overlap and share working memory; encoding and decoding may overlap
+with denoising."""
 
 CAPTURED = ("unet_deep", "unet_shallow")
-"""Called again and again with the loop's own buffers."""
+"""called with the loop's own buffers, which recur"""
 
 
 def load_tensorrt(folder: EngineFolder, flavour: Flavour) -> Engines:
-    """For engines that run here: ask `EngineFolder.mismatch` first."""
+    """Load engines that run here, by `EngineFolder.mismatch`."""
     device = numbered()
     cuda = CudaDevice(device)
     deep = folder.plans["unet_deep"]
@@ -82,7 +82,7 @@ def open_plans(
 
 
 def context_maker(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
-    """Contexts without memory of their own."""
+    """Return a function that makes contexts without memory of their own."""
     strategy = library.ExecutionContextAllocationStrategy.USER_MANAGED
     if flavour.has_exact_profiles:
         return lambda plan: plan.create_execution_context(strategy)
@@ -90,7 +90,7 @@ def context_maker(flavour: Flavour, library: Any) -> Callable[[Any], Any]:
     def specialised(plan: Any) -> Any:
         config = plan.create_runtime_config()
         config.set_execution_context_allocation_strategy(strategy)
-        # At the first call and not some time later: a graph would keep the provisional kernels.
+        # Compile at the first call: a graph would keep the provisional kernels.
         kernels = library.DynamicShapesKernelSpecializationStrategy.EAGER
         config.dynamic_shapes_kernel_specialization_strategy = kernels
         return plan.create_execution_context(config)

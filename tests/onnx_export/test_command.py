@@ -46,7 +46,7 @@ def test_a_place_that_cannot_be_written_is_found_out_first(
     tiny: Checkpoint, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="out must be a place that can be written"):
+    with pytest.raises(OutputError, match="out must be a folder that can be written"):
         main(["--model", str(tiny.folder), "--out", str(tmp_path / "file" / "export")])
 
 

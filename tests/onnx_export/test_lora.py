@@ -192,7 +192,7 @@ def test_a_scale_may_follow_the_file(
 @pytest.mark.parametrize(
     ("text", "needed"),
     [
-        ("gone.safetensors", "a file that is there"),
+        ("gone.safetensors", "an existing file"),
         ("a.ckpt", "ends in .safetensors"),
         ("a.safetensors:nan", "a finite number"),
         ("a.safetensors:strong", "ends in .safetensors"),
@@ -203,5 +203,5 @@ def test_what_is_not_a_file_and_a_scale_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.safetensors").touch()
-    with pytest.raises(InvalidParams, match=f"lora: .*{needed}"):
+    with pytest.raises(InvalidParams, match=f"lora must .*{needed}"):
         Lora.parse(text)

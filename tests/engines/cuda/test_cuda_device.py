@@ -1,19 +1,19 @@
-"""A capture that fails costs its own work a little speed and nothing else anything; streams and
-devices are the loop's own. On a double of torch.cuda.
-"""
+"""A failed capture slows only its own work; the loop has its own streams."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from engines.cuda.device import CudaDevice, local_target, numbered
-from engines.cuda.recordings import CaptureFailed, Ticks
+from engines.cuda.recordings import MAX_TICKS, CaptureFailed, Ticks
 from tests.engines.cuda_double import MIDDLE, MOMENTS, FakeCuda, FakeStream
+from tests.engines.trt_double import FakeDevice
 
 SECOND = torch.device("cuda", 1)
 
@@ -46,14 +46,14 @@ def test_a_failed_capture_runs_uncaptured_and_the_next_one_is_captured(
     assert ran == ["first"] * 4 and cuda.captures == 0
     for _ in range(3):
         ticks("second", work_of(cuda, ran, "second"))
-    assert ran[4:] == ["second"] * 3, "the next capture must not suffer"
+    assert ran[4:] == ["second"] * 3, "the next capture is affected"
     assert cuda.captures == 1 and not cuda.recording_pools
     assert device.failed_captures == 1
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "runs uncaptured: CUDA error" in warning.message and "\n" not in warning.message
 
 
-def test_what_was_captured_before_stays_and_a_second_failure_is_not_said_again(
+def test_earlier_captures_stay_and_only_the_first_failure_is_a_warning(
     cuda: FakeCuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     device, ran = CudaDevice(SECOND), list[str]()
@@ -70,8 +70,8 @@ def test_what_was_captured_before_stays_and_a_second_failure_is_not_said_again(
     assert sum(r.levelno == logging.WARNING for r in caplog.records) == 1
 
 
-def test_when_all_that_was_captured_is_gone_captures_begin_anew(cuda: FakeCuda) -> None:
-    """As a decoder's, whose few recordings make room for other sizes."""
+def test_captures_start_a_new_pool_when_all_graphs_are_gone(cuda: FakeCuda) -> None:
+    """As a decoder's few recordings do, for other sizes."""
     device, ran = CudaDevice(SECOND), list[str]()
     for name in ("first", "second"):
         ticks = Ticks(device)
@@ -82,8 +82,8 @@ def test_when_all_that_was_captured_is_gone_captures_begin_anew(cuda: FakeCuda) 
     assert cuda.captures == 2 and not device.failed_captures
 
 
-def test_an_error_of_the_work_itself_is_not_taken_for_a_failed_capture(cuda: FakeCuda) -> None:
-    """It is tried uncaptured, and fails there by its own name."""
+def test_an_error_of_the_work_itself_is_raised(cuda: FakeCuda) -> None:
+    """It runs uncaptured and raises its own error."""
 
     def work() -> None:
         raise ValueError("a shape")
@@ -97,7 +97,7 @@ def test_an_error_of_the_work_itself_is_not_taken_for_a_failed_capture(cuda: Fak
         ticks("key", work)
 
 
-def test_the_loop_has_a_stream_of_its_own_on_its_own_gpu(cuda: FakeCuda) -> None:
+def test_the_loop_has_its_own_stream_on_its_own_gpu(cuda: FakeCuda) -> None:
     device = CudaDevice(SECOND)
     default = cuda.default_stream(SECOND)
     assert device.stream() == default.cuda_stream
@@ -111,13 +111,13 @@ def test_the_loop_has_a_stream_of_its_own_on_its_own_gpu(cuda: FakeCuda) -> None
     assert len(set(streams)) == 3
 
 
-def test_who_has_chosen_a_stream_stays_on_it(cuda: FakeCuda) -> None:
+def test_a_chosen_stream_is_kept(cuda: FakeCuda) -> None:
     device, own = CudaDevice(SECOND), cuda.Stream(SECOND)
     with cuda.stream(own), device.on_stream():
         assert cuda.current_stream(SECOND) is own
 
 
-def test_threads_do_not_meet_on_a_stream_by_chance(cuda: FakeCuda) -> None:
+def test_a_stream_is_chosen_for_one_thread_only(cuda: FakeCuda) -> None:
     device, seen = CudaDevice(SECOND), list[FakeStream]()
     with device.on_stream():
         other = threading.Thread(target=lambda: seen.append(cuda.current_stream(SECOND)))
@@ -126,7 +126,7 @@ def test_threads_do_not_meet_on_a_stream_by_chance(cuda: FakeCuda) -> None:
     assert seen == [cuda.default_stream(SECOND)]
 
 
-def test_the_gpu_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_named_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
 
     class Properties:
@@ -143,3 +143,26 @@ def test_the_gpu_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert found is not None and found.key == "h200" and asked == [SECOND]
     assert numbered(torch.device("cuda")) == torch.device("cuda", 0)
     assert numbered(SECOND) == SECOND
+
+
+@pytest.mark.parametrize("keys", [["one"] * 4, ["deep", "shallow"] * 2])
+def test_a_tick_runs_once_and_is_then_replayed_under_its_key(keys: list[str]) -> None:
+    device, ran = FakeDevice(), list[str]()
+
+    def work(key: str) -> None:
+        if device.recorded is None:
+            ran.append(key)
+        else:
+            device.recorded.append(lambda: ran.append(key))
+
+    ticks, count = Ticks(device), len(set(keys))
+    for key in keys:
+        ticks(key, partial(work, key))
+    assert (device.captures, device.replays, ran) == (count, len(keys) - count, keys)
+
+
+def test_the_oldest_recording_is_dropped_first(cuda: FakeCuda) -> None:
+    ticks = Ticks(CudaDevice(SECOND))
+    for number in range(MAX_TICKS + 3):
+        ticks(number, lambda: None)
+    assert list(ticks.recordings) == list(range(3, MAX_TICKS + 3))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from engines.pytorch.triton_text_attention import text_attention
 from tests.engines.pytorch.kernel_checks import (
     INFINITY,
     NAN,
-    NUMBERS,
     ROWS,
     attended,
+    broken_rows,
     check,
     differing,
     flags_wrong,
     rounded,
+    rounding_wrong,
     wrong_by,
 )
 
@@ -32,16 +34,12 @@ def attentions() -> Iterator[str]:
     """In floats, as exact as the rounding of the result; lines that are longer than what is read,
     and tokens that fill no tile."""
     for head, tokens in itertools.product((64, 128), (28, 64, 84)):
-        channels, flags = 2 * head, torch.zeros(ROWS)
+        channels = 2 * head
         query, key = torch.randn(ROWS, tokens, 2 * channels).chunk(2, dim=-1)
         value, steps = torch.randn(channels, ROWS, tokens), torch.rand(channels) * 200 + 100
         expected = attended(query, key, value, 2)
-        for number in NUMBERS:
-            settings: Any = {"steps": steps, "number": number, "flags": flags}
-            found = attention(query, key, value, 2, **settings)
-            what: Any = (head, tokens, number)
-            yield from differing(found, rounded(expected * steps, number), what)
-            yield from flags_wrong(flags, set(), number, what)
+        run = partial(attention, query, key, value, 2, steps=steps)
+        yield from rounding_wrong(run, expected * steps, (head, tokens), set())
 
 
 @check
@@ -58,7 +56,7 @@ def attention_to_what_is_no_number() -> Iterator[str]:
         found = attention(query, key, value, heads, number=torch.int8, **settings)
         wanted = rounded(expected * 100, torch.int8)
         yield from differing(found, wanted, (which, bad))
-        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
+        broken = broken_rows(expected)
         if not broken <= {1}:
             yield f"{which}, {bad}: the reference breaks the rows {broken}"
         yield from flags_wrong(flags, broken, torch.int8, (which, bad))
@@ -89,14 +87,9 @@ def attentions_to_a_prompt() -> Iterator[str]:
             torch.randn(2, ROWS, keys, channels),
         )
         expected = attended_text(query, key, value, 2)
-        for number in NUMBERS:
-            flags = torch.zeros(ROWS)
-            settings: Any = {"steps": steps, "number": number, "flags": flags}
-            found = text_attention(query, key, value, 2, **settings)
-            what: Any = (head, keys, tokens, number)
-            yield from differing(found, rounded(expected * steps, number), what)
-            yield from flags_wrong(flags, set(), number, what)
-        settings = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
+        run = partial(text_attention, query, key, value, 2, steps=steps)
+        yield from rounding_wrong(run, expected * steps, (head, keys, tokens), set())
+        settings: Any = {"steps": torch.full((channels,), 50.0), "flags": torch.zeros(ROWS)}
         found = text_attention(
             query.half(), key.half(), value.half(), 2, number=torch.int8, **settings
         )
@@ -121,5 +114,5 @@ def attentions_to_a_prompt_that_is_no_number() -> Iterator[str]:
         found = text_attention(query, key, value, heads, number=torch.int8, **settings)
         what = (which, bad, keys)
         yield from differing(found, rounded(expected * 100, torch.int8), what)
-        broken = set(torch.nonzero(expected.flatten(1).isnan().any(1)).flatten().tolist())
+        broken = broken_rows(expected)
         yield from flags_wrong(flags, broken, torch.int8, what)

@@ -13,6 +13,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,13 +38,16 @@ from tests.engines.pytorch.kernel_checks import (
     ROWS,
     WIDTH,
     check,
+    convolved,
     differing,
     flags_wrong,
     gated_wrong,
     gelu_of,
+    linear,
     map_of,
     normed,
     rounded,
+    rounding_wrong,
     whole,
     wrong_by,
 )
@@ -56,14 +60,9 @@ def norm() -> Iterator[str]:
     for shift, silu in itertools.product((None, added), (False, True)):
         expected = normed(x, shift, weight, bias, silu)
         what: Any = ("shift" if shift is not None else "", "silu" if silu else "")
-        found = norm_act(x, weight, bias, 4, 1e-5, has_silu=silu, shift=shift)
-        yield from wrong_by(found, expected, 1e-6, what)
-        for number in NUMBERS:
-            found = norm_act(
-                x, weight, bias, 4, 1e-5, has_silu=silu, shift=shift, steps=steps, number=number
-            )
-            wanted = rounded(expected * steps[:, None, None], number)
-            yield from differing(found, wanted, (*what, number))
+        run = partial(norm_act, x, weight, bias, 4, 1e-5, has_silu=silu, shift=shift)
+        yield from wrong_by(run(), expected, 1e-6, what)
+        yield from rounding_wrong(partial(run, steps=steps), expected * steps[:, None, None], what)
 
 
 @check
@@ -97,20 +96,14 @@ def maps_joined_for_their_norm() -> Iterator[str]:
 def norm_of_what_is_no_number() -> Iterator[str]:
     """A group that holds a NaN or an infinity is NaN as a whole, and no other is."""
     weight, bias = torch.randn(2, CHANNELS)
-    for bad in (NAN, INFINITY, -INFINITY):
+    for bad, silu in itertools.product((NAN, INFINITY, -INFINITY), (False, True)):
         x = map_of(ROWS, CHANNELS, HEIGHT, WIDTH)
         x[1, 10, 3, 2] = bad
-        for silu in (False, True):
-            expected = normed(x, None, weight, bias, silu)
-            found = norm_act(x, weight, bias, 4, 1e-5, has_silu=silu)
-            yield from wrong_by(found, expected, 1e-6, (bad, silu))
-            flags = torch.zeros(ROWS)
-            for number in NUMBERS:
-                steps = torch.ones(CHANNELS)
-                settings: Any = {"has_silu": silu, "steps": steps, "number": number, "flags": flags}
-                found = norm_act(x, weight, bias, 4, 1e-5, **settings)
-                yield from differing(found, rounded(expected, number), (bad, silu, number))
-                yield from flags_wrong(flags, {1}, number, (bad, silu))
+        expected = normed(x, None, weight, bias, silu)
+        run = partial(norm_act, x, weight, bias, 4, 1e-5, has_silu=silu)
+        yield from wrong_by(run(), expected, 1e-6, (bad, silu))
+        run = partial(run, steps=torch.ones(CHANNELS))
+        yield from rounding_wrong(run, expected, (bad, silu), {1})
 
 
 @check
@@ -131,15 +124,10 @@ def rounding() -> Iterator[str]:
             value = F.silu(value) if silu else value
             what = (x.dim(), has_affine, silu)
             finite = x.isfinite()
-            found = affine(x, **given, has_silu=silu)
-            yield from wrong_by(found[finite], value[finite], 1e-6, what)
-            for number in NUMBERS:
-                flags = torch.zeros(ROWS)
-                found = affine(x, **given, has_silu=silu, steps=steps, number=number, flags=flags)
-                scaled = value * (steps[:, None, None] if x.dim() == 4 else steps)
-                yield from differing(found, rounded(scaled, number), (*what, number))
-                broken = set(torch.nonzero(value.flatten(1).isnan().any(1)).flatten().tolist())
-                yield from flags_wrong(flags, broken, number, what)
+            run = partial(affine, x, **given, has_silu=silu)
+            yield from wrong_by(run()[finite], value[finite], 1e-6, what)
+            scaled = value * (steps[:, None, None] if x.dim() == 4 else steps)
+            yield from rounding_wrong(partial(run, steps=steps), scaled, what)
 
 
 @check
@@ -150,11 +138,8 @@ def rounding_of_sums() -> Iterator[str]:
     yield from wrong_by(affine(x, added=added), x.double() + added.double(), 1e-6, "sum")
     x[1, 2, 3], added[2, 4, 5], added[0, 1, 2], x[0, 3, 4] = NAN, NAN, INFINITY, -INFINITY
     expected = (x.double() + added.double()) * steps
-    for number in NUMBERS:
-        flags = torch.zeros(ROWS)
-        found = affine(x, added=added, steps=steps, number=number, flags=flags)
-        yield from differing(found, rounded(expected, number), number)
-        yield from flags_wrong(flags, {1, 2}, number, number)
+    run = partial(affine, x, added=added, steps=steps)
+    yield from rounding_wrong(run, expected, "sum", {1, 2})
 
 
 @check
@@ -168,11 +153,8 @@ def gating() -> Iterator[str]:
         value, gate = wide.double().chunk(2, dim=-1)
         expected = value * F.gelu(gate)
         yield from wrong_by(gated(wide)[1:], expected[1:], 1e-6, (width, "NaN"))
-        for number in NUMBERS:
-            flags = torch.zeros(ROWS)
-            found = gated(wide, steps=steps, number=number, flags=flags)
-            yield from differing(found, rounded(expected * steps, number), (width, number))
-            yield from flags_wrong(flags, {1, 2}, number, width)
+        run = partial(gated, wide, steps=steps)
+        yield from rounding_wrong(run, expected * steps, width, {1, 2})
 
 
 @check
@@ -191,13 +173,10 @@ def sums_and_their_layer_norms() -> Iterator[str]:
             found, normed = add_norm(x, given, weight, bias, 1e-5)
             yield from wrong_by(found, total, 1e-6, (*what, "sum"))
             yield from wrong_by(normed, expected, 2e-6, what)
-            for number in NUMBERS:
-                flags = torch.zeros(ROWS)
-                settings: Any = {"steps": steps, "number": number, "flags": flags}
-                _, normed = add_norm(x, given, weight, bias, 1e-5, **settings)
-                yield from differing(normed, rounded(expected * steps, number), (*what, number))
-                is_there = broken if given is not None else set()
-                yield from flags_wrong(flags, is_there, number, what)
+            run = partial(add_norm, x, given, weight, bias, 1e-5, steps=steps)
+            second = lambda run=run, **settings: run(**settings)[1]  # noqa: E731
+            shown = broken if given is not None else set[int]()
+            yield from rounding_wrong(second, expected * steps, what, shown)
 
 
 @check
@@ -209,17 +188,14 @@ def products() -> Iterator[str]:
         scale, bias = torch.rand(out) / 1000, torch.randn(out)
         x = whole(ROWS, CHANNELS, HEIGHT, WIDTH).to(memory_format=torch.channels_last).to(number)
         weight = whole(out, 3, 3, CHANNELS).to(number)
-        filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
-        expected = F.conv2d(x.double(), filters, bias.double(), padding=1)
+        expected = convolved(x, weight, scale, bias)
         past = map_of(ROWS, out, HEIGHT, WIDTH).to(dtype)
         for residual in (None, past):
             wanted = expected if residual is None else expected + residual.double()
             found = product(x, weight, scale, bias, dtype, residual)
             yield from wrong_by(found, wanted, most, ("conv", number, dtype, residual is not None))
         tokens, weight = whole(ROWS, 7, CHANNELS).to(number), whole(out, CHANNELS).to(number)
-        expected = F.linear(
-            tokens.double(), weight.double() * scale.double()[:, None], bias.double()
-        )
+        expected = linear(tokens, weight, scale, bias)
         past = torch.randn(ROWS, 7, out).to(dtype)
         for residual in (None, past):
             wanted = expected if residual is None else expected + residual.double()
@@ -245,13 +221,12 @@ def products_by_descriptors() -> Iterator[str]:
         past = map_of(ROWS, out, HEIGHT, WIDTH) if residual else None
         weight = whole(out, 3, 3, inside).to(number)
         found = product(stored, weight, scale, bias, torch.float32, past)
-        filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
-        expected = F.conv2d(plain.double(), filters, bias.double(), padding=1)
+        expected = convolved(plain, weight, scale, bias)
         expected = expected if past is None else expected + past.double()
         yield from wrong_by(found, expected, 1e-5, what)
     tokens, weight = whole(ROWS, 7, inside).to(number), whole(out, inside).to(number)
     found = product(tokens, weight, scale, bias, torch.float32)
-    expected = F.linear(tokens.double(), weight.double() * scale.double()[:, None], bias.double())
+    expected = linear(tokens, weight, scale, bias)
     yield from wrong_by(found, expected, 1e-5, "linear")
 
 
@@ -268,9 +243,8 @@ def products_of_doubled_maps() -> Iterator[str]:
         scale, bias = torch.rand(out) / 1000, torch.randn(out)
         layer = EightBit(weight, scale, steps, bias)
         quarters = quartered(layer)
-        filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
         doubled = F.interpolate(stored.double(), scale_factor=2, mode="nearest")
-        expected = F.conv2d(doubled, filters, bias.double(), padding=1)
+        expected = convolved(doubled, weight, scale, bias)
         what: Any = (number, has_border)
         found = product(stored, quarters.weight, quarters.scale, bias, torch.float32)
         most = 0.01 if number is torch.int8 else 0.04
@@ -286,9 +260,7 @@ def turned_products() -> Iterator[str]:
     scale[7], bias[8] = 10, NAN
     for number in NUMBERS:
         tokens, weight = whole(ROWS, 7, inside).to(number), whole(out, inside).to(number)
-        expected = F.linear(
-            tokens.double(), weight.double() * scale.double()[:, None], bias.double()
-        )
+        expected = linear(tokens, weight, scale, bias)
         found = turned_product(tokens, weight, scale, bias, torch.float32)
         yield from wrong_by(found, expected.permute(2, 0, 1), 1e-5, number)
         for small, straight in (
@@ -308,8 +280,7 @@ def gated_products() -> Iterator[str]:
     steps = torch.cat([torch.rand(out) * 20 + 1, torch.ones(out)])
     for number in NUMBERS:
         tokens, weight = whole(ROWS, 7, inside).to(number), whole(2 * out, inside).to(number)
-        wide = F.linear(tokens.double(), weight.double() * scale.double()[:, None], bias.double())
-        value, gate = wide.chunk(2, dim=-1)
+        value, gate = linear(tokens, weight, scale, bias).chunk(2, dim=-1)
         expected = value * F.gelu(gate) * steps[:out]
         flags = torch.zeros(ROWS)
         found = gated_product(tokens, weight, scale * steps, bias * steps, flags, number)

@@ -1,4 +1,4 @@
-"""How kernels are held against float64: what is compared, and how what is wrong is told."""
+"""Compares kernels with float64, and describes what differs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Check = Callable[[], Iterator[str]]
 NUMBERS = (torch.int8, torch.float8_e4m3fn)
 CHECKS: dict[str, Check] = {}
 ROWS, CHANNELS, HEIGHT, WIDTH = 3, 72, 5, 7
-"""no power of two, no multiple of a block"""
+"""neither powers of two nor multiples of a block"""
 NAN, INFINITY = torch.nan, torch.inf
 MOST_OF_GELU, BEYOND_5 = 0.007, 2e-6
-"""of its exact value, and besides where that is next to nothing"""
+"""relative error up to 5, and absolute error beyond it"""
 
 
 def check(function: Check) -> Check:
@@ -53,9 +53,8 @@ def rounded(x: Tensor, number: torch.dtype) -> Tensor:
 
 
 def differing(found: Tensor, expected: Tensor, what: object) -> Iterator[str]:
-    """The interpreter loses a carry into E4M3's exponent: a few values come out at half their
-    size; and it has no NaN in E4M3: that a GPU's stays one is seen in the compiled code. Else a
-    value in the middle of two may fall to either side."""
+    """Few values may differ: one in the middle of two goes either way, and the interpreter loses a
+    carry into E4M3's exponent. It also has no NaN in E4M3, which the compiled code must keep."""
     most = 0.002 if found.dtype is torch.int8 else 0.05
     ours, theirs = found.float(), expected.float()
     wrong = float(((ours != theirs) & ~theirs.isnan()).float().mean())
@@ -71,6 +70,31 @@ def flags_wrong(
         yield f"{what}: flags of the rows {found}, needed {broken}"
 
 
+def rounding_wrong(
+    run: Callable[..., Tensor], scaled: Tensor, what: object, broken: set[int] | None = None
+) -> Iterator[str]:
+    """`run` must round `scaled` to each number and flag the broken rows, in int8."""
+    for number in NUMBERS:
+        flags = torch.zeros(ROWS)
+        found = run(number=number, flags=flags)
+        yield from differing(found, rounded(scaled, number), (what, number))
+        rows = broken_rows(scaled) if broken is None else broken
+        yield from flags_wrong(flags, rows, number, what)
+
+
+def broken_rows(x: Tensor) -> set[int]:
+    return set(torch.nonzero(x.flatten(1).isnan().any(1)).flatten().tolist())
+
+
+def linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x.double(), weight.double() * scale.double()[:, None], bias.double())
+
+
+def convolved(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    filters = weight.double().permute(0, 3, 1, 2) * scale.double().view(-1, 1, 1, 1)
+    return F.conv2d(x.double(), filters, bias.double(), padding=1)
+
+
 def normed(x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, silu: bool) -> Tensor:
     value = x.double() if shift is None else x.double() + shift.double()[:, :, None, None]
     value = F.group_norm(value, 4, weight.double(), bias.double(), 1e-5)
@@ -78,7 +102,7 @@ def normed(x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, silu: 
 
 
 def gated_wrong(found: Tensor, expected: Tensor, number: torch.dtype) -> Iterator[str]:
-    """No value is further off than its neighbour among the numbers; few are not equal."""
+    """No value may be further off than its neighbour among the numbers, and few may differ."""
     ours, theirs = found.double(), expected.double()
     step = 1.0 if number is torch.int8 else theirs.abs().clamp(min=2.0**-6) / 8
     far = float(((ours - theirs).abs() > step * 1.001).double().mean())
@@ -92,14 +116,14 @@ def gated_wrong(found: Tensor, expected: Tensor, number: torch.dtype) -> Iterato
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
-    """value [channels, rows, tokens]."""
+    """Attend in float64; value is [channels, rows, tokens]."""
     found = [query.double(), key.double(), value.double().permute(1, 2, 0)]
     split = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in found)
     return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
 
 
 def gelu_of(gates: Tensor) -> Tensor:
-    """The gated product's."""
+    """The gated product's GELU."""
     found = torch.empty_like(gates)
     _gelus[(1,)](gates, found, len(gates), SIZE=triton.next_power_of_2(len(gates)))
     return found

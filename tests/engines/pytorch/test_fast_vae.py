@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engines.cuda.recordings import MAX_SHAPES, RecordedEngine
+from engines.pytorch import torch_engine
 from engines.pytorch.fast_vae import rearrange_decoder
 from sdxl.checkpoint import find
 from sdxl.images import BrokenImage, rounded, to_pixels
@@ -41,6 +42,16 @@ def test_rearranged_it_decodes_the_same(fits: bool) -> None:
         (found,), (expected,) = ours(latents), plain(latents)
     measured = float((found - expected).norm() / expected.norm())
     assert measured <= MOST_ERROR, f"{measured:.1e}, at most {MOST_ERROR:.0e}"
+
+
+@pytest.mark.parametrize(("precision", "fitted"), [("fp32", 0), ("fp16", 1), ("bf16", 0)])
+def test_only_a_vae_in_halves_is_fitted_to_them(
+    precision: str, fitted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules: list[object] = []
+    monkeypatch.setattr(torch_engine, "fit_halves", modules.append)
+    torch_engine.load_torch(find("mini"), device="cpu", precision=precision)
+    assert [type(module).__name__ for module in modules] == ["AutoencoderKL"] * fitted
 
 
 @dataclass
