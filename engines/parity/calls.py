@@ -48,7 +48,7 @@ class EngineCall:
 
 
 @dataclass
-class Recorder:
+class CallRecorder:
     """An engine that records its calls."""
 
     engine: Engine
@@ -80,7 +80,7 @@ def listening(engines: Engines, *names: str) -> tuple[Engines, list[EngineCall]]
     calls: list[EngineCall] = []
     kept: dict[str, Tensor] = {}
     by_name = {
-        name: Recorder(engine, calls, kept) if name in names else engine
+        name: CallRecorder(engine, calls, kept) if name in names else engine
         for name, engine in engines.by_name.items()
     }
     return replace(engines, by_name=by_name), calls
