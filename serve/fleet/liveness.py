@@ -27,7 +27,7 @@ class Liveness:
         self._leaving: set[str] = set()
         self._holders: OrderedDict[str, str] = OrderedDict()
 
-    def heard(self, name: str) -> None:
+    def note_answer(self, name: str) -> None:
         with self._lock:
             self._heard_s[name] = self._clock()
             self._lost.discard(name)

@@ -129,13 +129,13 @@ class Replicas:
             return attempt(self._by_reference.generate, (timed, reference), Done, self._liveness)
 
         # Another attempt is queued again, and comes by steps that were shown.
-        heard: set[Hashable] = set()
+        sent: set[Hashable] = set()
         async with aclosing(persevere(begin, order.deadline_s)) as updates:
             async for _, update in updates:
-                what = heard_once(update)
-                if what is None or what not in heard:
+                what = sent_once(update)
+                if what is None or what not in sent:
                     yield update
-                heard.add(what)
+                sent.add(what)
 
     def _stored(self, source: SourceImage) -> Any:
         """Ray's reference; it lives as long as a picture of the request needs it."""
@@ -149,7 +149,7 @@ class Replicas:
         return await gather(self._handle, "metrics")
 
 
-def heard_once(update: Update) -> Hashable:
+def sent_once(update: Update) -> Hashable:
     """Return the part of an update that must not be sent twice; None if it may repeat."""
     match update:
         case Queued():

@@ -39,7 +39,7 @@ METHODS, STATS_METHOD = ("generate", "__call__"), "record_routing_stats"
 class EarliestFinishRouter(FIFOMixin, RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         self._sent: defaultdict[ReplicaID, deque[float]] = defaultdict(deque)
-        self._told: dict[ReplicaID, Mapping[str, float]] = {}
+        self._reports: dict[ReplicaID, Mapping[str, float]] = {}
         self._liveness = liveness.of_deployment(self._deployment_id.name)
         self._asked: dict[ReplicaID, asyncio.Task[None]] = {}
         self._asking: asyncio.Task[None] | None = None
@@ -64,7 +64,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             id_ = replica.replica_id
             # A front elsewhere saves nothing; a replica elsewhere may be idle.
             is_far = is_http and replica.node_id != self._node
-            stats = self._told.get(id_, replica.routing_stats)
+            stats = self._reports.get(id_, replica.routing_stats)
             is_silent = self._liveness.is_silent(id_.unique_id)
             return is_silent, is_far, ready_in_s(stats, self._sent[id_], now), random.random()
 
@@ -98,7 +98,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             self._known = {**replicas, **leaving}
             names, left = ({id_.unique_id for id_ in each} for each in (replicas, leaving))
             self._liveness.keep(names, left)
-            self._told = {id_: told for id_, told in self._told.items() if id_ in replicas}
+            self._reports = {
+                id_: report for id_, report in self._reports.items() if id_ in replicas
+            }
             self._asked = {id_: task for id_, task in self._asked.items() if not task.done()}
             for id_, replica in self._known.items():
                 # A hanging replica is not queried again before it has answered.
@@ -109,7 +111,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
     async def _ask(self, replica: RunningReplica, like: RequestMetadata) -> None:
         id_, name = replica.replica_id, replica.replica_id.unique_id
         try:
-            told = await self._send(replica, like)
+            report = await self._send(replica, like)
         except Exception as error:
             log.debug("%s does not answer: %s", name, type(error).__name__)
             if id_ in self.curr_replicas:
@@ -119,8 +121,8 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
                 # It has left, or takes no more questions.
                 self._known.pop(id_, None)
         else:
-            self._told[id_] = told
-            self._liveness.heard(name)
+            self._reports[id_] = report
+            self._liveness.note_answer(name)
 
     async def _send(self, replica: RunningReplica, like: RequestMetadata) -> Mapping[str, float]:
         own = f"{replica.replica_id.unique_id}-{time.monotonic_ns()}"
@@ -134,9 +136,9 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
             tracing_context=None,
         )
         question = PendingRequest(args=[], kwargs={}, metadata=metadata, resolved=True)
-        told: Mapping[str, float]
-        told = await replica.try_send_request(question, with_rejection=False).get_async()
-        return told
+        report: Mapping[str, float]
+        report = await replica.try_send_request(question, with_rejection=False).get_async()
+        return report
 
 
 def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> float:

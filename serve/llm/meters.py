@@ -58,7 +58,7 @@ class AskMeter:
         self._meters, self._began_s = meters, time.perf_counter()
         self._first_s, self._first_tokens = 0.0, 0
 
-    def heard(self, tokens: int) -> None:
+    def record_tokens(self, tokens: int) -> None:
         """Record how many tokens of the answer exist."""
         if not self._first_tokens and tokens:
             self._first_s, self._first_tokens = time.perf_counter(), tokens

@@ -100,7 +100,7 @@ class Speaker:
         async with aclosing(within(generated, ask.deadline_s)) as pieces:
             async for piece in pieces:
                 made = piece.tokens
-                meter.heard(made)
+                meter.record_tokens(made)
                 if text := stops.feed(piece.text):
                     yield Delta(text)
                 if stops.is_over:

@@ -42,11 +42,11 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Queue[TextPiece | Exception] = asyncio.Queue()
 
-    def heard(self, made: Made) -> None:
+    def emit(self, made: Made) -> None:
         text = self._stream.step(self._tokenizer, made.token) or ""
-        self.tell(TextPiece(text, made.generation.made, made.reason))
+        self.send(TextPiece(text, made.generation.made, made.reason))
 
-    def tell(self, news: TextPiece | Exception) -> None:
+    def send(self, news: TextPiece | Exception) -> None:
         # If the event loop was closed, no client is left.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._news.put_nowait, news)
@@ -122,7 +122,7 @@ class TransformersEngine:
 
     def died(self, cause: Exception) -> None:
         for listener in list(self._listeners.values()):
-            listener.tell(cause)
+            listener.send(cause)
             self._end(listener)
 
     def _begin(self, listener: Listener) -> None:
@@ -149,18 +149,18 @@ class TransformersEngine:
         for each in made:
             listener = self._listeners[each.generation]
             try:
-                listener.heard(each)
+                listener.emit(each)
             except Exception:
                 # Of this text alone: the others go on.
                 log.exception("a token could not be sent")
                 self.decoding.cancel(each.generation)
-                listener.tell(failed())
+                listener.send(failed())
 
     def _fail(self, victims: list[Generation]) -> None:
         for generation in victims:
             if generation not in self.decoding.waiting:
                 listener = self._listeners[generation]
-                listener.tell(failed())
+                listener.send(failed())
 
 
 def failed() -> Problem:

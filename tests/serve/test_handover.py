@@ -121,7 +121,7 @@ def test_a_request_of_the_same_id_that_ends_takes_no_other_from_its_front(
         known.took("same", "works")
         for _ in range(1 if scope["path"] == "/short" else 20):
             await asyncio.sleep(0.2)
-            known.heard("works")
+            known.note_answer("works")
         await answers(b"", scope, receive, send)
 
     async def scenario() -> list[httpx.Response]:

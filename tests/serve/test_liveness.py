@@ -18,16 +18,16 @@ def test_one_that_does_not_answer_is_silent_until_it_does() -> None:
     known.keep({"a", "b"})
     assert not known.is_silent("a")
     clock.now += SILENCE_S / 2
-    known.heard("b")
+    known.note_answer("b")
     clock.now += SILENCE_S / 2 + 0.1
     assert known.is_silent("a") and not known.is_silent("b") and known.has_any
-    known.heard("a")
+    known.note_answer("a")
     assert not known.is_silent("a")
 
 
 def test_one_that_was_lost_is_silent_at_once() -> None:
     known = Liveness(Clock())
-    known.heard("a")
+    known.note_answer("a")
     known.lost("a")
     assert known.is_silent("a") and not known.has_any
 
@@ -46,11 +46,11 @@ def test_who_is_gone_is_forgotten_and_who_is_new_has_time_to_speak() -> None:
 def test_what_failed_once_makes_one_come_last_and_takes_nothing_from_it() -> None:
     clock = Clock()
     known = Liveness(clock)
-    known.heard("a")
+    known.note_answer("a")
     clock.now += 0.3
     known.lost("a")
     assert known.is_silent("a") and round(known.unheard_s("a"), 6) == 0.3
-    known.heard("a")
+    known.note_answer("a")
     assert not known.is_silent("a")
 
 
@@ -61,7 +61,7 @@ def test_who_leaves_is_listened_to_for_what_it_still_has_but_takes_nothing_over(
     assert known.holders == {"leaving"}
     known.keep({"hangs"}, {"leaving"})
     clock.now += 100
-    known.heard("leaving")
+    known.note_answer("leaving")
     assert known.unheard_s("leaving") == 0 and known.unheard_s("hangs") == 100
     assert not known.has_any and known.count == 1
     known.left("order")

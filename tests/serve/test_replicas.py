@@ -202,7 +202,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(handle: Handle) -> None:
-    liveness.of_deployment(handle.deployment_name).heard("another")
+    liveness.of_deployment(handle.deployment_name).note_answer("another")
 
 
 @pytest.mark.usefixtures("quick")
@@ -259,7 +259,7 @@ def test_one_that_answers_is_left_its_order_however_long_nothing_is_new() -> Non
 
 async def answer_all_the_time(handle: Handle, name: str) -> None:
     while True:
-        liveness.of_deployment(handle.deployment_name).heard(name)
+        liveness.of_deployment(handle.deployment_name).note_answer(name)
         await asyncio.sleep(0.01)
 
 
@@ -268,7 +268,7 @@ def test_one_that_does_not_answer_any_more_loses_its_order_to_another() -> None:
     handle = Handle(kind=Held)
     name = handle.deployment_name
     handle.scripts = [[name, "hangs"], [name, "another", Queued(0), done(ORDER)]]
-    liveness.of_deployment(name).heard("hangs")
+    liveness.of_deployment(name).note_answer("hangs")
 
     async def scenario() -> list[Any]:
         asking = asyncio.create_task(answer_all_the_time(handle, "another"))

@@ -31,7 +31,7 @@ class Router(EarliestFinishRouter):
 
     def __init__(self, *replicas: Asked) -> None:
         self.running = {each.replica_id.unique_id: each for each in replicas}
-        self._told, self._asked, self._known = {}, {}, {}
+        self._reports, self._asked, self._known = {}, {}, {}
         self._liveness = Liveness()
 
     @property

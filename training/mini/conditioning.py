@@ -1,4 +1,4 @@
-"""What the UNet hears of captions, encoded once, where the text encoders are not trained."""
+"""Captions encoded once for the UNet, while the text encoders are not trained."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class EncodedCaptions:
     pooled: Tensor
 
     def of(self, rows: Tensor, device: str, kept: Tensor | None = None) -> dict[str, Any]:
-        """The UNet's arguments for these rows; where `kept` is 0 no caption is heard."""
-        heard = (torch.ones(len(rows)) if kept is None else kept).to(device)
+        """The UNet's arguments for these rows; where `kept` is 0 the caption is dropped."""
+        kept_rows = (torch.ones(len(rows)) if kept is None else kept).to(device)
         time_ids = torch.tensor([topology.TIME_IDS], dtype=torch.float32, device=device)
         return {
-            "encoder_hidden_states": self.context[rows].float().to(device) * heard[:, None, None],
+            "encoder_hidden_states": self.context[rows].float().to(device)
+            * kept_rows[:, None, None],
             "added_cond_kwargs": {
-                "text_embeds": self.pooled[rows].float().to(device) * heard[:, None],
+                "text_embeds": self.pooled[rows].float().to(device) * kept_rows[:, None],
                 "time_ids": time_ids.repeat(len(rows), 1),
             },
         }

@@ -140,10 +140,12 @@ class OwnLesson:
         courses, painting, device = self._courses, self.painting, self._device
         latents = latents.float().to(device)
         step, guidance = step_of(at).to(device), courses.guidance[rows].to(device)
-        told = painting.read(courses.tokens[rows].to(device), courses.tokens_2[rows].to(device))
-        noise, cache = painting.deep(latents, step, told, guidance)
+        conditions = painting.read(
+            courses.tokens[rows].to(device), courses.tokens_2[rows].to(device)
+        )
+        noise, cache = painting.deep(latents, step, conditions, guidance)
         between = painting.stepped(latents, step, noise)
-        shallow = painting.shallow(between, step + 1, told[0], cache, guidance)
+        shallow = painting.shallow(between, step + 1, conditions[0], cache, guidance)
         before, after = painting.sigma(step), painting.sigma(step + 1)
         found = between - after * shallow
         first = self._missed(latents - before * noise, rows, before)

@@ -34,17 +34,17 @@ class Painting:
         )
 
     def read(self, tokens: Tensor, tokens_2: Tensor) -> tuple[Tensor, ...]:
-        """What the UNet hears of these captions, and of none beside each."""
+        """Return the UNet's conditions of these captions, each followed by an empty one."""
         read = self._painter.read(tokens, tokens_2)
-        context, pooled = (torch.cat([heard, torch.zeros_like(heard)]) for heard in read)
-        told: tuple[Tensor, ...] = self._prompt(context, pooled, time_ids(context))
-        return told
+        context, pooled = (torch.cat([each, torch.zeros_like(each)]) for each in read)
+        conditions: tuple[Tensor, ...] = self._prompt(context, pooled, time_ids(context))
+        return conditions
 
     def deep(
-        self, latents: Tensor, step: Tensor, told: Sequence[Tensor], guidance: Tensor
+        self, latents: Tensor, step: Tensor, conditions: Sequence[Tensor], guidance: Tensor
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """The guided noise, and what `shallow` takes of it."""
-        noise, *cache = self._call(self._deep, latents, step, told)
+        noise, *cache = self._call(self._deep, latents, step, conditions)
         return _guided(noise, guidance), cache
 
     def shallow(
@@ -95,15 +95,15 @@ def paint(
     painting, device = Painting(painter, begun.device), begun.device
     latents = begun + painting.sigmas[first] * torch.randn_like(begun)
     guidance = guidance.to(device)
-    told = painting.read(tokens.to(device), tokens_2.to(device))
+    conditions = painting.read(tokens.to(device), tokens_2.to(device))
     cache: Sequence[Tensor] = ()
     for at in range(first, STEPS):
         yield latents
         step = torch.full((len(latents),), at, device=device)
         if (at - first) % INTERVAL == 0:
-            noise, cache = painting.deep(latents, step, told, guidance)
+            noise, cache = painting.deep(latents, step, conditions, guidance)
         else:
-            noise = painting.shallow(latents, step, told[0], cache, guidance)
+            noise = painting.shallow(latents, step, conditions[0], cache, guidance)
         latents = painting.stepped(latents, step, noise)
     yield latents
 

@@ -52,9 +52,9 @@ class Sketch(nn.Module):
         )
 
     def forward(self, context: Tensor) -> Tensor:
-        heard = self.norm(context)
+        normed = self.norm(context)
         places = self.places.expand(len(context), -1, -1)
-        read, _ = self.read(places, heard, heard, need_weights=False)
+        read, _ = self.read(places, normed, normed, need_weights=False)
         colours: Tensor = self.colour(places + read)
         return colours.movedim(1, 2).unflatten(2, (self.SIDE, self.SIDE))
 
@@ -72,7 +72,7 @@ class UNetWithText(nn.Module):
     def forward(
         self, noisy: Tensor, timestep: Tensor, tokens: Tensor, tokens_2: Tensor, kept: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The noise and a sketch. `kept` is 1 where the caption is heard, 0 where context and
+        """The noise and a sketch. `kept` is 1 where the caption is kept, 0 where context and
         pooled are zeroed."""
         context, pooled = self.read(tokens, tokens_2)
         added = {"text_embeds": pooled * kept[:, None], "time_ids": time_ids(context)}

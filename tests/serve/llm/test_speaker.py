@@ -146,14 +146,14 @@ async def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> 
 async def test_a_token_that_cannot_be_told_ends_its_own_answer_alone(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = Listener.heard
+    emit = Listener.emit
 
     def trips(self: Listener, made: Made) -> None:
         if made.generation.sampling.seed == 13:
             raise RuntimeError("/secret")
-        heard(self, made)
+        emit(self, made)
 
-    monkeypatch.setattr(Listener, "heard", trips)
+    monkeypatch.setattr(Listener, "emit", trips)
     asks = [replace(CIRCLE, sampling=replace(CIRCLE.sampling, seed=seed)) for seed in (13, 4)]
     broken, whole = await asyncio.gather(
         *(updates_of(speaker, ask) for ask in asks), return_exceptions=True

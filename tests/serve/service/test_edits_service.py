@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[Files, int, str]] = {
     "a mask of another size": (
         [*image(png()), ("mask", ("mask", hole(96, 96)))],
         400,
-        "must be the image's size, 128x128",
+        "must have the image's size, 128x128",
     ),
     "a bomb for a mask": ([*image(png()), ("mask", ("mask", flat(6000)))], 400, "at most"),
     "an SVG": (image(SVG), 400, "must be a PNG, JPEG or WEBP"),
