@@ -98,7 +98,7 @@ def test_both_lie_in_one_place_and_a_slider_says_how_much_of_each_is_seen(
     wipe = web.page.locator("#stage .wipe")
     expect(wipe.locator("span")).to_have_text(["DeepCache off", "DeepCache every 3rd step"])
     places = [wipe.locator("img").nth(i).bounding_box() for i in range(2)]
-    assert places[0] == places[1], "must be both in one place"
+    assert places[0] == places[1], "expected both in one place"
     expect(web.page.locator("#line")).to_contain_text("medians of 5 warm runs each")
     assert web.violations() == []
     if web.view.name == "desktop":
@@ -130,7 +130,7 @@ def test_it_weighs_less_than_generate(web: Visit) -> None:
     assert compare and generate
     assert compare["width"] < 0.8 * generate["width"]
     colour = web.page.locator("#compare").evaluate("e => getComputedStyle(e).backgroundColor")
-    assert colour == "rgba(0, 0, 0, 0)", f"must be no ground of its own, found {colour}"
+    assert colour == "rgba(0, 0, 0, 0)", f"expected no background, got {colour}"
 
 
 def test_what_is_cancelled_while_it_is_timed_is_still_seen(browser: Browser, view: View) -> None:

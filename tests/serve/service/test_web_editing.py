@@ -138,7 +138,7 @@ def test_what_the_service_refuses_is_said_in_its_words_at_the_picture(web: Visit
     web.drop("film.webp", animated("WEBP"), SOURCE)
     expect(web.page.locator("#source-name")).to_have_text("film.webp")
     web.generate(PROMPT)
-    expect(web.page.get_by_role("alert")).to_contain_text("must be one picture, not several")
+    expect(web.page.get_by_role("alert")).to_contain_text("must be a single picture")
     expect(web.page.locator("#choose")).to_be_focused()
     assert web.violations() == []
 

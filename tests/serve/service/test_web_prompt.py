@@ -73,7 +73,9 @@ def test_who_types_is_counted_when_a_pause_comes(browser: Browser) -> None:
 def test_a_prompt_that_is_too_long_is_refused_beside_it_and_in_view(page: Visit) -> None:
     page.generate("red " * 400)
     alert = page.page.get_by_role("alert")
-    expect(alert).to_have_text(f"That cannot be made. prompt must be at most {MOST}")
+    expect(alert).to_have_text(
+        f"That cannot be made. prompt must have at most {MOST} tokens, got 400"
+    )
     expect(alert).to_be_in_viewport(ratio=1)
     field = page.page.locator("#prompt")
     expect(field).to_be_focused()
