@@ -1,1 +1,1 @@
-"""What a person or a client talks to: the service, the batch job, `sdxl render`."""
+"""The user-facing parts: the service, the batch job, `sdxl render`."""

@@ -1,7 +1,7 @@
-"""Settings to a Ray Serve application. `serve deploy` names it `serve.app:build`.
+"""Builds the Ray Serve application from settings. `serve deploy` names it `serve.app:build`.
 
-It says how many processes there are, what each may use, and how Ray watches them; what they do is
-in replica.py and ingress.py.
+It sets how many processes there are, their resources, and Ray's health checks; replica.py and
+ingress.py do the work.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from serve.worker.replica import ImageReplica
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 1.0, 2.0
 """A third of the time after which Ray replaces a replica that does not answer."""
 MAX_ORDERS = 10_000
-"""Per replica; so high that no order waits in Ray's own queue, which knows only arrival."""
+"""Per replica; high enough that no order waits in Ray's queue, which knows only arrival order."""
 MAX_HTTP_REQUESTS = 10_000
-"""Per HTTP front. Admission is the replicas' work, and theirs alone is honest."""
+"""Per HTTP front. Replicas decide on admission."""
 LOAD_ATTEMPTS = 2
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
-    """From a Serve config's `args`: settings by name, and `settings`, a TOML file."""
+    """Build from a Serve config's `args`: settings by name, and `settings`, a TOML file."""
     flags = dict(arguments)
     file = flags.pop("settings", None)
     return application(read(Path(file) if file else None, flags=flags))
@@ -65,7 +65,7 @@ def application(settings: ServeSettings) -> Application:
 
 
 def bind_replicas(models: Sequence[ImageModel], is_gpu: bool, gpus: int) -> list[Application]:
-    """A deployment for each model."""
+    """Bind a deployment for each model."""
     fewest = fewest_of([model.settings for model in models], is_gpu, gpus)
     most = sum(m.settings.max_replicas or few for m, few in zip(models, fewest, strict=True))
     named = zip(models, deployment_names(models), fewest, strict=True)
@@ -76,7 +76,8 @@ def bind_replicas(models: Sequence[ImageModel], is_gpu: bool, gpus: int) -> list
 
 
 def fewest_of(each: Sequence[ServeSettings], is_gpu: bool, gpus: int) -> list[int]:
-    """Models that do not say share the GPUs that are left, the first of them with one more."""
+    """Return each model's fewest replicas. Models without a number share the remaining GPUs; the
+    first get one more."""
     counts = [s.replicas or int(s.max_replicas > 0) for s in each]
     silent, left = counts.count(0), max(gpus - sum(counts), 0)
     share, more = divmod(left, silent) if is_gpu and silent else (1, 0)
@@ -87,7 +88,8 @@ def fewest_of(each: Sequence[ServeSettings], is_gpu: bool, gpus: int) -> list[in
 def replicas_of(
     settings: ServeSettings, name: str, fewest: int, is_gpu: bool, sharing: int
 ) -> ray_serve.Deployment:
-    """`sharing` are all replicas that may be on one machine's cores."""
+    """Return a deployment's options; `sharing` counts all replicas that may share a machine's
+    cores."""
     most = settings.max_replicas
     return ray_serve.deployment(name=name)(ImageReplica).options(
         **how_many(fewest, most, ByQueueTime, target_s=settings.target_queue_s),
@@ -105,7 +107,7 @@ def replicas_of(
 def batches(
     settings: ServeSettings, replicas: Sequence[Application]
 ) -> tuple[AddRoutes, Application] | None:
-    """The routes of files and batches, and the one process that makes them."""
+    """Bind the routes of files and batches, and the process that runs batches."""
     if not settings.batches_dir:
         return None
     # Here and not above: most services have no need of it.
@@ -128,8 +130,8 @@ def batches(
 
 
 def actor_options(is_gpu: bool, replicas: int) -> dict[str, Any]:
-    """A whole GPU each where there are any; else an even share of the cores, which Ray does not
-    hand out: it would refuse a second replica on a small machine."""
+    """Return an actor's resources: a whole GPU, or without GPUs an even share of the cores, which
+    Ray does not reserve: it would refuse a second replica on a small machine."""
     if is_gpu:
         return {"num_gpus": 1, "num_cpus": 1}
     share = max((os.cpu_count() or 1) // replicas, 1)

@@ -1,8 +1,7 @@
-"""`sdxl serve`: the whole service on this machine, from nothing to a printed URL and back.
+"""`sdxl serve`: starts and stops the whole service on this machine.
 
-It starts Ray, waits until a picture came over HTTP, and on Ctrl-C or SIGTERM lets what
-is in flight finish; supervision.py sees to it that it ends. On a cluster, `serve deploy` takes its
-place.
+It starts Ray, waits for a picture over HTTP, and on Ctrl-C or SIGTERM finishes requests in flight;
+supervision.py guarantees the end. On a cluster, `serve deploy` replaces it.
 """
 
 from __future__ import annotations
@@ -57,17 +56,17 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.front.connection:bound",
 }
 ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-"""Without a cluster of several nodes Ray's own processes listen on loopback alone."""
+"""On a single node Ray's processes listen on loopback only."""
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
-"""Ray's part of the log; our own is serve/logs.py's."""
+"""Ray's log settings; ours are in serve/logs.py."""
 APPLICATION, FRONT = "default", "ImageIngress"
 WATCH_S = 1.0
 READY_TIMEOUT_S = 60.0
-"""From loaded replicas to an answer over HTTP."""
+"""Time from loaded replicas to an answer over HTTP."""
 ERROR = re.compile(r"(?P<module>(?:\w+\.)*)(?P<name>[A-Z]\w*): (?P<text>(?!Traceback).+)")
 """The last line of a traceback."""
 FLUSH_S = 0.3
-"""After the last answer has left a front, the proxy still passes it on."""
+"""Time for the proxy to pass on the last answer."""
 FLUSH_TIMEOUT_S = 5.0
 
 
@@ -85,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def log_environment(settings: ServeSettings) -> dict[str, str]:
-    """Ray merges the logs of all processes, and adds colours and a prefix."""
+    """Configure the log of all processes, which Ray merges with colours and a prefix."""
     found = {logs.VARIABLE: settings.log_format}
     if not sys.stderr.isatty():
         found["RAY_COLOR_PREFIX"] = "0"
@@ -118,7 +117,7 @@ def read_settings(argv: Sequence[str]) -> ServeSettings:
 
 
 def start(settings: ServeSettings, watch: ClusterWatch) -> None:
-    """Returns once every replica has made a picture."""
+    """Start; return when every replica has made a picture."""
     import ray
     from ray import serve as ray_serve
 
@@ -161,8 +160,8 @@ def start(settings: ServeSettings, watch: ClusterWatch) -> None:
 
 
 def wait_for_replacements(error: RuntimeError) -> None:
-    """Where a replica had started and then died before all others had, Ray calls the deployment
-    failed, and replaces it nevertheless. What cannot start at all is what `error` says."""
+    """Wait for replacements of replicas that died during the start: Ray reports a failure but
+    replaces them. `error` tells what cannot start at all."""
     from ray import serve as ray_serve
 
     is_said = False
@@ -185,7 +184,7 @@ def wait_for_replacements(error: RuntimeError) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Ray's proxy would share a taken port with its owner, request by request."""
+    """Check that the port is free: Ray's proxy would share a used port, request by request."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -203,7 +202,7 @@ def interrupt(*_: object) -> NoReturn:
 
 
 def cause_of(error: RuntimeError) -> str:
-    """The last error in Ray's traceback of a replica, without the names of our own classes."""
+    """Return the last error in Ray's traceback of a replica, without our class names."""
     from ray import serve as ray_serve
 
     applications = ray_serve.status().applications.values()
@@ -221,7 +220,7 @@ def last_error(lines: Sequence[str]) -> str:
 
 
 def until_ready(settings: ServeSettings) -> str:
-    """The URL, after a picture came from it."""
+    """Return the URL after a picture came from it."""
     url = url_of(settings)
     llm_s = 0.0 if settings.llm == "none" else settings.llm_start_s
     until_s = time.monotonic() + READY_TIMEOUT_S + llm_s
@@ -241,13 +240,13 @@ def until_ready(settings: ServeSettings) -> str:
 
 
 def url_of(settings: ServeSettings) -> str:
-    """As this machine reaches it."""
+    """Return the URL for this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
-    """Answer what was asked, refuse what comes, end every process."""
+    """Finish accepted requests, refuse new ones, end every process."""
     import ray
     from ray import serve as ray_serve
 
@@ -266,7 +265,7 @@ def stop(settings: ServeSettings, watch: ClusterWatch) -> None:
 
 
 def front() -> Any:
-    """Of the HTTP fronts, if any answers already: `start` may not have returned."""
+    """Return an HTTP front if one answers: `start` may not have returned."""
     from ray import serve as ray_serve
 
     application = ray_serve.status().applications.get(APPLICATION)

@@ -1,6 +1,6 @@
-"""The one error that a client sees, in OpenAI's envelope; every exception becomes one.
+"""The one error type for clients, in OpenAI's envelope.
 
-It never repeats what an unforeseen exception says: that may hold a path. It knows no HTTP server.
+An unexpected exception's text is never sent: it may hold a path. It knows no HTTP server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Problem(Exception):
         return TYPES.get(self.status, SERVER if self.status >= 500 else INVALID)
 
     def as_dict(self) -> dict[str, Any]:
-        """What it is made of, but for when to ask again."""
+        """Return its fields except Retry-After."""
         names = ("status", "message", "param", "code")
         return {name: getattr(self, name) for name in names}
 
@@ -87,12 +87,12 @@ def starting() -> Problem:
 
 
 def no_routes() -> Problem:
-    """Of a proxy that has just begun."""
+    """The error of a proxy that has just started."""
     return Problem(503, "The service is starting.", None, "starting", 1.0)
 
 
 def other_model() -> Problem:
-    """Of a replica whose place has another model now, or had."""
+    """The error of a replica whose place now has another model."""
     return Problem(503, "The model is being replaced by another one.", None, OTHER_MODEL, 5.0)
 
 

@@ -1,5 +1,4 @@
-"""The service's image models: what each is called, the settings that hold for it, and which of them
-a request means.
+"""The service's image models: their names and settings, and the choice for a request.
 
 An alias is another name that the operator gave: many programs have names such as gpt-image-1 built
 in. No model is loaded here. It knows no HTTP server.
@@ -27,7 +26,7 @@ DEPLOYMENT = "ImageReplica"
 class ImageModel:
     id: str
     settings: ServeSettings
-    """the service's, with this model's own in their place"""
+    """the service's settings, overridden by this model's"""
 
     @cached_property
     def names(self) -> set[str]:
@@ -38,8 +37,8 @@ M = TypeVar("M", bound=ImageModel)
 
 
 def image_models(settings: ServeSettings) -> tuple[ImageModel, ...]:
-    """The first is for requests that name none. Raises InvalidParams where a name would mean two
-    models, or none."""
+    """Return the models; the first is the default. Raises InvalidParams if a name is missing or
+    ambiguous."""
     models = tuple(ImageModel(name_of(each.model_name), each) for each in settings.of_models)
     ids = [model.id for model in models]
     if settings.llm != "none":
@@ -57,8 +56,8 @@ def image_models(settings: ServeSettings) -> tuple[ImageModel, ...]:
 
 
 def deployment_names(models: Sequence[ImageModel]) -> list[str]:
-    """Of Ray Serve. The first keeps its name whichever model it is, so that one in its place comes
-    replica by replica; the others have their models' names, so that they come and go alone."""
+    """Name the deployments of Ray Serve. The first keeps its name whichever model it is, so that
+    its replacement is rolled out replica by replica; the others are named by their models."""
     return [DEPLOYMENT, *(f"{DEPLOYMENT}-{plain(model.id)}" for model in models[1:])]
 
 
@@ -67,7 +66,7 @@ def plain(id_: str) -> str:
 
 
 def choose(asked: str | None, models: Sequence[M]) -> M:
-    """Raises Problem, 404."""
+    """Return the named model, or raise Problem 404."""
     if asked is None:
         return models[0]
     for model in models:
@@ -86,7 +85,7 @@ def names_of(id_: str, settings: ServeSettings) -> set[str]:
 
 
 def check_model(asked: str | None, id_: str, settings: ServeSettings) -> None:
-    """Raises Problem, 404, for a name that is not this model's."""
+    """Raise Problem 404 for another model's name."""
     if asked is not None and asked not in names_of(id_, settings):
         raise unknown(asked, [id_])
 

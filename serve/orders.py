@@ -1,7 +1,7 @@
 """Orders from the REST front to image replicas, and the updates that come back.
 
-Plain data that any process can send to any other, and the one protocol between the two. It imports
-no tensor library: a front restarts in a moment.
+They are plain data and the only protocol between the two. No tensor library is imported: a front
+restarts quickly.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from sdxl.source import SourceImage
 
 @dataclass(frozen=True)
 class ImageOrder:
-    """One picture. Its seed is fixed, so that it can be made again elsewhere."""
+    """One picture. Its seed is fixed, so that another replica can make it again."""
 
     params: GenerationParams
     format: str = "png"
     compression: int | None = None
     deadline_s: float = math.inf
-    """seconds from when it is handed over, picture included"""
+    """seconds from submission to the finished picture"""
     preview_steps: tuple[int, ...] = ()
-    """after which steps to show how the picture forms"""
+    """steps after which previews are sent"""
     wants_progress: bool = False
     priority: Priority = Priority.INTERACTIVE
     request_id: str = ""
     client: str = ""
-    """the client's name; the queue is shared between clients"""
+    """the client's name; clients share the queue fairly"""
     weight: float = 1.0
     """of this client's share"""
     trace: str = ""
     """W3C traceparent of the HTTP request; empty when tracing is off"""
     source: SourceImage | None = None
-    """what it is made from, of an edit"""
+    """source of an edit"""
     model: str = ""
-    """which alone may make it, as the settings name it; empty: whichever has this order"""
+    """the only model that may make it, by its name in the settings; empty: any"""
 
     @property
     def pasted_pixels(self) -> int:
-        """Pixels of the files, previews included, that the result is pasted into; 0: of none."""
+        """Pixels of the whole images for the result and previews; 0: none are pasted."""
         whole = self.source and self.source.whole
         return math.prod(whole.size) * (1 + len(self.preview_steps)) if whole else 0
 
@@ -56,7 +56,7 @@ class ImageOrder:
 
 @dataclass(frozen=True)
 class Queued:
-    """Taken on: it will be made, and in time. The first update of every order."""
+    """The order was admitted and will meet its deadline. The first update of every order."""
 
     position: int
 
@@ -73,7 +73,7 @@ class ImageProgress:
 
 @dataclass(frozen=True)
 class Preview:
-    """The picture as it is expected to become, after `step` steps."""
+    """The expected picture after `step` steps."""
 
     image: bytes
     step: int
@@ -89,7 +89,7 @@ class Done:
     shallow_steps: int
     prompt_tokens: int
     model: str = ""
-    """which made it; empty: not known"""
+    """its model; empty: unknown"""
 
 
 Update = Queued | ImageProgress | Preview | Done
@@ -97,22 +97,22 @@ Update = Queued | ImageProgress | Preview | Done
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a client may know of a model before it asks."""
+    """A model's public facts."""
 
     id: str
     sizes: Sizes
     created: int = 0
     engines: dict[str, Any] = field(default_factory=dict)
     why_slower: str = ""
-    """why other engines run in TensorRT's place; empty where none do"""
+    """why TensorRT does not run; empty if it does or cannot"""
     can_edit: bool = False
-    """make a picture from another one"""
+    """whether it can edit images"""
     at_once: int = 0
-    """images that are best under way at once; 0: not known"""
+    """best number of images at once; 0: unknown"""
     presets: Presets = field(default_factory=lambda: UNMEASURED)
-    """what the names of `quality` stand for"""
+    """the presets of `quality`"""
     embeds_guidance: bool = False
-    """it needs no negative row under guidance"""
+    """whether guidance needs no negative row"""
 
 
 @dataclass(frozen=True)
@@ -120,30 +120,30 @@ class PromptFacts:
     """Facts about a prompt that are known before its picture is made."""
 
     tokens: int
-    """by whichever of the model's tokenizers finds more"""
+    """the larger count of the model's tokenizers"""
     most_tokens: int
-    """that it may have"""
+    """the limit"""
     unknown_words: tuple[str, ...] = ()
-    """that mean nothing to the model; known of the embedded one alone"""
+    """words unknown to the model; only for the embedded one"""
 
 
 class ImageBackend(Protocol):
-    """Whatever makes pictures: a worker in this process, or replicas behind a handle."""
+    """A source of pictures: a worker in this process, or replicas behind a handle."""
 
     async def card(self) -> ModelCard:
-        """Raises Problem, 503, until a real image was made."""
+        """Return the card, or raise Problem 503 before the first picture."""
         ...
 
     async def ready(self) -> ModelCard:
-        """The same, and raises also while no image can be made, though one may be again soon."""
+        """Return the card; also raise while no image can be made, although that may change soon."""
         ...
 
     async def examine(self, prompt: str) -> PromptFacts:
-        """Raises Problem for one that cannot be read, whatever its length."""
+        """Examine a prompt of any length; raise Problem if it cannot be read."""
         ...
 
     def generate(self, order: ImageOrder) -> AsyncGenerator[Update]:
-        """Ends with Done, or raises Problem. Closing it cancels the image."""
+        """Yield updates; the last is Done, or a Problem is raised. Closing cancels the image."""
         ...
 
     async def metrics(self) -> Sequence[Any]:

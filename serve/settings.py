@@ -24,14 +24,14 @@ from serve.logs import FORMATS, TEXT
 
 PREFIX = "SDXL_"
 OTHERS = ("SDXL_HOME", "SDXL_TRACEBACK")
-"""Variables of the same prefix that are not the service's."""
+"""Variables with the prefix that are not settings."""
 DEVICES = ("auto", "gpu", "cpu")
 MAX_N = 10
-"""images a request, as OpenAI's"""
+"""images in a request, as OpenAI's limit"""
 LLM_BACKENDS = ("auto", "transformers", "tensorrt-llm")
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 FORM_BYTES = 4096
-"""what a form adds to the file in it"""
+"""bytes that a form adds to a file"""
 Tables = Sequence[Mapping[str, Any]]
 OF_A_MODEL = (
     *("model", "vae", "backend", "precision", "engines", "unchecked", "torch_options"),
@@ -163,7 +163,7 @@ class ServeSettings:
 
     @property
     def alias_table(self) -> dict[str, str]:
-        """From a name to the model that it stands for."""
+        """Return the models by alias."""
         items = [item.strip() for item in self.aliases.split(",") if item.strip()]
         pairs = [item.partition("=") for item in items]
         if not all(name.strip() and target.strip() for name, _, target in pairs):
@@ -176,7 +176,7 @@ class ServeSettings:
 
     @property
     def of_models(self) -> tuple[ServeSettings, ...]:
-        """The settings that hold for each model: its own where it has some."""
+        """Return each model's settings."""
         if not self.models:
             return (self,)
         check_tables(self.models)
@@ -196,7 +196,7 @@ class ServeSettings:
 
     @property
     def model_name(self) -> str:
-        """As sdxl/checkpoint.py finds it."""
+        """Return the model's name as sdxl/checkpoint.py resolves it."""
         return model_with(self.model, self.vae)
 
 
@@ -244,7 +244,7 @@ def read(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> ServeSettings:
-    """What is said in several places holds as the last of them says."""
+    """Read the settings; later sources override earlier ones."""
     environment = os.environ if environment is None else environment
     sources = (from_file(file) if file else {}, from_environment(environment), flags or {})
     values: dict[str, Any] = {}
@@ -299,7 +299,7 @@ def parse(key: str, text: str) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag per setting. One that isn't given isn't set."""
+    """Add a flag for each setting. Flags not given stay unset."""
     for each in fields(ServeSettings):
         if each.name == MODELS:
             continue
@@ -314,7 +314,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were on the command line."""
+    """Return the settings on the command line."""
     found = {name: getattr(options, name) for name in TYPES if hasattr(options, name)}
     names = found.pop(MODEL_FLAG, [])
     if len(names) > 1:

@@ -1,8 +1,8 @@
-"""The process that users start, which runs the service in another and answers for its end.
+"""The process that users start; it runs the service in a child process and guarantees its end.
 
-Ray in the same process could block, abort or be stopped, and leave its own processes behind. This
-one loads none of it: it passes on the first signal, waits so long and no longer, and then ends
-every process that the service has started. It knows no settings and no HTTP.
+Ray in the same process could block, abort or be stopped, and leave its processes behind. This
+process loads none of it: it forwards the first signal, waits a limited time, and ends every process
+of the service. It knows no settings and no HTTP.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MARGIN_S = 6.0
-"""Beyond what requests in flight may take: Ray's own end."""
+"""Beyond the time of requests in flight: Ray's shutdown."""
 LEAVE_S = 2.0
-"""How long processes may take to leave after the service itself has."""
+"""Time for remaining processes after the service has ended."""
 END_S = 3.0
 STRUCK: Mapping[int, int] = {-signal.SIGTERM: 0, signal.SIGTERM: 0}
-"""The signal came before the service had its handler: Python's, or Ray's, which exits with it."""
+"""The exit codes if the signal came before the service had its handler: Python's, or Ray's."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -65,10 +65,10 @@ class Supervisor:
     ) -> None:
         self.child, self.shutdown_s, self.say, self.struck = child, shutdown_s, say, struck
         self._until_s: float | None = None
-        """when a service that was signalled must have ended"""
+        """the deadline after a signal"""
 
     def wait(self, watched: Collection[int]) -> int:
-        """Its exit code: 0 if it ended in time after a signal."""
+        """Return the exit code: 0 if the service ended in time after a signal."""
         while True:
             received = self._signal(watched)
             if (code := reap(self.child)) is not None:
@@ -100,7 +100,7 @@ class Supervisor:
 
 
 def adopt_orphans() -> None:
-    """Processes below this one stay below it when their parents die."""
+    """Become the parent of orphaned descendants."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -112,7 +112,8 @@ def end_with(parent: int) -> None:
 
 
 def reap(child: int) -> int | None:
-    """The exit code of this child, if it has ended: below 0 for a signal. Others are buried too."""
+    """Return this child's exit code if it has ended, below 0 for a signal. Other children are
+    reaped too."""
     code = None
     with suppress(ChildProcessError):
         while True:
@@ -132,7 +133,7 @@ def wait_for_leavers() -> None:
 
 
 def end_all() -> None:
-    """Every process below this one, stopped ones too; what they start meanwhile, as well."""
+    """End every descendant, also stopped ones and those that they start meanwhile."""
     until_s = time.monotonic() + END_S
     while (left := descendants()) and time.monotonic() < until_s:
         for pid in left:
@@ -143,8 +144,8 @@ def end_all() -> None:
 
 
 def descendants() -> list[int]:
-    """Those that have ended are among them until they are buried: some of their threads may still
-    hold a port."""
+    """Return all descendants, also ended ones until they are reaped: their threads may still hold a
+    port."""
     parents = dict(processes(has_dead=True))
     found: list[int] = []
     fresh = {os.getpid()}
@@ -155,7 +156,7 @@ def descendants() -> list[int]:
 
 
 def processes(*, has_dead: bool = False) -> Iterator[tuple[int, int]]:
-    """Each that lives, and its parent."""
+    """Return the parent of each live process."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, parent = _stat(folder)
@@ -171,7 +172,7 @@ def lives(pid: int) -> bool:
 
 
 def _stat(folder: Path) -> tuple[str, str]:
-    """State and parent."""
+    """Return a process's state and parent."""
     # The name before them may hold anything, brackets too.
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state, parent

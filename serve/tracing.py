@@ -1,8 +1,8 @@
-"""One trace a request, by OpenTelemetry: where its time went, from the HTTP front to the file.
+"""One OpenTelemetry trace for each request, from the HTTP front to the file.
 
-A picture's stages are noted as they pass and become spans once it is over, so that no thread of a
-worker ever waits for a collector. Off unless a collector's address is given; nothing of
-OpenTelemetry is loaded until then. No prompt ever enters a span.
+A picture's stages are noted as they pass and become spans when it is over, so that no worker thread
+waits for a collector. Off unless a collector's address is given; OpenTelemetry is not loaded
+before. Spans never contain a prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Stretch:
-    """What was done between two moments of the worker's clock."""
+    """A piece of work between two moments of the worker's clock."""
 
     name: str
     began_s: float
@@ -30,7 +30,7 @@ class Stretch:
 
 
 def tracer_to(address: str) -> Tracer | None:
-    """None without an address. OTEL_… variables say which share is sampled, and the like."""
+    """Return a tracer, or None without an address. OTEL_… variables set the sampling and more."""
     if not address:
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -45,7 +45,7 @@ def tracer_to(address: str) -> Tracer | None:
 
 
 def begin(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
-    """The span of a whole request; part of the client's own trace, if it names one."""
+    """Begin a request's span, inside the client's trace if it names one."""
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -54,7 +54,7 @@ def begin(tracer: Tracer, name: str, headers: Mapping[str, str]) -> Span:
 
 
 def carried(span: Span) -> str:
-    """The span as text, for another process to continue; empty if it is not recorded."""
+    """Return the span as text for another process; empty if it is not recorded."""
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -73,7 +73,7 @@ def record(
     parts: Iterable[Stretch],
     clock: Callable[[], float],
 ) -> None:
-    """A span for the whole, below it one for each part; times were read from `clock`."""
+    """Record a span for the whole and one below it for each part; times are from `clock`."""
     from opentelemetry.context import Context
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

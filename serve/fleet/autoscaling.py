@@ -1,5 +1,6 @@
-"""How many replicas there should be: as many as are busy, and as many more as what waits needs. Ray
-Serve asks; its own delays and bounds then hold.
+"""The number of replicas: as many as are busy, and as many more as the queue needs.
+
+Ray Serve calls it; Ray's delays and bounds apply.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 BUSY, QUEUE_S = "busy", "queue_s"
-"""What replicas report: the share of their rows that run, and how long a new order would wait.
-If that is not known, a waiting order counts as busy."""
+"""Reported by replicas: the share of rows in use, and the wait of a new order. Without the latter a
+waiting order counts as busy."""
 SCALING: dict[str, Any] = {
     "look_back_period_s": 20.0,
     "upscale_delay_s": 10.0,
@@ -24,7 +25,7 @@ SCALING: dict[str, Any] = {
 def how_many(
     fewest: int, most: int, policy: Callable[..., Any], **arguments: float
 ) -> dict[str, Any]:
-    """A deployment's options. Without an upper bound there are always the fewest."""
+    """Return a deployment's options. Without an upper bound the number is fixed."""
     if not most:
         return {"num_replicas": fewest}
     # Imported here, so that replicas report their load without Ray's models of options.
@@ -38,7 +39,7 @@ def how_many(
 
 
 class ByQueueTime:
-    """What waits is worked off within `target_s`."""
+    """Scale so that the queue is worked off within `target_s`."""
 
     def __init__(self, target_s: float) -> None:
         self.target_s = target_s
@@ -48,7 +49,7 @@ class ByQueueTime:
 
 
 def by_busy(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Until anyone has spoken, as many as there are."""
+    """Scale by busy replicas; before the first report keep their number."""
     busy = reported(context, BUSY)
     return (sum(busy) if busy else context.target_num_replicas), {}
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 CHECK_S = 1.0
-"""A replica at work checks itself at least this often."""
+"""A busy replica checks itself at least this often."""
 SILENCE_S = 2.5
-"""One that has not spoken for so long is taken to hang."""
+"""A replica that is silent for this long counts as hanging."""
 LOOK_S = 0.5
 """How often a hanging replica is checked again while no other could take over."""
 
@@ -27,7 +27,7 @@ class Silent(Exception):
 
 
 async def with_checks(updates: AsyncGenerator[T], check: Callable[[], None]) -> AsyncGenerator[T]:
-    """`updates`, for as long as `check` does not raise while one is waited for."""
+    """Yield `updates` while `check` does not raise."""
     async with aclosing(updates), aclosing(patient(updates, lambda: CHECK_S)) as news:
         async for update in news:
             if update is NOTHING:
@@ -44,7 +44,7 @@ async def while_alive(
     heard_s = time.monotonic()
 
     def left_s() -> float:
-        """Until it is taken to hang."""
+        """Seconds until it counts as hanging."""
         return SILENCE_S - min(time.monotonic() - heard_s, silent_s())
 
     def wait_s() -> float:
@@ -64,7 +64,7 @@ NOTHING: Any = object()
 
 
 async def patient(updates: AsyncIterator[Any], wait_s: Callable[[], float]) -> AsyncGenerator[Any]:
-    """Each update, and NOTHING whenever none came for so long."""
+    """Yield each update, and NOTHING after each pause of this length."""
     while True:
         news = asyncio.ensure_future(anext(updates))
         try:
@@ -79,8 +79,8 @@ async def patient(updates: AsyncIterator[Any], wait_s: Callable[[], float]) -> A
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Wait until the task has let go of the updates, so that they can be closed. A further
-    cancellation, which anyio repeats until a task is over, does not end the wait."""
+    """Wait until the task has released the updates, so that they can be closed. Further
+    cancellations, which anyio repeats until a task is over, do not end the wait."""
     is_cancelled = False
     task.cancel()
     while not task.done():

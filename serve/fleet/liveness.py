@@ -1,5 +1,7 @@
-"""Who answered lately. Every process that sends work to replicas asks them all itself, so that what
-it knows depends neither on one that hangs nor on Ray's controller. It knows no Ray.
+"""Which replicas answered lately.
+
+Every process that sends work to replicas queries all of them, so that its knowledge depends neither
+on a hanging one nor on Ray's controller. It knows no Ray.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ MOST_HELD = 50_000
 
 
 class Liveness:
-    """Of one deployment's replicas, by their names. Call from any thread."""
+    """The replicas of a deployment by name. Call from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
@@ -38,8 +40,8 @@ class Liveness:
             self._lost.add(name)
 
     def keep(self, names: Collection[str], leaving: Collection[str] = ()) -> None:
-        """Forget all others. A new replica has the same time to answer as any. `leaving` are those
-        that get no more requests, but still have some."""
+        """Keep only these replicas. A new replica has the same time to answer as others. `leaving`
+        ones get no more requests, but still have some."""
         with self._lock:
             now = self._clock()
             self._leaving = set(leaving) - set(names)
@@ -49,7 +51,7 @@ class Liveness:
 
     @property
     def count(self) -> int:
-        """Replicas that are known."""
+        """The number of known replicas."""
         with self._lock:
             return len(self._heard_s) - len(self._leaving)
 
@@ -57,7 +59,7 @@ class Liveness:
         return self.silent_s(name) > SILENCE_S
 
     def silent_s(self, name: str) -> float:
-        """For how long; endless for one that was lost, 0 for one that is not known."""
+        """Seconds of silence: infinite for a lost replica, 0 for an unknown one."""
         return math.inf if name in self._lost else self.unheard_s(name)
 
     def unheard_s(self, name: str) -> float:
@@ -75,7 +77,7 @@ class Liveness:
 
     @property
     def has_any(self) -> bool:
-        """Somebody answers."""
+        """Whether any replica answers."""
         with self._lock:
             names = self._heard_s.keys() - self._leaving
         return not all(map(self.is_silent, names))
@@ -96,7 +98,7 @@ class Liveness:
 
     @property
     def holders(self) -> set[str]:
-        """Those that have any."""
+        """Replicas that have requests."""
         with self._lock:
             return set(self._holders.values())
 
@@ -109,5 +111,5 @@ _BY_DEPLOYMENT: defaultdict[str, Liveness] = defaultdict(Liveness)
 
 
 def of_deployment(name: str) -> Liveness:
-    """This process's own, shared by the routers, which Ray builds, and by the senders."""
+    """Return this process's Liveness of a deployment, shared by Ray's routers and the senders."""
     return _BY_DEPLOYMENT[name]

@@ -1,7 +1,6 @@
 """Replicas behind a Ray Serve handle, as one ImageBackend.
 
-A replica that dies in the middle is no error: the order, its seed fixed, goes to another one; and
-so is one that hangs, where another does not. It knows no HTTP.
+If a replica dies or hangs, the order, whose seed is fixed, goes to another one. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ CARD_STALE_S = 30.0
 replica to come back."""
 METRICS_TIMEOUT_S = 3.0
 ELSEWHERE = ("shutting_down", "unhealthy", "starting", errors.OTHER_MODEL)
-"""Problems of one replica that another need not have."""
+"""Problems of one replica that others may not have."""
 
 
 class Known(Generic[T]):
-    """What replicas say of themselves, asked for now and then and not by every request."""
+    """The replicas' cards, queried periodically and not by every request."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
         self._ask = ask
@@ -67,7 +66,7 @@ class Known(Generic[T]):
         return self._said
 
     async def now(self) -> T:
-        """As of the last two seconds; raises Problem if no replica answers."""
+        """Return the card, at most two seconds old, or raise Problem if no replica answers."""
         if self._said is not None and time.monotonic() - self._said_s <= CARD_AGE_S:
             return self._said
         return await asyncio.shield(self._renewed())
@@ -111,7 +110,7 @@ class Replicas:
         return self._of_all(await self._card.now())
 
     def _of_all(self, card: ModelCard) -> ModelCard:
-        """One replica's, with what all of them take at once."""
+        """Return one replica's card with the capacity of all."""
         return replace(card, at_once=card.at_once * max(1, self._liveness.count))
 
     async def examine(self, prompt: str) -> PromptFacts:
@@ -138,7 +137,7 @@ class Replicas:
                 sent.add(what)
 
     def _stored(self, source: SourceImage) -> Any:
-        """Ray's reference; it lives as long as a picture of the request needs it."""
+        """Store the source in Ray's object store; it stays as long as a picture needs it."""
         import ray
 
         if source not in self._sources:
@@ -160,7 +159,7 @@ def sent_once(update: Update) -> Hashable:
 
 
 async def ask_any(method: Any, *asked: object) -> Any:
-    """Of any replica that answers; the router may not know yet that one doesn't."""
+    """Ask any replica that answers; the router may not yet know that one does not."""
     for _ in range(ATTEMPTS):
         try:
             return await asyncio.wait_for(method.remote(*asked), CARD_TIMEOUT_S)
@@ -174,8 +173,9 @@ async def ask_any(method: Any, *asked: object) -> Any:
 async def persevere(
     begin: Callable[[float], AsyncGenerator[T]], deadline_s: float
 ) -> AsyncGenerator[tuple[int, T]]:
-    """What an attempt yields, and which attempt it is; after one that lost its replica, another,
-    with the seconds that are left. The first is always made: a replica says how short a time is."""
+    """Yield updates with the number of their attempt. After a lost replica another attempt gets the
+    remaining seconds. The first is always made: the replica itself refuses a deadline that is too
+    short."""
     clock = asyncio.get_running_loop().time
     until_s = clock() + deadline_s
     cause = Problem(503, "No replica could finish it.", None, "unavailable", 5.0)
@@ -211,8 +211,8 @@ async def persevere(
 async def attempt(
     method: Any, arguments: Sequence[object], last: type, known: liveness.Liveness
 ) -> AsyncGenerator[Any]:
-    """One replica's updates, up to one of the type `last`. Leaving earlier cancels the call; so
-    does a replica that says nothing any more, while another one answers."""
+    """Yield one replica's updates up to one of the type `last`. Leaving earlier cancels the call,
+    as does a silent replica while another answers."""
     call = method.remote(*arguments)
     name, is_over = call_name(call), False
 
@@ -242,7 +242,7 @@ def call_name(call: Any) -> str:
 
 
 async def gather(handle: Any, method: str) -> list[Any]:
-    """What every replica of a deployment says, of those that answer."""
+    """Collect an answer from every replica that answers."""
     broadcast = handle.broadcast(method)
     try:
         async with asyncio.timeout(METRICS_TIMEOUT_S):

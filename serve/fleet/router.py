@@ -1,8 +1,7 @@
-"""Which replica gets an order, or which front a request: of those that answer, the one that will
-finish it first.
+"""Chooses the replica of an order, or the front of a request: the one that will finish it first.
 
-Every replica reports when one more picture would be ready. A router queries all twice a second, and
-adds what it has itself sent since, so that a burst spreads; one that no longer answers comes last.
+Every replica reports when one more picture would be ready. A router queries all twice a second and
+adds what it has sent since, so that a burst spreads; a silent replica comes last.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from serve.fleet import liveness
 log = logging.getLogger(__name__)
 
 METHODS, STATS_METHOD = ("generate", "__call__"), "record_routing_stats"
-"""The calls that take a replica's or a front's time, and the one that says how much it has."""
+"""The methods that use a replica's or a front's time, and the one that reports its load."""
 
 
 class EarliestFinishRouter(FIFOMixin, RequestRouter):
@@ -87,7 +86,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
     # -- which replicas answer --------------------------------------------------------------
 
     async def _keep_asking(self, like: RequestMetadata) -> None:
-        """On the same way as orders take: a connection that swallows everything shows."""
+        """Query on the orders' connection, so that a dead connection shows."""
         while True:
             replicas, holders = dict(self.curr_replicas), self._liveness.holders
             leaving = {
@@ -142,7 +141,7 @@ class EarliestFinishRouter(FIFOMixin, RequestRouter):
 
 
 def ready_in_s(stats: Mapping[str, float], sent: deque[float], now: float) -> float:
-    """Forgets what was sent before the replica spoke: its word includes that."""
+    """Predict when a replica would be ready; its last report includes what was sent before."""
     if not stats:
         # New here: nothing is known, so only what was sent counts.
         return float(len(sent))

@@ -44,12 +44,12 @@ PREVIEW = f"the picture as it forms, in the terminal: {', '.join(terminal.PREVIE
 
 
 class RenderFailed(RuntimeError):
-    """Some images of a run have no picture."""
+    """Some images of a run failed."""
 
 
 @dataclass(frozen=True)
 class RenderSpec:
-    """What one command asks for, checked as far as it can be without the model."""
+    """One command's request, checked as far as possible without the model."""
 
     model: str
     backend: str
@@ -176,8 +176,7 @@ def read_order(options: argparse.Namespace) -> RenderSpec:
 def with_quality(
     options: argparse.Namespace, stored_model: str | None, strength: float | None
 ) -> dict[str, Any]:
-    """The flags that were given, beside what the quality stands for; `strength` is an edit's that
-    no flag names."""
+    """Merge the given flags with the quality's parameters; `strength` is an edit's default."""
     given = given_params(options)
     if not options.quality:
         return given
@@ -194,7 +193,7 @@ def named_model(options: argparse.Namespace, stored_model: str | None) -> str:
 
 
 def check_image(source: str | None, digests: Sequence[object], image: ImageToEdit | None) -> None:
-    """A picture that was made from another one cannot be made again without it."""
+    """Refuse to repeat an edit without its image."""
     if any(digests) and image is None:
         needed = f"needs --image, which the picture was made from ({DIGESTS[0]} {digests[0]})"
         raise InvalidParams("from", source, needed)
@@ -210,7 +209,7 @@ def params_for(values: dict[str, Any], image: ImageToEdit | None) -> GenerationP
 
 
 def read_prompts(arguments: Sequence[str]) -> list[str]:
-    """`-` stands for the lines of stdin, wherever it is among the prompts."""
+    """Read the prompts; `-` stands for the lines of stdin."""
     return [
         prompt
         for argument in arguments
@@ -267,7 +266,8 @@ def foreign_params(data: bytes, source: str) -> dict[str, Any]:
 
 
 def model_of_picture(model: str | None, source: str) -> str | None:
-    """The sender of a picture does not choose what is downloaded here."""
+    """Return a picture's model if it is local: the sender of a picture must not choose a
+    download."""
     from sdxl.model_names import is_here
 
     if model is None or is_here(model):
@@ -277,7 +277,7 @@ def model_of_picture(model: str | None, source: str) -> str | None:
 
 
 def numbered(params: GenerationParams, n: int) -> Iterator[GenerationParams]:
-    """Image i of n uses seed + i."""
+    """Number the images: image i of n uses seed + i."""
     first = secrets.randbelow(DRAWN_SEEDS) if params.seed is None else params.seed
     return (replace(params, seed=first + i) for i in range(n))
 
@@ -325,7 +325,7 @@ def report(result: Result, path: Path, order: RenderSpec) -> None:
 
 
 def as_json(result: Result, path: Path, order: RenderSpec) -> dict[str, Any]:
-    """`deep_steps` counts here; the explicit plan that a request may hold is `deep_plan`."""
+    """Return a result as JSON; `deep_steps` is a count, `deep_plan` the explicit plan."""
     from sdxl.images import stored_fields
 
     params = stored_fields(result.params.as_dict())

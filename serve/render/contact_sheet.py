@@ -1,4 +1,4 @@
-"""Many pictures on one, each above its caption, for a person to look at."""
+"""A contact sheet: many pictures with captions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAPER, INK = (255, 255, 255), (40, 40, 40)
 
 
 def contact_sheet(pictures: Sequence[tuple[Pixels, str]]) -> Pixels:
-    """Rows of thumbnails, as near to 4:3 as their number allows."""
+    """Arrange thumbnails in rows, close to 4:3."""
     font = ImageFont.load_default(FONT_SIZE)
     captions = [wrap(caption, font) for _, caption in pictures]
     lines = max(map(len, captions))
@@ -39,7 +39,7 @@ def contact_sheet(pictures: Sequence[tuple[Pixels, str]]) -> Pixels:
 
 
 def thumbnail(pixels: Pixels) -> Image.Image:
-    """Scaled, up or down, until the longer side fits."""
+    """Scale until the longer side fits."""
     picture = Image.fromarray(pixels)
     scale = THUMBNAIL / max(picture.size)
     width, height = (max(1, round(side * scale)) for side in picture.size)
@@ -47,7 +47,7 @@ def thumbnail(pixels: Pixels) -> Image.Image:
 
 
 def wrap(caption: str, font: Font) -> list[str]:
-    """Whole words, as many as fit on a line; what the last line cannot hold ends in an ellipsis."""
+    """Wrap whole words; what does not fit on the last line becomes an ellipsis."""
     lines: list[str] = [""]
     for word in caption.split():
         longer = f"{lines[-1]} {word}".strip()

@@ -1,6 +1,4 @@
-"""Where pictures go: one named file, names of their own in a folder, or standard output. It draws
-nothing.
-"""
+"""Destinations of pictures: a file, names in a folder, or standard output. It draws nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ from sdxl.params import GenerationParams, InvalidParams
 FORMATS_BY_SUFFIX = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
 FOREIGN = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".svg", ".ico", ".pdf")
-"""Who names such a file wants no folder of that name."""
+"""A name with such a suffix means a file, not a folder."""
 STDOUT = "-"
 JOINERS = "\u200c\u200d"
 MAX_NAME, MAX_NAME_BYTES = 60, 180
-"""File systems take 255 bytes, of which the seed, a number and the suffix need some."""
+"""File systems take 255 bytes; seed, number and suffix need some."""
 
 
 @dataclass
 class Destination:
-    """Proven writable when it is made; no two pictures get the same name, and none gets that of
-    another picture which is there already."""
+    """A writable destination; every picture gets its own name, never that of another existing
+    picture."""
 
     folder: Path
     file_name: str | None
@@ -39,7 +37,7 @@ class Destination:
     def prepare(
         cls, out: str, format: str | None, images: int, sheet: Path | None = None
     ) -> Destination:
-        """`sheet`: another file that the command will write."""
+        """Prepare the destination; `sheet` is another file of the command."""
         destination = cls._prepare(out, format, images)
         if sheet is not None and sheet.parent.resolve() == destination.folder.resolve():
             if sheet.name == destination.file_name:
@@ -79,7 +77,7 @@ class Destination:
         return self.file_name == STDOUT
 
     def path(self, params: GenerationParams, metadata: Mapping[str, Any] | None = None) -> Path:
-        """`metadata`: what the picture will say of itself; the same picture may be made again."""
+        """Return a picture's path; a file with the same `metadata` may be replaced."""
         if self.file_name is not None:
             return self.folder / self.file_name
         stem, copies = f"{slug(params.prompt)}-{params.seed}", 1
@@ -95,7 +93,7 @@ class Destination:
 
 
 def is_another(path: Path, metadata: Mapping[str, Any] | None) -> bool:
-    """Whether something is there that is not the picture with this metadata."""
+    """Return whether another file has this path."""
     if not path.exists():
         return False
     from sdxl.images import NoParameters, read_parameters, stored_fields
@@ -126,7 +124,8 @@ def slug(prompt: str) -> str:
 
 
 def _is_of_a_word(character: str) -> bool:
-    """Many scripts write vowels as marks on a letter, or join letters by what has no width."""
+    """Return whether a character is part of a word: many scripts write vowels as marks, or use
+    joiners without width."""
     return unicodedata.category(character)[0] in "LNM" or character in JOINERS
 
 

@@ -36,7 +36,7 @@ class ImageToEdit:
         return self.given.sized(params, pipeline.sizes)
 
     def edits(self, requests: Sequence[GenerationParams]) -> Iterator[Edit]:
-        """All requests of a command have the same size and mask."""
+        """Return the edits of a command, all of one size and mask."""
         from sdxl.pipeline import Edit
 
         source = self.given.source(requests[0])

@@ -1,5 +1,5 @@
-"""What a person sees of pictures on their way: a bar of steps, and above it, where the terminal
-shows pictures, the one that is forming. It takes no part in making them.
+"""Shows progress in the terminal: a bar of steps and, where the terminal shows pictures, a preview
+above it. It does not make them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FEWEST_ROWS = 4
 ROWS_LEFT = 3
 """of the screen, for the bar and earlier lines"""
 FREE_S, SHARE = 2.0, 0.1
-"""of a command's time goes to drawing: a slow connection shows fewer pictures, and costs no more"""
+"""share of a command's time for drawing; a slow connection shows fewer previews at no extra cost"""
 SAVE, RESTORE, LINE_START, ERASE_BELOW = b"\x1b7", b"\x1b8", b"\r", b"\x1b[J"
 
 
@@ -37,17 +37,16 @@ def up(rows: int) -> bytes:
 
 @dataclass
 class PictureArea:
-    """Lines of the screen right above the cursor's, which one picture after another is drawn on
-    until it is left with the last."""
+    """The lines above the cursor on which previews are drawn, ending with the finished picture."""
 
     terminal: Terminal
     frame: Frame | None = None
     has_moved: bool = False
-    """others have written below it"""
+    """something was written below it"""
     _screen: Screen | None = None
 
     def draw(self, pixels: Pixels) -> None:
-        """The cursor is at the start of a line, and comes back to it."""
+        """Draw; the cursor starts and ends at the start of the line."""
         from PIL import Image
 
         from serve.render.terminal_pictures import shown
@@ -67,7 +66,7 @@ class PictureArea:
         self.frame, self._screen, self.has_moved = None, None, False
 
     def clear(self) -> None:
-        """As if there had been no picture."""
+        """Remove the picture."""
         if self.frame is not None and not self.has_moved and self.terminal.is_ours:
             self.terminal.write(LINE_START + up(self.frame.rows) + self._forgotten + ERASE_BELOW)
         self.leave()
@@ -105,7 +104,7 @@ class PictureArea:
 
 @dataclass
 class RenderDisplay:
-    """Of one command. `terminal` shows pictures, if it can."""
+    """The display of one command; `terminal` shows pictures if it can."""
 
     total_steps: int
     terminal: Terminal | None = None
@@ -149,7 +148,7 @@ class RenderDisplay:
 
     @property
     def on_forming(self) -> Callable[[Forming], None] | None:
-        """False where previews are not shown, so that none are made."""
+        """Return False if previews are not shown, so that none are made."""
         return None if self._area is None else self._forming
 
     def _forming(self, show: Forming) -> None:
@@ -184,7 +183,7 @@ class RenderDisplay:
         return self._spent_s <= FREE_S + SHARE * (self.clock() - self._began_s)
 
     def _stop(self, area: PictureArea, error: Exception) -> None:
-        """No preview is worth a picture."""
+        """Turn previews off after an error: a failing preview must not cost the picture."""
         from tqdm import tqdm
 
         self._has_stopped = True
@@ -194,6 +193,6 @@ class RenderDisplay:
         tqdm.write(f"sdxl render: no more previews: {error}", file=sys.stderr)
 
     def _continued(self, number: int, frame: FrameType | None) -> None:
-        """After Ctrl-Z and `fg`."""
+        """Redraw after Ctrl-Z and `fg`."""
         if self._area is not None:
             self._area.has_moved = True

@@ -1,9 +1,8 @@
-"""What the terminal on stderr can show: it is asked, not guessed.
+"""Queries what the terminal on stderr can show.
 
-Variables of the environment outlive what they speak of: they come along into a multiplexer, an
-editor's own terminal, another machine. So they only keep questions from where those do harm; it is
-answers that count. Who is asked answers for whatever runs in between, too. This module draws
-nothing.
+Environment variables may be stale: they pass into a multiplexer, an editor's terminal, another
+machine. So they only prevent queries to terminals where queries do harm; the answers decide. A
+multiplexer answers for itself. This module draws nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ PROTOCOLS = (KITTY, ITERM, SIXEL)
 PREVIEWS = (AUTO, OFF, *PROTOCOLS)
 
 ANSWER_S = 1.0
-"""A terminal answers within milliseconds, at the far end of a slow connection within tenths of a
-second. Only one that never does takes all of this."""
+"""Limit of an answer: a terminal answers within milliseconds, over a slow connection within tenths
+of a second."""
 TMUX_S = 2.0
 SILENT = ("", "dumb", "unknown", "linux", "emacs")
-"""`TERM` of what shows no pictures and may print what it does not understand."""
+"""`TERM` of terminals that show no pictures and may print unknown queries."""
 SPEAK_KITTY = ("kitty", "ghostty", "wezterm", "konsole")
 KITTY_TERMS = ("xterm-kitty", "xterm-ghostty")
-"""Only these are asked whether they speak kitty's protocol: some others print the question."""
+"""Terminals that are asked for kitty's protocol: some others print the query."""
 BETWEEN = ("tmux", "screen", "zellij")
-"""Programs with terminals of their own inside another one."""
+"""Multiplexers."""
 BETWEEN_VARIABLES = ("TMUX", "STY", "ZELLIJ")
 SIXEL_ATTRIBUTE = "4"
 USUAL_COLOURS = 256
@@ -61,7 +60,7 @@ COLOURS = re.compile(rb"\x1b\[\?1;0;(\d+)S")
 
 @dataclass(frozen=True)
 class Screen:
-    """In cells, and the pixels of one; 0 if unknown."""
+    """Size in cells, and a cell's size in pixels; 0 if unknown."""
 
     columns: int
     rows: int
@@ -70,7 +69,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class Terminal:
-    """One that shows pictures."""
+    """A terminal that shows pictures."""
 
     stream: TextIO
     protocol: str
@@ -78,7 +77,7 @@ class Terminal:
     colours: int = USUAL_COLOURS
 
     def write(self, data: bytes) -> None:
-        """Past the stream's own buffers, whose rest an interrupt would leave for later."""
+        """Write without the stream's buffers, whose remainder an interrupt would leave."""
         self.stream.flush()
         left = memoryview(data)
         while left:
@@ -91,7 +90,7 @@ class Terminal:
 
     @property
     def is_ours(self) -> bool:
-        """True in the foreground: a command in the background does not write there."""
+        """Whether this command is in the foreground; a background command does not write."""
         try:
             return os.tcgetpgrp(self.stream.fileno()) == os.getpgrp()
         except OSError:
@@ -109,7 +108,8 @@ class Answers:
 
 
 def find(preview: str, is_redirected: bool) -> Terminal | None:
-    """Who shows previews, if anybody. `is_redirected`: a program reads what the command says."""
+    """Find a terminal that shows previews, or None. `is_redirected`: another program reads the
+    output."""
     if preview == OFF:
         return None
     is_terminal = os.name == "posix" and sys.stderr.isatty()
@@ -139,7 +139,7 @@ def is_silent(environment: Mapping[str, str]) -> bool:
 
 
 def asked(stream: TextIO, environment: Mapping[str, str]) -> Terminal | None:
-    """What it says for itself; None where nothing it says is a protocol that is known here."""
+    """Query the terminal; None if it supports no known protocol."""
     try:
         descriptor = os.open(os.ttyname(stream.fileno()), os.O_RDWR | os.O_NOCTTY)
     except OSError:
@@ -171,7 +171,7 @@ def protocol_of(answers: Answers, environment: Mapping[str, str]) -> str | None:
 
 
 def is_alone(descriptor: int) -> bool:
-    """Whether an answer will reach this command: it is the terminal's own, in the foreground."""
+    """Whether answers will reach this command: the terminal is its own, in the foreground."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
@@ -180,8 +180,8 @@ def is_alone(descriptor: int) -> bool:
 
 @contextmanager
 def unechoed(descriptor: int) -> Iterator[None]:
-    """What the terminal sends is read as it comes, and not shown. Signals wait meanwhile: none may
-    end the command with the terminal changed."""
+    """Read the terminal's answers unechoed. Signals wait meanwhile: none may end the command with
+    the terminal changed."""
     import termios
 
     waiting = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -199,7 +199,7 @@ def unechoed(descriptor: int) -> Iterator[None]:
 
 
 def conversation(descriptor: int, environment: Mapping[str, str]) -> Answers | None:
-    """Query what every terminal may be asked; then what depends on its name."""
+    """Send the safe queries, then those that depend on the terminal's name."""
     if is_readable(descriptor, 0) or not is_writable(descriptor):
         # Typed ahead, for what comes after this command: it would be lost among the answers. Or
         # its output was stopped by Ctrl-S.
@@ -267,7 +267,7 @@ def name_in(reply: bytes) -> str:
 
 
 def cell_in(reply: bytes) -> tuple[int, int]:
-    """Width and height."""
+    """Return width and height of a cell."""
     match = CELL.search(reply)
     return (int(match[2]), int(match[1])) if match else (0, 0)
 

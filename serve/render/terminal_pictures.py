@@ -1,7 +1,4 @@
-"""Pictures as the bytes that a terminal shows them by, in kitty's, iTerm's and the sixel protocol.
-
-What a terminal can show is not asked here, nor where on its screen.
-"""
+"""Encodes pictures for terminals: the protocols of kitty, iTerm and sixel."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from serve.render.terminal import ITERM, KITTY, SIXEL
 USUAL_CELL = (10, 20)
 """pixels; of terminals that do not report it"""
 LONGEST_SENT = 384
-"""Of protocols by which the terminal scales, so that a slow connection has less to carry."""
+"""For protocols with scaling in the terminal: fewer bytes over a slow connection."""
 MAX_COLOURS = 256
 END = b"\x1b\\"
 """also of what was cut off; else it means nothing"""
@@ -34,7 +31,7 @@ RUNS = re.compile(rb"([?-~])\1{%d,}" % (SHORTEST_RUN - 1))
 
 @dataclass(frozen=True)
 class Frame:
-    """What a picture takes of a screen, in cells; the number is kitty's name for it there."""
+    """A picture's size on the screen in cells, and kitty's number for it."""
 
     columns: int
     rows: int
@@ -50,7 +47,7 @@ class Frame:
 def frame_for(
     size: tuple[int, int], columns: int, rows: int, cell: tuple[int, int], number: int = 1
 ) -> Frame:
-    """The largest of a picture's shape within so many columns and rows."""
+    """Return the largest frame of a picture's aspect within these columns and rows."""
     cell = cell if all(cell) else USUAL_CELL
     scale = min(columns * cell[0] / size[0], rows * cell[1] / size[1])
     across, down = (
@@ -60,8 +57,8 @@ def frame_for(
 
 
 def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_COLOURS) -> bytes:
-    """What draws it with its upper left corner where the cursor is. Where the cursor is left, each
-    protocol has its own idea."""
+    """Return the bytes that draw it at the cursor. The final cursor position depends on the
+    protocol."""
     if protocol == SIXEL:
         return sixel(fitted(picture, frame.size), colours)
     longest = max(frame.size)
@@ -71,15 +68,15 @@ def shown(picture: Image.Image, protocol: str, frame: Frame, colours: int = MAX_
 
 
 def fitted(picture: Image.Image, size: tuple[int, ...]) -> Image.Image:
-    """As large as fits into so many pixels, in its own shape."""
+    """Resize to fit into these pixels with its aspect."""
     scale = min(size[0] / picture.width, size[1] / picture.height)
     across, down = (max(1, int(side * scale)) for side in picture.size)
     return picture.convert("RGB").resize((across, down), Image.Resampling.BICUBIC)
 
 
 def kitty(file: bytes, frame: Frame) -> bytes:
-    """A picture of the same number is replaced; `q=2` keeps the terminal from answering, and `C=1`
-    the cursor where it is."""
+    """Encode for kitty. A picture of the same number is replaced; `q=2` suppresses answers, `C=1`
+    keeps the cursor."""
     text = base64.b64encode(file)
     chunks = [text[i : i + KITTY_CHUNK] for i in range(0, len(text), KITTY_CHUNK)]
     said = f"a=T,f=100,i={frame.number},p=1,c={frame.columns},r={frame.rows},C=1,q=2"
@@ -91,7 +88,7 @@ def kitty(file: bytes, frame: Frame) -> bytes:
 
 
 def kitty_erased(number: int) -> bytes:
-    """Without a trace of it, also where only a part of it arrived."""
+    """Erase a picture, also one of which only a part arrived."""
     return b"\x1b_Gq=2,m=0;" + END + b"\x1b_Ga=d,d=I,i=%d,q=2" % number + END
 
 
@@ -115,7 +112,8 @@ def sixel(picture: Image.Image, colours: int = MAX_COLOURS) -> bytes:
 
 
 def reduced(picture: Image.Image, colours: int) -> Image.Image:
-    """Few colours need their neighbours' help; many need no such noise, which compresses badly."""
+    """Reduce to the palette. Few colours need dithering; many do not, and compress better
+    without."""
     colours = min(colours, MAX_COLOURS)
     found = picture.quantize(colours)
     if colours == MAX_COLOURS:
@@ -124,7 +122,7 @@ def reduced(picture: Image.Image, colours: int) -> Image.Image:
 
 
 def palette_of(indexed: Image.Image, count: int) -> bytes:
-    """In hundredths."""
+    """Return the palette in hundredths."""
     values = np.asarray(indexed.getpalette("RGB"), np.float32)[: 3 * count].reshape(-1, 3)
     hundredths = (values * 100 / 255).round().astype(int).tolist()
     return b"".join(b"#%d;2;%d;%d;%d" % (i, *rgb) for i, rgb in enumerate(hundredths))

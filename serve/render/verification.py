@@ -1,6 +1,6 @@
-"""`sdxl verify`: what a picture says of itself, and whether it is still what it was.
+"""`sdxl verify`: reads a picture's provenance and checks it.
 
-It reads what any generator's picture may hold, and makes nothing.
+It reads pictures of any generator, and makes nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Verdict:
     watermark_score: float = 0.0
     """needed: watermark.FOUND"""
     watermark_chance: float = 1.0
-    """that a picture without a watermark has this score"""
+    """probability of this score without a watermark"""
     failures: tuple[str, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
 

@@ -1,1 +1,1 @@
-"""One device's worth of the service: orders in, pictures out. HTTP is not known here."""
+"""One device of the service: orders in, pictures out. It knows no HTTP."""

@@ -30,7 +30,7 @@ ETA_PERIOD_S = 0.1
 
 
 class Watcher(Protocol):
-    """Told on the loop's thread. Times are on the loop's clock."""
+    """Callbacks on the loop's thread. Times are on the loop's clock."""
 
     @property
     def wants_progress(self) -> bool: ...
@@ -64,7 +64,7 @@ class Denoiser:
         self.flights: tuple[Flight, ...] = ()
         """as of the last pass; safe to read from any thread"""
         self._coming: dict[int, Flight] = {}
-        """taken on, and not yet handed over"""
+        """admitted, and not yet submitted"""
         self._watched: dict[int, _Watched] = {}
         self._ids: dict[int, int] = {}
         self._ready_s: dict[int, float] = {}
@@ -77,8 +77,8 @@ class Denoiser:
         self._thread.start()
 
     def admit(self, newcomer: Flight, delay_s: float = 0.0) -> Flight:
-        """Promise an image, or raise Refused; `submit` it, or `forget` it. From one thread.
-        `delay_s`: what it needs before its first step beyond its prompt's encoding."""
+        """Admit an image, or raise Refused; then `submit` or `forget` it. Call from one thread.
+        `delay_s`: time before its first step besides encoding the prompt."""
         admission = self.admission()
         admission = replace(admission, delay_s=admission.delay_s + delay_s)
         promised = admission.admit(newcomer, self.loop.time)
@@ -86,24 +86,24 @@ class Denoiser:
         return promised
 
     def forget(self, promised: Flight) -> None:
-        """One that was handed over is no error."""
+        """Forget an admitted image; a submitted one is no error."""
         self._coming.pop(promised.id, None)
 
     def submit(self, request: Request, promised: Flight, watcher: Watcher) -> None:
         self._thread.send(partial(self._take, request, promised, watcher))
 
     def cancel(self, watcher: Watcher) -> None:
-        """Within one tick. One that was never submitted, or is done, is no error."""
+        """Cancel within one tick. An unknown or finished image is no error."""
         self._thread.send(partial(self._drop, watcher))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run it on the loop's thread, between ticks, and wait until it is computed."""
+        """Run a function on the loop's thread between ticks and wait for its result."""
         answer: Future[T] = Future()
         self._thread.send(partial(self._answer, function, answer))
         return answer.result()
 
     def admission(self) -> Admission:
-        """The load that a request arriving now would meet."""
+        """Return the admission for a request that arrives now."""
         known, now = self.loop.costs, self.loop.clock()
         # A copy: the loop learns new costs meanwhile.
         others = {name: getattr(known, name) for name in (*MEASURED, "pasting_s")}
@@ -112,7 +112,7 @@ class Denoiser:
 
     @property
     def here(self) -> tuple[Flight, ...]:
-        """All that were taken on and have steps to take, in order of arrival."""
+        """All admitted, unfinished images in order of arrival."""
         # What comes is read first: between the two, one may pass from there to here.
         coming = list(self._coming.values())
         flights = self.flights
@@ -124,7 +124,7 @@ class Denoiser:
 
     @property
     def waiting(self) -> list[Flight]:
-        """In the order of the queue."""
+        """Waiting images in queue order."""
         return line(self.here, self.loop.limits)
 
     def check(self) -> None:
@@ -135,7 +135,7 @@ class Denoiser:
             raise Unhealthy(f"the loop has not advanced for {still_s:.1f} s")
 
     def _still(self) -> tuple[float, float]:
-        """For how long nothing has come of what the loop does now, and how long it may take."""
+        """Return how long the current work has made no progress, and how long it may take."""
         call = self.loop.call
         if call is None:
             # A pass whose call took minutes has only just ended that call.
@@ -154,7 +154,7 @@ class Denoiser:
     # -- on the loop's thread ---------------------------------------------------------------
 
     def tell_call(self, group: Group, seconds: float) -> None:
-        """To all whose images were in an engine call that ended now."""
+        """Notify all images of an engine call that ended now."""
         ended_s = self.loop.clock()
         for id_ in group.ids:
             if id_ in self._watched:

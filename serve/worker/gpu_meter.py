@@ -1,4 +1,4 @@
-"""GPU memory and energy for Prometheus, where NVIDIA's management library is there."""
+"""GPU memory and energy for Prometheus, from NVIDIA's management library if present."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 
 class GpuMeter(Collector):
-    """Of the devices this process may use, and for which work. Without pynvml, or a driver, it
+    """Meters the devices of this process, labelled by their work. Without pynvml or a driver it
     reports nothing."""
 
     def __init__(self, registry: CollectorRegistry, work: str) -> None:

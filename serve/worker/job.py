@@ -1,5 +1,6 @@
-"""One ordered picture inside a worker, between the asyncio task that waits and the threads that
-make it. It carries news one way and a cancellation the other; it computes nothing.
+"""One picture's job in a worker, between the asyncio task that waits and the threads that work.
+
+It carries updates one way and a cancellation the other; it computes nothing.
 """
 
 from __future__ import annotations
@@ -24,31 +25,32 @@ News = Update | Exception
 
 @dataclass(eq=False)
 class ImageJob:
-    """A Watcher of the denoiser. Call from any thread but `updates`, which is for the task."""
+    """A Watcher of the denoiser. Every method may be called from any thread, except `updates`,
+    which is for the task."""
 
     order: ImageOrder
     params: GenerationParams
     rows: list[TokenRow]
     """its prompts, tokenised"""
     flight: Flight
-    """as it was promised"""
+    """as it was admitted"""
     clock: Callable[[], float]
     on_latents: Callable[[ImageJob, Tensor], None]
-    """of what comes last"""
+    """of the last stage"""
     on_preview: Callable[[ImageJob, int, Tensor], None]
     on_leg: Callable[[ImageJob, Tensor], None]
-    """of a leg that another one follows"""
+    """of a leg that is not the last"""
     is_cancelled: bool = False
     last_file: Future[None] | None = None
-    """the making of its latest picture or preview"""
+    """the work on its latest picture or preview"""
     timings: dict[str, float] = field(default_factory=dict)
-    """seconds by stage, as far as they have passed"""
+    """seconds by finished stage"""
     stretches: list[Stretch] = field(default_factory=list)
     """the stages and engine calls, if its request is traced"""
     conditioning: Conditioning | None = None
-    """for the legs that follow"""
+    """for the later legs"""
     _number: int = 0
-    """of the leg that is made"""
+    """of the current leg"""
     _ready_s: float | None = None
     """as last reported; None if no progress was requested"""
 
@@ -75,7 +77,7 @@ class ImageJob:
             self.is_cancelled = True
 
     def stage(self, name: str, now: float | None = None) -> float:
-        """End a stage of the work, and say how long it took."""
+        """End a stage and record how long it took."""
         now = self.clock() if now is None else now
         began_s, self.stage_s = self.stage_s, max(now, self.stage_s)
         self.timings[name] = self.timings.get(name, 0.0) + self.stage_s - began_s
@@ -97,7 +99,7 @@ class ImageJob:
 
     @property
     def leg(self) -> GenerationParams:
-        """What is made now."""
+        """The current leg."""
         return self._legs[self._number]
 
     @property
@@ -106,7 +108,7 @@ class ImageJob:
 
     @property
     def steps_before(self) -> int:
-        """Of the legs before."""
+        """Steps of the earlier legs."""
         return sum(leg.taken_steps for leg in self._legs[: self._number])
 
     # -- Watcher ----------------------------------------------------------------------------

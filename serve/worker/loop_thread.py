@@ -1,7 +1,7 @@
-"""The one thread that owns a loop of engine calls, for pictures as for text.
+"""The thread that owns a loop of engine calls, for pictures and for text.
 
-Others talk to it through an inbox: functions that it runs between two passes of its loop. It does
-not know what the loop computes.
+Others send functions to its inbox, which it runs between two passes. It does not know what the loop
+computes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from serve.worker.stalls import Unhealthy
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-"""An idle loop still passes this often, so that its health can be seen."""
+"""Period of an idle loop's passes, which show its health."""
 SICK_AFTER = 3
-"""Passes in a row in which every engine call failed, after which the engines are given up."""
+"""Consecutive passes with only failed engine calls after which the engines count as broken."""
 
 
 class Loop(Protocol):
     @property
     def is_idle(self) -> bool: ...
     def advance(self) -> None:
-        """One pass; nothing where it is idle."""
+        """Do one pass; do nothing if idle."""
         ...
 
     def died(self, cause: Exception) -> None:
-        """Fail everything that waits: `advance` or a message raised."""
+        """Fail everything that waits, because `advance` or a message raised."""
         ...
 
 
@@ -38,7 +38,7 @@ class LoopThread:
     def __init__(self, name: str, loop: Loop, clock: Callable[[], float]) -> None:
         self.name, self._loop, self._clock = name, loop, clock
         self.beat_s = clock()
-        """when it last began a pass"""
+        """start of the last pass"""
         self._failures = 0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_stopping = False
@@ -53,7 +53,7 @@ class LoopThread:
         self._inbox.put(message)
 
     def judge(self, *, has_failed: bool) -> None:
-        """How the engine calls of a pass went, once any ended."""
+        """Record the results of a pass's engine calls."""
         self._failures = self._failures + 1 if has_failed else 0
 
     def check(self) -> None:
@@ -64,7 +64,7 @@ class LoopThread:
             raise Unhealthy(f"the {self.name}'s engines failed {self._failures} times in a row")
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Finish what was sent and what is under way, then end the thread."""
+        """Finish the sent and current work, then end the thread."""
         self._is_stopping = True
         self._inbox.put(lambda: None)
         if self._thread.is_alive():

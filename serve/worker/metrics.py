@@ -1,4 +1,4 @@
-"""What a worker counts, for Prometheus."""
+"""A worker's metrics for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exception inside a worker means to a client. It decides no policy: it translates."""
+"""Translates exceptions of a worker to errors for the client."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class PictureWriter:
         self._files = ThreadPoolExecutor(FILE_THREADS, "file")
         self._pastes = ThreadPoolExecutor(1, "paste")
         self._pasting: dict[ImageJob, float] = {}
-        """Predicted seconds of pasting, by jobs that have no more steps."""
+        """Predicted seconds of pasting by jobs without remaining steps."""
         self._whole: tuple[str, DecodedWhole] | None = None
-        """The last image that was pasted into, by its key; for the thread that pastes."""
+        """The last decoded whole image by key, for the pasting thread."""
 
     def finish(self, job: ImageJob, latents: Tensor) -> None:
         if job.flight.pasted:
@@ -71,7 +71,7 @@ class PictureWriter:
         self._submit(job, partial(self._decode, job, latents, mark(self.pipeline.engines)))
 
     def enlarge(self, job: ImageJob, latents: Tensor, then: Enlarged) -> None:
-        """What the next leg begins with, of the latents that the last one ended with."""
+        """Enlarge the last leg's latents for the next leg."""
         self._submit(job, partial(self._enlarge, job, latents, mark(self.pipeline.engines), then))
 
     def _submit(self, job: ImageJob, work: Callable[[], None]) -> None:
@@ -84,7 +84,7 @@ class PictureWriter:
         self._make(job, partial(self._preview, job, step, latents, ready))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run it as latents are decoded, and wait for what it returns."""
+        """Run a function on the decoding thread and wait for its result."""
         return self._decoder.submit(self._beside, function).result()
 
     def _beside(self, function: Callable[[], T]) -> T:
@@ -97,7 +97,7 @@ class PictureWriter:
         self._pastes.shutdown(cancel_futures=True)
 
     def _make(self, job: ImageJob, make: Callable[[], Update]) -> None:
-        """Files of one job are made at the same time and told in order."""
+        """Write the files of a job at the same time and report them in order."""
         threads = self._pastes if job.flight.pasted else self._files
         job.last_file = threads.submit(self._tell, job, make, job.last_file)
 
@@ -114,7 +114,7 @@ class PictureWriter:
         job.tell(made)
 
     def _decode_next(self) -> None:
-        """The most urgent; among those, the first in the queue's order."""
+        """Decode the most urgent job; among equals the first in the queue."""
         _, decode = self._latents.get_nowait()
         decode()
 
@@ -139,7 +139,7 @@ class PictureWriter:
         job.last_file.add_done_callback(lambda _: self._forget(job))
 
     def _forget(self, job: ImageJob) -> None:
-        """It is pasted, or never will be."""
+        """Forget a job that is pasted or cancelled."""
         if self._pasting.pop(job, None) is not None:
             self.costs.pasting_s = sum([*self._pasting.values()])
             if not self._pasting:
@@ -200,7 +200,7 @@ class PictureWriter:
             yield image
 
     def _decoded(self, whole: WholeImage) -> DecodedWhole:
-        """The pictures of one request follow each other: their image is decoded once."""
+        """Decode a whole image, once for consecutive pictures of a request."""
         if self._whole is None or self._whole[0] != whole.key:
             self._whole = None
             self._whole = whole.key, whole.decoded()

@@ -28,7 +28,7 @@ from serve.worker.stalls import STALL_S, Calls
 T = TypeVar("T")
 
 LOW_PRIORITY_BATCH = 4
-"""prompts of low priority that are encoded in one call"""
+"""low-priority prompts in one call"""
 
 
 class PromptEncoder:
@@ -50,16 +50,16 @@ class PromptEncoder:
         self._thread.submit(self._encode_waiting)
 
     def cancel(self, job: ImageJob) -> None:
-        """One that is past this stage is no error."""
+        """Cancel; a job past this stage is no error."""
         with self._lock, suppress(ValueError):
             self._waiting.remove(job)
 
     def begin_leg(self, job: ImageJob, source: SourceImage | SourceLatents) -> None:
-        """A later leg of a job that was submitted before."""
+        """Encode a later leg of a submitted job."""
         self._thread.submit(self._hand_over_leg, job, source)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run it as prompts are encoded, and wait for what it returns."""
+        """Run a function on the encoding thread and wait for its result."""
         return self._thread.submit(self._beside, function).result()
 
     def close(self) -> None:
@@ -91,8 +91,8 @@ class PromptEncoder:
             self._hand_over(job, conditioning)
 
     def _most_urgent(self) -> list[ImageJob]:
-        """Those of one class, first in the queue. A few of low priority at a time, since
-        later requests wait for them."""
+        """Return the first jobs of one class. Few of low priority at a time, since later requests
+        wait for them."""
         waiting = sorted(self._waiting, key=lambda job: (job.order.priority, job.flight.due))
         first = waiting[0].order.priority if waiting else Priority.INTERACTIVE
         most = ENCODE_BATCH if first is Priority.INTERACTIVE else LOW_PRIORITY_BATCH

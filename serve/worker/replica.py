@@ -26,7 +26,7 @@ from serve.tracing import tracer_to
 
 
 class ImageReplica:
-    """The constructor returns when a real picture was made."""
+    """A replica; its constructor returns after a first picture."""
 
     def __init__(self, settings: ServeSettings) -> None:
         logs.configure(settings.log_format)
@@ -57,7 +57,7 @@ class ImageReplica:
     async def generate(
         self, order: ImageOrder, source: SourceImage | None = None
     ) -> AsyncGenerator[Update | Problem]:
-        """`source`: of an edit; it travels beside the order, once for all pictures of a request."""
+        """Generate a picture; `source` is an edit's, sent once for all pictures of a request."""
         if source is not None:
             order = replace(order, source=self._shared(source))
         if order.model and order.model != self.model:
@@ -74,7 +74,7 @@ class ImageReplica:
             yield as_problem(error)
 
     def _shared(self, source: SourceImage) -> SourceImage:
-        """Ray makes a copy for each call: the files are kept once."""
+        """Keep the files of equal sources once: Ray copies them for each call."""
         if source.whole is None:
             return source
         whole = self._wholes.setdefault(source.whole.key, source.whole)
@@ -95,22 +95,22 @@ class ImageReplica:
         return labelled(await self.worker.metrics(), replica=replica_name())
 
     async def check_health(self) -> None:
-        """Ray asks, and replaces the replica when this raises."""
+        """Called by Ray, which replaces the replica if this raises."""
         self.worker.check_health()
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """Every router asks: one that is not well raises, and is passed over."""
+        """Called by every router; an unhealthy replica raises and is skipped."""
         self.worker.check_health()
         outlook = await asyncio.to_thread(self.worker.outlook)
         return {"at_s": time.time(), **asdict(outlook)}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Ray asks, and gives it to the policy of autoscaling.py."""
+        """Called by Ray for the policy in autoscaling.py."""
         outlook = await asyncio.to_thread(self.worker.outlook)
         return {autoscaling.BUSY: outlook.busy, autoscaling.QUEUE_S: outlook.queue_s}
 
     def __del__(self) -> None:
-        """Ray calls it after the last order has left."""
+        """Called by Ray after the last order."""
         if hasattr(self, "worker"):
             self.worker.close()
 

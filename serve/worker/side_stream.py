@@ -1,6 +1,6 @@
-"""Work beside the denoising loop: on a GPU a stream of its own, on a CPU nothing at all.
+"""Work beside the denoising loop: on a GPU on its own stream, on a CPU directly.
 
-It knows only when tensors are ready and who still reads them, not what is computed.
+It knows only when tensors are ready and which streams still read them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from sdxl.engine import Engines
 
 Mark = torch.cuda.Event | None
-"""What was enqueued on the loop's stream up to a moment."""
+"""A point in the loop's stream."""
 
 
 def mark(engines: Engines) -> Mark:
@@ -33,7 +33,7 @@ class SideStream:
 
     @contextmanager
     def after(self, ready: Mark = None, *read: Tensor) -> Iterator[None]:
-        """Run beside the loop, once `ready` was computed; `read` is read here. Leaving waits."""
+        """Run beside the loop after `ready`; `read` is read here. The exit waits for the work."""
         if self._stream is None:
             yield
             return
@@ -47,7 +47,7 @@ class SideStream:
         self._stream.synchronize()
 
     def give(self, *made: Tensor) -> None:
-        """Tensors made here that the loop will read."""
+        """Hand over tensors that the loop will read."""
         for tensor in made:
             if self._stream is not None and tensor.is_cuda:
                 tensor.record_stream(self._loops)

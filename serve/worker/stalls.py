@@ -1,4 +1,4 @@
-"""How long an engine call may take before it is taken to hang: by what its kind took before.
+"""Detects hanging engine calls by the usual time of their kind.
 
 It knows no engines: callers mark the begin and end of a call, and any thread may check for a stall.
 """
@@ -13,7 +13,7 @@ STALL_S = 3.0
 TIMES = 20.0
 """A call hangs if it takes this many times its kind's usual time, and more than STALL_S."""
 FIRST_S = 60.0
-"""The first of its kind may compile, capture or tune."""
+"""Limit of a kind's first call, which may compile, capture or tune."""
 
 
 class Unhealthy(RuntimeError):
@@ -21,12 +21,12 @@ class Unhealthy(RuntimeError):
 
 
 def patience_s(usual_s: float | None, stall_s: float, alike_s: float = 0.0) -> float:
-    """`alike_s`: what others took, for one whose kind is new."""
+    """Return the limit of a call; `alike_s`: the time of similar kinds, for a new kind."""
     return max(max(FIRST_S, TIMES * alike_s) if usual_s is None else TIMES * usual_s, stall_s)
 
 
 class Calls:
-    """Those of one thread, one at a time."""
+    """The calls of one thread."""
 
     def __init__(self, what: str, clock: Callable[[], float], stall_s: float) -> None:
         self.what, self._clock, self._stall_s = what, clock, stall_s
@@ -34,7 +34,7 @@ class Calls:
         self._open: tuple[Hashable, float] | None = None
 
     def expect(self, kind: Hashable, seconds: float) -> None:
-        """As was measured elsewhere."""
+        """Set a kind's usual time from another measurement."""
         self._longest_s[kind] = seconds
 
     @contextmanager

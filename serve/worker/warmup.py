@@ -1,7 +1,8 @@
-"""What one device costs, measured before the first request: every bucket's deep and shallow step,
-and one whole picture. After it, promises of completion times are honest from the first one on.
+"""Measures a device's costs before the first request: every bucket's deep and shallow step, and one
+whole picture.
 
-It decides nothing but how many rows may be in flight.
+So completion times are right from the first request. It decides only how many rows may be in
+flight.
 """
 
 from __future__ import annotations
@@ -32,21 +33,21 @@ COURSE = GenerationParams("a warm-up", seed=0, steps=4, cache_interval=2)
 """deep, shallow, deep, shallow"""
 ROUNDS, SLOW_S = 2, 10.0
 PASTED_SIDE = 512
-"""Side of the image that pasting is measured with."""
+"""Side of the image for measuring pasting."""
 
 
 class NotReady(RuntimeError):
-    """The engines do not make a picture."""
+    """The engines failed to make a picture."""
 
 
 Run = Callable[[Callable[[], Any]], Any]
-"""Calls a function on a certain thread, and gives what it returned."""
+"""Calls a function on a thread and returns its result."""
 
 
 @dataclass(frozen=True)
 class Rooms:
-    """The threads that will encode, denoise and decode. Libraries keep caches
-    by thread, so a warm-up on another thread would be lost."""
+    """The threads that will encode, denoise and decode. Libraries cache per thread, so warm-up on
+    another thread would be lost."""
 
     encode: Run
     denoise: Run
@@ -54,7 +55,7 @@ class Rooms:
 
 
 def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
-    """Fill in the costs at the model's own size."""
+    """Measure the costs at the model's usual size."""
     with pipeline.engines.warming():
         with named_if_slow("making a first picture"):
             learn_picture(pipeline, rooms, costs)
@@ -66,8 +67,8 @@ def measure(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
 
 
 def rounds(pipeline: Pipeline) -> Iterator[None]:
-    """The first pays for what happens once; the last is believed. On a processor nothing that
-    happens once takes so long that a slow round would be much faster the second time."""
+    """Repeat a measurement: the first round includes one-time work, the last counts. On a CPU a
+    slow first round is not repeated."""
     for _ in range(ROUNDS):
         began = pipeline.clock()
         yield
@@ -94,7 +95,7 @@ def learn_picture(pipeline: Pipeline, rooms: Rooms, costs: Costs) -> None:
 
 
 def pasting_s(pipeline: Pipeline) -> float:
-    """Of noise, which takes a PNG the longest."""
+    """Measure pasting with noise, the slowest PNG."""
     side, part = PASTED_SIDE, pipeline.sizes.default
     shades = Image.effect_noise((side, side), 100)
     image, mask = io.BytesIO(), io.BytesIO()
@@ -128,7 +129,7 @@ def learn_bucket(pipeline: Pipeline, rooms: Rooms, bucket: int, costs: Costs) ->
 def _denoised(
     pipeline: Pipeline, params: Sequence[GenerationParams], conditionings: Sequence[Conditioning]
 ) -> tuple[InFlight, list[Event]]:
-    """The loop, and what came of it."""
+    """Run the loop and return it with its results."""
     loop = pipeline.in_flight()
     for each, conditioning in zip(params, conditionings, strict=True):
         loop.submit(pipeline.request(each, conditioning))
@@ -147,7 +148,7 @@ def _decoded(pipeline: Pipeline, rooms: Rooms, events: Sequence[Event]) -> Pixel
 
 
 def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
-    """As many rows as the measured costs favour; an image under guidance needs two."""
+    """Return the best number of rows by measured costs; a guided image needs two."""
     limits, one = pipeline.limits(), standard(pipeline)
     calls = (costs.tick_s(Group(one.call("unet_deep"), (), bucket)) for bucket in limits.buckets)
     return replace(
@@ -161,6 +162,6 @@ def knee(pipeline: Pipeline, costs: Costs, queue: int) -> Limits:
 
 
 def standard(pipeline: Pipeline) -> Flight:
-    """An image of the model's own size with the default steps and guidance."""
+    """Return parameters of the model's usual size with default steps and guidance."""
     side = pipeline.sizes.default
     return Flight(-1, pipeline.axes(side, side), pipeline.plan(GenerationParams()))

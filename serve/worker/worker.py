@@ -1,7 +1,7 @@
-"""One device's worth of the service: orders in, pictures out, many at a time.
+"""One device of the service: orders in, pictures out, many at a time.
 
-One thread denoises; prompts of new orders, finished latents and image files are the work of other
-threads beside it. It knows no Ray and no HTTP. Whatever goes wrong is a Problem.
+One thread denoises; others beside it encode prompts, decode latents and write files. It knows no
+Ray and no HTTP. Every error is a Problem.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ log = logging.getLogger(__name__)
 class Outlook:
     ready_in_s: float
     alone_s: float
-    """how long it takes with nothing else to do"""
+    """duration on an idle device"""
     each_s: float
-    """how much later each further image makes the next one"""
+    """additional delay for each further image"""
     queue_s: float
-    """how long it would wait for its first step"""
+    """wait for the first step"""
     busy: float
-    """the share of the rows that run"""
+    """share of rows in use"""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class _Threads:
     writer: PictureWriter
 
     def expect(self, pipeline: Pipeline, costs: Costs) -> None:
-        """Calls of the usual kind take what was measured; a batch of prompts of one chunk each, no
-        longer than one after the other."""
+        """Set the expected time of usual calls to the measured one; a batch of prompts takes at
+        most as long as its prompts in sequence."""
         side = pipeline.sizes.default // pipeline.engines.arch.vae_scale
         self.encoder.calls.expect(False, ENCODE_BATCH * costs.encode_s)
         self.writer.calls.expect((side, side), costs.decode_s)
@@ -108,7 +108,7 @@ class Worker:
         self._threads: _Threads | None = None
 
     def start(self) -> None:
-        """Measure, then take orders. Blocks until a real picture was made."""
+        """Measure, then accept orders. Blocks until a picture was made."""
         costs = MeteredCosts()
         loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
         denoiser = Denoiser(loop, self.stall_s)
@@ -219,7 +219,7 @@ class Worker:
             self._threads.check()
 
     def outlook(self) -> Outlook:
-        """For a picture as most people ask for it, if it came now."""
+        """Predict for a typical picture that arrives now."""
         denoiser, encoder = self._started().denoiser, self._started().encoder
         admission, loop = denoiser.admission(), denoiser.loop
         flight = warmup.standard(self.pipeline)
@@ -234,7 +234,7 @@ class Worker:
         return Outlook(ready_s, alone_s, each_s, queue_s, busy)
 
     def close(self) -> None:
-        """End the threads. What is still here ends with a Problem."""
+        """End the threads; remaining orders end with a Problem."""
         self._is_closed = True
         if self._threads is None:
             return
@@ -251,7 +251,7 @@ class Worker:
         return self._threads
 
     def _accept(self, order: ImageOrder, threads: _Threads) -> ImageJob:
-        """Refuse before any work what cannot be served."""
+        """Refuse orders that cannot be served, before any work."""
         if self._is_closed:
             raise errors.draining()
         params = self.pipeline.resolve(order.params)
@@ -271,16 +271,16 @@ class Worker:
         return ImageJob(order, params, rows, flight, clock, writer.finish, writer.preview, on_leg)
 
     def _image_s(self, params: GenerationParams, threads: _Threads) -> float:
-        """How long its image will take to encode."""
+        """Predict the time to encode the order's image."""
         return threads.denoiser.loop.costs.image_s * self._share(params)
 
     def _share(self, params: GenerationParams) -> float:
-        """Of the pixels of the model's own size."""
+        """Return the share of the usual number of pixels."""
         assert params.height and params.width
         return params.height * params.width / self.pipeline.sizes.default**2
 
     def _later(self, params: GenerationParams, threads: _Threads, chunks: int) -> Leg | None:
-        """What an upscaled picture runs after its first leg."""
+        """Return the legs of an upscaled picture after the first."""
         if not params.is_upscaled:
             return None
         then, delay_s = params.legs[-1], 0.0
