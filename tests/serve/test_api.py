@@ -71,9 +71,7 @@ def test_every_field_reaches_the_picture(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("quality", "expected"), [("low", (20, 2)), ("standard", (20, 2)), ("high", (20, 1))]
 )
-def test_quality_stands_for_steps_and_interval(
-    worker: Worker, quality: str, expected: tuple[int, int]
-) -> None:
+def test_quality_sets_the_interval(worker: Worker, quality: str, expected: tuple[int, int]) -> None:
     (data,) = post(worker, {"prompt": PROMPT, "quality": quality}).json()["data"]
     told = read_parameters(picture(data))
     assert (told["steps"], told["cache_interval"]) == expected
@@ -91,9 +89,7 @@ def test_quality_stands_for_steps_and_interval(
         ({"steps": 20, "upscale": 1.5, "upscale_steps": 5}, 1),
     ],
 )
-def test_every_step_is_deep_where_steps_are_few_and_nothing_is_said_of_caches(
-    worker: Worker, said: dict[str, Any], interval: int
-) -> None:
+def test_few_steps_are_all_deep(worker: Worker, said: dict[str, Any], interval: int) -> None:
     asked = {"prompt": PROMPT, "steps": 4, "seed": 3, **said}
     (data,) = post(worker, asked).json()["data"]
     told = read_parameters(picture(data))
@@ -115,9 +111,7 @@ def test_the_same_seed_gives_the_same_picture(worker: Worker) -> None:
     assert first == second
 
 
-async def test_a_url_is_absolute_and_gives_the_picture(
-    worker: Worker, settings: dict[str, Any]
-) -> None:
+async def test_an_absolute_url_gives_the_picture(worker: Worker, settings: dict[str, Any]) -> None:
     async with client(worker, **settings) as http:
         body = {"prompt": PROMPT, "steps": 2, "response_format": "url", "output_format": "jpeg"}
         (data,) = (await http.post(GENERATE, json=body)).json()["data"]
@@ -130,9 +124,7 @@ async def test_a_url_is_absolute_and_gives_the_picture(
             assert missing.status_code == 404 and error_of(missing)
 
 
-def test_a_url_without_room_for_it_is_refused_before_any_work(
-    worker: Worker, settings: dict[str, Any]
-) -> None:
+def test_a_url_without_room_is_refused_first(worker: Worker, settings: dict[str, Any]) -> None:
     body = {"prompt": PROMPT, "steps": 2, "n": 2, "response_format": "url"}
     taken = worker.steps_taken
     answer = post(worker, body, **settings, results_max_bytes=90_000)
@@ -218,9 +210,7 @@ async def test_models_docs_metrics_and_health(worker: Worker) -> None:
         assert re.search(r'^sdxl_engines_info{.*slower="0"} 1.0', page, re.M)
 
 
-async def test_engines_slower_than_the_gpu_s_own_are_in_readiness_and_metrics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_readiness_and_metrics_name_slower_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "tensorrt: no engines to run"
     monkeypatch.setattr("serve.worker.worker.why_slower", lambda description: reason)
     with running() as slower:
@@ -252,9 +242,7 @@ CLOSED = (
 )
 
 
-async def test_with_keys_every_route_is_closed_but_the_named_ones(
-    worker: Worker, tmp_path: Path
-) -> None:
+async def test_keys_close_every_route_but_the_named_ones(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(f"{sha256('right')} ann\n")
     async with client(worker, keys=str(tmp_path / "keys")) as http:
         for path in CLOSED:

@@ -101,9 +101,7 @@ def test_an_unknown_model_is_a_404(worker: Worker) -> None:
         ("GET", "/v1/models/other", 404),
     ],
 )
-def test_what_is_not_there_has_the_envelope_too(
-    worker: Worker, method: str, path: str, status: int
-) -> None:
+def test_a_wrong_path_has_the_envelope(worker: Worker, method: str, path: str, status: int) -> None:
     answer = call(worker, method, path)
     assert answer.status_code == status and error_of(answer)["type"] == "invalid_request_error"
     assert ("allow" in answer.headers) == (status == 405)
@@ -193,9 +191,7 @@ def test_an_engine_failure_is_a_500_that_keeps_its_secrets(worker: Worker) -> No
     assert "secret" not in answer.text
 
 
-def test_what_nobody_foresaw_is_a_500_that_keeps_its_secrets(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_a_500_without_secrets(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(order: object) -> None:
         raise KeyError("/secret/path")
 

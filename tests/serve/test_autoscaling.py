@@ -33,9 +33,7 @@ def wanted_by(policy: Any, target: int, **told: list[float]) -> float:
         ([1.0, 0.0], [6.0, 0.0], 4),
     ],
 )
-def test_busy_ones_stay_and_a_queue_asks_for_more(
-    busy: list[float], queue_s: list[float], replicas: float
-) -> None:
+def test_a_queue_adds_replicas(busy: list[float], queue_s: list[float], replicas: float) -> None:
     assert wanted(busy, queue_s) == pytest.approx(replicas)
 
 
@@ -49,9 +47,7 @@ def test_where_no_wait_is_told_replicas_are_as_many_as_are_busy() -> None:
 
 
 @pytest.mark.parametrize(("policy", "arguments"), [(ByQueueTime, {"target_s": 2.0}), (by_busy, {})])
-def test_ray_takes_a_policy_by_its_name(
-    policy: Callable[..., Any], arguments: dict[str, float]
-) -> None:
+def test_ray_takes_a_named_policy(policy: Callable[..., Any], arguments: dict[str, float]) -> None:
     scaling = how_many(1, 3, policy, **arguments)["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
     assert scaling.policy.get_policy().__name__ == policy.__name__

@@ -57,9 +57,7 @@ async def chunks(size: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-async def test_a_body_beyond_the_budget_is_a_503_until_another_request_ends(
-    worker: Worker, is_declared: bool
-) -> None:
+async def test_a_body_beyond_the_budget_is_a_503_for_now(worker: Worker, is_declared: bool) -> None:
     content = {"content-length": str(SIZE)} if is_declared else {}
     async with client(worker, **TWO_BODIES) as http:
         async with uploads(http, "", "", **content):

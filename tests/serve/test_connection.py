@@ -151,9 +151,7 @@ def test_slow_headers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("drip", [b"\r\n", b""])
-def test_a_connection_that_asks_nothing_is_closed(
-    monkeypatch: pytest.MonkeyPatch, drip: bytes
-) -> None:
+def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch, drip: bytes) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
     with (
         listening() as port,

@@ -13,9 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 REPLACED = "Ray Serve's controller does not answer; it is replaced"
 
 
-def test_a_controller_that_restarts_is_known_again_and_replicas_are_asked_all_along(
-    tmp_path: Path,
-) -> None:
+def test_replicas_are_asked_while_a_controller_restarts(tmp_path: Path) -> None:
     told = told_by(
         "tests.serve.controller_probe",
         str(tmp_path),

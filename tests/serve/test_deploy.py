@@ -240,9 +240,7 @@ def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("role", ["head", "10.0.0.1:6379"])
-def test_nodes_start_with_flags_that_ray_knows_and_the_service_s_environment(
-    tmp_path: Path, role: str
-) -> None:
+def test_nodes_start_with_known_flags_and_our_environment(tmp_path: Path, role: str) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
     (command, *flags), environment = flags_of(role, "--num-cpus=4", token=token)

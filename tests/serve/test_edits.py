@@ -130,9 +130,7 @@ def test_every_field_of_a_form_reaches_the_picture(worker: Worker) -> None:
     ("name", "given"),
     [("deep_steps[]", ["0", "2"]), ("deep_steps", ["0", "2"]), ("deep_steps[]", ["0,2"])],
 )
-def test_a_list_may_come_as_one_field_or_as_many(
-    worker: Worker, name: str, given: list[str]
-) -> None:
+def test_a_list_is_one_field_or_many(worker: Worker, name: str, given: list[str]) -> None:
     told = read_parameters(picture_in(send(worker, {"image": png()}, {**QUICK, name: given})))
     assert told["deep_steps"] == [0, 2]
 
@@ -145,9 +143,7 @@ def test_a_list_may_come_as_one_field_or_as_many(
         ({"deep_steps[]": ["0", "x"]}, "deep_steps"),
     ],
 )
-def test_what_is_no_list_is_not_taken_twice(
-    worker: Worker, fields: dict[str, Any], param: str
-) -> None:
+def test_a_single_value_is_taken_once(worker: Worker, fields: dict[str, Any], param: str) -> None:
     answer = send(worker, {"image": png()}, {"prompt": PROMPT, **fields})
     assert answer.status_code == 400 and error_of(answer)["param"] == param
 
@@ -244,9 +240,7 @@ def test_what_cannot_be_edited_is_refused_in_the_envelope(worker: Worker, case: 
         ({}, "takes image_url only"),
     ],
 )
-def test_nothing_is_fetched_for_a_client(
-    worker: Worker, reference: dict[str, str], said: str
-) -> None:
+def test_no_client_s_url_is_fetched(worker: Worker, reference: dict[str, str], said: str) -> None:
     answer = post(worker, {"prompt": PROMPT, "images": [reference]}, EDIT)
     assert answer.status_code == 400 and said in error_of(answer)["message"]
 

@@ -98,9 +98,7 @@ def test_a_client_that_leaves_within_its_body_asks_nothing() -> None:
         assert len(unet_calls(worker)) == before and worker.is_idle
 
 
-def test_pictures_are_decoded_one_at_a_time_though_their_clients_leave(
-    monkeypatch: pytest.MonkeyPatch, worker: Worker
-) -> None:
+def test_images_are_decoded_in_turn(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
     """Else memory would be bounded only by how many leave."""
     at_once, most, done = 0, 0, 0
     lock, read = threading.Lock(), edits.read_images

@@ -49,9 +49,7 @@ def ask(worker: Worker, body: Any, **settings: Any) -> httpx.Response:
         ("a red circle " * 100, 300),
     ],
 )
-def test_a_prompt_s_tokens_are_counted_whatever_its_length(
-    short: Worker, prompt: str, expected: int
-) -> None:
+def test_a_prompt_s_tokens_are_counted(short: Worker, prompt: str, expected: int) -> None:
     told = ask(short, {"prompt": prompt}).json()
     assert told == {"tokens": expected, "max_tokens": MOST, "unknown_words": []}
 

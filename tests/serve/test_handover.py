@@ -77,9 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lost", [(), (dies,), (dies, dies)])
-def test_one_that_dies_is_followed_by_another_with_the_same_body_and_id(
-    lost: tuple[Front, ...],
-) -> None:
+def test_a_dead_front_s_request_goes_to_another_whole(lost: tuple[Front, ...]) -> None:
     fronts = Fronts(*lost, answers)
     answer = asked(fronts)
     assert (answer.status_code, answer.content) == (200, b"you said a ring")
@@ -108,9 +106,7 @@ def test_one_that_hangs_is_waited_for_where_nobody_answers() -> None:
     assert asked(fronts).content == b"you said a ring" and len(fronts.asked) == 1
 
 
-def test_a_request_of_the_same_id_that_ends_takes_no_other_from_its_front(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_that_ends_takes_no_other_of_its_id_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a third front end is silent, a request that no front end holds is soon retried."""
     monkeypatch.setattr(handover, "SILENCE_S", 2.0)
     known, paths = Liveness(), list[str]()

@@ -64,9 +64,7 @@ def test_our_own_page_orders_pictures(worker: Worker, origin: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["10.1.2.3:8000", "[fd00::1]:8000"])
-def test_the_page_at_the_address_that_is_asked_orders_pictures(
-    worker: Worker, address: str
-) -> None:
+def test_the_page_orders_pictures_at_its_own_address(worker: Worker, address: str) -> None:
     headers = {"host": address, "origin": f"http://{address}"}
     assert ask(worker, "POST", GENERATE, headers).status_code == 200
     headers["origin"] = "http://203.0.113.5"

@@ -17,9 +17,7 @@ from serve.front.keys import ApiKey, Keyring, RateLimiter, sha256
 from tests.fakes import FakeClock
 
 
-def test_a_made_key_is_found_and_is_not_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_key_is_stored_as_a_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys.txt"
     secrets = []
     for name in ("ann", "bob"):
@@ -131,9 +129,7 @@ def test_work_is_steps_times_pixels_times_rows_with_shallow_steps_as_what_they_a
         (" 30 work=90 weight=2", (30, 90.0, 2.0)),
     ],
 )
-def test_old_lines_and_new_ones_are_read(
-    tmp_path: Path, rest: str, expected: tuple[object, ...]
-) -> None:
+def test_lines_of_keys_are_read(tmp_path: Path, rest: str, expected: tuple[object, ...]) -> None:
     path = tmp_path / "keys.txt"
     path.write_text(f"{'0' * 64} ann{rest}\n")
     (key,) = Keyring.read(path).keys
@@ -141,9 +137,7 @@ def test_old_lines_and_new_ones_are_read(
 
 
 @pytest.mark.parametrize("rest", ["weight=0", "weight=x", "work=0", "2 2", "weight=101"])
-def test_a_line_that_means_nothing_is_refused_with_what_is_needed(
-    tmp_path: Path, rest: str
-) -> None:
+def test_a_wrong_line_is_refused(tmp_path: Path, rest: str) -> None:
     path = tmp_path / "keys.txt"
     path.write_text(f"{'0' * 64} ann {rest}\n")
     with pytest.raises(InvalidParams, match="keys must (hold|have) "):
@@ -166,9 +160,7 @@ def asked(peer: str, headers: dict[str, str] | None = None) -> Request:
     return Request({"type": "http", "client": (peer, 1), "headers": raw})
 
 
-def test_the_command_writes_work_and_weight(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_has_a_work_and_a_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys.txt"
     assert keys.main(["ann", "--file", str(path), "--work", "90", "--weight", "2.5"]) == 0
     (key,) = Keyring.read(path).keys
@@ -177,9 +169,7 @@ def test_the_command_writes_work_and_weight(
         keys.main(["bob", "--file", str(path), "--weight", "0"])
 
 
-def test_the_command_is_in_the_front_door(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sdxl_key_is_the_same_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["key", "a b", "--file", str(tmp_path / "k")]) == 2
     assert cli.main(["key", "ann", "--file", str(tmp_path / "no" / "k")]) == 1
     assert "out must be" in capsys.readouterr().err

@@ -231,9 +231,7 @@ REFUSED = {"markup"}
 @pytest.mark.parametrize(
     ("method", "fields"), [("generate", ImageRequest), ("edit", EditRequest)], ids=str
 )
-def test_every_field_of_the_client_is_known_here(
-    client: openai.OpenAI, method: str, fields: type[ImageRequest]
-) -> None:
+def test_fields_are_known(client: openai.OpenAI, method: str, fields: type[ImageRequest]) -> None:
     theirs = set(inspect.signature(getattr(client.images, method)).parameters) - NOT_OF_REQUESTS
     assert theirs - REFUSED <= set(fields.model_fields)
 
@@ -277,18 +275,14 @@ def test_who_asks_is_told_again(client: openai.OpenAI) -> None:
         ("background", "transparent"),
     ],
 )
-def test_what_no_picture_here_can_be_is_refused_by_name(
-    client: openai.OpenAI, field: str, value: object
-) -> None:
+def test_an_impossible_field_is_refused(client: openai.OpenAI, field: str, value: object) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.images.generate(prompt=PROMPT, extra_body={field: value})
     assert caught.value.param == field and field in caught.value.message
 
 
 @pytest.mark.parametrize(("quality", "steps"), [("xhigh", 30), ("max", 50)])
-def test_the_highest_qualities_run_the_exact_model(
-    client: openai.OpenAI, quality: Any, steps: int
-) -> None:
+def test_top_qualities_run_the_exact_model(client: openai.OpenAI, quality: Any, steps: int) -> None:
     answer = client.images.generate(prompt=PROMPT, extra_body={"quality": quality})
     told: Any = answer.to_dict()
     (data,) = told["data"]
@@ -318,9 +312,7 @@ def test_a_model_answers_to_its_aliases() -> None:
         ("99999x10", "512x64"),
     ],
 )
-def test_a_size_that_the_model_lacks_is_the_nearest_if_the_operator_wants(
-    asked: Any, made: str
-) -> None:
+def test_an_unknown_size_becomes_the_nearest_if_allowed(asked: Any, made: str) -> None:
     from sdxl.checkpoint import find
     from serve.front.image_orders import size_of
     from serve.orders import ModelCard

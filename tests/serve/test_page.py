@@ -53,9 +53,7 @@ def test_every_import_is_there_and_every_module_is_imported() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/web/main.js", "/docs", "/docs/swagger-ui.css"])
-def test_files_are_held_to_this_origin_and_are_asked_for_again_cheaply(
-    worker: Worker, path: str
-) -> None:
+def test_files_are_of_this_origin_and_cheap_to_ask_for_again(worker: Worker, path: str) -> None:
     answer = get(worker, path)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy

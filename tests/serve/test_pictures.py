@@ -28,9 +28,7 @@ def sent(files: list[bytes]) -> list[Message]:
 
 
 @pytest.mark.parametrize(("size", "bodies"), [(1000, 1), (SMALL_BYTES, 4)])
-def test_a_small_answer_is_one_message_and_a_large_one_comes_in_parts(
-    size: int, bodies: int
-) -> None:
+def test_only_a_large_answer_comes_in_parts(size: int, bodies: int) -> None:
     files = [bytes([number]) * size for number in (1, 2)]
     start, *parts = sent(files)
     assert len(parts) == bodies

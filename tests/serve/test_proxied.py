@@ -90,9 +90,7 @@ def test_other_answers_pass_as_they_are(status: int, kind: bytes) -> None:
     assert start["status"] == status and body["body"] == b"{}"
 
 
-def test_a_lost_answer_is_a_500_in_the_envelope_and_in_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_lost_answer_is_a_500_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert envelope(said_by(silent))["status"] == 500 and "was lost" in caplog.text
 
 

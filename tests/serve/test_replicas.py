@@ -86,9 +86,7 @@ async def updates_of(handle: Handle) -> list[Any]:
     "loss",
     [DIED, ActorUnavailableError("gone", None), errors.draining(), Problem(503, code="unhealthy")],
 )
-def test_what_a_lost_replica_was_making_is_made_elsewhere_with_the_same_seed(
-    loss: Exception,
-) -> None:
+def test_a_lost_replica_s_picture_is_made_elsewhere_with_its_seed(loss: Exception) -> None:
     first = [Queued(0), ImageProgress(3, 20, 0, 1.0), loss]
     handle = Handle(first, [Queued(0), ImageProgress(1, 20, 0, 1.0), done(ORDER)])
     updates = asyncio.run(updates_of(handle))
@@ -161,9 +159,7 @@ def test_the_card_is_that_of_any_replica_alive() -> None:
 @pytest.mark.parametrize(
     ("first", "status"), [(Problem(429, code="overloaded"), 429), (DIED, 408)], ids=str
 )
-async def test_a_replica_refuses_what_has_no_time_and_nobody_tries_it_again(
-    first: Exception, status: int
-) -> None:
+async def test_an_order_without_time_is_refused_once(first: Exception, status: int) -> None:
     handle = Handle([first])
     with pytest.raises(Problem) as caught:
         late = ImageOrder(ORDER.params, deadline_s=0)
@@ -281,9 +277,7 @@ def test_one_that_does_not_answer_any_more_loses_its_order_to_another() -> None:
     assert handle.answers[0].is_cancelled and len(handle.asked) == 2
 
 
-def test_a_replica_that_is_not_well_says_so_between_two_updates(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unhealthy_replica_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beats, "CHECK_S", 0.02)
 
     async def never() -> AsyncGenerator[int]:
@@ -304,16 +298,12 @@ def test_a_replica_that_is_not_well_says_so_between_two_updates(
     assert asyncio.run(scenario()) == [1]
 
 
-def test_a_card_is_asked_of_another_where_one_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silent_replica_s_card_is_asked_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "CARD_TIMEOUT_S", 0.05)
     assert asyncio.run(Replicas(Handle([], [CARD])).card()) == CARD
 
 
-async def test_a_known_card_is_believed_for_a_while_but_does_not_make_it_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_known_card_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "CARD_AGE_S", 0.0)
     lost = [[DIED]] * (2 * ATTEMPTS)
     fleet = Replicas(Handle([CARD], *lost))
@@ -327,9 +317,7 @@ async def test_a_known_card_is_believed_for_a_while_but_does_not_make_it_ready(
         await fleet.card()
 
 
-async def test_the_source_of_an_edit_is_stored_once_for_all_pictures_of_a_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_stores_the_source_of_an_edit_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[object] = []
 
     def put(value: object) -> int:

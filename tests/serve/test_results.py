@@ -69,9 +69,7 @@ def has_space_for(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> N
     monkeypatch.setattr(results, "free_bytes", free)
 
 
-def test_on_a_full_disk_the_oldest_give_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_drops_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_space_for(monkeypatch, tmp_path, 100)
     store = ResultStore(tmp_path, ttl_s=1000, max_bytes=10**9)
     names = []
@@ -130,9 +128,7 @@ def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:
     assert other.get(one.put(b"shared", "png")) == b"shared"
 
 
-def test_the_folder_of_its_own_is_nobody_elses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_own_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     (folder,) = {folder_of(""), folder_of("")}
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
@@ -150,9 +146,7 @@ def test_the_folder_of_its_own_is_nobody_elses(
         folder_of("")
 
 
-def test_a_picture_that_fits_looks_through_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fitting_picture_lists_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ResultStore(tmp_path, ttl_s=1000, max_bytes=100)
     store.put(bytes(10), "png")
     looked, files = list[int](), store._files

@@ -77,9 +77,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("name", "made_by"), NAMES)
-def test_the_model_asked_for_makes_the_picture_and_the_answer_names_it(
-    workers: list[Worker], name: str | None, made_by: str
-) -> None:
+def test_the_answer_names_its_model(workers: list[Worker], name: str | None, made_by: str) -> None:
     body = {"prompt": PROMPT, "steps": 2, "model": name}
     told = asked(workers, GENERATE, body, aliases=ALIASES).json()
     assert told["model"] == made_by == painter(told["data"][0]["b64_json"])
@@ -108,9 +106,7 @@ def test_an_edit_goes_to_the_model_that_it_names(workers: list[Worker]) -> None:
 
 
 @pytest.mark.parametrize("path", [GENERATE, "/v1/models/dall-e-9"])
-def test_an_unknown_model_is_a_404_that_lists_what_there_is(
-    workers: list[Worker], path: str
-) -> None:
+def test_an_unknown_model_is_a_404_that_names_the_models(workers: list[Worker], path: str) -> None:
     body = {"prompt": PROMPT, "model": "dall-e-9"} if path == GENERATE else None
     answer = asked(workers, path, body)
     assert answer.status_code == 404 and error_of(answer)["code"] == "model_not_found"
@@ -217,9 +213,7 @@ class Away(ImageBackend):
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-async def test_one_that_is_away_keeps_nobody_from_the_others(
-    workers: list[Worker], is_silent: bool
-) -> None:
+async def test_a_lost_model_stops_no_other_model(workers: list[Worker], is_silent: bool) -> None:
     app = create_app([Away(is_silent), workers[1]], ServeSettings(models=TABLES))
     async with client_of(app) as http, asyncio.timeout(10 * PATIENCE_S):
         listed = (await http.get("/v1/models")).json()["data"]
@@ -259,9 +253,7 @@ async def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[W
         await ServedModels(ServeSettings(models=TABLES), [away, away], lambda: now_s).ready()
 
 
-def test_a_replica_whose_place_has_another_model_makes_nothing_for_it(
-    workers: list[Worker],
-) -> None:
+def test_a_replica_makes_no_picture_for_another_model(workers: list[Worker]) -> None:
     """While one model takes another's place, replicas of both are in one deployment."""
     replica = ImageReplica.__new__(ImageReplica)
     replica.worker, replica.model = workers[0], "mini"
@@ -344,9 +336,7 @@ def test_the_first_deployment_keeps_its_name_and_the_others_go_by_their_models()
         ([2, 5], 8, [2, 5]),
     ],
 )
-def test_gpus_are_shared_between_the_models_that_do_not_say(
-    replicas: list[int], gpus: int, expected: list[int]
-) -> None:
+def test_gpus_are_shared_among_models(replicas: list[int], gpus: int, expected: list[int]) -> None:
     each = [ServeSettings(replicas=count) for count in replicas]
     assert fewest_of(each, is_gpu=gpus > 0, gpus=gpus) == expected
     assert fewest_of(each, is_gpu=False, gpus=0) == [count or 1 for count in replicas]

@@ -62,9 +62,7 @@ def supervised(
     ("body", "code"),
     [("return 0", 0), ("return 3", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 1)],
 )
-def test_its_code_is_the_service_s_and_nothing_is_left(
-    tmp_path: Path, body: str, code: int
-) -> None:
+def test_it_ends_with_the_service_s_code(tmp_path: Path, body: str, code: int) -> None:
     with supervised(tmp_path, f"time.sleep(1); {body}") as (process, below):
         assert process.wait(MOST_S) == code
         assert not any(map(is_alive, below)), below
@@ -75,9 +73,7 @@ def test_its_code_is_the_service_s_and_nothing_is_left(
     ("body", "code"), [("pass", 0), (RAY_S_HANDLER, 0), (DEAF, 1), (STOPPED, 1)]
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_time_whatever_the_service_does(
-    tmp_path: Path, body: str, code: int, number: int
-) -> None:
+def test_a_signal_always_ends_it_in_time(tmp_path: Path, body: str, code: int, number: int) -> None:
     with supervised(tmp_path, body) as (process, below):
         process.send_signal(number)
         assert process.wait(MOST_S) == code

@@ -117,9 +117,7 @@ def left_in(there: DoubleTerminal) -> bytes:
         {"TERM_PROGRAM": "Apple_Terminal"},
     ],
 )
-def test_who_might_print_the_question_is_not_asked(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_terminal_too_simple_is_not_asked(environment: dict[str, str], tmp_path: Path) -> None:
     with double("kitty") as there:
         assert asked(there, tmp_path, environment) == (None, True, "")
         assert there.output == b""
@@ -135,9 +133,7 @@ def test_who_might_print_the_question_is_not_asked(
     ],
 )
 @pytest.mark.parametrize("kind", ["tmux", "kitty"])
-def test_inside_a_multiplexer_only_what_is_proven_is_drawn(
-    kind: str, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_multiplexer_gets_nothing(kind: str, environment: dict[str, str], tmp_path: Path) -> None:
     with double(kind) as there:
         assert asked(there, tmp_path, environment) == (None, True, "")
         # tmux takes it for a title, screen for its status line.
@@ -147,9 +143,7 @@ def test_inside_a_multiplexer_only_what_is_proven_is_drawn(
 @pytest.mark.parametrize(
     ("features", "found"), [("256,RGB,sixel,title", "sixel"), ("256,RGB,title", None), ("", None)]
 )
-def test_tmux_says_whether_what_it_runs_in_shows_sixels(
-    features: str, found: str | None, tmp_path: Path
-) -> None:
+def test_tmux_says_if_it_shows_sixels(features: str, found: str | None, tmp_path: Path) -> None:
     program = tmp_path / "tmux"
     program.write_text(
         f'#!/bin/sh\ntest "$*" = "display-message -p #{{client_termfeatures}}" && echo {features}\n'
@@ -205,9 +199,7 @@ def test_a_stopped_terminal_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP])
-def test_the_modes_are_restored_before_a_signal_ends_it(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_a_signal_restores_the_modes_first(number: signal.Signals, tmp_path: Path) -> None:
     with double("silent") as there:
         before = there.modes
         script = (
@@ -240,9 +232,7 @@ def test_the_modes_are_restored_after_an_exception(tmp_path: Path) -> None:
         assert there.modes == before and b"ZeroDivisionError" in there.output
 
 
-def test_nobody_is_asked_where_output_is_redirected_or_a_program_reads_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_redirected_output_asks_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "asked", lambda *_: pytest.fail("asked"))
     assert terminal.find("auto", is_redirected=True) is None
     assert terminal.find("off", is_redirected=False) is None
@@ -253,9 +243,7 @@ def test_nobody_is_asked_where_output_is_redirected_or_a_program_reads_it(
         assert there.output == b""
 
 
-def test_a_protocol_that_is_named_needs_a_terminal_and_asks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_named_protocol_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidParams, match="preview needs a terminal on stderr"):
         terminal.find("kitty", is_redirected=False)
     with double("none") as there, os.fdopen(os.dup(there.slave), "w") as stream:

@@ -67,9 +67,7 @@ def test_a_large_picture_is_sent_small_where_the_terminal_scales() -> None:
 
 @pytest.mark.parametrize(("colours", "most"), [(256, 5.0), (16, 25.0), (2, 80.0)])
 @pytest.mark.parametrize("size", [(18, 6), (7, 3), (1, 1)])
-def test_sixels_are_the_picture_in_few_colours(
-    colours: int, most: float, size: tuple[int, int]
-) -> None:
+def test_few_colours_show_the_picture(colours: int, most: float, size: tuple[int, int]) -> None:
     frame = Frame(*size, CELL)
     (drawn,) = Display().take(shown(scene(), "sixel", frame, colours)).drawn
     expected = fitted(scene(), frame.size)

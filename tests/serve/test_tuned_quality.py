@@ -41,18 +41,14 @@ def test_a_quality_brings_its_whole_plan() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"steps": 10}, {"scheduler": "ddim"}, {"cache_interval": 2}])
-def test_a_request_that_names_another_course_has_no_part_of_the_plans_deep_steps(
-    fields: dict[str, Any],
-) -> None:
+def test_another_course_has_none_of_the_plan_s_deep_steps(fields: dict[str, Any]) -> None:
     found = asked(quality="low", **fields)
     assert found.deep_steps is None
     assert all(getattr(found, name) == value for name, value in fields.items())
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_an_edit_that_names_no_strength_has_the_plan_where_it_takes_all_steps(
-    is_masked: bool,
-) -> None:
+def test_an_edit_of_all_steps_has_the_plan(is_masked: bool) -> None:
     request = ImageRequest(prompt="a ring", quality="low", size="128x128")
     image = GivenImage.read(png(128, 128), hole() if is_masked else None)
     wanted, _ = prepared(request, image, CARD, ServeSettings())
@@ -92,9 +88,7 @@ def test_a_rendered_edit_has_the_plan_where_it_takes_all_steps(
         ({"image": "a.png", "strength": 0.5}, False),
     ],
 )
-def test_a_jobs_rows_have_the_plan_where_they_take_its_course(
-    said: dict[str, Any], is_kept: bool
-) -> None:
+def test_rows_of_a_job_follow_the_plan(said: dict[str, Any], is_kept: bool) -> None:
     intake = Intake(TUNED.beside({}), 1, CARD.id, CARD.sizes, "png", CARD.presets)
     (row,) = intake.rows([Record("a.jsonl:1", {"prompt": "a ring", **said}, folder="/")])
     assert row.params is not None, row.error

@@ -267,9 +267,7 @@ def test_hires_fix_means_there_what_it_means_in_the_webui(
         ({"denoising_strength": 0}, "denoising_strength"),
     ],
 )
-def test_what_a_second_pass_cannot_be_is_refused_by_name(
-    worker: Worker, fields: dict[str, Any], param: str
-) -> None:
+def test_a_wrong_second_pass_is_refused(worker: Worker, fields: dict[str, Any], param: str) -> None:
     answer = webui(worker, TXT2IMG, {**HIRES, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert webui(worker, TXT2IMG, {**HIRES, "enable_hr": False, **fields}).status_code == 200

@@ -59,9 +59,7 @@ def test_render_marks_its_pictures(tmp_path: Path) -> None:
     assert find(pixels_of(file.read_bytes())).is_found
 
 
-def test_a_batch_that_is_the_same_to_the_byte_takes_a_watermark_and_no_manifest(
-    tmp_path: Path,
-) -> None:
+def test_a_reproducible_batch_takes_a_watermark_and_no_manifest(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text(PROMPT)
     argv = [str(prompts), "--out", str(tmp_path / "out"), "--provenance"]

@@ -85,9 +85,7 @@ def test_an_event_that_is_always_refused_is_given_up(tmp_path: Path) -> None:
     assert len(heard.heard) == 3 and not outbox.records.store.names("outbox")
 
 
-def test_a_full_disk_delays_no_other_event_and_repeats_none_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_delays_no_other_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(name: str, data: bytes) -> None:
         raise OutputError(name, OSError(errno.ENOSPC, "No space left on device"))
 
@@ -111,9 +109,7 @@ def test_a_full_disk_delays_no_other_event_and_repeats_none_at_once(
 @pytest.mark.parametrize(
     "row", ["http://a", f"ftp://a {SECRET}", "http://a whsec_c2hvcnQ=", "http://a secret"]
 )
-def test_a_wrong_file_of_addresses_is_refused_without_showing_its_secret(
-    tmp_path: Path, row: str
-) -> None:
+def test_a_wrong_file_of_addresses_keeps_its_secret(tmp_path: Path, row: str) -> None:
     (tmp_path / "webhooks").write_text(row)
     with pytest.raises(InvalidParams, match="webhooks, line 1") as caught:
         read_endpoints(str(tmp_path / "webhooks"))

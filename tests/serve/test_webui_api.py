@@ -252,9 +252,7 @@ def hole(mode: str = "L") -> Image.Image:
 @pytest.mark.parametrize("given", ["L", "RGBA", "inverted"])
 @pytest.mark.parametrize("fill", [0, 1])
 @pytest.mark.parametrize("is_part", [True, False])
-def test_webuiapi_makes_the_masked_part_anew(
-    served: tuple[str, Worker], given: str, fill: int, is_part: bool
-) -> None:
+def test_webuiapi_edits(served: tuple[str, Worker], given: str, fill: int, is_part: bool) -> None:
     mask = hole("RGBA" if given == "RGBA" else "L")
     made = api_of(served[0]).img2img(
         images=[canvas()], mask_image=ImageOps.invert(mask) if given == "inverted" else mask,
@@ -287,9 +285,7 @@ def test_img2img_is_the_edit_that_v1_makes(served: tuple[str, Worker]) -> None:
     ("field", "value"),
     [("resize_mode", 1), ("inpainting_fill", 2), ("init_images", []), ("init_images", ["x"])],
 )
-def test_what_img2img_cannot_do_is_refused_by_name(
-    http: httpx.Client, field: str, value: object
-) -> None:
+def test_img2img_refuses_what_it_cannot_do(http: httpx.Client, field: str, value: object) -> None:
     images = [base64.b64encode(file_of(canvas())).decode()]
     body = {"prompt": PROMPT, "steps": 2, "init_images": images, field: value}
     answer = http.post("/sdapi/v1/img2img", json=body)

@@ -191,9 +191,7 @@ def test_an_engine_failure_is_one_problem_without_its_text(network: str) -> None
         ({"negative_prompt": "(b:9e9)" + "(" * 99}, "negative_prompt"),
     ],
 )
-def test_what_the_model_cannot_do_is_a_400_that_names_the_field(
-    given: dict[str, object], param: str
-) -> None:
+def test_an_impossible_order_is_a_400_with_its_field(given: dict[str, object], param: str) -> None:
     with running() as worker, pytest.raises(Problem) as caught:
         asyncio.run(picture_of(worker, order(**given)))  # type: ignore[arg-type]
     assert (caught.value.status, caught.value.param) == (400, param)

@@ -91,9 +91,7 @@ def test_nothing_runs_on_cudas_default_stream(monkeypatch: pytest.MonkeyPatch) -
         assert len(seen[name]) == 1 and not seen[name] & (loop | {default}), seen
 
 
-def test_a_picture_is_decoded_after_the_loops_stream_has_made_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_decoding_waits_for_the_loop_s_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda().install(monkeypatch)
     pipeline, device = on_a_gpu(cuda, captures=False)
     with running(pipeline) as worker:

@@ -118,9 +118,7 @@ def test_top_p_keeps_the_fewest_tokens_that_weigh_so_much() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1e-40), Sampling(top_p=1e-46)])
-def test_what_leaves_nothing_to_draw_is_greedy_and_harms_nobody(
-    mini_llm: Any, sampling: Sampling
-) -> None:
+def test_sampling_that_leaves_nothing_is_greedy(mini_llm: Any, sampling: Sampling) -> None:
     decoding = decoding_of(mini_llm, 2)
     edge, plain = (Generation(ids_of("circle"), each, 4) for each in (sampling, GREEDY))
     for each in (edge, plain):

@@ -87,18 +87,14 @@ def test_what_cannot_be_placed_is_refused(
         deployment.place(settings(tmp_path, text, **counts), 8)
 
 
-def test_images_get_what_the_language_model_never_takes(
-    nodes_of_four: None, tmp_path: Path
-) -> None:
+def test_images_get_the_gpus_that_the_llm_leaves(nodes_of_four: None, tmp_path: Path) -> None:
     growing = settings(tmp_path, "tensor_parallel_size = 2\n", llm_max_replicas=3)
     taken, bound = deployment.place(growing, 8)
     scaling = bound._bound_deployment._deployment_config.autoscaling_config
     assert taken == 6 and (scaling.min_replicas, scaling.max_replicas) == (1, 3)
 
 
-def test_where_images_run_on_the_cpu_the_language_model_may_have_every_gpu(
-    nodes_of_four: None, tmp_path: Path
-) -> None:
+def test_images_on_the_cpu_leave_every_gpu_to_the_llm(nodes_of_four: None, tmp_path: Path) -> None:
     text = "tensor_parallel_size = 4\n"
     taken, _ = deployment.place(settings(tmp_path, text, llm_replicas=2, device="cpu"), 8)
     assert taken == 8
@@ -106,9 +102,7 @@ def test_where_images_run_on_the_cpu_the_language_model_may_have_every_gpu(
         deployment.place(settings(tmp_path, text, llm_replicas=3, device="cpu"), 8)
 
 
-def test_apart_it_takes_the_nodes_that_are_labelled_and_images_the_others(
-    nodes_of_four: None, tmp_path: Path
-) -> None:
+def test_apart_it_takes_the_labelled_nodes(nodes_of_four: None, tmp_path: Path) -> None:
     asked = settings(tmp_path, "tensor_parallel_size = 4\n", llm_replicas=2, llm_apart=True)
     taken, _ = deployment.place(asked, 8)
     assert taken == 4, "a second node may come later"
@@ -118,9 +112,7 @@ def test_apart_it_takes_the_nodes_that_are_labelled_and_images_the_others(
     assert images is not None and images["label_selector"] == {"sdxl": "!llm"}
 
 
-def test_a_cluster_that_grows_may_have_no_gpu_yet(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_growing_cluster_may_have_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     head = {"Alive": True, "Resources": {"CPU": 2.0}, "Labels": {}}
     monkeypatch.setattr(ray, "nodes", lambda: [head])
     given = {"llm_backend": "tensorrt-llm", "llm_replicas": 2}

@@ -143,9 +143,7 @@ async def test_two_hundred_that_leave_leave_nothing_behind(speaker: Speaker) -> 
     assert text_of(await updates_of(speaker, CIRCLE)) == expected
 
 
-async def test_a_token_that_cannot_be_told_ends_its_own_answer_alone(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_failure_ends_one_text(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     emit = Listener.emit
 
     def trips(self: Listener, made: Made) -> None:

@@ -14,9 +14,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
 
 
 @given(SHORT, STOPS, st.lists(st.integers(0, 30)))
-def test_what_comes_out_does_not_depend_on_the_pieces(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
+def test_the_text_is_the_same_in_any_pieces(text: str, stops: list[str], cuts: list[int]) -> None:
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     found, out = Stops(stops), []

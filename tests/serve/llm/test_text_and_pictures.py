@@ -57,9 +57,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(("code", "ready"), [("llm_failed", 200), ("starting", 503)])
-def test_pictures_do_not_wait_for_a_language_model_that_fails(
-    worker: Worker, code: str, ready: int
-) -> None:
+def test_pictures_do_not_wait_for_a_failed_llm(worker: Worker, code: str, ready: int) -> None:
     async def scenario() -> list[int]:
         async with client(worker, Broken(code)) as http:
             picture = {"prompt": "a", "steps": 2}
@@ -109,9 +107,7 @@ def test_the_embedded_model_expands_alike_for_a_seed(worker: Worker, speaker: Sp
     assert first == second and scene is not None and scene.things[0].shape == "circle"
 
 
-def test_what_is_too_slow_leaves_the_prompt_as_it_was(
-    worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_slow_model_leaves_the_prompt(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     body = {"prompt": "circle", "expand_prompt": True, "steps": 2}
     engine = FakeLlm(token_s=1.0)
     answer = asked_of(worker, fake_speaker(engine), GENERATE, body, expand_s=0.2).json()
