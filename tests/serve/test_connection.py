@@ -64,9 +64,13 @@ def port() -> Iterator[int]:
         yield found
 
 
+def connected(port: int) -> closing[socket.socket]:
+    return closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S))
+
+
 def told(port: int, *parts: bytes) -> tuple[int, dict[str, Any]]:
     """Status and body of the answer to raw bytes; the server ends the connection."""
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw:
+    with connected(port) as raw:
         for part in parts:
             try:
                 raw.sendall(part)
@@ -107,7 +111,7 @@ def test_a_head_is_bounded(port: int, parts: list[bytes]) -> None:
 @pytest.mark.parametrize("endless", [b"0\r\nx: " + b"a" * MIB, b"1;" + b"a" * MIB])
 def test_what_follows_a_body_s_part_is_bounded(port: int, endless: bytes) -> None:
     """A trailer, an extension of a chunk: no answer, as the request itself is not over."""
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw:
+    with connected(port) as raw:
         raw.sendall(CHUNKED)
         with pytest.raises(OSError):
             for _ in range(64):
@@ -138,7 +142,7 @@ def test_headers_that_ray_trusts_do_not_pass(port: int) -> None:
 
 def test_a_trailer_is_no_header(port: int) -> None:
     raw = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-    with closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as client:
+    with connected(port) as client:
         client.sendall(raw + b"1\r\na\r\n0\r\nx-late: a\r\n\r\n")
         assert b"x-late" not in read_all(client)
 
@@ -153,20 +157,14 @@ def test_slow_headers_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("drip", [b"\r\n", b""])
 def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch, drip: bytes) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
-    with (
-        listening() as port,
-        closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw,
-    ):
+    with listening() as port, connected(port) as raw:
         raw.sendall(drip)
         assert read_all(raw) == b""
 
 
 def test_a_body_that_drips_on_after_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
-    with (
-        listening(deaf) as port,
-        closing(socket.create_connection(("127.0.0.1", port), timeout=CLOSED_S)) as raw,
-    ):
+    with listening(deaf) as port, connected(port) as raw:
         raw.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n")
         until_s = time.monotonic() + CLOSED_S
         with pytest.raises(OSError):

@@ -38,12 +38,12 @@ def kuberay() -> list[dict[str, Any]]:
 
 def ray_service() -> dict[str, Any]:
     (found,) = (document for document in kuberay() if document["kind"] == "RayService")
-    return found["spec"]
+    return found
 
 
 def serve_configs() -> dict[str, dict[str, Any]]:
     found = {name: yaml.safe_load((DEPLOY / name).read_text()) for name in SERVE_CONFIGS}
-    return found | {"kuberay.yaml": yaml.safe_load(ray_service()["serveConfigV2"])}
+    return found | {"kuberay.yaml": yaml.safe_load(ray_service()["spec"]["serveConfigV2"])}
 
 
 def compose() -> dict[str, Any]:
@@ -52,34 +52,25 @@ def compose() -> dict[str, Any]:
 
 
 def pod_templates() -> dict[str, dict[str, Any]]:
-    cluster = ray_service()["rayClusterConfig"]
+    cluster = ray_service()["spec"]["rayClusterConfig"]
     workers = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
     return {"head": cluster["headGroupSpec"]["template"], **workers}
 
 
 @pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
-def test_ray_takes_every_serve_config(name: str) -> None:
-    ServeDeploySchema.model_validate(serve_configs()[name])
-
-
-@pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
-def test_its_arguments_are_settings_and_beyond_loopback_there_are_keys(name: str) -> None:
+def test_ray_takes_every_serve_config_and_its_arguments_are_settings(name: str) -> None:
+    """A service on GPUs names its backend and precision, so that no other ones replace them."""
     config = serve_configs()[name]
+    ServeDeploySchema.model_validate(config)
     (application,) = config["applications"]
     assert application["import_path"] == "serve.app:build"
     settings = ServeSettings(**application["args"])
     assert settings.keys or is_loopback(config["http_options"]["host"])
-
-
-@pytest.mark.parametrize("name", [*SERVE_CONFIGS, "kuberay.yaml"])
-def test_a_service_on_gpus_names_its_backend_and_precision(name: str) -> None:
-    """Or engines that are missing would be replaced by slower ones, of another precision."""
-    settings = ServeSettings(**serve_configs()[name]["applications"][0]["args"])
     if settings.device == "gpu":
         assert settings.backend == "tensorrt" and settings.precision in PRECISIONS
 
 
-def test_so_does_compose_which_takes_every_gpu() -> None:
+def test_compose_takes_every_gpu_and_names_its_engines() -> None:
     service = compose()["services"]["sdxl"]
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     settings = read(environment=defaults_of(service["environment"]))
@@ -114,8 +105,7 @@ def test_kubernetes_takes_every_manifest() -> None:
 
 
 def test_kuberay_takes_the_rayservice() -> None:
-    (service,) = (document for document in kuberay() if document["kind"] == "RayService")
-    jsonschema.Draft202012Validator(RAY_SERVICE).validate(service)
+    jsonschema.Draft202012Validator(RAY_SERVICE).validate(ray_service())
 
 
 @pytest.mark.parametrize("name", pod_templates())
@@ -125,7 +115,7 @@ def test_kubernetes_takes_its_pods(name: str) -> None:
 
 
 def test_a_field_that_does_not_exist_is_found() -> None:
-    (service,) = (document for document in kuberay() if document["kind"] == "RayService")
+    service = ray_service()
     service["spec"]["rayClusterConfig"]["authOption"] = {}
     with pytest.raises(jsonschema.ValidationError, match="authOption"):
         jsonschema.Draft202012Validator(RAY_SERVICE).validate(service)
@@ -162,7 +152,7 @@ def test_probes_ask_our_own_health_routes_that_need_no_key() -> None:
 
 
 def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() -> None:
-    cluster = ray_service()["rayClusterConfig"]
+    cluster = ray_service()["spec"]["rayClusterConfig"]
     grace_s = pod_templates()["gpu"]["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > ServeSettings().shutdown_s
     idle_s = cluster["autoscalerOptions"]["idleTimeoutSeconds"]
@@ -171,7 +161,7 @@ def test_pods_outlive_what_is_in_flight_and_idle_ones_the_scaling_s_own_delay() 
 
 def test_there_are_pods_for_as_many_replicas_as_may_be() -> None:
     (application,) = serve_configs()["kuberay.yaml"]["applications"]
-    (group,) = ray_service()["rayClusterConfig"]["workerGroupSpecs"]
+    (group,) = ray_service()["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert group["maxReplicas"] == application["args"]["max_replicas"]
 
 

@@ -98,7 +98,7 @@ def test_a_client_that_leaves_within_its_body_asks_nothing() -> None:
         assert len(unet_calls(worker)) == before and worker.is_idle
 
 
-def test_images_are_decoded_in_turn(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+async def test_images_are_decoded_in_turn(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
     """Else memory would be bounded only by how many leave."""
     at_once, most, done = 0, 0, 0
     lock, read = threading.Lock(), edits.read_images
@@ -113,15 +113,12 @@ def test_images_are_decoded_in_turn(monkeypatch: pytest.MonkeyPatch, worker: Wor
             at_once, done = at_once - 1, done + 1
         return read(*given)
 
-    async def scenario() -> httpx.Response:
-        async with client(worker) as http:
-            for _ in range(6):
-                asked = http.post(EDIT, data=QUICK, files={"image": png()})
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(asked, 0.05)
-            return await http.post(EDIT, data=QUICK, files={"image": png()})
-
     monkeypatch.setattr(edits, "read_images", slow)
-    answer = asyncio.run(scenario())
+    async with client(worker) as http:
+        for _ in range(6):
+            asked = http.post(EDIT, data=QUICK, files={"image": png()})
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asked, 0.05)
+        answer = await http.post(EDIT, data=QUICK, files={"image": png()})
     assert answer.status_code == 200 and most == 1, f"{most} pictures were decoded at once"
     assert done < 7, "pictures were decoded that nobody waited for any more"

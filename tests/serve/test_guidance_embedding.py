@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from serve.worker.worker import Worker
 from tests.fakes import fake_engines
 from tests.sdxl.flights import EMBEDDING, launched_groups
 from tests.serve.servers import post
-from tests.serve.workers import order, picture_of, running, widen
+from tests.serve.workers import fake, order, picture_of, running, widen
 
 BUCKETS = (1, 2, 4, 8)
 
@@ -30,6 +31,7 @@ def worker() -> Iterator[Worker]:
 
 async def test_every_image_is_promised_and_run_as_one_row(worker: Worker) -> None:
     widen(worker, 8)
+    fake(worker.pipeline, "unet_deep").on_call = lambda: time.sleep(0.02)
     asked = [order(seed=i, steps=8, guidance=(1.0, 5.0)[i % 2]) for i in range(8)]
     with launched_groups() as groups:
         done = await asyncio.gather(*(picture_of(worker, each) for each in asked))

@@ -9,8 +9,8 @@ import signal
 import struct
 import sys
 import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from fcntl import ioctl
 from itertools import count
 
@@ -29,6 +29,7 @@ from tests.serve.terminals import terminal as double
 from tests.serve.test_terminal_pictures import difference
 
 SIZE = 64
+Watch = Callable[[DoubleTerminal, str | None], AbstractContextManager[RenderDisplay]]
 
 
 class Clock:
@@ -51,17 +52,6 @@ def picture(shade: int) -> Pixels:
     return pixels
 
 
-@contextmanager
-def watched(
-    there: DoubleTerminal, monkeypatch: pytest.MonkeyPatch, protocol: str | None, clock: Clock
-) -> Iterator[RenderDisplay]:
-    with os.fdopen(os.dup(there.slave), "w") as stream:
-        monkeypatch.setattr("sys.stderr", stream)
-        shows = Terminal(stream, protocol, CELL) if protocol else None
-        with RenderDisplay(20, shows, clock) as watcher:
-            yield watcher
-
-
 def said(line: str) -> None:
     """As the command tells of a picture."""
     tqdm.write(line, file=sys.stderr)
@@ -81,12 +71,25 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Watch:
+    """Return a function that opens a display on a terminal of a protocol."""
+
+    @contextmanager
+    def opened(there: DoubleTerminal, protocol: str | None) -> Iterator[RenderDisplay]:
+        with os.fdopen(os.dup(there.slave), "w") as stream:
+            monkeypatch.setattr("sys.stderr", stream)
+            shows = Terminal(stream, protocol, CELL) if protocol else None
+            with RenderDisplay(20, shows, clock) as watcher:
+                yield watcher
+
+    return opened
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_picture_forms_in_place_and_stays_above_what_is_said_of_it(
-    protocol: str, monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_a_picture_forms_in_place_above_its_line(protocol: str, watch: Watch, clock: Clock) -> None:
     with double("none") as there:
-        with watched(there, monkeypatch, protocol, clock) as watcher:
+        with watch(there, protocol) as watcher:
             said("first line")
             form(watcher, clock, 10, 20, 30)
             watcher.finished(picture(40))
@@ -111,8 +114,8 @@ def test_a_picture_forms_in_place_and_stays_above_what_is_said_of_it(
         assert len(first) == 1 and second not in first and not display.erased
 
 
-def test_the_bar_goes_on_below_the_picture(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    with double("none") as there, watched(there, monkeypatch, "kitty", clock) as watcher:
+def test_the_bar_goes_on_below_the_picture(watch: Watch, clock: Clock) -> None:
+    with double("none") as there, watch(there, "kitty") as watcher:
         form(watcher, clock, 10, 20)
         display = there.display()
         assert display.text and "/20 [" in display.text[-1]
@@ -120,11 +123,9 @@ def test_the_bar_goes_on_below_the_picture(monkeypatch: pytest.MonkeyPatch, cloc
         assert [each.line for each in display.drawn] == [0, 0]
 
 
-def test_without_a_terminal_for_pictures_the_bar_is_as_ever(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_without_a_terminal_for_pictures_the_bar_is_as_ever(watch: Watch, clock: Clock) -> None:
     with double("none") as there:
-        with watched(there, monkeypatch, None, clock) as watcher:
+        with watch(there, None) as watcher:
             assert watcher.on_forming is None
             form(watcher, clock, 10, 20)
             watcher.finished(picture(30))
@@ -135,10 +136,8 @@ def test_without_a_terminal_for_pictures_the_bar_is_as_ever(
     assert b"\x1b" not in output.replace(b"\x1b[A", b"")
 
 
-def test_a_preview_comes_at_most_every_fifth_of_a_second(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    with double("none") as there, watched(there, monkeypatch, "sixel", clock) as watcher:
+def test_a_preview_comes_at_most_every_fifth_of_a_second(watch: Watch, clock: Clock) -> None:
+    with double("none") as there, watch(there, "sixel") as watcher:
         show = watcher.on_forming
         assert show is not None
         for _ in range(100):
@@ -148,14 +147,16 @@ def test_a_preview_comes_at_most_every_fifth_of_a_second(
     assert np.diff(clock.made).min() >= PERIOD_S
 
 
-def test_a_slow_terminal_gets_fewer_pictures(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_a_slow_terminal_gets_fewer_pictures(
+    monkeypatch: pytest.MonkeyPatch, watch: Watch, clock: Clock
+) -> None:
     """Each takes half a second to draw: a tenth of the time, and two seconds more, are for it."""
 
     def write(self: Terminal, data: bytes) -> None:
         clock.now_s += 0.5 * (len(data) > 100)
 
     monkeypatch.setattr(Terminal, "write", write)
-    with double("none") as there, watched(there, monkeypatch, "kitty", clock) as watcher:
+    with double("none") as there, watch(there, "kitty") as watcher:
         show = watcher.on_forming
         assert show is not None
         while clock.now_s < 100:
@@ -167,17 +168,11 @@ def test_a_slow_terminal_gets_fewer_pictures(monkeypatch: pytest.MonkeyPatch, cl
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("the engine broke")])
 def test_what_is_not_finished_does_not_stay(
-    protocol: str,
-    error: type[BaseException] | BaseException,
-    monkeypatch: pytest.MonkeyPatch,
-    clock: Clock,
+    protocol: str, error: type[BaseException] | BaseException, watch: Watch, clock: Clock
 ) -> None:
     with double("none") as there:
         modes = there.modes
-        with (
-            pytest.raises((KeyboardInterrupt, RuntimeError)),
-            watched(there, monkeypatch, protocol, clock) as watcher,
-        ):
+        with pytest.raises((KeyboardInterrupt, RuntimeError)), watch(there, protocol) as watcher:
             said("first line")
             form(watcher, clock, 10, 20)
             raise error
@@ -200,6 +195,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_as_little(
     which: int,
     is_lost: bool,
     monkeypatch: pytest.MonkeyPatch,
+    watch: Watch,
     clock: Clock,
 ) -> None:
     """`is_lost`: all was written, and the kernel threw the rest away."""
@@ -215,10 +211,7 @@ def test_an_interrupt_in_the_middle_of_a_picture_leaves_as_little(
 
     monkeypatch.setattr(Terminal, "write", cut)
     with double("none") as there:
-        with (
-            pytest.raises(KeyboardInterrupt),
-            watched(there, monkeypatch, protocol, clock) as watcher,
-        ):
+        with pytest.raises(KeyboardInterrupt), watch(there, protocol) as watcher:
             said("first line")
             form(watcher, clock, 10, 20, 30)
             raise KeyboardInterrupt
@@ -244,14 +237,12 @@ def until_interrupted(output: bytes, which: int) -> bytes:
     return output
 
 
-def test_a_preview_that_cannot_be_made_costs_no_picture(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_a_preview_that_cannot_be_made_costs_no_picture(watch: Watch, clock: Clock) -> None:
     def broken() -> Pixels:
         raise BrokenImage("3 of 9 values are not finite")
 
     with double("none") as there:
-        with watched(there, monkeypatch, "kitty", clock) as watcher:
+        with watch(there, "kitty") as watcher:
             form(watcher, clock, 10)
             show = watcher.on_forming
             assert show is not None
@@ -265,11 +256,9 @@ def test_a_preview_that_cannot_be_made_costs_no_picture(
     assert not display.drawn
 
 
-def test_a_window_of_another_size_gets_a_place_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_a_window_of_another_size_gets_a_place_of_its_own(watch: Watch, clock: Clock) -> None:
     with double("none") as there:
-        with watched(there, monkeypatch, "iterm", clock) as watcher:
+        with watch(there, "iterm") as watcher:
             form(watcher, clock, 10)
             size = struct.pack("HHHH", ROWS, COLUMNS - 20, 0, 0)
             ioctl(there.slave, termios.TIOCSWINSZ, size)
@@ -279,12 +268,10 @@ def test_a_window_of_another_size_gets_a_place_of_its_own(
     assert lines == [0, MOST_ROWS, MOST_ROWS, MOST_ROWS]
 
 
-def test_after_a_pause_the_picture_gets_a_place_below_what_others_wrote(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_a_picture_goes_on_below_what_others_wrote(watch: Watch, clock: Clock) -> None:
     with double("none") as there:
         handler = signal.getsignal(signal.SIGCONT)
-        with watched(there, monkeypatch, "iterm", clock) as watcher:
+        with watch(there, "iterm") as watcher:
             form(watcher, clock, 10)
             os.write(there.slave, b"\r\n[1]+ Stopped\n$ fg\n")
             os.kill(os.getpid(), signal.SIGCONT)
@@ -298,11 +285,11 @@ def test_after_a_pause_the_picture_gets_a_place_below_what_others_wrote(
 
 @pytest.mark.parametrize(("rows", "is_drawn"), [(24, True), (7, True), (6, False), (0, False)])
 def test_a_low_window_gets_a_low_picture_or_none(
-    rows: int, is_drawn: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    rows: int, is_drawn: bool, watch: Watch, clock: Clock
 ) -> None:
     with double("none") as there:
         ioctl(there.slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
-        with watched(there, monkeypatch, "iterm", clock) as watcher:
+        with watch(there, "iterm") as watcher:
             form(watcher, clock, 10)
             watcher.finished(picture(20))
             said("a.png")
@@ -314,11 +301,11 @@ def test_a_low_window_gets_a_low_picture_or_none(
 
 
 def test_a_command_in_the_background_leaves_the_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
+    monkeypatch: pytest.MonkeyPatch, watch: Watch, clock: Clock
 ) -> None:
     monkeypatch.setattr(Terminal, "is_ours", False)
     with double("none") as there:
-        with watched(there, monkeypatch, "kitty", clock) as watcher:
+        with watch(there, "kitty") as watcher:
             form(watcher, clock, 10)
             watcher.finished(picture(20))
         assert not there.display().drawn

@@ -41,15 +41,20 @@ def test_what_was_put_is_got_until_its_time_is_over(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / name).exists(), "expired, and still on disk"
 
 
-def test_it_never_takes_more_than_it_may_and_drops_the_oldest(tmp_path: Path) -> None:
-    store = ResultStore(tmp_path, ttl_s=1000, max_bytes=100)
+def assert_the_oldest_give_way(store: ResultStore, folder: Path) -> None:
+    """In a folder with space for three of eight pictures."""
     names = []
     for age in range(8, 0, -1):
+        store.check_room(30)
         names.append(store.put(bytes(30), "png"))
-        path = tmp_path / names[-1]
+        path = folder / names[-1]
         os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
-        assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 100
+        assert sum(p.stat().st_size for p in folder.iterdir()) <= 100
     assert [store.get(name) is not None for name in names] == [False] * 5 + [True] * 3
+
+
+def test_it_never_takes_more_than_it_may_and_drops_the_oldest(tmp_path: Path) -> None:
+    assert_the_oldest_give_way(ResultStore(tmp_path, ttl_s=1000, max_bytes=100), tmp_path)
 
 
 def has_space_for(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> None:
@@ -71,14 +76,7 @@ def has_space_for(monkeypatch: pytest.MonkeyPatch, folder: Path, size: int) -> N
 
 def test_a_full_disk_drops_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_space_for(monkeypatch, tmp_path, 100)
-    store = ResultStore(tmp_path, ttl_s=1000, max_bytes=10**9)
-    names = []
-    for age in range(8, 0, -1):
-        store.check_room(30)
-        names.append(store.put(bytes(30), "png"))
-        path = tmp_path / names[-1]
-        os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
-    assert [store.get(name) is not None for name in names] == [False] * 5 + [True] * 3
+    assert_the_oldest_give_way(ResultStore(tmp_path, ttl_s=1000, max_bytes=10**9), tmp_path)
 
 
 def test_what_can_never_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,20 +89,13 @@ def test_a_stream_names_the_model_too(workers: list[Worker]) -> None:
     assert last["model"] == "other" == painter(last["b64_json"])
 
 
-def test_an_edit_goes_to_the_model_that_it_names(workers: list[Worker]) -> None:
-    fields: list[dict[str, str]] = [{"model": "other"}, {}]
-
-    async def scenario() -> list[Any]:
-        async with served(workers) as http:
-            return [
-                (await http.post(EDIT, data=QUICK | named, files={"image": png()})).json()
-                for named in fields
-            ]
-
-    models = [
-        (told["model"], painter(told["data"][0]["b64_json"])) for told in asyncio.run(scenario())
-    ]
-    assert models == [("other", "other"), ("sdxl-mini", "sdxl-mini")]
+async def test_an_edit_goes_to_the_model_that_it_names(workers: list[Worker]) -> None:
+    cases: list[tuple[dict[str, str], str]] = [({"model": "other"}, "other"), ({}, "sdxl-mini")]
+    async with served(workers) as http:
+        for fields, model in cases:
+            answer = await http.post(EDIT, data=QUICK | fields, files={"image": png()})
+            assert answer.json()["model"] == model
+            assert painter(answer.json()["data"][0]["b64_json"]) == model
 
 
 @pytest.mark.parametrize("path", [GENERATE, "/v1/models/dall-e-9"])
@@ -135,10 +128,8 @@ def test_metrics_tell_the_models_apart(workers: list[Worker]) -> None:
         return {id_: float(page.get(name % id_, 0)) for id_ in ("sdxl-mini", "other")}
 
     before = made()
-    assert (
-        asked(workers, GENERATE, {"prompt": PROMPT, "steps": 2, "model": "other"}).status_code
-        == 200
-    )
+    body = {"prompt": PROMPT, "steps": 2, "model": "other"}
+    assert asked(workers, GENERATE, body).status_code == 200
     assert made() == {"sdxl-mini": before["sdxl-mini"], "other": before["other"] + 1}
 
 
@@ -253,7 +244,7 @@ async def test_ready_waits_for_every_model_once_and_then_for_any(workers: list[W
         await ServedModels(ServeSettings(models=TABLES), [away, away], lambda: now_s).ready()
 
 
-def test_a_replica_makes_no_picture_for_another_model(workers: list[Worker]) -> None:
+async def test_a_replica_makes_no_picture_for_another_model(workers: list[Worker]) -> None:
     """While one model takes another's place, replicas of both are in one deployment."""
     replica = ImageReplica.__new__(ImageReplica)
     replica.worker, replica.model = workers[0], "mini"
@@ -261,10 +252,10 @@ def test_a_replica_makes_no_picture_for_another_model(workers: list[Worker]) -> 
     async def last(model: str) -> Any:
         return [update async for update in replica.generate(order(steps=2, model=model))][-1]
 
-    told = asyncio.run(last("/models/other"))
-    assert isinstance(told, Problem) and told.code == "other_model"
+    problem = await last("/models/other")
+    assert isinstance(problem, Problem) and problem.code == "other_model"
     for model in ("", "mini"):
-        done = asyncio.run(last(model))
+        done = await last(model)
         assert isinstance(done, Done) and done.model == "sdxl-mini"
     del replica.worker
 
@@ -287,28 +278,19 @@ def test_what_a_table_leaves_out_is_as_for_all() -> None:
     assert first.settings.models == (), "another model's changes are none of its own"
 
 
+UNIQUE = "model must be unique: rename one folder"
+
+
 @pytest.mark.parametrize(
     ("tables", "rest", "named"),
     [
         ([{"replicas": 1}], {}, "models must each have model"),
-        (
-            [{"model": "a", "port": 1}],
-            {},
-            "models must be one of model, vae",
-        ),
+        ([{"model": "a", "port": 1}], {}, "models must be one of model, vae"),
         ([{"model": "a", "replicas": -1}], {}, "replicas must be at least 0"),
         (["a", "b"], {}, "models must hold a table of settings for each model"),
-        (
-            [{"model": "/x/sdxl"}, {"model": "/y/sdxl"}],
-            {},
-            "model must be unique: rename one folder",
-        ),
-        (
-            [{"model": "mini"}, {"model": "sdxl-mini"}],
-            {},
-            "model must be unique: rename one folder",
-        ),
-        ([{"model": "/x/mini-llm"}], {}, "model must be unique: rename one folder"),
+        ([{"model": "/x/sdxl"}, {"model": "/y/sdxl"}], {}, UNIQUE),
+        ([{"model": "mini"}, {"model": "sdxl-mini"}], {}, UNIQUE),
+        ([{"model": "/x/mini-llm"}], {}, UNIQUE),
         (TABLES, {"aliases": "x=nowhere"}, "aliases must name sdxl-mini, other, mini-llm for 'x'"),
         (TABLES, {"aliases": "mini=other"}, "aliases must not be the name of a model"),
     ],

@@ -73,10 +73,9 @@ def test_it_shows_what_it_says_it_shows(kind: str, found: object, tmp_path: Path
 
 
 def test_answers_may_come_in_pieces_and_late(tmp_path: Path) -> None:
-    with double("kitty", late_s=0.05, pieces=True) as there:
-        assert asked(there, tmp_path) == (["kitty", CELL, 256], True, "")
-    with double("iterm", late_s=0.05, pieces=True) as there:
-        assert asked(there, tmp_path) == (["iterm", CELL, 256], True, "")
+    for kind in ("kitty", "iterm"):
+        with double(kind, late_s=0.05, pieces=True) as there:
+            assert asked(there, tmp_path) == ([kind, CELL, 256], True, "")
 
 
 def test_an_answer_after_its_time_is_not_left_for_the_shell(tmp_path: Path) -> None:
@@ -109,10 +108,7 @@ def left_in(there: DoubleTerminal) -> bytes:
 @pytest.mark.parametrize(
     "environment",
     [
-        {"TERM": "dumb"},
-        {"TERM": "linux"},
-        {"TERM": ""},
-        {"TERM": "eterm-color"},
+        *({"TERM": name} for name in ("dumb", "linux", "", "eterm-color")),
         {"INSIDE_EMACS": "30.1,vterm"},
         {"TERM_PROGRAM": "Apple_Terminal"},
     ],
@@ -157,12 +153,8 @@ def test_tmux_says_if_it_shows_sixels(features: str, found: str | None, tmp_path
 
 def test_variables_alone_prove_nothing(tmp_path: Path) -> None:
     """They came along from the terminal that this one was started in."""
-    environment = {
-        "KITTY_WINDOW_ID": "1",
-        "LC_TERMINAL": "iTerm2",
-        "TERM_PROGRAM": "iTerm.app",
-        "TERM": "xterm-kitty",
-    }
+    environment = {"KITTY_WINDOW_ID": "1", "LC_TERMINAL": "iTerm2", "TERM": "xterm-kitty"}
+    environment["TERM_PROGRAM"] = "iTerm.app"
     with double("none") as there:
         assert asked(there, tmp_path, environment) == (None, True, "")
 

@@ -25,6 +25,7 @@ from tests.serve.workers import fake_pipeline
 
 PROMPT = "a red circle on a blue background"
 TXT2IMG = "/sdapi/v1/txt2img"
+CLIP_SKIP = "CLIP_stop_at_last_layers"
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +93,8 @@ def test_what_open_webui_asks_is_answered(http: httpx.Client) -> None:
     """Its images router: the model by options, sizes and steps, then `images` in base64."""
     options = http.get("/sdapi/v1/options").json()
     assert options["sd_model_checkpoint"] == "sdxl-mini.safetensors"
-    options["sd_model_checkpoint"] = "sdxl-mini.safetensors"
-    assert (
-        http.post("/sdapi/v1/options", json={"sd_model_checkpoint": "sdxl-mini"}).status_code == 200
-    )
+    answer = http.post("/sdapi/v1/options", json={"sd_model_checkpoint": "sdxl-mini"})
+    assert answer.status_code == 200
     body = {"prompt": PROMPT, "batch_size": 1, "width": 128, "height": 128, "steps": 4}
     answer = http.post(TXT2IMG, json={**body, "negative_prompt": ""})
     told = read_parameters(base64.b64decode(answer.json()["images"][0]))
@@ -141,11 +140,7 @@ def test_what_sillytavern_asks_is_answered(http: httpx.Client) -> None:
         ({"cfg_scale": 1000}, 400, "guidance_scale"),
         ({"override_settings": {"samples_format": []}}, 400, "samples_format"),
         ({"override_settings": {"samples_format": {}}}, 400, "samples_format"),
-        (
-            {"override_settings": {"CLIP_stop_at_last_layers": True}},
-            400,
-            "CLIP_stop_at_last_layers",
-        ),
+        ({"override_settings": {CLIP_SKIP: True}}, 400, CLIP_SKIP),
         ({"save_to": "\ud800"}, 400, "save_to"),
         ({"comments": {"a": ["b\udfff"]}}, 400, "comments"),
         ({"alwayson_scripts": {"\ud800": {"args": [False]}}}, 400, "alwayson_scripts"),
@@ -238,8 +233,8 @@ def test_jpeg_and_webp_tell_their_text_too(http: httpx.Client) -> None:
         assert io.BytesIO(base64.b64decode(answer["images"][0])).read(2) in (b"\xff\xd8", b"RI")
 
 
-def canvas(size: tuple[int, int] = (128, 128)) -> Image.Image:
-    return Image.new("RGB", size, (200, 40, 40))
+def canvas() -> Image.Image:
+    return Image.new("RGB", (128, 128), (200, 40, 40))
 
 
 def hole(mode: str = "L") -> Image.Image:
@@ -273,11 +268,8 @@ def test_img2img_is_the_edit_that_v1_makes(served: tuple[str, Worker]) -> None:
     body = {**asked, "init_images": [text], "denoising_strength": 0.5, "cfg_scale": 5}
     theirs = httpx.post(f"{served[0]}/sdapi/v1/img2img", json=body, timeout=30).json()
     images = [{"image_url": f"data:image/png;base64,{text}"}]
-    ours = httpx.post(
-        f"{served[0]}/v1/images/edits",
-        json={**asked, "images": images, "strength": 0.5},
-        timeout=30,
-    ).json()
+    body = {**asked, "images": images, "strength": 0.5}
+    ours = httpx.post(f"{served[0]}/v1/images/edits", json=body, timeout=30).json()
     assert theirs["images"] == [ours["data"][0]["b64_json"]]
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from sdxl.flight import Priority
 from sdxl.images import read_parameters, to_pixels
 from serve.errors import Problem
-from serve.orders import Done, ImageProgress, Preview
+from serve.orders import ImageProgress, Preview
 from serve.worker.job import ImageJob
 from serve.worker.warmup import standard
 from serve.worker.worker import Worker
@@ -170,16 +170,13 @@ def test_a_deadline_that_passes_on_the_way_is_a_408() -> None:
 
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
-def test_an_engine_failure_is_one_problem_without_its_text(network: str) -> None:
-    async def scenario(worker: Worker) -> Done:
+async def test_an_engine_failure_is_one_problem_without_its_text(network: str) -> None:
+    with running() as worker:
         fake(worker.pipeline, network).fault = RuntimeError("/secret/path")
         with pytest.raises(Problem) as caught:
             await picture_of(worker, order())
         assert caught.value.status == 500 and "secret" not in caught.value.message
-        return await picture_of(worker, order())
-
-    with running() as worker:
-        assert asyncio.run(scenario(worker)).image
+        assert (await picture_of(worker, order())).image
 
 
 @pytest.mark.parametrize(

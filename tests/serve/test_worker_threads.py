@@ -30,7 +30,9 @@ def test_a_network_runs_on_its_own_thread_from_the_warm_up_on() -> None:
     seen: dict[str, set[str]] = {}
     for name in pipeline.engines.by_name:
         threads = seen.setdefault(name, set())
-        fake(pipeline, name).on_call = partial(note_thread, threads)
+        fake(pipeline, name).on_call = partial(
+            lambda names: names.add(threading.current_thread().name), threads
+        )
     with running(pipeline) as worker:
         assert all(seen.values()), f"not warmed up: {seen}"
         asyncio.run(picture_of(worker, order()))
@@ -60,10 +62,6 @@ def test_what_is_slow_on_a_processor_is_timed_once(call_s: float, rounds: int) -
         pass
     # A picture, one row and two: of each the first and third step of four.
     assert len(called) == 3 * 2 * rounds
-
-
-def note_thread(names: set[str]) -> None:
-    names.add(threading.current_thread().name)
 
 
 def on_a_gpu(cuda: FakeCuda, *, captures: bool) -> tuple[Pipeline, CudaDevice]:
@@ -148,19 +146,16 @@ def test_an_idle_worker_stays_healthy() -> None:
         worker.check_health()
 
 
-def test_engines_that_keep_failing_make_it_unhealthy_until_one_works() -> None:
-    async def fails(worker: Worker) -> None:
-        fake(worker.pipeline, "unet_deep").fault = RuntimeError("broken")
-        with pytest.raises(Problem):
-            await picture_of(worker, order())
-
+async def test_engines_that_keep_failing_make_it_unhealthy_until_one_works() -> None:
     with running() as worker:
         for _ in range(3):
             worker.check_health()
-            asyncio.run(fails(worker))
+            fake(worker.pipeline, "unet_deep").fault = RuntimeError("broken")
+            with pytest.raises(Problem):
+                await picture_of(worker, order())
         with pytest.raises(Unhealthy, match="3 times in a row"):
             worker.check_health()
-        asyncio.run(picture_of(worker, order()))
+        await picture_of(worker, order())
         worker.check_health()
 
 

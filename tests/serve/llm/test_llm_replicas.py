@@ -76,59 +76,42 @@ def test_pieces_may_lie_differently_the_second_time() -> None:
     assert text_of(updates_of([*WHOLE[:2], DIED], again)) == "a red circle"
 
 
-def test_a_text_that_ends_sooner_the_second_time_is_lost_not_cut() -> None:
-    shorter = [Taken(3), Delta("a red"), Ended("stop", 3, 2)]
+LOST: dict[str, tuple[list[Sequence[Any]], int, str]] = {
+    "shorter text": ([[*WHOLE[:3], DIED], [Taken(3), Delta("a red"), WHOLE[-1]]], 503, ""),
+    "another text": ([[*WHOLE[:2], DIED], [Taken(3), Delta("two stars")]], 503, ""),
+    "many dead": ([[DIED]] * ATTEMPTS, 503, ""),
+    "all loading": ([[errors.starting()]] * ATTEMPTS, 503, "still loading"),
+    "refusal": ([[Problem(400, "too long")]], 400, "too long"),
+}
+
+
+@pytest.mark.parametrize(("scripts", "status", "words"), LOST.values(), ids=LOST)
+def test_an_answer_is_lost_whole(scripts: list[Sequence[Any]], status: int, words: str) -> None:
     with pytest.raises(Problem) as caught:
-        updates_of([*WHOLE[:3], DIED], shorter)
-    assert caught.value.status == 503
+        updates_of(*scripts)
+    assert caught.value.status == status and words in str(caught.value)
 
 
-def test_another_text_is_not_glued_to_the_first() -> None:
-    with pytest.raises(Problem) as caught:
-        updates_of([*WHOLE[:2], DIED], [Taken(3), Delta("two stars")])
-    assert caught.value.status == 503
-
-
-def test_it_gives_up_after_a_few() -> None:
-    with pytest.raises(Problem) as caught:
-        updates_of(*[[DIED]] * ATTEMPTS)
-    assert caught.value.status == 503
-
-
-def test_one_that_still_loads_says_so() -> None:
-    with pytest.raises(Problem, match="still loading"):
-        updates_of(*[[errors.starting()]] * ATTEMPTS)
-
-
-def test_a_refusal_is_not_tried_elsewhere() -> None:
-    with pytest.raises(Problem) as caught:
-        updates_of([Problem(400, "too long")])
-    assert caught.value.status == 400
-
-
-def test_a_replica_s_problem_is_raised_and_the_card_is_asked_for_again() -> None:
+async def test_a_replica_s_problem_is_raised_and_the_card_is_asked_for_again() -> None:
     failed = Problem(503, "does not load", None, "llm_failed")
     replicas = LlmReplicas(Handle([failed], [CARD]))
     with pytest.raises(Problem, match="does not load"):
-        asyncio.run(replicas.card())
-    assert asyncio.run(replicas.card()) == CARD
+        await replicas.card()
+    assert await replicas.card() == CARD
 
 
-def test_who_has_not_loaded_is_asked_last() -> None:
+async def test_a_loading_replica_is_asked_last() -> None:
     async def outlook(speaker: Any) -> float:
         stats = await replica_with(speaker).record_routing_stats()
         return ready_in_s(stats, deque([stats["at_s"] + 1] * 100), stats["at_s"])
 
-    busy = asyncio.run(outlook(SimpleNamespace(engine=Engine())))
-    assert busy == 2150 < asyncio.run(outlook(None))
+    assert await outlook(SimpleNamespace(engine=Engine())) == 2150 < await outlook(None)
 
 
-def test_who_waits_asks_for_more_replicas_and_who_loads_for_none() -> None:
-    def busy(speaker: Any) -> float:
-        return asyncio.run(replica_with(speaker).record_autoscaling_stats())[BUSY]
-
-    assert busy(SimpleNamespace(engine=Engine())) == 2050 / 2000
-    assert busy(None) == 0
+@pytest.mark.parametrize(("engine", "busy"), [(Engine(), 2050 / 2000), (None, 0)])
+async def test_only_a_queue_asks_for_more_replicas(engine: Engine | None, busy: float) -> None:
+    replica = replica_with(engine and SimpleNamespace(engine=engine))
+    assert (await replica.record_autoscaling_stats())[BUSY] == busy
 
 
 async def test_it_warms_up_in_the_loop_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:

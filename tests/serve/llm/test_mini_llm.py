@@ -102,10 +102,7 @@ def test_a_wish_holds_in_its_scene_and_not_in_another() -> None:
     assert not red.is_kept_by(Scene((Thing("circle", "red"), Thing("star", "red")), "white"))
 
 
-@pytest.mark.parametrize(
-    ("temperature", "needed"),
-    [(0.0, 0.98), (0.3, 0.97)],
-)
+@pytest.mark.parametrize(("temperature", "needed"), [(0.0, 0.98), (0.3, 0.97)])
 def test_expansions_keep_what_was_stated(mini_llm: Any, temperature: float, needed: float) -> None:
     asked = list(check.trials(400))
     wrong = check.faults(mini_llm, prompts(), asked, temperature)

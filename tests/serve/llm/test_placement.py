@@ -52,11 +52,10 @@ def settings(tmp_path: Path, text: str, **rest: Any) -> ServeSettings:
 
 @pytest.fixture
 def nodes_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    resources: tuple[dict[str, float], ...] = ({"GPU": 4.0}, {"GPU": 4.0}, {})
-    labels: tuple[dict[str, str], ...] = ({"sdxl": "llm"}, {}, {})
-    nodes = [
-        {"Alive": True, "Resources": each, "Labels": label}
-        for each, label in zip(resources, labels, strict=True)
+    nodes: list[dict[str, Any]] = [
+        {"Alive": True, "Resources": {"GPU": 4.0}, "Labels": {"sdxl": "llm"}},
+        {"Alive": True, "Resources": {"GPU": 4.0}, "Labels": {}},
+        {"Alive": True, "Resources": {}, "Labels": {}},
     ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
 

@@ -95,30 +95,30 @@ def test_json_needs_a_backend_that_can() -> None:
     assert (problem.status, problem.param) == (400, "response_format")
 
 
-def sample(speaker: Speaker, name: str, **labels: str) -> float:
-    async def collect() -> Any:
-        return await speaker.metrics()
-
-    found = [s for metric in asyncio.run(collect()) for s in metric.samples]
+async def sample(speaker: Speaker, name: str, **labels: str) -> float:
+    found = [s for metric in await speaker.metrics() for s in metric.samples]
     return sum(s.value for s in found if s.name == name and labels.items() <= s.labels.items())
 
 
-def test_metrics_tell_times_tokens_and_the_cache() -> None:
+async def test_metrics_tell_times_tokens_and_the_cache() -> None:
     speaker = fake_speaker()
-    run(speaker)
-    problem_of(speaker, json_schema="{}")
-    assert sample(speaker, "sdxl_llm_first_token_seconds_count") == 1
-    assert sample(speaker, "sdxl_llm_output_token_seconds_count") == 1
-    assert sample(speaker, "sdxl_llm_tokens_total", kind="completion") == len(WORDS)
-    assert sample(speaker, "sdxl_llm_answers_total", outcome="stop") == 1
-    assert sample(speaker, "sdxl_llm_answers_total", outcome="invalid_value") == 1
-    assert sample(speaker, "sdxl_llm_kv_cache_share") == 0
+    await updates_of(speaker, CIRCLE)
+    with pytest.raises(Problem):
+        await updates_of(speaker, replace(CIRCLE, sampling=Sampling(json_schema="{}")))
+    assert await sample(speaker, "sdxl_llm_first_token_seconds_count") == 1
+    assert await sample(speaker, "sdxl_llm_output_token_seconds_count") == 1
+    assert await sample(speaker, "sdxl_llm_tokens_total", kind="completion") == len(WORDS)
+    assert await sample(speaker, "sdxl_llm_answers_total", outcome="stop") == 1
+    assert await sample(speaker, "sdxl_llm_answers_total", outcome="invalid_value") == 1
+    assert await sample(speaker, "sdxl_llm_kv_cache_share") == 0
 
 
-def test_its_gpus_are_told_apart_from_those_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_gpus_are_not_those_of_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(gpu_meter, "_devices", lambda: [("7", object())])
     monkeypatch.setitem(sys.modules, "pynvml", OneGpu)
-    joules = sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="7", work="llm")
+    joules = await sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="7", work="llm")
     assert joules == 1.5
 
 

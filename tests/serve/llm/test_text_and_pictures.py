@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,15 @@ from training.llm.grammar import parse
 CIRCLE: list[Any] = [{"role": "user", "content": "a red circle"}]
 
 
-def test_keys_and_their_rates_are_the_same_as_for_images(worker: Worker, tmp_path: Path) -> None:
+async def test_keys_and_rates_are_those_of_images(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "keys.txt").write_text(f"{sha256('k')} me 2\n")
     settings = {"keys": str(tmp_path / "keys.txt")}
-
-    async def scenario() -> list[int]:
-        async with client(worker, fake_speaker(), "k", **settings) as http:
-            asked = [(CHAT, {"messages": CIRCLE}), (GENERATE, {"prompt": "a", "steps": 2})] * 2
-            return [(await http.post(path, json=body)).status_code for path, body in asked]
-
-    assert asyncio.run(scenario()) == [200, 200, 429, 429]
-    assert asked_of(worker, fake_speaker(), CHAT, {}, "x", **settings).status_code == 401
+    asked = [(CHAT, {"messages": CIRCLE}), (GENERATE, {"prompt": "a", "steps": 2})] * 2
+    async with client(worker, fake_speaker(), "k", **settings) as http:
+        statuses = [(await http.post(path, json=body)).status_code for path, body in asked]
+    assert statuses == [200, 200, 429, 429]
+    async with client(worker, fake_speaker(), "x", **settings) as http:
+        assert (await http.post(CHAT, json={})).status_code == 401
 
 
 def test_without_a_language_model_there_is_none(worker: Worker) -> None:
@@ -57,33 +54,24 @@ class Broken:
 
 
 @pytest.mark.parametrize(("code", "ready"), [("llm_failed", 200), ("starting", 503)])
-def test_pictures_do_not_wait_for_a_failed_llm(worker: Worker, code: str, ready: int) -> None:
-    async def scenario() -> list[int]:
-        async with client(worker, Broken(code)) as http:
-            picture = {"prompt": "a", "steps": 2}
-            answers = [
-                await http.post(GENERATE, json=picture),
-                await http.post(GENERATE, json={**picture, "expand_prompt": True}),
-                await http.post(CHAT, json={"messages": CIRCLE}),
-                await http.get("/v1/models"),
-                await http.get("/metrics"),
-                await http.get("/readyz"),
-            ]
-            return [answer.status_code for answer in answers]
-
-    assert asyncio.run(scenario()) == [200, 200, 503, 200, 200, ready]
+async def test_pictures_do_not_wait_for_a_failed_llm(worker: Worker, code: str, ready: int) -> None:
+    picture = {"prompt": "a", "steps": 2}
+    async with client(worker, Broken(code)) as http:
+        answers = [
+            await http.post(GENERATE, json=picture),
+            await http.post(GENERATE, json={**picture, "expand_prompt": True}),
+            await http.post(CHAT, json={"messages": CIRCLE}),
+            *[await http.get(path) for path in ("/v1/models", "/metrics", "/readyz")],
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 503, 200, 200, ready]
 
 
-def test_one_that_was_ready_once_is_not_waited_for_again(worker: Worker) -> None:
+async def test_one_that_was_ready_once_is_not_waited_for_again(worker: Worker) -> None:
     backend: Any = fake_speaker()
-
-    async def scenario() -> list[Any]:
-        async with client(worker, backend) as http:
-            first = (await http.get("/readyz")).json()["llm"]
-            backend.card = Broken("starting").card
-            return [first, (await http.get("/readyz")).json()["llm"]]
-
-    assert asyncio.run(scenario()) == ["ready", "unavailable"]
+    async with client(worker, backend) as http:
+        assert (await http.get("/readyz")).json()["llm"] == "ready"
+        backend.card = Broken("starting").card
+        assert (await http.get("/readyz")).json()["llm"] == "unavailable"
 
 
 def test_a_picture_is_made_of_the_expanded_prompt(worker: Worker) -> None:

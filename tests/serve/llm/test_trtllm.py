@@ -96,16 +96,13 @@ def test_a_stop_string_ends_it_and_aborts() -> None:
     assert not engine.llm.open
 
 
-def test_leaving_aborts_the_request() -> None:
+async def test_leaving_aborts_the_request() -> None:
     engine = engine_of()
 
-    async def leave() -> None:
-        async with aclosing(speaker_of(engine).generate(CIRCLE)) as updates:
-            async for update in updates:
-                if isinstance(update, Delta):
-                    return
-
-    asyncio.run(leave())
+    async with aclosing(speaker_of(engine).generate(CIRCLE)) as updates:
+        async for update in updates:
+            if isinstance(update, Delta):
+                break
     assert engine.llm.aborted == 1 and not engine.llm.open
 
 
@@ -171,20 +168,16 @@ def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, double: An
         engine_of()
 
 
-def test_the_cache_s_use_is_known_while_it_writes() -> None:
+async def test_the_cache_s_use_is_known_while_it_writes() -> None:
     """TensorRT-LLM's statistics end only after the answer; occupancy must not wait for that."""
     engine = engine_of()
     engine.llm.token_s = 0.2
-
-    async def occupancy_meanwhile() -> tuple[Occupancy, bool]:
-        writing = asyncio.create_task(updates_of(speaker_of(engine), CIRCLE))
-        while not (occupancy := await engine.occupancy()).kv_share and not writing.done():
-            await asyncio.sleep(0.01)
-        is_writing = not writing.done()
-        writing.cancel()
-        return occupancy, is_writing
-
-    assert asyncio.run(occupancy_meanwhile()) == (Occupancy(1, 0, 1 / 8), True)
+    writing = asyncio.create_task(updates_of(speaker_of(engine), CIRCLE))
+    while not (occupancy := await engine.occupancy()).kv_share and not writing.done():
+        await asyncio.sleep(0.01)
+    assert not writing.done()
+    writing.cancel()
+    assert occupancy == Occupancy(1, 0, 1 / 8)
 
 
 def test_a_blocking_call_for_statistics_delays_no_answer() -> None:
@@ -235,11 +228,8 @@ def test_options_reach_it_under_its_own_names() -> None:
     assert given["tensor_parallel_size"] == 2 and given["kv_cache_config"].dtype == "fp8"
     assert given["speculative_config"].max_draft_len == 3
     assert engine.context == 256 and engine.has_json and options.gpus_of(LLAMA_70B) == 4
-    draft: dict[str, Any] = {
-        "decoding_type": "Draft_Target",
-        "max_draft_len": 4,
-        "speculative_model": "/m",
-    }
+    draft: dict[str, Any] = {"decoding_type": "Draft_Target", "speculative_model": "/m"}
+    draft["max_draft_len"] = 4
     assert engine_of(speculative_config=draft).llm.given["speculative_config"].max_draft_len == 4
 
 
@@ -329,14 +319,10 @@ def test_the_adapter_uses_recorded_names_alone() -> None:
         "LLM": (arguments_of("LLM"), trtllm_api.llm_names()),
         "LLM set by us": ({"enable_iter_perf_stats", "max_seq_len"}, trtllm_api.llm_names()),
         "SamplingParams": (arguments_of("SamplingParams"), set(record["SamplingParams"])),
-        "generate_async": (
-            arguments_of("generate_async"),
-            set(record["LLM methods"]["generate_async"]),
-        ),
-        "get_stats_async": (
-            arguments_of("get_stats_async"),
-            set(record["LLM methods"]["get_stats_async"]),
-        ),
+        **{
+            name: (arguments_of(name), set(record["LLM methods"][name]))
+            for name in ("generate_async", "get_stats_async")
+        },
         "answer": (read_from("answer"), answer),
         "request": (read_from("request"), methods),
         "output": (read_from("output"), set(record["CompletionOutput"])),
