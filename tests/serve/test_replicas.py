@@ -190,7 +190,7 @@ async def test_who_is_cancelled_again_and_again_still_ends_what_he_listened_to()
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beats, "SILENCE_S", 0.05)
+    monkeypatch.setattr(beats, "SILENCE_S", 0.3)
 
 
 def heard(handle: Handle) -> None:
@@ -211,7 +211,7 @@ def test_an_order_whose_replica_falls_silent_goes_to_another_with_its_seed(said:
 def test_a_silent_replica_is_waited_for_where_nobody_else_answers() -> None:
     class Slow(Answer):
         async def __aiter__(self) -> AsyncIterator[Any]:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(1.0)
             async for update in super().__aiter__():
                 yield update
 
@@ -235,12 +235,12 @@ async def updates_while(handle: Handle, name: str) -> list[Any]:
 
 
 class Held(Answer):
-    """Nothing comes for six times as long as may be silent, while the router knows who has it."""
+    """A call that is silent for three times SILENCE_S, while the router knows who has it."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         known = liveness.of_deployment(self.script[0])
         known.took(self._request_metadata.internal_request_id, self.script[1])
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)
         for update in self.script[2:]:
             yield update
 
