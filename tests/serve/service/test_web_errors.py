@@ -23,7 +23,9 @@ def test_a_400_is_said_at_the_field(browser: Browser, view: View) -> None:
     with listening() as (url, _), visit(browser, url, view) as web:
         web.expected = ("400",)
         web.generate("(a:1.2.3)")
-        expect(web.page.get_by_role("alert")).to_contain_text("That cannot be made. prompt must be a number")
+        expect(web.page.get_by_role("alert")).to_contain_text(
+            "That cannot be made. prompt must be a number"
+        )
         expect(web.page.locator("#prompt")).to_have_attribute("aria-invalid", "true")
         expect(web.page.locator("#prompt")).to_be_focused()
         assert web.violations() == []
