@@ -90,7 +90,7 @@ def test_a_killed_build_stops_at_once_and_goes_on_later(
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as builder:
         try:
             wait_until(lambda: any(making.glob("*.json")))
-            with pytest.raises(Busy, match=f"being made by process {builder.pid}; needed: wait"):
+            with pytest.raises(Busy, match=f"being made by process {builder.pid}; wait"):
                 build(order_of(export, out))
             wait_until(lambda: bool(children(builder.pid)))
             workers = children(builder.pid)

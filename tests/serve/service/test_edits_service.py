@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Files, int, str]] = {
     "a million by a million": (image(bomb(1_000_000, 1_000_000)), 400, "image must"),
     "a bomb": (image(flat(6000)), 400, "at most 33554432 pixels"),
     "100 pages of TIFF": (image(pages("TIFF")), 400, "must be a PNG, JPEG or WEBP"),
-    "100 frames of WEBP": (image(pages("WEBP")), 400, "not several"),
+    "100 frames of WEBP": (image(pages("WEBP")), 400, "must be a single picture"),
     "a mask of another size": (
         [*image(png()), ("mask", ("mask", hole(96, 96)))],
         400,
