@@ -59,7 +59,7 @@ def test_engines_as_json_are_an_object_a_line(
     assert found["gpu"] == "L40S" and found["folder"].endswith("l40s")
 
 
-def test_a_broken_manifest_is_told_and_the_others_are_listed(
+def test_a_broken_manifest_is_reported_and_the_others_are_listed(
     tiny: ExportFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"

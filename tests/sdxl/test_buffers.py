@@ -40,7 +40,7 @@ def test_many_shapes_hold_no_more_than_the_largest_alone() -> None:
             assert sum(buffers.bytes for buffers in pool._free) <= most
 
 
-def test_what_nobody_uses_makes_room_for_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_buffers_make_room_for_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that holds one shape's buffers at a time."""
     pool = BufferPool(fake_engines(BUCKETS))
     used(pool, 16, 2)

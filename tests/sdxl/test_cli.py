@@ -75,7 +75,7 @@ def test_errors_are_one_line(
     assert not out and err.count("\n") == 1 and line in err
 
 
-def test_a_traceback_is_there_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cli.TRACEBACK, "1")
     monkeypatch.setattr(cli, "command", raising(KeyError("weight")))
     with pytest.raises(KeyError):

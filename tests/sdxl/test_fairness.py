@@ -101,7 +101,7 @@ def test_a_large_request_is_not_starved_by_many_small_ones() -> None:
     )
 
 
-def test_a_promise_is_kept_whoever_comes_later() -> None:
+def test_later_requests_do_not_break_a_promise() -> None:
     """Batch without a deadline, a flood, and more clients one after another."""
     world = World([Device(8, queue=12)])
     Caller(world, "night", connections=4, priority=Priority.BATCH, deadline_s=math.inf)
@@ -112,7 +112,7 @@ def test_a_promise_is_kept_whoever_comes_later() -> None:
     kept(world)
 
 
-def test_nobody_is_put_before_an_image_that_would_then_be_late() -> None:
+def test_no_image_overtakes_one_that_would_then_be_late() -> None:
     device = Device(rows=2)
     wanted = replace(STANDARD, client="first", deadline_s=0.35)
     device.submit(wanted, lambda is_done: None)

@@ -73,7 +73,7 @@ def test_an_edit_is_guided_at_the_same_noise_as_a_picture_from_text() -> None:
     assert whole == list(range(4, 14)) and edit == [step - 10 for step in whole if step >= 10]
 
 
-def test_a_plan_that_reads_features_nobody_made_cannot_be() -> None:
+def test_a_plan_that_reads_missing_features_is_refused() -> None:
     with pytest.raises(ValueError, match="first step"):
         StepPlan([Step(False)])
     with pytest.raises(ValueError, match="step 2 is shallow"):
@@ -123,7 +123,7 @@ def test_an_image_whose_guidance_has_ended_makes_room_and_the_estimate_knows() -
     assert alone == pytest.approx(4 * two_s + 4 * 0.020)
 
 
-def test_calls_have_no_row_for_a_negative_prompt_that_nobody_needs() -> None:
+def test_calls_have_no_row_for_an_unused_negative_prompt() -> None:
     engines = fake_engines()
     flight = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))
     mixed = replace(MIX[0], plan=plan(4, 2, guided_steps=range(2)))

@@ -21,7 +21,7 @@ Size: 832x1216, Model hash: 31e35c80fc, Model: sd_xl_base_1.0, Clip skip: 2, \
 Lora hashes: "detail: 7ae3a8f1c8e2, pixel: 1f2e3d4c5b6a", Version: v1.10.1"""
 
 
-def test_the_webuis_text_is_read_and_the_rest_is_told() -> None:
+def test_the_webuis_text_is_read_and_the_rest_is_reported() -> None:
     found = read_text(A1111)
     assert found.params == {
         "prompt": "a red circle, (masterpiece:1.2)\non a blue background",

@@ -47,7 +47,7 @@ def test_pictures_are_pasted_one_after_another() -> None:
     assert costs.work_s(flights[0], LIMITS) == costs.work_s(flights[2], LIMITS) + 6.0
 
 
-def test_whoever_comes_after_waits_for_both_legs() -> None:
+def test_a_later_request_waits_for_both_legs() -> None:
     after = replace(ONE, id=1)
     found = project([BOTH, after], LIMITS, COSTS, 0.0)
     # What lies between is not the loop's time: another's first leg could be made in it.

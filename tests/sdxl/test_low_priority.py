@@ -113,7 +113,7 @@ def test_interactive_latency_hardly_grows(simulated: tuple[Simulation, Simulatio
 
 
 @pytest.mark.slow
-def test_low_priority_fills_the_ticks_that_nobody_else_needs(
+def test_low_priority_fills_idle_ticks(
     simulated: tuple[Simulation, Simulation],
 ) -> None:
     alone, beside = simulated

@@ -75,7 +75,7 @@ def decided(case: Admission, newcomer: Flight) -> Flight | str:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_whoever_is_taken_on_by_the_bound_is_taken_on_alike_by_looking_ahead(
+def test_the_bound_admits_only_what_the_projection_admits(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = drawn(seed)

@@ -127,9 +127,7 @@ def test_a_request_survives_a_round_trip(params: GenerationParams) -> None:
         ({"steps": 20, "upscale": 2.0, "upscale_steps": 5}, 1),
     ],
 )
-def test_every_step_is_deep_where_steps_are_few_and_nobody_says(
-    asked: dict[str, Any], interval: int
-) -> None:
+def test_few_steps_are_all_deep_by_default(asked: dict[str, Any], interval: int) -> None:
     params = GenerationParams(seed=1, **asked)
     resolved = params.resolve(SIZES, lambda: 0)
     assert resolved.cache_interval == params.interval == interval

@@ -65,7 +65,7 @@ def test_a_deep_step_waits_for_those_about_to_reach_theirs(
     assert tuple(sorted(id_ for _, ids, _ in found for id_ in ids)) == stepping
 
 
-def test_nobody_waits_for_images_of_another_size_nor_for_the_last_steps_of_one() -> None:
+def test_images_do_not_wait_for_other_sizes_or_last_steps() -> None:
     found = groups(
         flight(0, 2, state=RUNNING),
         flight(1, 1, axes=WIDE, state=RUNNING),
@@ -110,7 +110,7 @@ def test_caches_that_wait_are_capped(cap: int, paused: tuple[int, ...]) -> None:
     assert plan_tick(held, limits, 0.0).paused == paused
 
 
-def test_nobody_waits_for_an_expired_image() -> None:
+def test_images_do_not_wait_for_an_expired_one() -> None:
     assert plan_tick([flight(0, deadline_s=1.0), flight(1)], LIMITS, 2.0).expired == (0,)
 
 

@@ -118,7 +118,7 @@ def test_a_plan_without_a_scheduler_is_for_the_usual_one() -> None:
         ({"steps": 4, "cache_interval": 3}, 3),
     ],
 )
-def test_a_preset_that_nobody_named_says_nothing_of_few_steps(
+def test_the_default_preset_sets_no_interval_for_few_steps(
     given: dict[str, Any], interval: int | None
 ) -> None:
     preset = Preset(20, 2)

@@ -36,7 +36,9 @@ def test_watching_changes_no_picture(mini: Pipeline) -> None:
     assert {(128, 128, 3), (192, 192, 3)} == {*sizes}, "each at the size that it will have"
 
 
-def test_nobody_watching_costs_nothing(mini: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previews_cost_nothing_unless_requested(
+    mini: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(InFlight, "preview", lambda *_: pytest.fail("made"))
     (result,) = mini.generate(ASKED[:1])
     assert result.error is None

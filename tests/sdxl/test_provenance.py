@@ -84,7 +84,7 @@ def test_a_signed_picture_holds_and_keeps_its_pixels_and_parameters(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_changed_byte_of_the_picture_is_told(tmp_path: Path, format: str) -> None:
+def test_a_changed_byte_of_the_picture_is_reported(tmp_path: Path, format: str) -> None:
     pytest.importorskip("c2pa")
     plain = len(picture(format, Provenance(METADATA)))
     file = picture(format, Provenance(C2PA))
@@ -106,7 +106,7 @@ def test_a_picture_that_was_saved_anew_no_longer_holds(tmp_path: Path) -> None:
     assert verify(stored(tmp_path, again)).verdict == UNMARKED
 
 
-def test_unsigned_and_unmarked_pictures_are_told_apart(tmp_path: Path) -> None:
+def test_unsigned_and_unmarked_pictures_are_distinguished(tmp_path: Path) -> None:
     pytest.importorskip("c2pa")
     assert verify(stored(tmp_path, picture("png", Provenance(METADATA)))).verdict == UNSIGNED
     assert verify(stored(tmp_path, picture("png", Provenance(OFF)))).verdict == UNMARKED

@@ -105,7 +105,9 @@ def test_a_wrong_path_has_the_envelope(worker: Worker, method: str, path: str, s
         ("/" + "x" * 5000, "/docs lists what is"),
     ],
 )
-def test_a_wrong_path_is_told_what_is_mostly_wrong(worker: Worker, path: str, hint: str) -> None:
+def test_a_wrong_path_is_answered_with_the_usual_cause(
+    worker: Worker, path: str, hint: str
+) -> None:
     answer = call(worker, "POST", path, json={"prompt": PROMPT})
     error = error_of(answer)
     assert (answer.status_code, error["code"]) == (404, "not_found")
@@ -118,7 +120,7 @@ def test_where_the_setting_is_on_it_is_not_asked_for(worker: Worker) -> None:
     assert error_of(answer)["message"].endswith("/docs lists what is.")
 
 
-def test_a_wrong_method_is_told_all_that_the_path_has(worker: Worker) -> None:
+def test_a_wrong_method_lists_the_paths_methods(worker: Worker) -> None:
     answer = call(worker, "DELETE", "/sdapi/v1/options", settings={"sdapi": True})
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 

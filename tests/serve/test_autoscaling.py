@@ -41,7 +41,7 @@ def test_before_anyone_has_spoken_nothing_changes() -> None:
     assert wanted([], [], target=5) == 5
 
 
-def test_where_no_wait_is_told_replicas_are_as_many_as_are_busy() -> None:
+def test_without_a_reported_wait_replicas_follow_the_busy_ones() -> None:
     assert wanted_by(by_busy, 3, busy=[1.0, 2.5]) == 3.5
     assert wanted_by(by_busy, 3) == 3
 

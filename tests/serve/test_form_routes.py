@@ -141,7 +141,7 @@ async def test_examples_that_failed_are_made_when_asked_for_again(counting: Coun
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_who_leaves_before_the_examples_are_made_spoils_them_for_nobody(tmp_path: Path) -> None:
+def test_a_cancelled_request_does_not_stop_the_examples_of_others(tmp_path: Path) -> None:
     """Ray Serve cancels what a request asked for when its client leaves."""
     with service(tmp_path, "--llm", "none") as found:
         for _ in range(3):
@@ -151,7 +151,7 @@ def test_who_leaves_before_the_examples_are_made_spoils_them_for_nobody(tmp_path
         assert sum("b64_json" in each for each in told) == len(form_routes.EMBEDDED)
 
 
-async def test_of_a_model_that_nobody_here_knows_there_are_only_words(short: Worker) -> None:
+async def test_an_unknown_model_has_only_words(short: Worker) -> None:
     settings = ServeSettings(models=({"model": "elsewhere/sdxl-base"},))
     async with client_of(create_app([short], settings)) as http:
         data = (await http.get(EXAMPLES)).json()["data"]

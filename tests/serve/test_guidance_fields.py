@@ -71,7 +71,7 @@ def test_a_picture_tells_it_and_says_nothing_where_it_was_not_asked() -> None:
     assert not set(WANTED) & set(images.stored_fields(plain))
 
 
-def test_the_page_is_told_what_its_lists_hold() -> None:
+def test_the_page_receives_the_choices_of_its_lists() -> None:
     from sdxl.params import PARAMETERS
 
     controls = {name: Control.of(PARAMETERS[name]) for name in (*WANTED, "deep_steps", "steps")}

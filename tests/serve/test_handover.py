@@ -92,7 +92,7 @@ def test_one_that_hangs_is_left_where_another_answers() -> None:
     assert len(fronts.asked) == 2
 
 
-def test_one_that_hangs_is_waited_for_where_nobody_answers() -> None:
+def test_a_hanging_replica_is_awaited_if_no_other_answers() -> None:
     late = asyncio.Event()
 
     async def slow(body: bytes, scope: Scope, receive: Receive, send: Send) -> None:

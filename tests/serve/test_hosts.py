@@ -76,7 +76,7 @@ def test_names_that_an_operator_gives_are_served(worker: Worker, named: dict[str
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_health_is_told_under_any_name(worker: Worker, path: str) -> None:
+def test_health_answers_under_any_host_name(worker: Worker, path: str) -> None:
     assert ask(worker, "GET", path, {"host": "sdxl.namespace.svc"}).status_code == 200
 
 

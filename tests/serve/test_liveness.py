@@ -32,7 +32,7 @@ def test_one_that_was_lost_is_silent_at_once() -> None:
     assert known.is_silent("a") and not known.has_any
 
 
-def test_who_is_gone_is_forgotten_and_who_is_new_has_time_to_speak() -> None:
+def test_lost_replicas_are_forgotten_and_new_ones_have_time_to_answer() -> None:
     clock = Clock()
     known = Liveness(clock)
     known.keep({"old"})

@@ -72,7 +72,7 @@ def test_panels_fill_a_grid_and_do_not_overlap() -> None:
     assert len(set(identities)) == len(identities)
 
 
-def test_grafana_is_told_where_the_dashboard_and_its_data_are() -> None:
+def test_grafana_finds_the_dashboard_and_its_data() -> None:
     sources = yaml.safe_load((DEPLOY / "grafana" / "datasources.yml").read_text())["datasources"]
     uids = {source["uid"] for source in sources}
     asked = {panel["datasource"]["uid"] for panel in panels()}  # type: ignore[index]

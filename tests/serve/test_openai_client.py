@@ -204,7 +204,7 @@ def test_all_fields_of_generate_together_make_a_picture(client: openai.OpenAI) -
     assert (image.format, image.size) == ("JPEG", (96, 128))
 
 
-def test_who_asks_is_told_again(client: openai.OpenAI) -> None:
+def test_the_safety_identifier_is_returned(client: openai.OpenAI) -> None:
     answer = client.images.generate(
         prompt=PROMPT, quality="low", user="old", extra_body={"safety_identifier": "hash of a name"}
     )

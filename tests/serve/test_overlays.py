@@ -129,7 +129,7 @@ def assert_no_service_is_told(documents: list[dict[str, Any]]) -> None:
     assert not any(spec.get("enableServiceLinks", True) for spec in specs)
 
 
-def test_no_pod_is_told_of_services_which_settings_would_refuse() -> None:
+def test_no_pod_gets_service_variables_that_settings_refuse() -> None:
     with pytest.raises(InvalidParams, match="SDXL_SERVE_SVC_SERVICE_HOST"):
         read(environment={"SDXL_SERVE_SVC_SERVICE_HOST": "10.96.0.1"})
     assert_no_service_is_told(kuberay())

@@ -53,14 +53,14 @@ def facts(lines: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines.getvalue().splitlines()]
 
 
-def test_health_is_told_by_the_names_of_other_services(http: httpx.Client) -> None:
+def test_health_has_the_paths_of_other_services(http: httpx.Client) -> None:
     for name, status in (("live", "live"), ("ready", "ready")):
         answer = http.get(f"/v1/health/{name}")
         assert (answer.status_code, answer.json()["status"]) == (200, status)
         assert answer.json()["object"] == "health.response"
 
 
-def test_version_metadata_and_licence_are_told(http: httpx.Client) -> None:
+def test_version_metadata_and_licence_are_served(http: httpx.Client) -> None:
     assert http.get("/v1/version").json()["release"] == sdxl.__version__
     told = http.get("/v1/metadata").json()
     assert told["modelInfo"][0]["shortName"] == "sdxl-mini"

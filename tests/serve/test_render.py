@@ -211,7 +211,7 @@ def test_an_overflow_is_an_error_and_no_file(pipeline: FakePipeline, capsys: Cap
 @pytest.mark.parametrize(
     ("steps", "interval", "is_told"), [(7, 2, True), (7, 1, False), (8, 2, False)]
 )
-def test_few_steps_are_told_to_do_without_deepcache(
+def test_few_steps_advise_against_deepcache(
     pipeline: FakePipeline, capsys: Capture, steps: int, interval: int, is_told: bool
 ) -> None:
     asked = ["a ring", "--steps", str(steps), "--cache-interval", str(interval), "--n", "2"]

@@ -95,7 +95,7 @@ def test_a_lost_replica_s_picture_is_made_elsewhere_with_its_seed(loss: Exceptio
     assert handle.asked[1].deadline_s <= handle.asked[0].deadline_s <= 60
 
 
-def test_a_step_that_was_shown_is_not_shown_again_by_whoever_takes_over() -> None:
+def test_the_next_replica_does_not_repeat_a_shown_step() -> None:
     early, late, last = Preview(b"x", 5), Preview(b"y", 10), Preview(b"z", 15)
     handle = Handle([Queued(0), late, early, DIED], [Queued(0), early, late, last, done(ORDER)])
     updates = asyncio.run(updates_of(handle))
@@ -208,7 +208,7 @@ def test_an_order_whose_replica_falls_silent_goes_to_another_with_its_seed(said:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_silent_replica_is_waited_for_where_nobody_else_answers() -> None:
+def test_a_silent_replica_is_awaited_if_no_other_answers() -> None:
     class Slow(Answer):
         async def __aiter__(self) -> AsyncIterator[Any]:
             await asyncio.sleep(1.0)

@@ -103,7 +103,7 @@ def test_nothing_else_can_be_fetched(tmp_path: Path, name: str) -> None:
     assert ResultStore(tmp_path, ttl_s=10, max_bytes=100).get(name) is None
 
 
-def test_nodes_that_do_not_share_the_folder_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_that_do_not_share_the_folder_are_detected(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     known = mark(one)
     assert mark(one) == known, "deploying again must restart nothing"
@@ -176,7 +176,7 @@ print("left", [path.name for path in Path("results").glob(".*.tmp")])
 """
 
 
-def test_a_disk_that_is_really_full_is_told_as_such(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     """A file system of 300 KB."""
     (tmp_path / "fill.py").write_text(FULL_DISK)
     for name in ("serve", "sdxl"):

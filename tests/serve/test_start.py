@@ -47,7 +47,7 @@ def test_a_model_that_is_not_there_is_one_line_before_ray_starts(
     assert refused(*command, code=code).startswith(message)
 
 
-def test_a_replica_s_traceback_is_told_by_its_last_error() -> None:
+def test_a_replicas_traceback_is_reported_by_its_last_error() -> None:
     lines = [
         "ray.exceptions.RayTaskError: ray::ServeReplica:default:ImageReplica",
         'File "serve/worker/warmup.py", line 145, in _decoded',

@@ -95,7 +95,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
         assert not any(map(is_alive, below)), below
 
 
-def test_the_service_is_told_when_the_process_above_is_killed(tmp_path: Path) -> None:
+def test_the_service_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     with supervised(tmp_path, "pass") as (process, below):
         service = next(p for p in below if p.ppid() == process.pid)
         process.kill()

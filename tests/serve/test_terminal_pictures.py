@@ -46,7 +46,7 @@ def test_a_frame_has_the_picture_s_shape_and_fits(
     assert frame.columns <= columns and frame.rows <= rows
 
 
-def test_cells_that_nobody_told_are_taken_for_the_usual() -> None:
+def test_unknown_cell_sizes_take_the_usual_one() -> None:
     assert frame_for((64, 64), 79, 12, (0, 0)) == frame_for((64, 64), 79, 12, CELL)
 
 

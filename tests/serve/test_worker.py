@@ -90,7 +90,7 @@ async def test_cancelling_frees_the_slot_within_a_tick() -> None:
         assert flights(worker) == () and worker.is_idle
 
 
-async def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
+async def test_an_image_cancelled_before_the_loop_starts_it_is_not_drawn() -> None:
     with running() as worker:
         denoiser, pipeline = worker._started().denoiser, worker.pipeline
         params = pipeline.resolve(order(steps=500).params)
@@ -108,7 +108,7 @@ async def test_one_who_left_before_the_loop_heard_of_it_is_not_drawn() -> None:
         assert worker.steps_taken == before + 6
 
 
-async def test_five_hundred_who_leave_take_nothing_with_them() -> None:
+async def test_five_hundred_cancelled_requests_leave_nothing_behind() -> None:
     async def leave(worker: Worker, i: int) -> None:
         task = asyncio.create_task(updates_of(worker, order(seed=i, steps=50)))
         await asyncio.sleep(0.002 * (i % 7))

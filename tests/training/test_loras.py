@@ -196,7 +196,7 @@ def test_a_lora_goes_by_its_name_or_folder(text: str) -> None:
     assert Lora.parse(text).path == LORAS / "outlined" / PEFT_FILE
 
 
-def test_an_unknown_name_is_told_those_that_are_there() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(InvalidParams, match="few_steps, hollow, outlined"):
         Lora.parse("pastel")
 

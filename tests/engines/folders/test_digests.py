@@ -67,7 +67,7 @@ def test_a_home_that_cannot_be_written_does_not_matter(
     assert model_digest(checkpoint) == checkpoint.digest
 
 
-def test_places_are_below_the_home_and_told_apart(own_home: Path) -> None:
+def test_places_are_below_the_home_and_distinct(own_home: Path) -> None:
     assert home() == own_home
     places = {
         export_place("a/b c", "0" * 64, "fp16"),

@@ -116,7 +116,7 @@ def test_a_spot_outside_the_things_is_a_speck(corner: tuple[int, int]) -> None:
     assert specks(image) == 1
 
 
-def test_a_shade_that_nobody_sees_is_no_speck() -> None:
+def test_an_invisible_shade_is_no_speck() -> None:
     image = draw(SINGLES[0], 3).astype(int)
     grain = np.random.default_rng(0).integers(-8, 9, image.shape)
     assert specks((image + grain).clip(0, 255).astype(np.uint8)) == 0

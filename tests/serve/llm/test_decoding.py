@@ -51,7 +51,7 @@ def test_greedy_is_plain_generate_token_by_token(mini_llm: Any, rows: int) -> No
     assert [g.ids for g in made] == [plain(mini_llm, ids, 24) for ids in asked]
 
 
-def test_joining_and_leaving_at_any_step_changes_nobody(mini_llm: Any) -> None:
+def test_joining_and_leaving_at_any_step_changes_no_other_text(mini_llm: Any) -> None:
     asked = [ids_of(text) for text in SHORT] * 2
     decoding = decoding_of(mini_llm, 4)
     made = [Generation(list(ids), GREEDY, 5 + i) for i, ids in enumerate(asked)]
@@ -66,7 +66,7 @@ def test_joining_and_leaving_at_any_step_changes_nobody(mini_llm: Any) -> None:
             assert generation.ids == plain(mini_llm, ids, 5 + i), i
 
 
-def test_a_seed_gives_the_same_text_whoever_else_is_there(mini_llm: Any) -> None:
+def test_a_seed_gives_the_same_text_in_any_batch(mini_llm: Any) -> None:
     def run(seeds: list[int]) -> dict[int, list[int]]:
         decoding = decoding_of(mini_llm)
         made = [Generation(ids_of("circle"), Sampling(seed=seed), 24) for seed in seeds]

@@ -86,7 +86,7 @@ def test_sampling_arrives_under_its_names() -> None:
     assert greedy.guided_decoding.json_object is True
 
 
-def test_length_is_told() -> None:
+def test_the_finish_reason_is_length() -> None:
     assert end_of(run(engine_of(), max_tokens=2)) == Ended("length", 4, 2)
 
 

@@ -181,7 +181,7 @@ def memory_mb(found: Service) -> float:
     return sum(process.memory_info().rss for process in ours) / 1e6
 
 
-def test_five_hundred_who_leave_take_no_slot_and_no_memory_with_them(running: Service) -> None:
+def test_five_hundred_cancelled_requests_keep_no_slot_and_no_memory(running: Service) -> None:
     body = {"prompt": PROMPT, "seed": 1, "steps": 8, "deadline_s": 100}
     asked = f"{running.url}{GENERATE}"
     before = httpx.post(asked, json=body, timeout=100).json()["data"][0]["b64_json"]

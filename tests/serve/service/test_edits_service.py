@@ -137,7 +137,7 @@ def group_of_refusals(http: httpx.Client, running: Service, soon_mib: float) -> 
     return held
 
 
-def test_what_cannot_be_edited_keeps_no_memory_and_disturbs_nobody(
+def test_refused_edits_keep_no_memory_and_disturb_no_others(
     running: Service, http: httpx.Client
 ) -> None:
     with others_asking(running.url) as came:

@@ -48,7 +48,7 @@ def code_cells(notebook: Path) -> list[Any]:
     return [each for each in cells if each["cell_type"] == "code"]
 
 
-def test_every_example_is_told_of() -> None:
+def test_every_example_is_documented() -> None:
     told = (EXAMPLES / "README.md").read_text()
     missing = [each.name for each in EXAMPLES.iterdir() if f"]({each.name})" not in told]
     assert missing == ["README.md"]

@@ -74,7 +74,7 @@ def in_turn(off: Sequence[float], on: Sequence[float]) -> list[float]:
         ),
     ],
 )
-def test_what_is_told_comes_from_warm_runs_alone(
+def test_reported_times_come_from_warm_runs_only(
     web: Visit, off: Sequence[float], on: Sequence[float], expected: str
 ) -> None:
     asked = told_times(web.page, in_turn(off, on))

@@ -186,7 +186,7 @@ def test_generate_stays_in_reach_on_a_phone(web: Visit) -> None:
         assert note and bar and note["y"] + note["height"] <= bar["y"], "the bar hides the gallery"
 
 
-def test_what_was_typed_is_told_beside_what_was_made_of_it(web: Visit) -> None:
+def test_the_typed_prompt_is_shown_beside_the_expanded_one(web: Visit) -> None:
     web.page.check("[name=expand_prompt]")
     web.generate("a star", steps="4")
     web.wait_for_pictures()

@@ -83,7 +83,7 @@ def test_a_seed_is_taken_again_by_a_click(web: Visit) -> None:
     assert web.holds()["seed"] == seed == str(read_parameters(web.download())["seed"])
 
 
-def test_settings_that_nobody_sees_are_named_and_a_wrong_one_is_shown(web: Visit) -> None:
+def test_hidden_settings_are_named_and_a_wrong_one_is_shown(web: Visit) -> None:
     unusual = web.page.locator("#unusual")
     expect(unusual).to_have_text("")
     web.page.fill("#prompt", PROMPT)
