@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(argv)
     if not (options.onnx or options.model):
-        raise InvalidParams("onnx", None, "needs --onnx, a folder of `sdxl export`, or --model")
+        raise InvalidParams("onnx", None, "must be a folder of `sdxl export`, or give --model")
     if options.gpu != LOCAL:
         named_target(options.gpu)
     # Imported late: a typo in a flag need not wait for PyTorch.

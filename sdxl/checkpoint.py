@@ -370,7 +370,7 @@ def _shards(index: Path) -> list[Path]:
         raise CheckpointError(f"{index}: needs weight_map, an object from tensor to file")
     names = set(weight_map.values()) if all_text(weight_map.values()) else {""}
     if any(Path(name).name != name or not name.endswith(SAFETENSORS) for name in names):
-        raise CheckpointError(f"{index}: must name {SAFETENSORS} files in its folder")
+        raise CheckpointError(f"{index}: needs names of {SAFETENSORS} files in its folder")
     return [_existing(index.parent / name) for name in sorted(names)]
 
 

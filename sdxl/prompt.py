@@ -181,7 +181,9 @@ def _weight(text: str, field: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidParams(field, f":{text})", "must be a number, as in (word:1.3)") from None
+        raise InvalidParams(
+            field, f":{text})", "must have a number as weight, as in (word:1.3)"
+        ) from None
 
 
 def _merge(pieces: Sequence[Sequence[Any]], field: str) -> Iterator[Fragment]:

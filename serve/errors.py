@@ -6,6 +6,8 @@ An unexpected exception's text is never sent: it may hold a path. It knows no HT
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -66,6 +68,22 @@ def of_params(error: InvalidParams) -> Problem:
     known = PARAMETERS.get(error.field)
     param = known.client_name if known else error.field
     return invalid(param, error.message(param, longest=100))
+
+
+def schema_words(error: Mapping[str, Any]) -> str:
+    """Word a schema's error as other refusals: "must be ..."."""
+    if error["type"] == "extra_forbidden":
+        return "is not a field here; leave it out"
+    if error["type"] == "missing":
+        return "is required"
+    return re.sub(r"^\w+ should ", "must ", error["msg"].removeprefix("Value error, "))
+
+
+def of_schema(field: str, error: Mapping[str, Any]) -> str:
+    words, value = schema_words(error), error.get("input")
+    if not isinstance(value, str | int | float) or ", got " in words:
+        value = None
+    return InvalidParams(field, value, words).message(field, longest=100)
 
 
 def of_status(status: int) -> Problem:

@@ -48,7 +48,7 @@ def image_models(settings: ServeSettings) -> tuple[ImageModel, ...]:
             raise InvalidParams("model", name, "must be unique: rename one folder")
     for alias, target in settings.alias_table.items():
         if not any(target in own_names(id_) for id_ in ids):
-            needed = f"must name {', '.join(ids)} for {alias!r}"
+            needed = f"must name one of {', '.join(ids)} for {alias!r}"
             raise InvalidParams("aliases", target, needed)
         if any(alias in own_names(id_) for id_ in ids):
             raise InvalidParams("aliases", alias, "must not be the name of a model")

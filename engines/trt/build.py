@@ -227,7 +227,7 @@ def _check_space(order: BuildSpec, name: str) -> None:
     free = shutil.disk_usage(order.out.parent).free
     if free < needed:
         message = f"{free / 1e6:.1f} MB free, {name} takes at least {needed / 1e6:.1f} MB"
-        raise OutputError(order.out, OSError(errno.ENOSPC, message), "space on the disk")
+        raise OutputError(order.out, OSError(errno.ENOSPC, message), "on a disk with enough space")
 
 
 def _keep_only(folder: Path, names: set[str]) -> None:

@@ -20,7 +20,7 @@ from sdxl.presets import UNMEASURED, Presets
 from serve.batch.editing import IMAGE, MASK, places
 from serve.batch.reading import COLUMNS, ID, Record
 from serve.batch.rows import BatchRow, ShardPiece, checked_id, content_id, seed_of
-from serve.errors import Problem, invalid, of_params
+from serve.errors import Problem, invalid, of_params, schema_words
 from serve.front.image_orders import check_limits, params_of, served_sizes
 from serve.front.openai_images import ImageRequest
 from serve.orders import ModelCard
@@ -220,7 +220,7 @@ def request_of(body: object) -> ImageRequest:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "body"
-        raise InvalidParams(field, first["input"], f"must be valid ({first['msg']})") from error
+        raise InvalidParams(field, first["input"], schema_words(first)) from error
 
 
 class UsedIds:

@@ -110,7 +110,7 @@ class BatchJob:
             is_unknown = name == "engine" and not value
             if name not in NOT_IDENTITY and not is_unknown and value != theirs[name]:
                 needed = (
-                    f"must be {brief(theirs[name])} to resume the job there; or use another --out"
+                    f"must be {brief(theirs[name])} to resume the job there, or use another --out"
                 )
                 raise InvalidParams(name, brief(value), needed)
 

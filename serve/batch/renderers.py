@@ -204,7 +204,9 @@ def service_card(url: str, key: str | None, asked: str) -> ModelCard:
         ) from error
     if answer.status_code != 200:
         raise InvalidParams(
-            "through", url, f"must accept the request ({problem_of(answer).message})"
+            "through",
+            url,
+            f"must be a service that accepts the request ({problem_of(answer).message})",
         )
     models = answer.json()["data"]
     named = [each for each in models if not asked or asked in own_names(each["id"])]

@@ -232,12 +232,14 @@ async def answer_invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     param = place[0] if place and first["type"] != "json_invalid" else None
-    if first["type"] == "extra_forbidden":
-        name = ".".join(place)[:100]
-        message, code = f"{name}: is not a field here; leave it out.", "unknown_parameter"
+    if first["type"] == "json_invalid":
+        message, code = f"{first['msg']}.", "invalid_value"
+    elif first["type"] == "extra_forbidden":
+        message, code = errors.of_schema(".".join(place)[:100], first), "unknown_parameter"
+    elif param is None:
+        message, code = f"the body {errors.schema_words(first)}", "invalid_value"
     else:
-        named = f"{param[:100]}: " if param else ""
-        message, code = f"{named}{first['msg']}.", "invalid_value"
+        message, code = errors.of_schema(param[:100], first), "invalid_value"
     return refused(request, errors.invalid(param and param[:100], message, code))
 
 

@@ -70,7 +70,7 @@ def check_room(settings: ServeSettings, each: int, taken: int, gpus: int) -> Non
     if not each or (settings.device == "gpu" and not gpus):
         return
     if each > max(node["Resources"].get("GPU", 0) for node in ray.nodes()):
-        raise InvalidParams("llm_options", f"{each} GPUs", "cannot be placed: no node has as many")
+        raise InvalidParams("llm_options", f"{each} GPUs", "must fit on one node")
     is_shared = settings.device != "cpu"
     if taken > (most := gpus - is_shared):
         needed = f"must be at most {most} of the cluster's {gpus} GPUs"

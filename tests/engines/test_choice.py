@@ -82,7 +82,8 @@ def test_without_gpu_and_export_auto_runs_pytorch_and_logs_every_reason(
 def test_a_precision_that_is_never_exported_is_refused(backend: str, machine: Machine) -> None:
     machine.set_gpu(L40S)
     with pytest.raises(
-        InvalidParams, match="precision must be fp32, fp16, int8, fp8, or the backend torch"
+        InvalidParams,
+        match="precision must be fp32, fp16, int8, fp8, or the backend torch, got 'bf16'",
     ):
         machine.choose(backend, precision="bf16")
     machine.choose(precision="bf16")
@@ -136,7 +137,7 @@ def test_a_named_folder_is_used_whatever_else_is_installed(machine: Machine) -> 
     [
         ("torch", None, "engines cannot be used with the backend torch"),
         ("onnxruntime", "fp16", "is fp32, expected fp16"),
-        ("auto", "fp16", "tensorrt needs an NVIDIA GPU, found none here; tensorrt-rtx:"),
+        ("auto", "fp16", "onnxruntime: .*is fp32, expected fp16; torch: engines cannot"),
         ("tensorrt", None, "found none here"),
     ],
 )
@@ -257,7 +258,11 @@ def test_plans_for_something_else_are_passed_over_with_the_reason(
 @pytest.mark.parametrize(
     ("backend", "changes", "reason"),
     [
-        ("tensorrt", {"device": "cuda:1"}, "device cannot select a GPU for tensorrt: set"),
+        (
+            "tensorrt",
+            {"device": "cuda:1"},
+            "device cannot select a GPU for tensorrt: set CUDA_VISIBLE_DEVICES",
+        ),
         ("tensorrt", {}, "tensorrt needs an NVIDIA GPU, found none here"),
         ("onnxruntime", {}, "no fp32 export of some/model in .*; run sdxl export"),
     ],
@@ -273,7 +278,7 @@ def test_a_named_backend_is_not_replaced(
 def test_every_backend_has_a_loader_and_others_are_refused() -> None:
     assert set(BACKENDS) == {"auto", *dict(choice._loaders())}
     assert TENSORRT.name == BACKENDS[1]
-    with pytest.raises(InvalidParams, match="backend must be one of auto, tensorrt, tensorrt-rtx,"):
+    with pytest.raises(InvalidParams, match="backend must be one of auto, .*, got 'cuda'"):
         engines.load("mini", "cuda")
 
 

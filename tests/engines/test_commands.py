@@ -79,15 +79,19 @@ def test_where_there_are_none_it_says_how_to_make_some(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "onnx needs --onnx, a folder of `sdxl export`, or --model"),
-        (("--onnx", "X", "--gpu", "a100"), 2, "gpu must be one of h100"),
+        ((), 2, "onnx must be a folder of `sdxl export`, or give --model"),
+        (
+            ("--onnx", "X", "--gpu", "a100"),
+            2,
+            "gpu must be one of h100, h200, gh200, l40s, b200, local, got 'a100'",
+        ),
         (
             ("--onnx", "X", *RTX, "--backend", "trt"),
             2,
-            "backend must be one of tensorrt, tensorrt-rtx",
+            "backend must be one of tensorrt, tensorrt-rtx, got 'trt'",
         ),
-        (("--onnx", "X", *RTX, "--max-batch", "9"), 2, "max-batch must be 1 to 4 on a L40S"),
-        (("--onnx", "X", *RTX, "--max-batch", "0"), 2, "max-batch must"),
+        (("--onnx", "X", *RTX, "--max-batch", "9"), 2, "max-batch must be 1 to 4 on a L40S, got 9"),
+        (("--onnx", "X", *RTX, "--max-batch", "0"), 2, "max-batch must be 1 to 4 on a L40S, got 0"),
         (("--onnx", "X", "--gpu", "h100"), 1, "found no NVIDIA GPU here, expected a H100"),
         (("--onnx", "X", "--gpu", "local"), 2, "there is no NVIDIA GPU here, got 'local'"),
         (("--onnx", "X", "--backend", "tensorrt-rtx", "--gpu", "h200"), 1, "H200 is SM90"),

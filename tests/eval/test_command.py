@@ -111,7 +111,9 @@ def test_too_few_pictures_and_other_sizes_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_sources_are_refused() -> None:
-    assert "source must name one source of pictures" in refused("--images", "a", "--url", "b")
+    assert "source must name one source of pictures, got '--images and --url'" in refused(
+        "--images", "a", "--url", "b"
+    )
 
 
 @pytest.mark.parametrize(

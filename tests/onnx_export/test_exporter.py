@@ -260,7 +260,7 @@ def test_a_full_disk_leaves_nothing(
     fault: Callable[..., None],
 ) -> None:
     monkeypatch.setattr(target, fault)
-    with pytest.raises(OutputError, match=r"out must be a place that can be written"):
+    with pytest.raises(OutputError, match=r"out must be .*No space left on device"):
         export_tiny(tiny, tmp_path / "export")
     assert files(tmp_path) == [".export.lock"]
 

@@ -315,7 +315,7 @@ def test_any_other_model_has_500_prompts_of_our_own(tiny: Checkpoint) -> None:
     assert lengths[0] == 1 and lengths[-1] >= 20
     some = calibration_prompts(tiny, None, INT8)
     assert len(set(some)) == INT8.prompts and all_[0] in some and set(some) <= set(all_)
-    with pytest.raises(InvalidParams, match="calibration-count must be 1 to 500 prompts"):
+    with pytest.raises(InvalidParams, match="calibration-count must be 1 to 500 prompts, got 501"):
         calibration_prompts(tiny, None, INT8, 501)
 
 
@@ -330,7 +330,8 @@ def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
     assert calibration_prompts(tiny, table, INT8) == ["a dog", "a cat"]
     assert calibration_prompts(tiny, table, INT8, 1) == ["a dog"]
     with pytest.raises(
-        InvalidParams, match="calibration holds ids of COCO captions and needs --annotations"
+        InvalidParams,
+        match="COCO captions and needs --annotations captions_train2014.json",
     ):
         calibration_prompts(tiny, ids, INT8)
     ids.write_text("7\n")

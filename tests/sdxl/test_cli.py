@@ -56,7 +56,11 @@ def test_an_unknown_command_names_the_known_ones(
         (InvalidParams("steps", 0, "must be more"), 2, "sdxl: steps must be more, got 0"),
         (argparse.ArgumentError(None, "unrecognized: --x"), 2, "sdxl: unrecognized: --x"),
         (FileNotFoundError(2, "No such file", "a.png"), 1, "[Errno 2] No such file: 'a.png'"),
-        (OutputError("a", OSError(28, "full")), 1, "sdxl: out must"),
+        (
+            OutputError("a", OSError(28, "full")),
+            1,
+            "sdxl: out must be a place that can be written, got 'a' (full)",
+        ),
         (KeyError("weight"), 1, "unexpected KeyError: 'weight' (SDXL_TRACEBACK=1 shows where)"),
         (RuntimeError("two\nlines"), 1, "unexpected RuntimeError: two lines"),
     ],

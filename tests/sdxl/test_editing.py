@@ -253,7 +253,9 @@ def test_engines_without_the_encoder_refuse_edits_alone(mini: Pipeline) -> None:
     older = replace(mini, engines=replace(mini.engines, by_name=known))
     assert mini.can_edit and not older.can_edit
     older.check(GenerationParams(PROMPT))
-    with pytest.raises(InvalidParams, match="image needs engines with vae_encoder"):
+    with pytest.raises(
+        InvalidParams, match=r"image needs engines with vae_encoder \(run sdxl export"
+    ):
         older.check(params_of("euler", SIZES[0], 0.5))
 
 

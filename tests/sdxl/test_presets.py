@@ -56,7 +56,7 @@ def test_a_file_that_holds_no_presets_is_one_line_that_says_what_it_should_hold(
 
 
 def test_a_name_that_is_no_preset_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParams, match="quality must be one of low"):
+    with pytest.raises(InvalidParams, match="quality must be one of low, .*, got 'best'"):
         preset_named(UNMEASURED, "best")
 
 

@@ -196,7 +196,9 @@ def test_a_thousand_steps_work_where_the_schedule_has_as_many() -> None:
     config = SchedulerConfig.from_dict(SDXL)
     for name in set(SCHEDULERS) - {"dpmpp_2m", "dpmpp_2m_sde", *DISTILLED}:
         assert table(name, 1000, config).rows.shape == (1000, len(COLUMNS))
-    with pytest.raises(InvalidParams, match=r"steps must be at most 999 with this scheduler"):
+    with pytest.raises(
+        InvalidParams, match=r"steps must be at most 999 with this scheduler, got 1000"
+    ):
         table("dpmpp_2m", 1000, config)
 
 

@@ -74,7 +74,10 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
             "8 bits a channel, got .RGBA;16B",
         ),
         (lambda: png(1, 1, bytes(5), depth=16, colours=4), "8 bits a channel, got .LA;16B"),
-        (lambda: png(1, 1, bytes(2), colours=3), "PNG with a PLTE chunk"),
+        (
+            lambda: png(1, 1, bytes(2), colours=3),
+            "PNG with a PLTE chunk, got .a palette image without",
+        ),
     ],
 )
 @pytest.mark.parametrize("field", ["image", "mask"])

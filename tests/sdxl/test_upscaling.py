@@ -154,12 +154,12 @@ def test_both_legs_are_work() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"upscale": 2.5}, "upscale must give multiples of 8 up to 256"),
-        ({"upscale": 0.5}, "upscale must be a number from 1 to 4.0"),
-        ({"upscaler": "esrgan"}, "upscaler must be one of lanczos, latent"),
+        ({"upscale": 2.5}, r"up to 256 \(96x128 becomes 240x320\), got 2.5"),
+        ({"upscale": 0.5}, "upscale must be a number from 1 to 4.0, got 0.5"),
+        ({"upscaler": "esrgan"}, "upscaler must be one of lanczos, latent, got 'esrgan'"),
         (
             {"upscale_strength": 0.1},
-            "upscale_strength must be at least 0.2 with 5 steps, to take one",
+            "upscale_strength must be at least 0.2 with 5 steps, to take one, got 0.1",
         ),
         ({"upscale": None, "upscaler": "latent"}, "upscaler needs upscale above 1"),
     ],
@@ -187,6 +187,8 @@ def test_a_masked_picture_is_upscaled_by_itself() -> None:
 def test_engines_without_the_encoder_upscale_latents_alone(mini: Pipeline) -> None:
     known = {n: e for n, e in mini.engines.by_name.items() if n != "vae_encoder"}
     older = replace(mini, engines=replace(mini.engines, by_name=known))
-    with pytest.raises(InvalidParams, match="upscale needs engines with vae_encoder"):
+    with pytest.raises(
+        InvalidParams, match="upscale needs engines with vae_encoder .*; or upscaler latent"
+    ):
         older.check(upscaled())
     older.check(upscaled(upscaler="latent"))

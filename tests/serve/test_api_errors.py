@@ -78,6 +78,28 @@ def test_a_bad_request_is_a_400_that_names_the_field(worker: Worker, case: str) 
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "prompt is required"),
+        ({"prompt": "a", "stepz": 3}, "stepz is not a field here; leave it out"),
+        ({"prompt": "a", "steps": 0}, "steps must be greater than or equal to 1, got 0"),
+        ({"prompt": "a", "steps": 101}, "steps must be at most 100, got 101"),
+        ({"prompt": "a", "n": 1.5}, "n must be a valid integer, got 1.5"),
+        ({"prompt": "a", "user": "b" * 300 + "\udfff"}, "user must be valid Unicode"),
+        ({"prompt": ["a"]}, "prompt must be a valid string"),
+        ([1], "the body must be a valid dictionary"),
+    ],
+)
+def test_a_refusal_says_what_the_field_must_be_and_was(
+    worker: Worker, body: Any, message: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = call(worker, "POST", GENERATE, content=json.dumps(body), headers=headers)
+    text = error_of(answer)["message"]
+    assert answer.status_code == 400 and text.startswith(message) and len(text) < 300, text
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/nowhere", 404),

@@ -57,7 +57,7 @@ def test_format_follows_the_file_name(tmp_path: Path) -> None:
     assert Destination.prepare(str(tmp_path / "a.jpg"), None, 1).format == "jpeg"
     assert Destination.prepare(str(tmp_path / "a.JPEG"), "jpeg", 1).format == "jpeg"
     assert named(tmp_path / "sub", "webp", ["a"]) == ["a-7.webp"]
-    with pytest.raises(InvalidParams, match="format must be jpeg for"):
+    with pytest.raises(InvalidParams, match="format must be jpeg for .*, got .png"):
         Destination.prepare(str(tmp_path / "a.jpg"), "png", 1)
 
 
@@ -75,7 +75,7 @@ def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in ("file/sub", "file/a.png", "file"):
-        with pytest.raises(OutputError, match="out must be a (place|folder) that can be written"):
+        with pytest.raises(OutputError, match="out must be a folder that can be written"):
             Destination.prepare(str(tmp_path / out), None, 1)
 
 

@@ -90,8 +90,8 @@ def test_probes_are_not_logged_and_requests_are(http: httpx.Client, lines: io.St
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
-        ({"prompt": "x", "size": "100x100"}, 400, "size must be 'auto'"),
-        ({"prompt": "x", "colour": "red"}, 400, "colour: is not a field here; leave it out"),
+        ({"prompt": "x", "size": "100x100"}, 400, "size must be 'auto', or WIDTHxHEIGHT"),
+        ({"prompt": "x", "colour": "red"}, 400, "colour is not a field here; leave it out"),
         ({"prompt": "x", "model": "dall-e-9"}, 404, "The model 'dall-e-9' does not exist"),
         ({"prompt": "secret words " * 400}, 400, "prompt: invalid_value"),
     ],

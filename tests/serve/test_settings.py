@@ -53,7 +53,7 @@ def test_booleans_read_in_every_place(tmp_path: Path) -> None:
         ("", {"SDXL_INSECURE": "maybe"}, (), "insecure"),
         ("", {}, ("--queue", "-1"), "queue"),
         ("", {}, ("--port", "65536"), "port"),
-        ("", {}, ("--max-n", "11"), "max_n must be at most 10"),
+        ("", {}, ("--max-n", "11"), "max_n must be at most 10, got 11"),
         ("", {}, ("--max-prompt-chars", "10001"), "max_prompt_chars"),
         ("", {}, ("--deadline-s", "nan"), "deadline_s"),
         ("", {}, ("--deadline-s", "500"), "deadline_s"),

@@ -285,13 +285,17 @@ UNIQUE = "model must be unique: rename one folder"
     ("tables", "rest", "named"),
     [
         ([{"replicas": 1}], {}, "models must each have model"),
-        ([{"model": "a", "port": 1}], {}, "models must be one of model, vae"),
-        ([{"model": "a", "replicas": -1}], {}, "replicas must be at least 0"),
+        ([{"model": "a", "port": 1}], {}, "models must be one of model, vae.*, got 'port'"),
+        ([{"model": "a", "replicas": -1}], {}, "replicas must be at least 0, got -1"),
         (["a", "b"], {}, "models must hold a table of settings for each model"),
         ([{"model": "/x/sdxl"}, {"model": "/y/sdxl"}], {}, UNIQUE),
         ([{"model": "mini"}, {"model": "sdxl-mini"}], {}, UNIQUE),
         ([{"model": "/x/mini-llm"}], {}, UNIQUE),
-        (TABLES, {"aliases": "x=nowhere"}, "aliases must name sdxl-mini, other, mini-llm for 'x'"),
+        (
+            TABLES,
+            {"aliases": "x=nowhere"},
+            "aliases must name one of sdxl-mini, other, mini-llm for 'x', got 'nowhere'",
+        ),
         (TABLES, {"aliases": "mini=other"}, "aliases must not be the name of a model"),
     ],
 )

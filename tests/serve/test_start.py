@@ -27,7 +27,7 @@ def test_what_starts_the_service_loads_no_torch() -> None:
 @pytest.mark.parametrize(
     ("model", "code", "message"),
     [
-        ("nosuch", 2, "sdxl: model must be 'mini', a folder in"),
+        ("nosuch", 2, "sdxl: model must be 'mini', a folder in diffusers layout"),
         ("no/such", 1, "sdxl: model 'no/such' is neither a folder here nor could be fetched: "),
     ],
 )

@@ -25,7 +25,7 @@ from pydantic import (
 from sdxl.infotext import schedule_steps, scheduler_of
 from sdxl.params import LANCZOS, LATENT, MAX_UPSCALE, UPSCALERS
 from sdxl.scheduler_names import SCHEDULE_LABELS, SCHEDULERS
-from serve.errors import Problem, invalid
+from serve.errors import Problem, invalid, of_schema
 from serve.front.openai_images import NEEDED_UNICODE, ImageRequest, has_surrogate
 from serve.models import ImageModel, M, choose
 from serve.orders import Done
@@ -164,7 +164,7 @@ def request_of(asked: TextToImage, chosen: dict[str, Any]) -> ImageRequest:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        raise invalid(name, f"{name}: {first['msg']}.") from None
+        raise invalid(name, of_schema(name, first)) from None
 
 
 def size_asked(asked: TextToImage) -> str | None:

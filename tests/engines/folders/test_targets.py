@@ -43,7 +43,7 @@ def test_the_named_targets_serve_int8() -> None:
 
 
 def test_an_unknown_gpu_is_refused_by_name() -> None:
-    with pytest.raises(InvalidParams, match="gpu must be one of h100, .*"):
+    with pytest.raises(InvalidParams, match="gpu must be one of h100, .*, got 'a100'"):
         named_target("a100")
 
 

@@ -189,7 +189,7 @@ def test_an_output_of_another_shape_is_refused() -> None:
     bench = Bench.of("unet_deep", captures=True)
     inputs, outputs = bench.tensors(rows=2)
     outputs["cache_past"] = torch.empty(2, 2, 8, 7)
-    with pytest.raises(ShapeError, match="unet_deep: output 'cache_past' has shape"):
+    with pytest.raises(ShapeError, match="unet_deep: output 'cache_past' has shape .*, expected"):
         bench.engine(inputs, outputs)
 
 
@@ -214,9 +214,7 @@ def test_a_plan_of_another_network_is_refused_at_load() -> None:
     plan = library.Runtime(library.Logger(2)).deserialize_cuda_engine(
         plan_bytes(other, [Profile({})])
     )
-    with pytest.raises(
-        TensorRTError, match=r"unet_deep: the plan has the tensors \['added', 'cache_hidden',"
-    ):
+    with pytest.raises(TensorRTError, match="unet_deep: the plan has the tensors .*, expected"):
         TensorRTEngine(
             spec,
             plan,

@@ -88,7 +88,7 @@ def test_the_distance_is_zero_to_itself_and_largest_to_another_scene(judges: Jud
 
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidParams, match="clip must be a folder of openai/clip-vit-base-patch32; no"
+        InvalidParams, match="clip must be a folder of openai/clip-vit-base-patch32; no config.json"
     ):
         vit_b_32(tmp_path)
     config = CLIPConfig(vision_config=TINY_VISION, text_config=TINY_TEXT)

@@ -90,5 +90,5 @@ def test_the_folder_of_another_evaluation_is_refused(task: QualityTask, tmp_path
 
 
 def test_a_picture_of_another_size_is_refused(task: QualityTask, tmp_path: Path) -> None:
-    with pytest.raises(InvalidParams, match="images must be 128×128"):
+    with pytest.raises(InvalidParams, match="images must be 128×128, got 'picture 0 of 64×64"):
         run(task, Noise(side=64), tmp_path)

@@ -30,27 +30,33 @@ def table(path: Path, columns: dict[str, Any]) -> Path:
     [
         (
             {"prompt": ["a"], "stepz": [3]},
-            "input must be one of the columns prompt, negative_prompt,",
+            "input must be one of the columns prompt, .*: (stepz|text).$",
         ),
-        ({"text": ["a"]}, "input must be one of the columns prompt, negative_prompt,"),
+        ({"text": ["a"]}, "input must be one of the columns prompt, .*: (stepz|text).$"),
         ({"steps": [3]}, "input must have a column named prompt"),
-        ({"prompt": [1, 2]}, "input must be a column of text"),
-        ({"prompt": [b"a"]}, "input must be a column of text"),
+        ({"prompt": [1, 2]}, "a column of text, got .*: prompt of int64"),
+        ({"prompt": [b"a"]}, "a column of text, got .*: prompt of binary"),
         (
             {"prompt": ["a"], "steps": ["3"]},
-            "input must be a column of whole numbers",
+            "a column of whole numbers, got .*: steps of (string|double)",
         ),
         (
             {"prompt": ["a"], "steps": [2.5]},
-            "input must be a column of whole numbers",
+            "a column of whole numbers, got .*: steps of (string|double)",
         ),
-        ({"prompt": ["a"], "guidance_scale": [[1.0]]}, "input must be a column of numbers"),
-        ({"prompt": ["a"], "deep_steps": [3]}, "input must be a column of lists of whole numbers"),
+        (
+            {"prompt": ["a"], "guidance_scale": [[1.0]]},
+            "a column of numbers, got .*: guidance_scale of",
+        ),
+        (
+            {"prompt": ["a"], "deep_steps": [3]},
+            "a column of lists of whole numbers, got .*: deep_steps of int64",
+        ),
         (
             {"prompt": ["a"], "guidance_interval": [["0"]]},
-            "input must be a column of lists of numbers",
+            "a column of lists of numbers, got .*: guidance_interval of",
         ),
-        ({"prompt": ["a"], "id": [7]}, "input must be a column of text"),
+        ({"prompt": ["a"], "id": [7]}, "a column of text, got .*: id of int64"),
     ],
 )
 def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
@@ -64,11 +70,11 @@ def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--n", "0", "n must be 1 to 10000"),
-        ("--format", "bmp", "format must be one of png, jpeg, webp"),
-        ("--shard-size", "0", "shard_size must be 1 to 4096"),
-        ("--steps", "0", "steps must be a whole number from 1 to 1000"),
-        ("--stall-s", "0", "stall_s must be a number of seconds above 0"),
+        ("--n", "0", "n must be 1 to 10000, got 0"),
+        ("--format", "bmp", "format must be one of png, jpeg, webp, got 'bmp'"),
+        ("--shard-size", "0", "shard_size must be 1 to 4096, got 0"),
+        ("--steps", "0", "steps must be a whole number from 1 to 1000, got 0"),
+        ("--stall-s", "0", "stall_s must be a number of seconds above 0, got 0"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_name(

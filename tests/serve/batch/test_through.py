@@ -68,7 +68,8 @@ def test_a_job_uses_the_named_model_of_a_service(tmp_path: Path) -> None:
             assert {read_parameters(data)["model"] for data in pictures(out).values()} == {model}
         absent = order_of(source, tmp_path / "no", "--through", url, "--model", "third", *QUICK)
         with pytest.raises(
-            InvalidParams, match="model must be a model that .* serves: sdxl-mini, other"
+            InvalidParams,
+            match="model must be a model that .* serves: sdxl-mini, other, got 'third'",
         ):
             run(absent)
 
@@ -78,7 +79,7 @@ def test_a_row_that_the_service_refuses_is_a_dead_letter_with_its_message(tmp_pa
     with listening() as (url, _):
         assert through(source, tmp_path / "out", url) == HAS_DEAD
     (letter,) = dead_letters(tmp_path / "out")
-    assert "size must" in letter["error"]
+    assert letter["error"].startswith("size must be") and "got '100x64'" in letter["error"]
 
 
 def picture_from(answer: Callable[[httpx.Request], httpx.Response]) -> Done:
@@ -150,7 +151,10 @@ def test_a_busy_service_is_asked_again_after_any_hint(
 
 
 def test_an_unreachable_service_is_refused_by_its_url(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParams, match="through must"):
+    with pytest.raises(
+        InvalidParams,
+        match="through must be the URL of a running service .*, got 'http://127.0.0.1:9'",
+    ):
         through(prompts(tmp_path, 1), tmp_path / "out", "http://127.0.0.1:9")
 
 
@@ -223,5 +227,7 @@ def test_with_keys_low_priority_needs_one_too(
         assert httpx.post(f"{url}{GENERATE}", json={"prompt": "a"}).status_code == 401
         assert through(prompts(tmp_path, 2), tmp_path / "out", url) == 0
         monkeypatch.delenv("OPENAI_API_KEY")
-        with pytest.raises(InvalidParams, match="through must accept the request"):
+        with pytest.raises(
+            InvalidParams, match="through must be a service that accepts the request .*key"
+        ):
             through(prompts(tmp_path, 2), tmp_path / "other", url)

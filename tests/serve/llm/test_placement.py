@@ -72,7 +72,7 @@ def test_a_group_has_the_gpus_of_one_node(nodes_of_four: None, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "replicas", "most", "named"),
     [
-        ("tensor_parallel_size = 8", 1, 0, "no node has as many"),
+        ("tensor_parallel_size = 8", 1, 0, "must fit on one node, got '"),
         ("tensor_parallel_size = 4", 2, 0, "llm_replicas.*images need one"),
         ("tensor_parallel_size = 4", 1, 2, "llm_max_replicas.*images need one"),
         ("tensor_paralel_size = 4", 1, 0, "tensor_paralel_size"),
@@ -116,7 +116,7 @@ def test_a_growing_cluster_may_have_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(ray, "nodes", lambda: [head])
     given = {"llm_backend": "tensorrt-llm", "llm_replicas": 2}
     assert deployment.place(settings(tmp_path, "", device="gpu", **given), 0)[0] == 2
-    with pytest.raises(InvalidParams, match="no node has as many"):
+    with pytest.raises(InvalidParams, match="must fit on one node, got '"):
         deployment.place(settings(tmp_path, "", **given), 0)
 
 

@@ -263,11 +263,11 @@ def test_tables_become_objects_of_their_own_classes() -> None:
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
         ({"max_batch_size": True}, "max_batch_size"),
         ({"cuda_graph_config": {"batchsizes": [1]}}, "batchsizes"),
-        ({"cuda_graph_config": True}, "cuda_graph_config must be a table"),
+        ({"cuda_graph_config": True}, "cuda_graph_config must be a table, got True"),
         ({"moe_config": {"experts": 2}}, "experts"),
         ({"scheduler_config": {"policy": "MAX_UTILIZATION"}}, "policy"),
         ({"quant_config": {"quant_algo": "W4A16_AWQ"}}, "quant_config"),
-        ({"attn_backend": {}}, "attn_backend must be a plain value"),
+        ({"attn_backend": {}}, "attn_backend must be a plain value, got {}"),
     ],
 )
 def test_what_it_does_not_know_is_refused(values: dict[str, Any], named: str) -> None:

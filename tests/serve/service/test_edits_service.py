@@ -50,8 +50,16 @@ def flat(side: int) -> bytes:
 
 
 REFUSED: dict[str, tuple[Files, int, str]] = {
-    "a million pixels claimed": (image(bomb(1000, 1000)), 400, "image must"),
-    "a million by a million": (image(bomb(1_000_000, 1_000_000)), 400, "image must"),
+    "a million pixels claimed": (
+        image(bomb(1000, 1000)),
+        400,
+        "image must be a PNG, JPEG or WEBP file",
+    ),
+    "a million by a million": (
+        image(bomb(1_000_000, 1_000_000)),
+        400,
+        "image must be a PNG, JPEG or WEBP file",
+    ),
     "a bomb": (image(flat(6000)), 400, "at most 33554432 pixels"),
     "100 pages of TIFF": (image(pages("TIFF")), 400, "must be a PNG, JPEG or WEBP"),
     "100 frames of WEBP": (image(pages("WEBP")), 400, "must be a single picture"),

@@ -24,7 +24,7 @@ def test_a_400_is_said_at_the_field(browser: Browser, view: View) -> None:
         web.expected = ("400",)
         web.generate("(a:1.2.3)")
         expect(web.page.get_by_role("alert")).to_contain_text(
-            "That cannot be made. prompt must be a number"
+            "That cannot be made. prompt must have a number as weight"
         )
         expect(web.page.locator("#prompt")).to_have_attribute("aria-invalid", "true")
         expect(web.page.locator("#prompt")).to_be_focused()

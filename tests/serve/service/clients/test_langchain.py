@@ -61,7 +61,7 @@ def test_it_completes_texts(told: Report) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tools", "tools: is not a field here"),
+        ("tools", "tools is not a field here"),
         ("schema", "response_format: the backend 'transformers' cannot be made to write JSON"),
         ("picture", "a part of type 'image_url' is not possible"),
         ("model", "The model 'gpt-4o' does not exist; here is 'mini-llm'"),

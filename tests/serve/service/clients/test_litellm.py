@@ -102,7 +102,7 @@ def test_it_chats(told: Report) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("size", "BadRequestError", "size must"),
+        ("size", "BadRequestError", "size must be 'auto', or WIDTHxHEIGHT"),
         ("model", "NotFoundError", "The model 'dall-e-2' does not exist"),
         ("deadline", "RateLimitError", "Refused: ready in"),
         ("not a picture", "BadRequestError", "must be a PNG, JPEG or WEBP file"),
@@ -154,7 +154,7 @@ def test_the_proxy_chats(proxy: openai.OpenAI) -> None:
 
 
 def test_the_proxy_passes_errors_on(proxy: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="size must"):
+    with pytest.raises(openai.BadRequestError, match="size must be 'auto', or WIDTHxHEIGHT"):
         proxy.images.generate(model="sdxl", prompt=PROMPT, size="100x100")
     with pytest.raises(openai.RateLimitError, match="Refused: ready in"):
         proxy.images.generate(model="sdxl", prompt=PROMPT, extra_body={"deadline_s": 0.001})

@@ -69,7 +69,7 @@ def test_it_chats(told: Report) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "status", "param", "said"),
     [
-        ("size", "BadRequestError", 400, "size", "size must"),
+        ("size", "BadRequestError", 400, "size", "size must be 'auto', or WIDTHxHEIGHT"),
         ("model", "NotFoundError", 404, "model", "The model 'dall-e-2' does not exist"),
         ("deadline", "RateLimitError", 429, "deadline_s", "Refused: ready in"),
         ("variation", "NotFoundError", 404, None, "/v1/images/variations is not served here"),
