@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[Files, int, str]] = {
     "a million by a million": (
         image(bomb(1_000_000, 1_000_000)),
         400,
-        "image must be a PNG, JPEG or WEBP file",
+        "must have at most 33554432 pixels, got 1000000000000",
     ),
     "a bomb": (image(flat(6000)), 400, "at most 33554432 pixels"),
     "100 pages of TIFF": (image(pages("TIFF")), 400, "must be a PNG, JPEG or WEBP"),
