@@ -94,6 +94,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     del diffusers, transformers
 
 
+def assert_picture(result: Result, expected: torch.Tensor) -> None:
+    """Assert that a picture equals diffusers', whose values end at -1 and 1."""
+    assert result.error is None and result.image is not None, result.error
+    measured = psnr(result.image.clamp(-1, 1), expected)
+    assert measured >= 60, f"{result.params}: {measured:.1f} dB, required 60"
+
+
 def assert_as_alone(model: Pipeline, made: Sequence[Result], asked: Sequence[Asked]) -> None:
     """Assert that each picture equals the one that its request makes alone."""
     for result, each in zip(made, asked, strict=True):

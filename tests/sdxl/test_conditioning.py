@@ -22,7 +22,7 @@ from tests import fakes
 
 ARCH = replace(fakes.ARCH, clip_l_width=16, clip_g_width=24, pooled_width=20, sample_size=16)
 TOLERANCE = 1e-5
-LONG = "the red cat on the dog, " * 20
+LONG = "the red ring on the star, " * 20
 
 
 @dataclass
@@ -152,8 +152,8 @@ def assert_close(found: Tensor, needed: Tensor, what: str) -> None:
 
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 @pytest.mark.parametrize("force_zeros", [True, False])
-@pytest.mark.parametrize("negative", [None, "", "the dog!"])
-@pytest.mark.parametrize("prompt", ["", "a red cat, on the dog!"])
+@pytest.mark.parametrize("negative", [None, "", "the star!"])
+@pytest.mark.parametrize("prompt", ["", "a red ring, on the star!"])
 def test_short_prompts_equal_diffusers(
     setup: Setup, prompt: str, negative: str | None, force_zeros: bool, guidance: float
 ) -> None:
@@ -165,13 +165,13 @@ def test_short_prompts_equal_diffusers(
 
 
 def test_only_an_absent_negative_prompt_is_zeroed(setup: Setup) -> None:
-    absent, empty = setup.encode([request("cat"), request("cat", "")])
+    absent, empty = setup.encode([request("ring"), request("ring", "")])
     assert absent.context[1].abs().max() == 0 and absent.pooled[1].abs().max() == 0
     assert empty.context[1].abs().max() > 0 and empty.pooled[1].abs().max() > 0
 
 
 def test_time_ids_name_the_picture_size_in_every_row(setup: Setup) -> None:
-    guided, plain = setup.encode([request("cat"), request("cat", guidance=1.0)])
+    guided, plain = setup.encode([request("ring"), request("ring", guidance=1.0)])
     assert guided.time_ids.tolist() == [[128, 64, 0, 0, 128, 64]] * 2
     assert plain.time_ids.tolist() == [[128, 64, 0, 0, 128, 64]]
     assert (guided.rows, plain.rows, plain.tokens) == (2, 1, CHUNK)
@@ -185,7 +185,7 @@ def test_long_prompts_keep_every_chunk_and_pool_the_first(setup: Setup) -> None:
     assert_close(found.pooled[0], pooled, "pooled")
 
 
-@pytest.mark.parametrize(("prompt", "negative"), [(LONG, "dog"), ("dog", LONG), (LONG, None)])
+@pytest.mark.parametrize(("prompt", "negative"), [(LONG, "star"), ("star", LONG), (LONG, None)])
 def test_the_shorter_prompt_is_padded_with_empty_chunks(
     setup: Setup, prompt: str, negative: str | None
 ) -> None:
@@ -201,7 +201,7 @@ def test_the_shorter_prompt_is_padded_with_empty_chunks(
 
 def test_weights_scale_embeddings_and_keep_each_encoders_mean(setup: Setup) -> None:
     found, plain = setup.encode(
-        [request(text, guidance=1.0) for text in ("the (red cat:1.4) [dog]", "the red cat dog")]
+        [request(text, guidance=1.0) for text in ("the (red ring:1.4) [star]", "the red ring star")]
     )
     weights = torch.ones(CHUNK)
     weights[2:4], weights[4] = 1.4, 1 / 1.1
@@ -214,13 +214,13 @@ def test_weights_scale_embeddings_and_keep_each_encoders_mean(setup: Setup) -> N
 
 
 def test_weights_of_one_change_nothing(setup: Setup) -> None:
-    weighted, plain = setup.encode([request("the (red:1.0) cat"), request("the red cat")])
+    weighted, plain = setup.encode([request("the (red:1.0) ring"), request("the red ring")])
     assert torch.equal(weighted.context, plain.context)
 
 
 def test_a_weight_in_one_chunk_leaves_the_others_alone(setup: Setup) -> None:
     weighted, plain = setup.encode(
-        [request(LONG + "(cat:1.5)", guidance=1.0), request(LONG + "cat", guidance=1.0)]
+        [request(LONG + "(ring:1.5)", guidance=1.0), request(LONG + "ring", guidance=1.0)]
     )
     assert torch.equal(weighted.context[:, :CHUNK], plain.context[:, :CHUNK])
     assert not torch.equal(weighted.context[:, CHUNK:], plain.context[:, CHUNK:])
@@ -228,11 +228,11 @@ def test_a_weight_in_one_chunk_leaves_the_others_alone(setup: Setup) -> None:
 
 def test_a_mixed_batch_equals_its_requests_alone(setup: Setup) -> None:
     requests = [
-        request("cat", "dog"),
-        request(LONG, "dog"),
-        request("cat", guidance=1.0),
-        request("(cat:2)", LONG, width=256),
-        request("cat"),
+        request("ring", "star"),
+        request(LONG, "star"),
+        request("ring", guidance=1.0),
+        request("(ring:2)", LONG, width=256),
+        request("ring"),
     ]
     for found, asked in zip(setup.encode(requests), requests, strict=True):
         alone = setup.encode([asked])[0]
@@ -251,19 +251,21 @@ def calls(engines: Engines) -> list[list[int]]:
 
 def test_one_call_per_encoder_holds_each_chunk_once(setup: Setup) -> None:
     engines = setup.engines()
-    setup.encode([request(p, "bad dog") for p in ("cat", "dog", "cat", "(cat)")], engines=engines)
-    assert calls(engines) == [[3], [3]], "cat, dog and the one negative prompt"
+    setup.encode(
+        [request(p, "bad star") for p in ("ring", "star", "ring", "(ring)")], engines=engines
+    )
+    assert calls(engines) == [[3], [3]], "ring, star and the one negative prompt"
 
 
 def test_calls_are_bounded(setup: Setup) -> None:
     engines = setup.engines()
-    requests = [request(f"cat {n}", guidance=1.0) for n in range(5)]
+    requests = [request(f"ring {n}", guidance=1.0) for n in range(5)]
     setup.encode(requests, engines=engines, max_chunks_per_call=2)
     assert calls(engines) == [[2, 2, 1]] * 2
 
 
 def test_fixed_calls_give_the_same_bytes_whatever_the_neighbours(setup: Setup) -> None:
-    requests = [request(f"cat {n}", "dog", guidance=5.0) for n in range(5)]
+    requests = [request(f"ring {n}", "star", guidance=5.0) for n in range(5)]
     engines = setup.engines()
     together = setup.encode(requests, engines=engines, fixed_chunks=2)
     assert calls(engines) == [[2, 2, 2]] * 2
@@ -274,8 +276,8 @@ def test_fixed_calls_give_the_same_bytes_whatever_the_neighbours(setup: Setup) -
 
 
 def test_half_precision_engines_give_half_precision_rows(setup: Setup) -> None:
-    half = setup.encode([request("(cat:1.2)", "dog")], engines=setup.engines("float16"))[0]
-    whole = setup.encode([request("(cat:1.2)", "dog")])[0]
+    half = setup.encode([request("(ring:1.2)", "star")], engines=setup.engines("float16"))[0]
+    whole = setup.encode([request("(ring:1.2)", "star")])[0]
     for name in ("context", "pooled", "time_ids"):
         found, needed = getattr(half, name), getattr(whole, name)
         assert found.dtype == torch.float16
@@ -289,7 +291,7 @@ def test_no_requests_make_no_calls(setup: Setup) -> None:
 
 @pytest.mark.parametrize("field_name", ["prompt", "negative_prompt"])
 def test_a_refusal_names_the_prompt_at_fault(setup: Setup, field_name: str) -> None:
-    prompts = {"prompt": "cat", "negative_prompt": "dog", field_name: "(cat:99)"}
+    prompts = {"prompt": "ring", "negative_prompt": "star", field_name: "(ring:99)"}
     asked = request(prompts["prompt"], prompts["negative_prompt"])
     with pytest.raises(InvalidParams) as caught:
         setup.encode([asked])

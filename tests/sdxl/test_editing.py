@@ -17,7 +17,7 @@ from sdxl.params import GenerationParams, InvalidParams
 from sdxl.picture_files import file_of
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.source import GivenImage
-from tests.conftest import assert_as_alone, psnr
+from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.substitution import substituted
 from tests.sdxl.test_pipeline import assert_alike, set_scheduler
@@ -92,9 +92,7 @@ def painted(pipes: Any, asked: Edit, output_type: str) -> Tensor:
 
 def compare(mini: Pipeline, pipes: Any, asked: list[Edit]) -> None:
     for result, each in zip(mini.generate(asked), asked, strict=True):
-        assert result.error is None and result.image is not None
-        found = psnr(result.image.clamp(-1, 1), theirs(pipes, each))
-        assert found >= 60, f"{each.params}: {found:.1f} dB, needed 60"
+        assert_picture(result, theirs(pipes, each))
 
 
 def params_of(scheduler: str, size: tuple[int, int], strength: float, **rest: Any) -> Any:
@@ -123,14 +121,11 @@ def test_edits_of_every_strength_equal_diffusers(
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])
 @pytest.mark.parametrize("scheduler", EACH)
 def test_edits_equal_diffusers(mini: Pipeline, pipes: Any, scheduler: str, is_masked: bool) -> None:
-    compare(
-        mini,
-        pipes,
-        [
-            edit(params_of(scheduler, SIZES[0], strength, steps=5), is_masked=is_masked)
-            for strength in (0.2, 0.7, 1.0)
-        ],
-    )
+    asked = [
+        edit(params_of(scheduler, SIZES[0], strength, steps=5), is_masked=is_masked)
+        for strength in (0.2, 0.7, 1.0)
+    ]
+    compare(mini, pipes, asked)
 
 
 @pytest.mark.parametrize("side", [107, 131])
@@ -146,9 +141,7 @@ def test_a_picture_of_any_size_is_brought_to_size_as_diffusers_brings_it(
         assert source.size == size
         whole = replace(source, image=given.picture)
         (result,) = mini.generate([Edit(params, source)])
-        assert result.image is not None
-        found = psnr(result.image.clamp(-1, 1), theirs(pipes, Edit(params, whole)))
-        assert found >= 60, f"{params}: {found:.1f} dB, needed 60"
+        assert_picture(result, theirs(pipes, Edit(params, whole)))
 
 
 @pytest.mark.parametrize("is_masked", [False, True], ids=["image", "mask"])

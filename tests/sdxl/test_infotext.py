@@ -53,6 +53,7 @@ def test_what_is_written_is_read_again(scheduler: str) -> None:
     )
     found = read_text(parameters_text(params.as_dict()))
     assert GenerationParams.from_dict(found.params) == params and not found.unread
+    assert found.params["scheduler"] == scheduler
 
 
 @pytest.mark.parametrize("text", ["", "a cat", "Steps: 20", "Negative prompt:", ":::,,,\n,:,"])

@@ -18,39 +18,23 @@ from sdxl.params import GenerationParams, InvalidParams, Sizes
 SIZES = Sizes(default=128, minimum=64, maximum=512)
 
 
+INVALID: dict[str, list[Any]] = {
+    "steps": [0, 10_000, 2.5, True],
+    "guidance": [math.nan, -1.0, "5"],
+    "seed": [-1, 2**64],
+    "scheduler": ["magic"],
+    "cache_interval": [0],
+    "deep_steps": [[1, 2], [0, 20], [0, 0], 3, ["a"]],
+    "guidance_interval": [[0.5], [0.6, 0.2], [0.0, 1.5], [0.0, math.nan], "0,1"],
+    "guided_steps": [[3, 2], [0.5], [20]],
+    "prompt": [None, "x" * 10_001, "\ud800"],
+    "negative_prompt": [7],
+    "colour": ["red"],
+}
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("steps", 0),
-        ("steps", 10_000),
-        ("steps", 2.5),
-        ("steps", True),
-        ("guidance", math.nan),
-        ("guidance", -1.0),
-        ("guidance", "5"),
-        ("seed", -1),
-        ("seed", 2**64),
-        ("scheduler", "magic"),
-        ("cache_interval", 0),
-        ("deep_steps", [1, 2]),
-        ("deep_steps", [0, 20]),
-        ("deep_steps", [0, 0]),
-        ("deep_steps", 3),
-        ("deep_steps", ["a"]),
-        ("guidance_interval", [0.5]),
-        ("guidance_interval", [0.6, 0.2]),
-        ("guidance_interval", [0.0, 1.5]),
-        ("guidance_interval", [0.0, math.nan]),
-        ("guidance_interval", "0,1"),
-        ("guided_steps", [3, 2]),
-        ("guided_steps", [0.5]),
-        ("guided_steps", [20]),
-        ("prompt", None),
-        ("prompt", "x" * 10_001),
-        ("prompt", "\ud800"),
-        ("negative_prompt", 7),
-        ("colour", "red"),
-    ],
+    ("field", "value"), [(field, value) for field, values in INVALID.items() for value in values]
 )
 def test_a_bad_field_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidParams) as error:

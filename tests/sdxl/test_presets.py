@@ -38,19 +38,25 @@ def test_the_embedded_model_has_its_own_which_go_where_it_goes() -> None:
     assert FILE in MINI_FILES
 
 
+def with_presets(**fields: object) -> str:
+    preset = {"steps": 20, "cache_interval": 1, **fields}
+    return json.dumps({"presets": dict.fromkeys(MEASURED, preset)})
+
+
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"presets": {}}', '{"presets": {"low": 5}}']
-    + [
-        json.dumps({"presets": {name: {"steps": s, "cache_interval": 1} for name in MEASURED}})
-        for s in (0, "20", 2.5, True, None)
+    [
+        *("{", "[]", '{"presets": {}}', '{"presets": {"low": 5}}'),
+        *(with_presets(steps=steps) for steps in (0, "20", 2.5, True, None)),
+        *(with_presets(deep_steps=deep) for deep in ([1, 2], [0, 20], [0, 0], "0,1", [0, 1.5], [])),
     ],
 )
-def test_a_file_that_holds_no_presets_is_one_line_that_says_what_it_should_hold(
+def test_invalid_presets_are_one_line_that_says_what_the_file_needs(
     text: str, tmp_path: Path
 ) -> None:
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(CheckpointError, match=r"presets\.json: needs steps and") as caught:
+    expected = r"presets\.json: needs steps and cache_interval"
+    with pytest.raises(CheckpointError, match=expected) as caught:
         _ = Checkpoint("foreign", tmp_path).presets
     assert "\n" not in str(caught.value)
 
@@ -73,23 +79,14 @@ def test_a_tuned_plan_is_stored_and_read_for_its_own_model_alone(tmp_path: Path)
         load_presets(tmp_path, lambda: "b" * 64)
 
 
-@pytest.mark.parametrize("deep", [[1, 2], [0, 20], [0, 0], "0,1", [0, 1.5], []])
-def test_deep_steps_that_no_picture_could_have_are_refused(deep: object, tmp_path: Path) -> None:
-    preset = {"steps": 20, "cache_interval": 1, "deep_steps": deep}
-    (tmp_path / FILE).write_text(json.dumps({"presets": dict.fromkeys(MEASURED, preset)}))
-    with pytest.raises(BrokenPresets, match="needs steps and cache_interval"):
-        load_presets(tmp_path, lambda: "")
-
-
-def test_what_is_given_goes_first_and_a_plan_for_other_steps_is_left_out() -> None:
+def test_request_fields_override_and_a_plan_for_other_steps_is_left_out() -> None:
     assert TUNED.beside({})["deep_steps"] == TUNED.deep_steps
     same = TUNED.beside({"steps": 20, "scheduler": "euler", "guidance": 7.0, "seed": None})
     assert same["deep_steps"] == TUNED.deep_steps and same["guidance"] == 7.0
-    assert "seed" not in same, "nothing was said of it"
+    assert "seed" not in same, "the request leaves it open"
     for other in ({"steps": 10}, {"scheduler": "ddim"}, {"cache_interval": 2}, {"strength": 0.5}):
-        assert (
-            "deep_steps" not in TUNED.beside(other) and TUNED.beside(other).items() >= other.items()
-        )
+        fields = TUNED.beside(other)
+        assert "deep_steps" not in fields and fields.items() >= other.items()
     assert TUNED.beside({"steps": 10, "deep_steps": (0, 4)})["deep_steps"] == (0, 4)
 
 
@@ -99,10 +96,10 @@ def test_an_edit_that_names_no_strength_has_no_plan_for_more_steps_than_it_takes
     assert TUNED.beside({}, edit_strength=1.0)["deep_steps"] == TUNED.deep_steps
     assert TUNED.beside({"strength": 1.0}, edit_strength=0.8)["deep_steps"] == TUNED.deep_steps
     assert TUNED.beside({"deep_steps": (0, 4)}, edit_strength=0.8)["deep_steps"] == (0, 4)
-    assert "strength" not in TUNED.beside({}, edit_strength=0.8), "whoever edits fills it"
+    assert "strength" not in TUNED.beside({}, edit_strength=0.8), "the edit fills it"
 
 
-def test_a_plan_without_a_scheduler_is_for_the_usual_one() -> None:
+def test_a_plan_without_a_scheduler_is_for_the_default_one() -> None:
     preset = Preset(20, 3, deep_steps=(0, 5))
     assert preset.beside({"scheduler": "euler"})["deep_steps"] == (0, 5)
     assert "deep_steps" not in preset.beside({"scheduler": "ddim"})

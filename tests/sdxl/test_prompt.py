@@ -18,7 +18,7 @@ from sdxl.specs import CHUNK
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PIECES = (
-    *("cat", "<|endoftext|>", "<|StartOfText|>", "<|ENDOFTEXT|>", "|>", "!", "!!", "'s", "'LL"),
+    *("ring", "<|endoftext|>", "<|StartOfText|>", "<|ENDOFTEXT|>", "|>", "!", "!!", "'s", "'LL"),
     *(" ", "\n\t", "\x00", "\u00a0", "\u200b", "e\u0301", "é", "İ", "ß", "½", "中文"),
     *("\ufb01", "\u0661", "\N{FOX FACE}", "\N{MAN}\u200d\N{WOMAN}"),
 )
@@ -48,7 +48,7 @@ def assert_same(pair: Pair, text: str) -> None:
 
 
 @given(text=ANY_TEXT | AWKWARD)
-@example(text="a Cat's (red) dog!! <|endoftext|> \N{FOX FACE}")
+@example(text="a Ring's (red) star!! <|endoftext|> \N{FOX FACE}")
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_text_encodes_as_transformers_does(pairs: tuple[Pair, Pair], text: str) -> None:
     for pair in pairs:
@@ -75,12 +75,15 @@ def layouts(
     assert not (root / "saved" / "merges.txt").exists()
     published = root / "published"
     published.mkdir()
-    for name in ("vocab.json", "merges.txt", "special_tokens_map.json"):
+    for name in ("vocab.json", "merges.txt"):
         (published / name).write_bytes((tokenizer_folders[1] / name).read_bytes())
+    special = json.loads((tokenizer_folders[1] / "special_tokens_map.json").read_text())
+    flags = {"lstrip": False, "rstrip": False, "single_word": False}
+    tokens = {key: {"content": text, "normalized": True, **flags} for key, text in special.items()}
+    (published / "special_tokens_map.json").write_text(json.dumps(tokens | {"pad_token": "!"}))
     vocab = json.loads((published / "vocab.json").read_text())
-    flags = {"lstrip": False, "rstrip": False, "single_word": False, "special": True}
     listed = {
-        str(vocab[text]): {"content": text, "normalized": text != "!", **flags}
+        str(vocab[text]): {"content": text, "normalized": text != "!", "special": True, **flags}
         for text in ("!", "<|startoftext|>", "<|endoftext|>")
     }
     config = {"added_tokens_decoder": listed, "pad_token": "!", "eos_token": "<|endoftext|>"}
@@ -88,7 +91,7 @@ def layouts(
     return {name: load(root / name) for name in ("saved", "published")}
 
 
-@pytest.mark.parametrize("text", ["", "a red cat", "cat " * BODY, "dog, " * 30, "a \\ b: c 1:2"])
+@pytest.mark.parametrize("text", ["", "a red ring", "ring " * BODY, "star, " * 30, "a \\ b: c 1:2"])
 def test_short_prompts_give_exactly_transformers_ids(pairs: tuple[Pair, Pair], text: str) -> None:
     for ours, theirs in pairs:
         needed = theirs(text, padding="max_length", max_length=CHUNK).input_ids
@@ -100,7 +103,7 @@ def test_short_prompts_give_exactly_transformers_ids(pairs: tuple[Pair, Pair], t
 @given(count=st.integers(1, MAX_CHUNKS * BODY))
 @settings(max_examples=40, deadline=None)
 def test_no_token_of_a_long_prompt_is_lost(count: int, tokenizer: Tokenizer) -> None:
-    text = "cat dog the " * (count // 3) + "red " * (count % 3)
+    text = "ring star the " * (count // 3) + "red " * (count % 3)
     tokens = tokenize(text, tokenizer)
     bodies: list[int] = []
     for chunk in tokens.ids:
@@ -111,15 +114,15 @@ def test_no_token_of_a_long_prompt_is_lost(count: int, tokenizer: Tokenizer) -> 
 
 
 def test_one_token_too_many_is_refused_by_field(tokenizer: Tokenizer) -> None:
-    tokenize("cat " * (MAX_CHUNKS * BODY), tokenizer)
+    tokenize("ring " * (MAX_CHUNKS * BODY), tokenizer)
     with pytest.raises(
         InvalidParams, match=r"negative_prompt must have at most 1200 tokens, got 1201"
     ):
-        tokenize("cat " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
+        tokenize("ring " * (MAX_CHUNKS * BODY + 1), tokenizer, "negative_prompt")
 
 
 def test_padding_appends_what_an_empty_prompt_gives(tokenizer: Tokenizer) -> None:
-    tokens = tokenize("(cat:1.5)", tokenizer)
+    tokens = tokenize("(ring:1.5)", tokenizer)
     padded = tokens.pad_to(3)
     empty = tokenize("", tokenizer)
     assert padded.ids == tokens.ids + empty.ids * 2
@@ -128,8 +131,8 @@ def test_padding_appends_what_an_empty_prompt_gives(tokenizer: Tokenizer) -> Non
 
 
 def test_weights_lie_on_their_own_tokens_alone(tokenizer: Tokenizer) -> None:
-    tokens = tokenize("the (red cat:1.3) on [dog]", tokenizer)
-    assert tokens.ids == tokenize("the red cat on dog", tokenizer).ids
+    tokens = tokenize("the (red ring:1.3) on [star]", tokenizer)
+    assert tokens.ids == tokenize("the red ring on star", tokenizer).ids
     expected = (1.0, 1.0, 1.3, 1.3, 1.0, 1 / 1.1)
     assert tokens.weights[0] == expected + (1.0,) * (CHUNK - len(expected))
 
@@ -218,7 +221,7 @@ def test_loading_a_tokenizer_does_not_import_transformers(
 ) -> None:
     code = (
         "import sys; from sdxl.prompt import Tokenizer; assert 'tokenizers' not in sys.modules; "
-        f"Tokenizer.from_folder({str(tokenizer_folders[0])!r}).encode('cat'); "
+        f"Tokenizer.from_folder({str(tokenizer_folders[0])!r}).encode('ring'); "
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -116,19 +116,13 @@ def compare(name: str, steps: int, values: Mapping[str, Any], at: int | None = N
 @pytest.mark.parametrize("spacing", SPACINGS)
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_every_step_from_any_on_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
-    """An edit begins in the middle, with a picture as noisy as that step's."""
-    for steps, at in [(20, 0), (20, 1), (20, 10), (20, 19), (4, 2), (10, 2)]:
-        values = {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing}
-        compare(name, steps, values, at)
-
-
-@pytest.mark.parametrize("spacing", SPACINGS)
-@pytest.mark.parametrize("prediction", PREDICTIONS)
-@pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_step_equals_diffusers(name: str, prediction: str, spacing: str) -> None:
+    """From the first one, and of edits, which begin in the middle with that step's noise."""
+    values = {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing}
     for steps in STEPS:
-        compare(name, steps, {**SDXL, "prediction_type": prediction, "timestep_spacing": spacing})
+        compare(name, steps, values)
+    for steps, at in [(20, 0), (20, 1), (20, 10), (20, 19), (4, 2), (10, 2)]:
+        compare(name, steps, values, at)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +163,9 @@ def test_timesteps_equal_diffusers_for_every_number_of_steps(name: str, spacing:
         if name in DISTILLED and steps > config.original_inference_steps:
             break
         theirs.set_timesteps(steps)
-        found = column(table(name, steps, config), "timestep")
-        np.testing.assert_allclose(
-            found,
-            theirs.timesteps.numpy()[:steps],
-            rtol=exactness(name),
-            err_msg=f"{name}, {steps} steps",
-        )
+        timesteps = column(table(name, steps, config), "timestep")
+        expected, what = theirs.timesteps.numpy()[:steps], f"{name}, {steps} steps"
+        np.testing.assert_allclose(timesteps, expected, rtol=exactness(name), err_msg=what)
 
 
 @pytest.mark.parametrize("name", ["euler", "euler_karras", "euler_a", "ddim", "dpmpp_2m_karras"])

@@ -16,7 +16,7 @@ from sdxl.images import read_parameters
 from sdxl.params import GenerationParams, InvalidParams, Sizes
 from sdxl.pipeline import Edit, Pipeline
 from sdxl.work import standard_images
-from tests.conftest import assert_as_alone, psnr
+from tests.conftest import assert_as_alone, assert_picture
 from tests.sdxl.flights import launched_groups
 from tests.sdxl.test_editing import edit, params_of
 from tests.sdxl.test_pipeline import set_scheduler
@@ -51,11 +51,8 @@ def theirs(pipes: Any, params: GenerationParams) -> Tensor:
     width, height = params.result_size
     for pipe in pipes:
         set_scheduler(pipe, params.scheduler)
-    found = first(
-        width=params.width,
-        height=params.height,
-        **asked_of(params, "latent" if is_latent else "pil"),
-    ).images[0]
+    asked = asked_of(params, "latent" if is_latent else "pil")
+    found = first(width=params.width, height=params.height, **asked).images[0]
     if is_latent:
         latents = interpolate(found[None], (height // 8, width // 8), mode="bilinear")
     else:
@@ -63,9 +60,8 @@ def theirs(pipes: Any, params: GenerationParams) -> Tensor:
         pixels = second.image_processor.preprocess(larger)
         latents = second.vae.encode(pixels).latent_dist.mean * second.vae.config.scaling_factor
     again = replace(params, steps=params.upscale_steps or params.steps)
-    image: Tensor = second(
-        image=latents, strength=params.upscale_strength, **asked_of(again, "pt")
-    ).images[0]
+    asked = asked_of(again, "pt")
+    image: Tensor = second(image=latents, strength=params.upscale_strength, **asked).images[0]
     return image * 2 - 1
 
 
@@ -81,10 +77,8 @@ def theirs(pipes: Any, params: GenerationParams) -> Tensor:
 )
 def test_upscaled_pictures_equal_diffusers(mini: Pipeline, pipes: Any, fields: Any) -> None:
     (result,) = mini.generate([upscaled(**fields)])
-    assert result.error is None and result.image is not None
-    assert result.image.shape[1:] == result.params.result_size[::-1]
-    found = psnr(result.image.clamp(-1, 1), theirs(pipes, result.params))
-    assert found >= 60, f"{result.params}: {found:.1f} dB, needed 60"
+    assert_picture(result, theirs(pipes, result.params))
+    assert result.image is not None and result.image.shape[1:] == result.params.result_size[::-1]
 
 
 @pytest.mark.slow
