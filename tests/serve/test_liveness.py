@@ -1,19 +1,13 @@
-"""Who answered lately, as the router ranks them."""
+"""Which replicas answered lately."""
 
 from __future__ import annotations
 
 from serve.fleet.liveness import SILENCE_S, Liveness
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import FakeClock
 
 
 def test_one_that_does_not_answer_is_silent_until_it_does() -> None:
-    clock = Clock()
+    clock = FakeClock()
     known = Liveness(clock)
     known.keep({"a", "b"})
     assert not known.is_silent("a")
@@ -26,14 +20,14 @@ def test_one_that_does_not_answer_is_silent_until_it_does() -> None:
 
 
 def test_one_that_was_lost_is_silent_at_once() -> None:
-    known = Liveness(Clock())
+    known = Liveness(FakeClock())
     known.note_answer("a")
     known.lost("a")
     assert known.is_silent("a") and not known.has_any
 
 
 def test_lost_replicas_are_forgotten_and_new_ones_have_time_to_answer() -> None:
-    clock = Clock()
+    clock = FakeClock()
     known = Liveness(clock)
     known.keep({"old"})
     clock.now += 100
@@ -43,8 +37,8 @@ def test_lost_replicas_are_forgotten_and_new_ones_have_time_to_answer() -> None:
     assert not Liveness(clock).has_any
 
 
-def test_what_failed_once_makes_one_come_last_and_takes_nothing_from_it() -> None:
-    clock = Clock()
+def test_one_failure_makes_a_replica_silent_and_keeps_when_it_last_answered() -> None:
+    clock = FakeClock()
     known = Liveness(clock)
     known.note_answer("a")
     clock.now += 0.3
@@ -54,8 +48,8 @@ def test_what_failed_once_makes_one_come_last_and_takes_nothing_from_it() -> Non
     assert not known.is_silent("a")
 
 
-def test_who_leaves_is_listened_to_for_what_it_still_has_but_takes_nothing_over() -> None:
-    clock = Clock()
+def test_a_leaving_replica_keeps_its_orders_and_gets_no_others() -> None:
+    clock = FakeClock()
     known = Liveness(clock)
     known.took("order", "leaving")
     assert known.holders == {"leaving"}

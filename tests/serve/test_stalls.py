@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -24,8 +23,8 @@ SMALL, LARGE = ((("latent_h", side), ("latent_w", side)) for side in (64, 128))
 
 @pytest.mark.parametrize("network", ["clip_g", "unet_deep", "unet_shallow", "vae_decoder"])
 def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -> None:
-    """By the replica itself, which is not hung but whose engine is: another one may make it."""
-    pipeline, stuck = fake_pipeline(), threading.Event()
+    """By the replica itself, whose engine hangs: another replica may make it."""
+    pipeline, may_end = fake_pipeline(), threading.Event()
 
     async def scenario(replica: ImageReplica) -> Problem:
         async for update in replica.generate(order(deadline_s=60)):
@@ -36,15 +35,15 @@ def test_an_order_inside_a_call_that_never_returns_is_given_back(network: str) -
     with running(pipeline, stall_s=0.3) as worker:
         replica = ImageReplica.__new__(ImageReplica)
         replica.worker = worker
-        fake(pipeline, network).on_call = lambda: (stuck.wait(20), None)[1]
-        began_s = time.monotonic()
-        problem = asyncio.run(scenario(replica))
-        took_s = time.monotonic() - began_s
-        with pytest.raises(Unhealthy), suppress(Problem):
-            asyncio.run(replica.record_routing_stats())
-        stuck.set()
+        fake(pipeline, network).on_call = lambda: (may_end.wait(), None)[1]
+        try:
+            problem = asyncio.run(scenario(replica))
+            with pytest.raises(Unhealthy), suppress(Problem):
+                asyncio.run(replica.record_routing_stats())
+        finally:
+            may_end.set()
         del replica.worker
-    assert problem.code == "unhealthy" and took_s < 15, f"{problem}, after {took_s:.1f} s"
+    assert problem.code == "unhealthy", problem
 
 
 def test_patience_is_measured() -> None:

@@ -127,15 +127,16 @@ def test_a_worker_that_does_not_start_leaves_no_thread(monkeypatch: pytest.Monke
 
 
 async def test_health_is_that_the_loop_advances() -> None:
-    pipeline, stuck = fake_pipeline(), threading.Event()
+    pipeline, may_end = fake_pipeline(), threading.Event()
     with running(pipeline, stall_s=0.3) as worker:
         worker.check_health()
-        fake(pipeline, "unet_deep").on_call = lambda: (stuck.wait(), None)[1]
+        fake(pipeline, "unet_deep").on_call = lambda: (may_end.wait(), None)[1]
         task = asyncio.create_task(picture_of(worker, order()))
-        await asyncio.sleep(0.4)
         with pytest.raises(Unhealthy, match="not advanced for"):
-            worker.check_health()
-        stuck.set()
+            while True:
+                await asyncio.sleep(0.01)
+                worker.check_health()
+        may_end.set()
         await task
         worker.check_health()
 
