@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.serve.service.test_hung import FLAGS, check, struck
+from tests.serve.service.test_hung import FLAGS, check, load_with
 from tests.serve.services import service
 
 
@@ -40,7 +40,7 @@ def main(folder: str) -> int:
     run("ip", "link", "set", "lo", "up")
     with service(Path(folder), *FLAGS) as found:
         victim = found.named("ImageReplica")[0]
-        check(struck(found, lambda: drop(victim)))
+        check(load_with(found, lambda: drop(victim)))
     return 0
 
 

@@ -63,6 +63,14 @@ def stop(process: psutil.Process) -> None:
     process.send_signal(signal.SIGSTOP)
 
 
+def is_answered(url: str) -> bool:
+    body = {"prompt": PROMPT, "steps": 2, "deadline_s": 60}
+    try:
+        return httpx.post(f"{url}{GENERATE}", json=body, timeout=60).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 def is_whole(found: Service) -> bool:
     """Two replicas and two fronts report."""
     try:

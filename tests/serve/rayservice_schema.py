@@ -11,119 +11,85 @@ from __future__ import annotations
 from typing import Any
 
 Schema = dict[str, Any]
-TEXT: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-FLAG: Schema = {"type": "boolean"}
-ANY: Schema = {"type": "object"}
-TEXTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+KINDS: dict[str, Schema] = {
+    "text": {"type": "string"},
+    "count": {"type": "integer", "minimum": 0},
+    "flag": {"type": "boolean"},
+    "any": {"type": "object"},
+    "list": {"type": "array"},
+    "texts": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 
 
-def fields(known: dict[str, Schema], *required: str) -> Schema:
+def fields(required: str = "", others: Schema | None = None, **names: str) -> Schema:
+    """Return the schema of an object: by kind, the names of its fields."""
+    known = {name: KINDS[kind] for kind, of_kind in names.items() for name in of_kind.split()}
     return {
         "type": "object",
-        "properties": known,
-        "required": list(required),
+        "properties": {**known, **(others or {})},
+        "required": required.split(),
         "additionalProperties": False,
     }
 
 
-CREDENTIAL = fields({"value": TEXT, "valueFrom": ANY})
+CREDENTIAL = fields(text="value", any="valueFrom")
 AUTOSCALER = fields(
-    {
-        "resources": ANY,
-        "image": TEXT,
-        "imagePullPolicy": TEXT,
-        "securityContext": ANY,
-        "idleTimeoutSeconds": COUNT,
+    others={
         "upscalingMode": {"enum": ["Default", "Aggressive", "Conservative"]},
         "version": {"enum": ["v1", "v2"]},
-        "env": {"type": "array"},
-        "envFrom": {"type": "array"},
-        "volumeMounts": {"type": "array"},
-    }
+    },
+    any="resources securityContext",
+    text="image imagePullPolicy",
+    count="idleTimeoutSeconds",
+    list="env envFrom volumeMounts",
 )
 AUTH = fields(
-    {"mode": {"enum": ["disabled", "token"]}, "secretName": TEXT, "enableK8sTokenAuth": FLAG}
+    others={"mode": {"enum": ["disabled", "token"]}}, text="secretName", flag="enableK8sTokenAuth"
 )
 FAULT_TOLERANCE = fields(
-    {
-        "redisAddress": TEXT,
-        "redisUsername": CREDENTIAL,
-        "redisPassword": CREDENTIAL,
-        "externalStorageNamespace": TEXT,
-    },
     "redisAddress",
+    {"redisUsername": CREDENTIAL, "redisPassword": CREDENTIAL},
+    text="redisAddress externalStorageNamespace",
 )
 HEAD = fields(
-    {
-        "template": ANY,
-        "headService": ANY,
-        "enableIngress": FLAG,
-        "resources": TEXTS,
-        "labels": TEXTS,
-        "rayStartParams": TEXTS,
-        "serviceType": TEXT,
-    },
     "template",
+    any="template headService",
+    flag="enableIngress",
+    texts="resources labels rayStartParams",
+    text="serviceType",
 )
 WORKERS = fields(
-    {
-        "suspend": FLAG,
-        "groupName": TEXT,
-        "replicas": COUNT,
-        "minReplicas": COUNT,
-        "maxReplicas": COUNT,
-        "idleTimeoutSeconds": COUNT,
-        "resources": TEXTS,
-        "labels": TEXTS,
-        "rayStartParams": TEXTS,
-        "template": ANY,
-        "scaleStrategy": ANY,
-        "numOfHosts": COUNT,
-    },
-    "groupName",
-    "template",
-    "minReplicas",
-    "maxReplicas",
+    "groupName template minReplicas maxReplicas",
+    flag="suspend",
+    text="groupName",
+    count="replicas minReplicas maxReplicas idleTimeoutSeconds numOfHosts",
+    texts="resources labels rayStartParams",
+    any="template scaleStrategy",
 )
 CLUSTER = fields(
+    "headGroupSpec",
     {
         "authOptions": AUTH,
-        "suspend": FLAG,
-        "managedBy": TEXT,
         "autoscalerOptions": AUTOSCALER,
-        "headServiceAnnotations": TEXTS,
-        "enableInTreeAutoscaling": FLAG,
         "gcsFaultToleranceOptions": FAULT_TOLERANCE,
         "headGroupSpec": HEAD,
-        "rayVersion": TEXT,
         "workerGroupSpecs": {"type": "array", "items": WORKERS, "minItems": 1},
     },
-    "headGroupSpec",
+    flag="suspend enableInTreeAutoscaling",
+    text="managedBy rayVersion",
+    texts="headServiceAnnotations",
 )
 SPEC = fields(
-    {
-        "rayClusterDeletionDelaySeconds": COUNT,
-        "serviceUnhealthySecondThreshold": COUNT,
-        "deploymentUnhealthySecondThreshold": COUNT,
-        "serveService": ANY,
-        "upgradeStrategy": ANY,
-        "serveConfigV2": TEXT,
-        "rayClusterConfig": CLUSTER,
-        "excludeHeadPodFromServeSvc": FLAG,
-    },
-    "serveConfigV2",
-    "rayClusterConfig",
+    "serveConfigV2 rayClusterConfig",
+    {"rayClusterConfig": CLUSTER},
+    count="rayClusterDeletionDelaySeconds serviceUnhealthySecondThreshold "
+    "deploymentUnhealthySecondThreshold",
+    any="serveService upgradeStrategy",
+    text="serveConfigV2",
+    flag="excludeHeadPodFromServeSvc",
 )
 RAY_SERVICE = fields(
-    {
-        "apiVersion": {"const": "ray.io/v1"},
-        "kind": {"const": "RayService"},
-        "metadata": ANY,
-        "spec": SPEC,
-    },
-    "apiVersion",
-    "kind",
-    "metadata",
-    "spec",
+    "apiVersion kind metadata spec",
+    {"apiVersion": {"const": "ray.io/v1"}, "kind": {"const": "RayService"}, "spec": SPEC},
+    any="metadata",
 )

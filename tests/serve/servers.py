@@ -121,13 +121,13 @@ def listening(
 
 
 @contextmanager
-def listening_to(app: FastAPI) -> Iterator[str]:
-    """Its URL."""
+def listening_to(app: Any, log_level: str = "error", **options: Any) -> Iterator[str]:
+    """Serve it, and return its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        # Who comes before the server has started waits, and is not refused.
+        # A connection before the server has started waits, and is not refused.
         listener.listen()
-        config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
+        config = uvicorn.Config(app, log_level=log_level, lifespan="off", ws="none", **options)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

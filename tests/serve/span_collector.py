@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.http_servers import Quiet, serving
 
 WAIT_S = 30.0
 
@@ -67,20 +67,13 @@ class Collector:
 def collecting() -> Iterator[Collector]:
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_POST(self) -> None:
             collector.add(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector.address = f"http://127.0.0.1:{server.server_port}/v1/traces"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield collector
-        finally:
-            server.shutdown()
+    with serving(Handler) as url:
+        collector.address = f"{url}/v1/traces"
+        yield collector

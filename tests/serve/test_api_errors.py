@@ -23,15 +23,12 @@ PROMPT = "a red circle on a blue background"
 
 
 BAD: dict[str, tuple[Any, str | None]] = {
-    "no prompt": ({}, "prompt"),
-    "prompt of another kind": ({"prompt": ["a"]}, "prompt"),
     "null prompt": ({"prompt": None}, "prompt"),
     "surrogate": ({"prompt": "\ud800"}, "prompt"),
     "surrogate as a model": ({"prompt": "a", "model": "\ud800"}, "model"),
     "surrogate as a user": ({"prompt": "a", "user": "a\udfff"}, "user"),
     "long prompt": ({"prompt": "a" * 4001}, "prompt"),
     "many tokens": ({"prompt": "ring " * 300}, "prompt"),
-    "unknown field": ({"prompt": "a", "stepz": 3}, "stepz"),
     "n 0": ({"prompt": "a", "n": 0}, "n"),
     "n 11": ({"prompt": "a", "n": 11}, "n"),
     "n text": ({"prompt": "a", "n": "2"}, "n"),
@@ -44,8 +41,6 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "format": ({"prompt": "a", "output_format": "gif"}, "output_format"),
     "transparent": ({"prompt": "a", "background": "transparent"}, "background"),
     "response_format": ({"prompt": "a", "response_format": "file"}, "response_format"),
-    "steps": ({"prompt": "a", "steps": 101}, "steps"),
-    "steps 0": ({"prompt": "a", "steps": 0}, "steps"),
     "guidance": ({"prompt": "a", "guidance_scale": 101}, "guidance_scale"),
     "guidance nan": ('{"prompt": "a", "guidance_scale": NaN}', "guidance_scale"),
     "seed": ({"prompt": "a", "seed": -1}, "seed"),
@@ -57,7 +52,6 @@ BAD: dict[str, tuple[Any, str | None]] = {
     "weights": ({"prompt": "(a:1.2.3)"}, "prompt"),
     "jpeg prompt": ({"prompt": "円" * 4000, "output_format": "jpeg"}, "prompt"),
     "not json": ("{", None),
-    "a list": ([1], None),
     "not utf-8": (b'{"prompt": "\xff"}', None),
     "a huge number": ('{"prompt": "a", "n": ' + "9" * 5000 + "}", None),
     "nested": ("[" * 9000, None),
@@ -65,38 +59,43 @@ BAD: dict[str, tuple[Any, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_request_is_a_400_that_names_the_field(worker: Worker, case: str) -> None:
-    body, param = BAD[case]
+def refusal_of(worker: Worker, body: Any) -> dict[str, Any]:
     raw = body if isinstance(body, str | bytes) else json.dumps(body)
     headers = {"content-type": "application/json"}
     answer = call(worker, "POST", GENERATE, content=raw, headers=headers)
     error = error_of(answer)
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error"), answer.text
-    assert error["param"] == param, error
     assert "Traceback" not in answer.text and "/work" not in answer.text
+    return error
+
+
+@pytest.mark.parametrize(("body", "param"), BAD.values(), ids=BAD)
+def test_a_bad_request_is_a_400_that_names_the_field(
+    worker: Worker, body: Any, param: str | None
+) -> None:
+    error = refusal_of(worker, body)
+    assert error["param"] == param, error
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "param", "message"),
     [
-        ({}, "prompt is required"),
-        ({"prompt": "a", "stepz": 3}, "stepz is not a field here; leave it out"),
-        ({"prompt": "a", "steps": 0}, "steps must be greater than or equal to 1, got 0"),
-        ({"prompt": "a", "steps": 101}, "steps must be at most 100, got 101"),
-        ({"prompt": "a", "n": 1.5}, "n must be a valid integer, got 1.5"),
-        ({"prompt": "a", "user": "b" * 300 + "\udfff"}, "user must be valid Unicode"),
-        ({"prompt": ["a"]}, "prompt must be a valid string"),
-        ([1], "the body must be a valid dictionary"),
+        ({}, "prompt", "prompt is required"),
+        ({"prompt": "a", "stepz": 3}, "stepz", "stepz is not a field here; leave it out"),
+        ({"prompt": "a", "steps": 0}, "steps", "steps must be greater than or equal to 1, got 0"),
+        ({"prompt": "a", "steps": 101}, "steps", "steps must be at most 100, got 101"),
+        ({"prompt": "a", "n": 1.5}, "n", "n must be a valid integer, got 1.5"),
+        ({"prompt": "a", "user": "b" * 300 + "\udfff"}, "user", "user must be valid Unicode"),
+        ({"prompt": ["a"]}, "prompt", "prompt must be a valid string"),
+        ([1], None, "the body must be a valid dictionary"),
     ],
 )
 def test_a_refusal_says_what_the_field_must_be_and_was(
-    worker: Worker, body: Any, message: str
+    worker: Worker, body: Any, param: str | None, message: str
 ) -> None:
-    headers = {"content-type": "application/json"}
-    answer = call(worker, "POST", GENERATE, content=json.dumps(body), headers=headers)
-    text = error_of(answer)["message"]
-    assert answer.status_code == 400 and text.startswith(message) and len(text) < 300, text
+    error = refusal_of(worker, body)
+    text = error["message"]
+    assert error["param"] == param and text.startswith(message) and len(text) < 300, error
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from serve.front import connection
+from tests.serve.servers import listening_to
 from tests.serve.services import RAY_TRUSTS
 
 MIB = 1 << 20
@@ -43,19 +42,8 @@ async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def listening(app: Any = echo) -> Iterator[int]:
-    protocol = connection.BoundedProtocol
-    config = uvicorn.Config(app, http=protocol, log_level="critical", lifespan="off")
-    server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(20)
+    with listening_to(app, log_level="critical", http=connection.BoundedProtocol) as url:
+        yield int(url.rpartition(":")[2])
 
 
 @pytest.fixture(scope="module")

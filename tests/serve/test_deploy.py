@@ -218,15 +218,15 @@ def flags_of(*arguments: str, token: Path) -> tuple[list[str], dict[str, str]]:
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo --; env\n')
     fake.chmod(0o755)
     path = f"{token.parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        [str(START_NODE), *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={"PATH": path, "RAY_AUTH_TOKEN_PATH": str(token)},
-    )
-    said, _, environment = done.stdout.partition("\n--\n")
-    return said.splitlines(), dict(line.split("=", 1) for line in environment.splitlines())
+    done = start_node(*arguments, PATH=path, RAY_AUTH_TOKEN_PATH=str(token))
+    assert done.returncode == 0, done.stderr
+    flags, _, environment = done.stdout.partition("\n--\n")
+    return flags.splitlines(), dict(line.split("=", 1) for line in environment.splitlines())
+
+
+def start_node(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [str(START_NODE), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("role", ["head", "10.0.0.1:6379"])
@@ -245,10 +245,5 @@ def test_nodes_start_with_known_flags_and_our_environment(tmp_path: Path, role: 
 
 def test_no_node_starts_without_a_token(tmp_path: Path) -> None:
     for environment in ({}, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing")}):
-        done = subprocess.run(
-            [str(START_NODE), "head"],
-            capture_output=True,
-            text=True,
-            env={"PATH": os.environ["PATH"], **environment},
-        )
+        done = start_node("head", PATH=os.environ["PATH"], **environment)
         assert done.returncode != 0 and "token" in done.stderr, done.stderr

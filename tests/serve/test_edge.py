@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
-from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.http_servers import Quiet
+from tests.http_servers import Quiet, serving
 from tests.serve.services import RAY_TRUSTS, ROOT, free_port
 from tests.tools import tool
 
@@ -45,26 +43,20 @@ def haproxy() -> Path:
 
 @pytest.fixture
 def edge(tmp_path: Path) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    port = free_port()
-    text = CONFIG.read_text()
+    port, file, text = free_port(), tmp_path / "edge.cfg", CONFIG.read_text()
     tls = "bind :8443 ssl crt /etc/ssl/private/sdxl.pem alpn h2,http/1.1"
     behind = 'server ray "${SDXL_ADDRESS-127.0.0.1:8000}" check inter 2s fall 2 rise 1'
     assert tls in text and behind in text
-    text = text.replace(tls, f"bind 127.0.0.1:{port}")
-    text = text.replace(behind, f"server ray 127.0.0.1:{server.server_port}")
-    (tmp_path / "edge.cfg").write_text(text)
-    process = subprocess.Popen([str(haproxy()), "-f", str(tmp_path / "edge.cfg")])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(url)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(10)
-        server.shutdown()
-        server.server_close()
+    with serving(Echo) as service:
+        text = text.replace(behind, f"server ray {service.removeprefix('http://')}")
+        file.write_text(text.replace(tls, f"bind 127.0.0.1:{port}"))
+        with subprocess.Popen([str(haproxy()), "-f", str(file)]) as process:
+            url = f"http://127.0.0.1:{port}"
+            try:
+                wait_for(url)
+                yield url
+            finally:
+                process.terminate()
 
 
 def wait_for(url: str) -> None:

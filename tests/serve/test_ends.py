@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
 import psutil
 import pytest
 
-from tests.serve.servers import GENERATE
+from tests.serve.loads import is_answered
 from tests.serve.services import ROOT, Service, free_port, is_alive, service, starting
 
 T = TypeVar("T")
@@ -32,14 +31,6 @@ def is_free(url: str) -> bool:
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) != 0
-
-
-def is_answered(url: str) -> bool:
-    body = {"prompt": "a ring", "steps": 2, "deadline_s": 60}
-    try:
-        return httpx.post(f"{url}{GENERATE}", json=body, timeout=60).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def wait_for(is_there: Callable[[], T]) -> T:
@@ -124,14 +115,9 @@ def test_sigterm_ends_it_in_time_with_a_stopped_process_below(tmp_path: Path, ti
 def test_a_signal_while_it_starts_ends_it(tmp_path: Path, after_s: float, number: int) -> None:
     port, log = free_port(), tmp_path / "serve.log"
     argv = [sys.executable, "-m", "sdxl.cli", "serve", "--port", str(port), *FLAGS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            argv,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=file,
-            stderr=file,
-        )
+        process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=file, stderr=file)
     found = Service(process, log, f"http://127.0.0.1:{port}")
     time.sleep(after_s)
     below = found.processes()

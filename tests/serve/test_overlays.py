@@ -92,13 +92,8 @@ def test_a_language_model_has_pods_like_those_for_pictures_but_for_its_image_and
     """And as many as it may have replicas, with a GPU each."""
     spec = ray_service(LLM_PODS)["spec"]
     (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
-    settings, plain = (
-        ServeSettings(**args)
-        for args in (
-            application["args"],
-            serve_configs()["kuberay.yaml"]["applications"][0]["args"],
-        )
-    )
+    settings = ServeSettings(**application["args"])
+    plain = ServeSettings(**serve_configs()["kuberay.yaml"]["applications"][0]["args"])
     of_llm = {name: getattr(settings, name) for name in vars(settings) if name.startswith("llm")}
     assert settings == replace(plain, **of_llm) and settings.llm_apart
     images, llm = spec["rayClusterConfig"]["workerGroupSpecs"]
@@ -109,10 +104,8 @@ def test_a_language_model_has_pods_like_those_for_pictures_but_for_its_image_and
         assert group["template"]["spec"]["containers"][0].pop("resources")["limits"][GPU] == "1"
     assert images["template"] == llm["template"]
     assert llm["labels"] == {NODE: LLM} and "labels" not in images
-    assert (llm["minReplicas"], llm["maxReplicas"]) == (
-        settings.llm_replicas,
-        settings.llm_max_replicas,
-    )
+    assert llm["minReplicas"] == settings.llm_replicas
+    assert llm["maxReplicas"] == settings.llm_max_replicas
 
 
 def pod_specs(facts: Any) -> list[dict[str, Any]]:
@@ -122,22 +115,15 @@ def pod_specs(facts: Any) -> list[dict[str, Any]]:
     return found + [s for each in inner if isinstance(each, dict | list) for s in pod_specs(each)]
 
 
-def assert_no_service_is_told(documents: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", ["", *EVERY])
+def test_no_pod_gets_service_variables_that_settings_refuse(name: str) -> None:
+    with pytest.raises(InvalidParams, match="SDXL_SERVE_SVC_SERVICE_HOST"):
+        read(environment={"SDXL_SERVE_SVC_SERVICE_HOST": "10.96.0.1"})
+    documents = overlay(name) if name else kuberay()
     specs = pod_specs(documents)
     groups = next(d for d in documents if d["kind"] == "RayService")["spec"]["rayClusterConfig"]
     assert len(specs) == 2 + len(groups["workerGroupSpecs"]), "the head, the workers, Redis"
     assert not any(spec.get("enableServiceLinks", True) for spec in specs)
-
-
-def test_no_pod_gets_service_variables_that_settings_refuse() -> None:
-    with pytest.raises(InvalidParams, match="SDXL_SERVE_SVC_SERVICE_HOST"):
-        read(environment={"SDXL_SERVE_SVC_SERVICE_HOST": "10.96.0.1"})
-    assert_no_service_is_told(kuberay())
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_nor_is_one_of_an_overlay(name: str) -> None:
-    assert_no_service_is_told(overlay(name))
 
 
 def test_the_trial_needs_neither_models_nor_a_gpu() -> None:

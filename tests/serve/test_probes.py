@@ -15,19 +15,12 @@ import pytest
 import sdxl
 from serve import logs
 from serve.front.keys import sha256
-from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, Worker]]:
-    with listening() as found:
-        yield found
-
-
-@pytest.fixture
-def http(served: tuple[str, Worker]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=served[0], timeout=30) as found:
+def http() -> Iterator[httpx.Client]:
+    with listening() as (url, _), httpx.Client(base_url=url, timeout=30) as found:
         yield found
 
 

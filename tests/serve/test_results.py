@@ -1,11 +1,11 @@
-"""The store of `url` results: bounded, expiring, and nothing but its own files."""
+"""The store of `url` results: bounded, expiring, and only its own files."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
-from dataclasses import dataclass
+import time
 from pathlib import Path
 
 import pytest
@@ -16,26 +16,17 @@ from serve.errors import Problem
 from serve.front import results
 from serve.front.results import ResultStore, check_shared, folder_of, mark
 from serve.settings import ServeSettings
+from tests.fakes import FakeClock
 from tests.isolation import run_alone
 from tests.serve.services import ROOT
 
 
-@dataclass
-class Wall:
-    shift_s: float = 0.0
-
-    def __call__(self) -> float:
-        import time
-
-        return time.time() + self.shift_s
-
-
-def test_what_was_put_is_got_until_its_time_is_over(tmp_path: Path) -> None:
-    wall = Wall()
-    store = ResultStore(tmp_path / "r", ttl_s=100, max_bytes=1000, clock=wall)
+def test_a_result_is_stored_until_it_expires(tmp_path: Path) -> None:
+    clock = FakeClock(time.time())
+    store = ResultStore(tmp_path / "r", ttl_s=100, max_bytes=1000, clock=clock)
     name = store.put(b"picture", "png")
     assert store.get(name) == b"picture"
-    wall.shift_s = 101
+    clock.now += 101
     assert store.get(name) is None
     store.put(b"next", "png")
     assert not (tmp_path / "r" / name).exists(), "expired, and still on disk"
@@ -176,16 +167,22 @@ print("left", [path.name for path in Path("results").glob(".*.tmp")])
 """
 
 
+def run_on_small_disk(folder: Path, script: str, timeout_s: float = 60) -> str:
+    """Run a script beside results/, a file system of 300 KB; return its output."""
+    for name in ("serve", "sdxl", "engines", "onnx_export", "eval"):
+        (folder / name).symlink_to(ROOT / name)
+    mount = "mkdir results; mount -t tmpfs -o size=300k tmpfs results\n"
+    done = run_alone(mount + script, folder, timeout_s)
+    logs = "".join(path.read_text() for path in folder.glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    return done.stdout
+
+
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """A file system of 300 KB."""
     (tmp_path / "fill.py").write_text(FULL_DISK)
-    for name in ("serve", "sdxl"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    mount = "mkdir results; mount -t tmpfs -o size=300k tmpfs results; python fill.py"
-    done = run_alone(mount, tmp_path, 60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "newest True oldest False" in done.stdout
-    assert done.stdout.count("refused 507") == 2 and "left []" in done.stdout
+    output = run_on_small_disk(tmp_path, "python fill.py")
+    assert "newest True oldest False" in output
+    assert output.count("refused 507") == 2 and "left []" in output
 
 
 READ_ONLY = """
@@ -207,16 +204,11 @@ for ask in (lambda: store.check_room(60), lambda: store.put(bytes(60), "png")):
 
 def test_a_read_only_folder_is_a_507(tmp_path: Path) -> None:
     (tmp_path / "put.py").write_text(READ_ONLY)
-    for name in ("serve", "sdxl"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    mount = "mkdir results; mount -t tmpfs -o size=300k tmpfs results; python put.py"
-    done = run_alone(mount, tmp_path, 60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("refused 507 results_unwritable") == 2
+    output = run_on_small_disk(tmp_path, "python put.py")
+    assert output.count("refused 507 results_unwritable") == 2
 
 
 SCRIPT = """
-mkdir results; mount -t tmpfs -o size=300k tmpfs results
 sdxl serve --llm none --results-dir "$PWD/results" 2> serve.log & service=$!
 until curl -sf -o ready http://127.0.0.1:8000/readyz; do kill -0 $service; sleep 0.5; done
 ask() {
@@ -235,11 +227,8 @@ kill $service; wait $service
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_service_lives_with_a_full_disk(tmp_path: Path) -> None:
-    """A file system of 300 KB, eight pictures of about 45, and then ten at once."""
-    for name in ("serve", "sdxl", "engines", "onnx_export", "eval"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    done = run_alone(SCRIPT, tmp_path, 500)
-    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "serve.log").read_text()
-    *ones, ten = re.findall(r"status (\d+)", done.stdout)
-    assert ones == ["200"] * 8 and "fetched 200" in done.stdout
-    assert ten == "507" and "results_full" in done.stdout
+    """Eight pictures of about 45 KB fill it, and then ten at once do not fit."""
+    output = run_on_small_disk(tmp_path, SCRIPT, 500)
+    *ones, ten = re.findall(r"status (\d+) ", output)
+    assert ones == ["200"] * 8 and "fetched 200" in output
+    assert ten == "507" and "results_full" in output

@@ -1,4 +1,5 @@
-"""Processes that hang and do not die: whoever could be answered by a healthy one is, and soon."""
+"""Processes that hang: every request that a healthy process can answer is answered soon. Killed
+processes: test_chaos.py."""
 
 from __future__ import annotations
 
@@ -10,16 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
-from tests.serve.loads import Load, is_whole, stop
-from tests.serve.servers import GENERATE
+from tests.serve.loads import Load, is_answered, is_whole, stop
 from tests.serve.services import ROOT, Service, is_alive, service
 from tests.tools import tool
 
-PROMPT = "a red circle on a blue background"
 RATE, SECONDS, STRIKE_S = 2.0, 24.0, 4.0
 GAP_S = 5.0
 REPLACED_S = 60.0
@@ -49,7 +47,8 @@ def running(shared: Service) -> Service:
     return shared
 
 
-def struck(found: Service, strike: Callable[[], object]) -> Load:
+def load_with(found: Service, strike: Callable[[], object]) -> Load:
+    """Load the service, and strike in the middle."""
     load = Load(found.url, RATE)
 
     async def scenario() -> None:
@@ -72,24 +71,19 @@ def wait_until_replaced(found: Service, title: str, victim: psutil.Process, coun
         time.sleep(0.2)
 
 
-def test_a_stopped_replica_costs_no_request_and_is_replaced(running: Service) -> None:
-    check_strike(running, "ImageReplica", stop)
-
-
-def test_a_stopped_front_costs_no_request_and_is_replaced(running: Service) -> None:
-    check_strike(running, "ImageIngress", stop)
-
-
-def test_a_killed_front_costs_no_request(running: Service) -> None:
-    check_strike(running, "ImageIngress", psutil.Process.kill)
-
-
-def test_a_stopped_controller_costs_no_request_and_is_replaced(running: Service) -> None:
-    check_strike(running, "ServeController", stop, 1)
+@pytest.mark.parametrize(
+    ("title", "count"), [("ImageReplica", 2), ("ImageIngress", 2), ("ServeController", 1)]
+)
+def test_a_stopped_process_costs_no_request_and_is_replaced(
+    running: Service, title: str, count: int
+) -> None:
+    victim = running.named(title)[0]
+    check(load_with(running, lambda: stop(victim)))
+    wait_until_replaced(running, title, victim, count)
 
 
 def test_a_stopped_proxy_is_replaced(running: Service) -> None:
-    """There is no second one: who is inside loses the connection."""
+    """There is no second one: a request inside it loses its connection."""
     (victim,) = running.named("ProxyActor")
     stop(victim)
     wait_until_replaced(running, "ProxyActor", victim, 1)
@@ -103,16 +97,7 @@ def test_a_replica_whose_engine_or_event_loop_hangs_costs_no_request(
     running: Service, what: str
 ) -> None:
     folder = running.log.parent
-    load = Load(running.url, RATE)
-
-    async def scenario() -> None:
-        asking = asyncio.create_task(load.run(int(SECONDS * RATE)))
-        await asyncio.sleep(STRIKE_S)
-        (folder / what).touch()
-        await asking
-
-    asyncio.run(scenario())
-    check(load)
+    check(load_with(running, (folder / what).touch))
     pid = int((folder / f"{what}.pid").read_text())
     until = time.monotonic() + REPLACED_S
     while psutil.pid_exists(pid):
@@ -125,35 +110,16 @@ def test_a_connection_that_swallows_everything_costs_no_request(tmp_path: Path) 
     if os.geteuid():
         pytest.skip("only root may make a network of its own")
     command = [tool("unshare", "util-linux"), "--net", sys.executable]
+    command += ["-m", "tests.serve.blackhole", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "-m", "tests.serve.blackhole", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
     print(done.stdout[-1000:])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
-def check_strike(
-    found: Service, title: str, strike: Callable[[psutil.Process], None], count: int = 2
-) -> None:
-    victim = found.named(title)[0]
-    check(struck(found, lambda: strike(victim)))
-    wait_until_replaced(found, title, victim, count)
 
 
 def check(load: Load) -> None:
     assert set(load.statuses) == {"200"}, load.statuses
     gap_s = load.longest_gap_s
     assert gap_s <= GAP_S, f"{gap_s:.1f} s without a picture, allowed {GAP_S}"
-
-
-def is_answered(url: str) -> bool:
-    body = {"prompt": PROMPT, "steps": 2, "deadline_s": 60}
-    try:
-        return httpx.post(f"{url}{GENERATE}", json=body, timeout=60).status_code == 200
-    except httpx.HTTPError:
-        return False

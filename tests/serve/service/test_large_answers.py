@@ -1,4 +1,4 @@
-"""Answers as large as real pictures make them, through proxy, front and replica."""
+"""The memory that large answers and uploads take in proxy, front and replica."""
 
 from __future__ import annotations
 
@@ -13,47 +13,10 @@ import httpx
 import pytest
 
 from eval.service import double
-from sdxl.images import read_parameters
 from tests.serve.servers import GENERATE
 from tests.serve.services import Service, service
-from tests.serve.test_api import events_of, picture
 
-RAY_DEFAULT = 4 << 20
-"""bytes between two of Ray's processes, unless its environment allows more"""
-NOISE: dict[str, Any] = {
-    "prompt": "noise",
-    "n": 10,
-    "size": "512x512",
-    "steps": 1,
-    "guidance_scale": 20,
-    "seed": 1,
-    "deadline_s": 100,
-}
-"""What the embedded model makes of so much guidance hardly gets smaller as a PNG."""
-
-pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.mark.long
-def test_ten_noisy_pictures_fit_into_one_answer(http: httpx.Client) -> None:
-    answer = http.post(GENERATE, json=NOISE)
-    assert answer.status_code == 200, answer.text[:300]
-    assert len(answer.content) > RAY_DEFAULT, "the pictures are too small to show anything"
-    seeds = [read_parameters(picture(data))["seed"] for data in answer.json()["data"]]
-    assert seeds == list(range(1, 11))
-
-
-@pytest.mark.long
-def test_a_stream_of_noisy_pictures_arrives_whole(http: httpx.Client) -> None:
-    body = {**NOISE, "steps": 4, "stream": True, "partial_images": 3}
-    with http.stream("POST", GENERATE, json=body) as answer:
-        text = "".join(answer.iter_text())
-    events = events_of(text)
-    assert answer.status_code == 200 and len(text) > RAY_DEFAULT
-    done = [event for event in events if event["type"].endswith("completed")]
-    assert sorted(read_parameters(picture(event))["seed"] for event in done) == list(range(1, 11))
-    assert sum(event["type"].endswith("partial_image") for event in events) == 30
-
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 MOST_GROWN = {"ProxyActor": 3.0, "ImageIngress": 5.0}
 """Allowed peaks, in sizes of the answer, of whoever passes it on. A front holds the pictures, their
@@ -67,7 +30,6 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_ten_pictures_of_1024_squared_noise_pass_in_bounded_memory(tmp_path: Path) -> None:
     """VmHWM of every process from before the request to after it."""
@@ -91,7 +53,6 @@ UPLOAD = 60_000_000
 UPLOADS = 12
 
 
-@pytest.mark.long
 def test_uploads_that_are_given_up_take_bounded_memory_and_give_it_back(tmp_path: Path) -> None:
     """Four bodies of the largest size are held at once; proxy and front copy each at most twice."""
     flags = ("--llm", "none", "--batches-dir", str(tmp_path / "batches"))

@@ -21,7 +21,7 @@ from sdxl.images import read_parameters
 from sdxl.picture_files import file_of
 from serve.worker.worker import Worker
 from tests.serve.servers import GENERATE, listening
-from tests.serve.service.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
+from tests.serve.service.browsers import VIEWS, View, Visit, pixels, visit
 from tests.serve.services import Service
 from tests.serve.workers import fake_pipeline
 
@@ -36,19 +36,10 @@ SHOWN = (
 )
 
 
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def web(request: pytest.FixtureRequest, browser: Browser, running: Service) -> Iterator[Visit]:
-    with visit(browser, running.url, request.param) as found:
-        yield found
-
-
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def slow(request: pytest.FixtureRequest, browser: Browser) -> Iterator[tuple[Visit, Worker]]:
-    """Steps that last: a hundred of them outlive whatever a test does meanwhile."""
-    with (
-        listening(fake_pipeline(tick_s=0.1)) as (url, worker),
-        visit(browser, url, request.param) as web,
-    ):
+@pytest.fixture
+def slow(view: View, browser: Browser) -> Iterator[tuple[Visit, Worker]]:
+    """Slow steps: a hundred of them last longer than a test."""
+    with listening(fake_pipeline(tick_s=0.1)) as (url, worker), visit(browser, url, view) as web:
         yield web, worker
 
 

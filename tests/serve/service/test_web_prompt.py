@@ -16,7 +16,7 @@ from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.servers import listening, listening_to
-from tests.serve.service.browsers import EITHER_WIDTH, VIEWS, View, Visit, pixels, visit
+from tests.serve.service.browsers import VIEWS, View, Visit, pixels, visit
 from tests.serve.services import Service
 
 PROMPT = "a red circle on a blue background"
@@ -24,10 +24,10 @@ MOST = 225
 PROMPTS = "v1/images/prompts"
 
 
-@pytest.fixture(params=EITHER_WIDTH, ids=str)
-def page(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Visit]:
+@pytest.fixture
+def page(view: View, browser: Browser) -> Iterator[Visit]:
     """Over fake engines, and the embedded model's own tokenizers."""
-    with listening() as (url, _), visit(browser, url, request.param) as web:
+    with listening() as (url, _), visit(browser, url, view) as web:
         web.expected = ("400",)
         yield web
 
