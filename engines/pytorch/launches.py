@@ -19,8 +19,8 @@ from torch import Tensor
 
 INTERPRETED = "TRITON_INTERPRET"
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
-"""a launch's arguments to the compiler, beside the kernel's own constants"""
+FUSION = {"enable_fp_fusion": True}
+"""Triton's default is about to change."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,6 @@ def launch(
         notes.append(Launch(kernel, grid, (x, *arguments), constants))
         return
     # Triton uses the thread's current device, whatever the tensors are on.
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        # Triton's default is about to change.
-        kernel[grid](x, *arguments, enable_fp_fusion=True, **constants)
+    is_elsewhere = x.is_cuda and x.get_device() != torch.cuda.current_device()
+    with torch.cuda.device(x.device) if is_elsewhere else nullcontext():
+        kernel[grid](x, *arguments, **FUSION, **constants)

@@ -8,6 +8,7 @@ kernels.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -88,14 +89,16 @@ class TileProblem:
     count: int
     has_residual: bool
     is_gated: bool = False
+    is_turned: bool = False
 
     @property
     def key(self) -> str:
         """Sizes within a factor of four share a tile, as do all beyond 2^16 rows."""
         size = min((self.count - 1).bit_length(), 17) // 2
         kind = f"{self.number} {self.taps} {self.channels} {self.out_channels}"
-        ending = " residual" if self.has_residual else " gated" if self.is_gated else ""
-        return f"{kind} {size}{ending}"
+        names = ("residual", "gated", "turned")
+        given = (self.has_residual, self.is_gated, self.is_turned)
+        return " ".join([f"{kind} {size}", *itertools.compress(names, given)])
 
 
 def fitting(

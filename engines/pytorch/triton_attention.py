@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
-from engines.pytorch.triton_shared import IS_INTERPRETED, store_rounded
+from engines.pytorch.triton_shared import IS_INTERPRETED, SIZES, store_rounded
 from engines.pytorch.triton_tma_product import ALIGNED, has_tma
 
 SPREAD = tl.constexpr(8.0)
@@ -30,6 +30,39 @@ an FP8 result, it holds one and takes 1.38 times as long (docs/log.md)."""
 
 
 @triton.jit
+def _with_keys(
+    q,
+    most,
+    total,
+    found,
+    key,
+    value,
+    row,
+    first,
+    begin,
+    tokens,
+    scale,
+    IS_LAST: tl.constexpr,
+    HEAD: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Add these keys to the largest score, the sum of the shares and that of the values."""
+    k = key.load([row, begin, first]).reshape(N, HEAD)
+    scores = tl.dot(q, k.T)
+    if IS_LAST:
+        is_there = begin + tl.arange(0, N) < tokens
+        scores = tl.where(is_there[None, :], scores, float("-inf"))
+    # A NaN may not show in the maximum, but does in the shares.
+    higher = tl.maximum(most, tl.max(scores, 1) * scale)
+    shares = tl.exp2(scores * scale - (higher - SPREAD)[:, None])
+    fades = tl.exp2(most - higher)
+    total = total * fades + tl.sum(shares, 1)
+    v = value.load([row, first, begin]).reshape(HEAD, N)
+    found = tl.dot(shares.to(v.dtype), v.T, found * fades[:, None])
+    return higher, total, found
+
+
+@triton.jit(do_not_specialize=SIZES)
 def _attention(
     steps,
     query,
@@ -42,7 +75,6 @@ def _attention(
     scale,
     largest,
     HEAD: tl.constexpr,
-    HAS_TAIL: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
 ):
@@ -51,20 +83,17 @@ def _attention(
     most = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     found = tl.zeros([M, HEAD], tl.float32)
-    for begin in range(0, tokens, N):
-        k = key.load([row, begin, first]).reshape(N, HEAD)
-        scores = tl.dot(q, k.T)
-        if HAS_TAIL:
-            is_there = begin + tl.arange(0, N) < tokens
-            scores = tl.where(is_there[None, :], scores, float("-inf"))
-        # A NaN may not show in the maximum, but does in the shares.
-        higher = tl.maximum(most, tl.max(scores, 1) * scale)
-        shares = tl.exp2(scores * scale - (higher - SPREAD)[:, None])
-        fades = tl.exp2(most - higher)
-        total = total * fades + tl.sum(shares, 1)
-        v = value.load([row, first, begin]).reshape(HEAD, N)
-        found = tl.dot(shares.to(v.dtype), v.T, found * fades[:, None])
-        most = higher
+    whole = tokens // N * N
+    # Descriptors read zeros beyond the last key; only this block masks their scores. It comes first
+    # because sums of zero need no registers.
+    if whole < tokens:
+        most, total, found = _with_keys(
+            q, most, total, found, key, value, row, first, whole, tokens, scale, True, HEAD, N
+        )
+    for begin in range(0, whole, N):
+        most, total, found = _with_keys(
+            q, most, total, found, key, value, row, first, begin, tokens, scale, False, HEAD, N
+        )
     token, channel = start + tl.arange(0, M), first + tl.arange(0, HEAD)
     found = found / total[:, None] * tl.load(steps + channel)[None, :]
     place = (row.to(tl.int64) * tokens + token)[:, None] * channels + channel[None, :]
@@ -73,11 +102,10 @@ def _attention(
 
 
 def fits_attention(x: Tensor, heads: int) -> bool:
-    """Whether tokens [rows, tokens, channels] have lines of multiples of 16 bytes, as descriptors
-    need, and heads as wide as a tile may be."""
+    """Whether tokens have channels of multiples of 16 bytes, as descriptors need, and heads as wide
+    as a tile may be."""
     head = x.shape[-1] // heads
-    is_aligned = x.shape[1] % ALIGNED == 0 and x.shape[-1] % ALIGNED == 0
-    return has_tma(x.device) and is_aligned and head in (64, 128)
+    return has_tma(x.device) and x.shape[-1] % ALIGNED == 0 and head in (64, 128)
 
 
 def attention(
@@ -91,7 +119,8 @@ def attention(
     flags: Tensor,
 ) -> Tensor:
     """Attend among query and key [rows, tokens, channels], which may be parts of wider lines, and
-    value [channels, rows, tokens]; the result is in `number`, in `steps` a unit."""
+    value [channels, rows, tokens], whose rows are multiples of 16 bytes apart; the result is in
+    `number`, in `steps` a unit."""
     rows, tokens, channels = query.shape
     head = channels // heads
     out = torch.empty((rows, tokens, channels), dtype=number, device=query.device)
@@ -110,7 +139,6 @@ def attention(
         math.log2(math.e) / math.sqrt(head),
         LARGEST[number],
         HEAD=head,
-        HAS_TAIL=tokens % N != 0,
         M=M,
         N=N,
         num_warps=WARPS,

@@ -14,7 +14,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
-from engines.pytorch.triton_shared import own_tile, scaled, settings_of, store_rounded_lines
+from engines.pytorch.triton_shared import (
+    SIZES,
+    own_tile,
+    scaled,
+    settings_of,
+    store_rounded_lines,
+)
 
 FALLS = tl.constexpr((-1.0097, -1.0771, -0.5502, -0.01275))
 """Coefficients of log2(share(-a)), the normal distribution's: the share is within 0.7% from 0 to 5,
@@ -30,7 +36,7 @@ def gelu(x):
     return tl.maximum(x, 0.0) - far * share
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _gated_product(
     scale,
     bias,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import launch
+from engines.pytorch.triton_shared import SIZES
 
 PROGRAMS, SPLITS = 2048, 256
 """programs that sum, and the most that share a row"""
@@ -23,7 +24,7 @@ FOLDED = 32
 PIXELS, CHANNELS, WARPS = 64, 64, 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _sum_channels(
     x,
     beside,
@@ -62,7 +63,7 @@ def _sum_channels(
     tl.store(out + channels, tl.sum(squares, 0), mask=channel < channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _fold_norm(
     sums,
     weight,
@@ -88,8 +89,9 @@ def _fold_norm(
     for first in range(0, splits, SPLITS):
         split = first + tl.arange(0, SPLITS)[:, None]
         place = sums + (row * splits + split) * 2 * channels + channel[None, :]
-        several += tl.load(place, mask=mask[None, :], other=0.0)
-        several_squares += tl.load(place + channels, mask=mask[None, :], other=0.0)
+        there = (split < splits) & mask[None, :]
+        several += tl.load(place, mask=there, other=0.0)
+        several_squares += tl.load(place + channels, mask=there, other=0.0)
     total, squares = tl.sum(several, 0), tl.sum(several_squares, 0)
     added = tl.zeros([SIZE], tl.float32)
     if HAS_SHIFT:
@@ -168,7 +170,7 @@ def folded(
         channels // groups,
         eps,
         splits,
-        SPLITS=min(splits, FOLDED),
+        SPLITS=FOLDED,
         SIZE=triton.next_power_of_2(channels // groups),
         HAS_SHIFT=shift is not None,
     )

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.triton_group_norm import folded, summed
-from engines.pytorch.triton_shared import store_rounded, store_rounded_lines, store_steps
+from engines.pytorch.triton_shared import (
+    SIZES,
+    store_rounded,
+    store_rounded_lines,
+    store_steps,
+)
 from engines.pytorch.triton_tma_product import empty_bordered
 
 PIXELS, CHANNELS, WARPS = 32, 128, 4
@@ -27,7 +32,7 @@ NORM_WARPS = 1
 """of a token's layer norm: several would wait for each other, twice"""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _affine(
     x,
     added,
@@ -83,7 +88,7 @@ def _affine(
         tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _gated(
     x,
     steps,
@@ -133,7 +138,7 @@ def _store_normed(
         tl.store(out + channel, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _add_norm(
     x,
     added,

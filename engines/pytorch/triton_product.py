@@ -22,6 +22,7 @@ from engines.pytorch.tiles import Tile, TileProblem, Tiles, tiles_of
 from engines.pytorch.triton_gated_product import _gated_product, run_gated_product
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
+    SIZES,
     out_channels_of,
     own_tile,
     quarters_of,
@@ -31,7 +32,13 @@ from engines.pytorch.triton_shared import (
     tap_by,
     taps_of,
 )
-from engines.pytorch.triton_tma_product import _tma_product, fits_tma, run_tma_product, takes_tma
+from engines.pytorch.triton_tma_product import (
+    ALIGNED,
+    _tma_product,
+    fits_tma,
+    run_tma_product,
+    takes_tma,
+)
 
 __all__ = ["fits_tma", "gated_product", "product", "tiles", "turned_product"]
 
@@ -39,7 +46,7 @@ SMALL = Tile(32, 32, 32, 4, 1)
 """for the interpreter"""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _product(
     x,
     weight,
@@ -111,14 +118,16 @@ def product(
 def turned_product(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """A linear layer's product of tokens as [out, rows, tokens]: a channel's tokens lie side by
-    side. By descriptors only."""
-    out = torch.empty((weight.shape[0], *x.shape[:-1]), dtype=dtype, device=x.device)
-    tokens = x.flatten(0, 1)
+    """A linear layer's product of tokens [rows, tokens, channels] as [out, rows, tokens]: a
+    channel's tokens lie side by side, and rows are padded to multiples of 16 bytes. By descriptors
+    only."""
+    rows, tokens = x.shape[:-1]
+    dims = weight.shape[0], rows, triton.cdiv(tokens, ALIGNED) * ALIGNED
+    out = torch.empty(dims, dtype=dtype, device=x.device)[:, :, :tokens]
     # Weight and tokens swap places.
-    given = (weight, tokens, scale, bias, None, out.flatten(1))
+    given = (weight, x.flatten(0, 1), scale, bias, None, out)
     run = partial(run_tma_product, *given, is_turned=True)
-    run(_tile(weight, tokens, False, run))
+    run(_tile(x, weight, False, run, is_turned=True))
     return out
 
 
@@ -149,7 +158,9 @@ def _tile(
     weight: Tensor,
     has_residual: bool,
     run: Callable[[Tile], None],
+    *,
     is_gated: bool = False,
+    is_turned: bool = False,
 ) -> Tile:
     if IS_INTERPRETED:
         return SMALL
@@ -161,6 +172,7 @@ def _tile(
         x.numel() // weight.shape[-1],
         has_residual,
         is_gated,
+        is_turned,
     )
     return tiles(x.device).choose(problem, run, _seconds)
 

@@ -18,6 +18,10 @@ from torch import Tensor
 from engines.pytorch.tiles import Tile
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+SIZES = ("count", "height", "width", "pixels", "tokens", "keys", "splits")
+"""Parameters that depend on the picture's size or on the rows of a call. Kernels do not specialise
+them, so that one compiled form serves all sizes; channels stay specialised, and their divisibility
+vectorises addresses."""
 _GROUP = tl.constexpr(8)
 """rows of tiles that are computed together, so that they share weights in the cache"""
 HALF_STEP = tl.constexpr(12582912.0)

@@ -1,7 +1,7 @@
 """Attention of pixels to a prompt in 16 bits, whose result is rounded to 8 for the next layer.
 
 A prompt has few keys, 77 or a small multiple: a program keeps its queries and reads the keys in
-blocks, the last as small as possible. It knows no modules; with TRITON_INTERPRET=1, set before the
+blocks, those left in small blocks. It knows no modules; with TRITON_INTERPRET=1, set before the
 import, it runs on a CPU.
 """
 
@@ -15,12 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engines.pytorch.launches import LARGEST, launch
-from engines.pytorch.triton_shared import IS_INTERPRETED, store_rounded_lines
+from engines.pytorch.triton_shared import IS_INTERPRETED, SIZES, store_rounded_lines
 
 M, N = (32, 32) if IS_INTERPRETED else (64, 64)
 """queries of a program, and keys at a time"""
-LEAST_KEYS = 16
-"""that the tensor cores take at a time"""
+TAIL = 16
+"""keys at a time beyond whole blocks: the fewest that the tensor cores take"""
 WARPS, STAGES = 4, 2
 
 
@@ -54,7 +54,7 @@ def _with_keys(
     return higher, total * fades + tl.sum(shares, 1), found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _text_attention(
     query,
     key,
@@ -88,9 +88,9 @@ def _text_attention(
         most, total, found = _with_keys(
             q, most, total, found, key, value, begin, keys, channels, scale, HEAD, N
         )
-    if TAIL > 0:
+    for begin in tl.range(whole, keys, TAIL, num_stages=1):
         most, total, found = _with_keys(
-            q, most, total, found, key, value, whole, keys, channels, scale, HEAD, TAIL
+            q, most, total, found, key, value, begin, keys, channels, scale, HEAD, TAIL
         )
     found = found / total[:, None] * tl.load(steps + channel)[None, :]
     store_rounded_lines(out + place, flags + row + tl.zeros_like(token), found, mask, largest)
@@ -116,7 +116,6 @@ def text_attention(
     rows, tokens, channels = query.shape
     keys, head = key.shape[1], channels // heads
     out = torch.empty_like(query, dtype=number)
-    tail = keys % N
     launch(
         _text_attention,
         (triton.cdiv(tokens, M), heads, rows),
@@ -134,7 +133,7 @@ def text_attention(
         HEAD=head,
         M=M,
         N=N,
-        TAIL=max(LEAST_KEYS, triton.next_power_of_2(tail)) if tail else 0,
+        TAIL=TAIL,
         num_warps=WARPS,
         num_stages=STAGES,
     )

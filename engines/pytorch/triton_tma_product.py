@@ -20,6 +20,7 @@ from engines.pytorch.launches import LARGEST, launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
+    SIZES,
     limited,
     out_channels_of,
     own_tile,
@@ -63,7 +64,11 @@ def _store_sums(
         top = line % (height + 1)
         inside = inside & (left < width) & (top < height)
         pixel = result_of(line // (height + 1) * height + top, left, width, quarter, TAPS)
-    place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
+    if IS_TURNED:
+        row, rows = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+        place = ((pixel.to(tl.int64) * rows + row) * out_channels)[:, None] + target[None, :]
+    else:
+        place = pixel.to(tl.int64)[:, None] * out_channels + target[None, :]
     mask = inside[:, None] & is_there[None, :]
     if HAS_RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
@@ -72,7 +77,7 @@ def _store_sums(
     tl.store(out + place, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _tma_product(
     scale,
     bias,
@@ -95,13 +100,17 @@ def _tma_product(
 ):
     down, right = own_tile(count, out_channels, M, N)
     quarter = tl.program_id(1) if TAPS == 4 else 0
+    line = quarter * out_channels + right
+    if IS_TURNED:
+        # A tile has tokens of one row, whose results are `out_channels` long, padding included.
+        line = tl.program_id(1) * width + right
     blocks = tl.cdiv(channels, K)
     total = tl.zeros([M, N], tl.int32 if IS_WHOLE else tl.float32)
     for k in range(TAPS * blocks):
         tap, channel = k // blocks, (k % blocks) * K
         down_by, right_by = tap_by(tap, quarter, TAPS)
         a = x.load([down + down_by * (width + 1) + right_by, channel])
-        b = weight.load([quarter * out_channels + right, tap * channels + channel])
+        b = weight.load([line, tap * channels + channel])
         total = tl.dot(a, b.T, total, out_dtype=tl.int32 if IS_WHOLE else tl.float32)
     given = (scale, bias, residual, out, down, quarter, count, height, width, out_channels)
     if M * N > MOST_AT_ONCE:
@@ -156,12 +165,17 @@ def run_tma_product(
     *,
     is_turned: bool = False,
 ) -> None:
+    """Multiply by a weight. `is_turned`: x is the weight and `weight` the tokens [rows, tokens,
+    channels]; the lines of `out` [out, rows, tokens] are padded to multiples of 16 bytes."""
     out_channels, channels = out_channels_of(weight), weight.shape[-1]
     taps, quarters = taps_of(weight), quarters_of(weight)
     height, width = x.shape[-2:] if x.dim() == 4 else (1, 1)
-    count = x.numel() // channels
+    count, lines = x.numel() // channels, quarters * out_channels
     if taps > 1:
         count = x.shape[0] * (height + 1) * (width + 1)
+    if is_turned:
+        quarters, width = out.shape[1:]
+        out_channels = out.stride(1)
     launch(
         _tma_product,
         (triton.cdiv(count, tile.m) * triton.cdiv(out_channels, tile.n), quarters),
@@ -170,7 +184,7 @@ def run_tma_product(
         TensorDescriptor(x, [count, channels], [channels, 1], [tile.m, tile.k]),
         TensorDescriptor(
             weight,
-            [quarters * out_channels, taps * channels],
+            [lines, taps * channels],
             [taps * channels, 1],
             [tile.n, tile.k],
         ),

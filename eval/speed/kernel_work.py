@@ -163,6 +163,8 @@ def work_of_launch(launch: Launch, weights: Mapping[int, tuple[Tensor, str]]) ->
     taps = int(launch.constants.get("TAPS", 1))
     # The weight also has the gates' channels, or those of four quarters of an upsampled map.
     columns = arguments["out_channels"] * (2 if launch.name == GATED else 4 if taps == 4 else 1)
+    if launch.constants.get("IS_TURNED"):
+        columns = arguments["out"].numel() // arguments["count"]
     depth, shape = taps * arguments["channels"], (arguments["count"], columns)
     name = next(weights[id(t)][1] for t in launch.tensors if id(t) in weights)
     unit: Unit = "product" if taps == 1 else "convolution"
