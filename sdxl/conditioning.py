@@ -45,6 +45,10 @@ class Conditioning:
     def rows(self) -> int:
         return self.context.shape[0]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in vars(self).values() if each is not None]
+
     def sized(self, height: int, width: int) -> Conditioning:
         """Return the conditioning for another size."""
         ids = torch.tensor([[height, width, 0, 0, height, width]] * self.rows)

@@ -58,7 +58,10 @@ class Costs:
     lasting: frozenset[CostKey] = frozenset()
     """Costs from the warm-up, which are never dropped."""
 
-    def observe(self, group: Group, seconds: float) -> None:
+    def observe(self, group: Group, seconds: float, *, is_usual: bool = True) -> None:
+        """Learn from a call, unless its time was that of a first run."""
+        if not is_usual:
+            return
         key = CostKey(group.call, group.bucket)
         self.ticks[key] = smoothed(self.ticks.get(key), seconds)
         if len(self.ticks) > MOST_TICKS:

@@ -35,6 +35,32 @@ class Engine(Protocol):
     def __call__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None: ...
 
 
+class Fence(Protocol):
+    """A point in the work enqueued on a device."""
+
+    def wait(self) -> None: ...
+
+    def seconds_since(self, earlier: Any) -> float | None:
+        """Seconds of the device since an earlier fence; None if calls block, so that the host's
+        clock measures them. Both must have been passed."""
+        ...
+
+
+class PassedFence:
+    """The fence of engines whose calls block."""
+
+    def wait(self) -> None:
+        pass
+
+    def seconds_since(self, earlier: PassedFence) -> None:
+        return None
+
+
+def run_directly(network: str, key: Hashable, work: Callable[[], None]) -> bool:
+    work()
+    return True
+
+
 @dataclass(frozen=True)
 class Engines:
     """The seven networks of a model on one device; those in specs.OPTIONAL may be missing."""
@@ -54,13 +80,14 @@ class Engines:
     another."""
     memory_format: torch.memory_format = torch.contiguous_format
     """The memory layout of the UNet's maps in the loop's buffers, so that no call converts them."""
-    fence: Callable[[], Callable[[], None]] = lambda: _done
-    """Marks the work enqueued so far; calling the result waits for it."""
+    fence: Callable[[], Fence] = PassedFence
+    """Marks the work enqueued so far."""
     calls_ahead: int = 0
     """Calls that may run while the host prepares the next; 0 if calls block."""
-    run_recorded: Callable[[Hashable, Callable[[], None]], None] = lambda _, work: work()
-    """Runs `work`. The same key means the same tensor addresses, so a GPU backend may record the
-    work as a CUDA graph, and replay that."""
+    run_recorded: Callable[[str, Hashable, Callable[[], None]], bool] = run_directly
+    """Runs a network's work. The same key means the same tensor addresses, so a GPU backend may
+    record the work as a CUDA graph, and replay that. Returns whether it took its usual time, not
+    that of a first run."""
     failed_captures: Callable[[], int] = lambda: 0
     """The number of failed recordings; such work runs unrecorded."""
     warming: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -74,10 +101,6 @@ class Engines:
 
     def __getitem__(self, name: str) -> Engine:
         return self.by_name[name]
-
-
-def _done() -> None:
-    pass
 
 
 def torch_dtype(spec: TensorSpec) -> torch.dtype:

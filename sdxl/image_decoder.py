@@ -34,7 +34,7 @@ class ImageDecoder:
         with self.engines.on_stream():
             found, is_whole = rounded(self._decoded([latents])[0])
             host, is_host_whole = to_host(found, self.engines), to_host(is_whole, self.engines)
-            self.engines.fence()()
+            self.engines.fence().wait()
         if not is_host_whole:
             raise BrokenImage(BROKEN)
         pixels: Pixels = host.numpy()
@@ -45,10 +45,10 @@ class ImageDecoder:
         checked."""
         with self.engines.on_stream():
             host = to_host(self._decoded(latents).float(), self.engines)
-            wait = self.engines.fence()
+            fence = self.engines.fence()
 
         def images() -> Tensor:
-            wait()
+            fence.wait()
             return host
 
         return images

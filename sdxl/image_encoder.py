@@ -89,7 +89,7 @@ class ImageEncoder:
             mean, deviation = (
                 to_host(outputs[name][0].float(), self.engines) for name in ("mean", "deviation")
             )
-            self.engines.fence()()
+            self.engines.fence().wait()
         return mean, deviation
 
 

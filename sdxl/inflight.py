@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,18 +21,18 @@ from torch import Tensor
 
 from sdxl import schedulers
 from sdxl.admission import Admission
-from sdxl.cohort import BufferPool, Cohort, NewImage, RowSlot
 from sdxl.conditioning import Conditioning
 from sdxl.cost import Costs, project
 from sdxl.deepcache import StepPlan
 from sdxl.editing import KeptPart, SourceLatents, begin
-from sdxl.engine import Engines
+from sdxl.engine import Engines, Fence
 from sdxl.fairness import VirtualTime
 from sdxl.flight import Flight, Priority, State
 from sdxl.noise import NoiseSource
 from sdxl.policy import Group, Limits, plan_tick
+from sdxl.rows import ImageTensors, Layout, Member, Stage
 
-TREND, NOISE = (schedulers.COLUMNS.index(name) for name in ("c", "d"))
+NOISE = schedulers.COLUMNS.index("d")
 
 
 class DeadlineExceeded(RuntimeError):
@@ -89,24 +89,18 @@ class _Image:
 
     request: Request
     noise: NoiseSource
-    place: RowSlot | None = None
+    tensors: ImageTensors | None = None
+    """None before its first step"""
     kept: KeptPart | None = None
-    masked: Tensor | None = None
 
-    def new_image(self, is_guided: bool, device: torch.device) -> NewImage:
-        """Return the input of `unet_prompt` for this image: before its first step, or when guidance
-        returns and its negative row is computed again."""
-        request, source, estimate = self.request, self.request.source, None
-        if self.place is not None:
-            cohort, index = self.place.cohort, self.place.index
-            latents, estimate = cohort.latents[index], cohort.estimate[index]
-        elif source is None:
+    def begin(self, device: torch.device) -> ImageTensors:
+        request, source, masked = self.request, self.request.source, None
+        if source is None:
             latents = self.noise.start() * request.table.start
         else:
-            latents, self.kept, self.masked = begin(source, request.table, self.noise, device)
-        return NewImage(
-            request.conditioning, request.guidance, latents, estimate, is_guided, self.masked
-        )
+            latents, self.kept, masked = begin(source, request.table, self.noise, device)
+        self.tensors = ImageTensors(latents.to(device), request.guidance, masked)
+        return self.tensors
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,10 @@ class _Launch:
     ends: tuple[int, ...]
     """images that end with this step"""
     began_s: float
-    wait: Callable[[], None]
+    start: Fence
+    end: Fence
+    is_usual: bool
+    """whether its time is that of later calls"""
 
 
 @dataclass
@@ -128,13 +125,15 @@ class InFlight:
     clock: Callable[[], float]
     limits: Limits
     costs: Costs = field(default_factory=Costs)
+    stage: Stage | None = None
+    """Loops that run in turn may share one."""
 
     def __post_init__(self) -> None:
         self._flights: dict[int, Flight] = {}
         self.time = VirtualTime()
         self._images: dict[int, _Image] = {}
         self._ids = itertools.count()
-        self._pool = BufferPool(self.engines)
+        self._stage = self.stage or Stage(self.engines)
         self._launched: deque[_Launch] = deque()
         self.settled_s = -math.inf
         self.steps_taken = 0
@@ -189,10 +188,10 @@ class InFlight:
     def preview(self, id_: int) -> Tensor | None:
         """Return the picture as the model expects it, in latents; None before its first step."""
         image = self._images.get(id_)
-        if image is None or image.place is None or self._flights[id_].step == 0:
+        if image is None or image.tensors is None or self._flights[id_].step == 0:
             return None
         with self.engines.on_stream():
-            return image.place.cohort.estimate[image.place.index].clone()
+            return image.tensors.estimate.clone()
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -208,7 +207,6 @@ class InFlight:
             self._fail(id_, DeadlineExceeded("the deadline passed"), events)
         for id_ in plan.paused:
             self._set_state(id_, State.PAUSED)
-            self._park(id_)
         for id_ in (*plan.admitted, *plan.resumed):
             self._set_state(id_, State.RUNNING)
         for group in plan.groups:
@@ -229,9 +227,10 @@ class InFlight:
         began = self.clock()
         self.call = group, began
         try:
-            cohort = self._gather(group)
-            self._step(group, cohort)
-            wait = self.engines.fence()
+            self._begin(group)
+            start = self.engines.fence()
+            is_usual = self._step(group)
+            end = self.engines.fence()
         except Exception as cause:
             # The call is shared, so its images share its fate; the others go on.
             for id_ in group.ids:
@@ -240,57 +239,62 @@ class InFlight:
         finally:
             self.call = None
         for id_ in group.ids:
-            self._flights[id_] = self._flights[id_].advanced()
+            flight = self._flights[id_] = self._flights[id_].advanced()
+            self._tensors(id_).keeps_cache = not flight.is_done and flight.needs_cache
         self.steps_taken += len(group.ids)
         ends = tuple(id_ for id_ in group.ids if self._flights[id_].is_done)
-        self._launched.append(_Launch(group, ends, began, wait))
+        self._launched.append(_Launch(group, ends, began, start, end, is_usual))
 
-    def _step(self, group: Group, cohort: Cohort) -> None:
-        rows = np.array(
-            [self._images[id_].request.table.rows[self._flights[id_].step] for id_ in group.ids],
-            np.float32,
-        )
-        cohort.buffers.fill("coefficients", torch.from_numpy(rows))
-        reads_estimate, is_noisy = (bool(rows[:, column].any()) for column in (TREND, NOISE))
-        if is_noisy:
-            cohort.buffers.fill("noise", self._draw(group.ids, cohort, rows))
-        engine = self.engines[group.network]
-
-        def work() -> None:
-            with torch.inference_mode():
-                cohort.prepare()
-                engine(cohort.inputs(engine.spec), cohort.outputs(engine.spec))
-                cohort.advance(reads_estimate=reads_estimate, is_noisy=is_noisy)
-
-        kind = len(group.ids), cohort.is_guided, reads_estimate, is_noisy
-        buffers = cohort.buffers
-        self.engines.run_recorded((group.network, kind, buffers.key, buffers.addresses), work)
-        self._restore(group.ids, cohort)
-
-    def _restore(self, ids: tuple[int, ...], cohort: Cohort) -> None:
-        """Restore the masked part of images that have a mask."""
-        for index, id_ in enumerate(ids):
+    def _begin(self, group: Group) -> None:
+        """Compute the text of the group's images that have not begun."""
+        new = [id_ for id_ in group.ids if self._images[id_].tensors is None]
+        rows = 0
+        together: list[tuple[ImageTensors, Conditioning, int]] = []
+        for id_ in new:
             image = self._images[id_]
+            count = image.request.plan.room[0]
+            if rows + count > self.limits.buckets[-1]:
+                self._stage.begin(together, self.limits.bucket(rows))
+                rows, together = 0, []
+            rows += count
+            together.append((image.begin(self.engines.device), image.request.conditioning, count))
+        if together:
+            self._stage.begin(together, self.limits.bucket(rows))
+
+    def _step(self, group: Group) -> bool:
+        flights = [self._flights[id_] for id_ in group.ids]
+        images = [self._images[id_] for id_ in group.ids]
+        rows = np.array(
+            [i.request.table.rows[f.step] for i, f in zip(images, flights, strict=True)], np.float32
+        )
+        members = tuple(
+            Member(self._tensors(f.id), is_guided=f.next_step.is_guided) for f in flights
+        )
+        layout = Layout(group.call.axes, group.bucket, members)
+        noise = self._draw(images, rows) if rows[:, NOISE].any() else None
+        is_usual = self._stage.step(group.network, layout, torch.from_numpy(rows), noise)
+        for image, flight in zip(images, flights, strict=True):
             if image.kept is not None:
-                after = self._flights[id_].step + 1
-                with torch.inference_mode():
-                    image.kept.restore(cohort.latents[index], image.request.table, after)
+                # The masked part stays.
+                latents, table = self._tensors(flight.id).latents, image.request.table
+                image.kept.restore(latents, table, flight.step + 1)
+        return is_usual
 
     def _settle(self, calls_ahead: int, events: list[Event]) -> None:
         """Wait for calls beyond `calls_ahead`, observe their cost, return finished images."""
         while len(self._launched) > calls_ahead:
             launch = self._launched.popleft()
             self.call = launch.group, self.clock()
-            launch.wait()
+            launch.end.wait()
             self.call, ended = None, self.clock()
-            self.costs.observe(launch.group, ended - max(launch.began_s, self.settled_s))
+            seconds = launch.end.seconds_since(launch.start)
+            if seconds is None:
+                seconds = ended - max(launch.began_s, self.settled_s)
+            self.costs.observe(launch.group, seconds, is_usual=launch.is_usual)
             self.settled_s = ended
             for id_ in launch.ends:
-                image = self._images.get(id_)
-                if image is not None:
-                    assert image.place is not None
-                    latents = image.place.cohort.latents[image.place.index]
-                    events.append(Finished(id_, latents.clone()))
+                if id_ in self._images:
+                    events.append(Finished(id_, self._tensors(id_).latents))
                     self._drop(id_)
 
     # -- state ------------------------------------------------------------------------------
@@ -322,80 +326,20 @@ class InFlight:
             for moved in self.time.leave(flight, list(self._flights.values())):
                 self._flights[moved.id] = moved
         image = self._images.pop(id_, None)
-        if image is not None and image.place is not None:
-            self._pool.leave(image.place)
+        if image is not None and image.tensors is not None:
+            image.tensors.release()
 
-    def _gather(self, group: Group) -> Cohort:
-        """Return the group's cohort: the same as in the last tick if possible, else a new one."""
-        images = [self._images[id_] for id_ in group.ids]
-        guided = tuple(self._flights[id_].next_step.is_guided for id_ in group.ids)
-        places = [image.place for image in images]
-        first = places[0]
-        if first is not None and first.cohort.holds(places, guided, group.bucket):
-            return first.cohort
-        beginners = tuple(id_ for id_ in group.ids if self._images[id_].place is None)
-        returning = tuple(
-            id_
-            for id_, place, is_guided in zip(group.ids, places, guided, strict=True)
-            if place is not None and is_guided and not place.has_negative_row
-        )
-        for ids in (beginners, returning):
-            if ids:
-                cohort = self._begin(ids, group)
-                if ids == group.ids:
-                    return cohort
-        cohort = self._pool.form(
-            [image.place for image in images if image.place],
-            guided,
-            group.bucket,
-            reads_cache=group.network == "unet_shallow",
-            runs=True,
-        )
-        self._move(group.ids, cohort)
-        return cohort
+    def _tensors(self, id_: int) -> ImageTensors:
+        tensors = self._images[id_].tensors
+        assert tensors is not None
+        return tensors
 
-    def _begin(self, ids: tuple[int, ...], group: Group) -> Cohort:
-        """Begin images with `unet_prompt`; the result is the group's cohort if they are all of
-        it."""
-        steps = [self._flights[id_].next_step for id_ in ids]
-        cohort = self._pool.begin(
-            group.call.axes,
-            [
-                self._images[id_].new_image(step.is_guided, self.engines.device)
-                for id_, step in zip(ids, steps, strict=True)
-            ],
-            self.limits.bucket(sum(step.rows for step in steps)),
-            runs=ids == group.ids,
-        )
-        self._move(ids, cohort)
-        return cohort
-
-    def _park(self, id_: int) -> None:
-        """Move a paused image to its own small buffers."""
-        place, flight = self._images[id_].place, self._flights[id_]
-        if place is not None:
-            is_guided = flight.next_step.is_guided and place.has_negative_row
-            cohort = self._pool.form(
-                [place],
-                (is_guided,),
-                2 if is_guided else 1,
-                reads_cache=flight.needs_cache,
-                runs=False,
-            )
-            self._move((id_,), cohort)
-
-    def _move(self, ids: tuple[int, ...], cohort: Cohort) -> None:
-        for index, id_ in enumerate(ids):
-            old = self._images[id_].place
-            if old is not None:
-                self._pool.leave(old)
-            self._images[id_].place = RowSlot(cohort, index)
-
-    def _draw(self, ids: tuple[int, ...], cohort: Cohort, rows: NDArray[np.float32]) -> Tensor:
+    def _draw(self, images: Sequence[_Image], rows: NDArray[np.float32]) -> Tensor:
         """Draw fresh noise for images whose scheduler uses it, each from its own generator."""
-        zero = torch.zeros(cohort.latents.shape[1:])
-        drawn = [
-            self._images[id_].noise.next() if is_noisy else zero
-            for id_, is_noisy in zip(ids, rows[:, NOISE] != 0, strict=True)
-        ]
-        return torch.stack(drawn)
+        zero = torch.zeros(self._latent_dims(images[0].request))
+        return torch.stack(
+            [
+                image.noise.next() if is_noisy else zero
+                for image, is_noisy in zip(images, rows[:, NOISE] != 0, strict=True)
+            ]
+        )

@@ -20,6 +20,7 @@ from sdxl import schedulers
 from sdxl.abilities import can_edit, check_able, check_schedules
 from sdxl.checkpoint import Checkpoint
 from sdxl.conditioning import Conditioning, TokenRow, encode, tokenize_rows
+from sdxl.cost import Costs
 from sdxl.deepcache import StepPlan, deep_count, plan_of
 from sdxl.editing import SourceLatents
 from sdxl.engine import Engines, to_host
@@ -30,6 +31,7 @@ from sdxl.inflight import Failed, InFlight, Request
 from sdxl.params import DRAWN_SEEDS, LATENT, GenerationParams, Sizes
 from sdxl.policy import Limits
 from sdxl.prompt import BODY, MAX_TOKENS, count_tokens
+from sdxl.rows import Stage
 from sdxl.source import SourceImage
 from sdxl.specs import CHUNK, Axes
 from sdxl.upscaling import enlarged_latents, enlarged_picture
@@ -167,8 +169,13 @@ class Pipeline:
             buckets = buckets[-1:]
         return Limits(buckets=buckets, rows=buckets[-1])
 
-    def in_flight(self) -> InFlight:
-        return InFlight(self.engines, self.clock, self.limits())
+    @cached_property
+    def stage(self) -> Stage:
+        return Stage(self.engines)
+
+    def in_flight(self, costs: Costs | None = None) -> InFlight:
+        """Return a new loop. All loops of a pipeline share its stage, and so its recorded calls."""
+        return InFlight(self.engines, self.clock, self.limits(), costs or Costs(), self.stage)
 
     def generate(self, asked: Iterable[GenerationParams | Edit]) -> list[Result]:
         """Return all pictures in order. Raises what `check` raises for any of them."""
@@ -293,7 +300,7 @@ class Pipeline:
             if latents is not None:
                 with self.engines.on_stream():
                     host = to_host(latents, self.engines)
-                    self.engines.fence()()
+                    self.engines.fence().wait()
                 result = course.result
                 size = result.params.result_size
                 return forming(host, self.preview_map, size, result.source)

@@ -36,6 +36,21 @@ def numbered(device: torch.device | None = None) -> torch.device:
     return device
 
 
+class CudaFence:
+    """A point in a stream; implements `Fence`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+    def seconds_since(self, earlier: CudaFence) -> float:
+        milliseconds: float = earlier._event.elapsed_time(self._event)
+        return milliseconds / 1000
+
+
 class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -63,11 +78,8 @@ class CudaDevice:
         is_chosen = current != torch.cuda.default_stream(self.device)
         return nullcontext() if is_chosen else torch.cuda.stream(self.loop_stream)
 
-    def fence(self) -> Callable[[], None]:
-        """Mark the work enqueued so far; calling the result waits for it."""
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event.synchronize
+    def fence(self) -> CudaFence:
+        return CudaFence(torch.cuda.current_stream(self.device))
 
     def stream(self) -> int:
         """The handle of PyTorch's current stream."""

@@ -1,5 +1,5 @@
-"""Records work that recurs on the same tensors: it runs at first, is recorded the second time, and
-replayed from then on. TensorRT records a call, PyTorch a whole tick and a picture's decoding.
+"""Records work that recurs on the same tensors, and replays it. TensorRT records a call, PyTorch a
+whole tick and a picture's decoding.
 
 A recording holds addresses: its owner keeps it under a key that stands for them. It knows no
 networks.
@@ -7,7 +7,7 @@ networks.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,10 +19,12 @@ from sdxl.engine import Engine
 from sdxl.specs import ModelSpec
 
 Tensors = dict[str, Tensor]
-MAX_SHAPES = 4
-"""of decoded pictures"""
-MAX_TICKS = 128
-"""recordings of ticks: two networks, each bucket, a few sets of buffers"""
+MOST_TICKS = 1024
+"""recordings of ticks: two networks and nine buckets of 56 sizes"""
+MOST_DECODER_BYTES = 512 << 20
+"""of the tensors that decodings are recorded on: 6 MB a megapixel"""
+MOST_FAILURES = 2
+"""captures of the same work that may fail; a library may prepare more than a first run used"""
 
 
 class CaptureFailed(RuntimeError):
@@ -43,46 +45,64 @@ class RecordingDevice(Protocol):
 @dataclass
 class Recording:
     is_warm: bool = False
-    """ran once, so that libraries' preparations are not captured"""
+    """libraries are prepared, so that a capture holds none of their preparations"""
     replay: Callable[[], None] | None = None
-    is_capturable: bool = True
-    """no capture has failed yet"""
+    failures: int = 0
 
     def run(
         self,
         enqueue: Callable[[int], None],
         device: RecordingDevice,
         may_capture: Callable[[], bool],
-    ) -> None:
-        """Run, capture or replay the work, which `enqueue` puts on a stream."""
-        if self.replay is None and self.is_warm and self.is_capturable and may_capture():
+    ) -> bool:
+        """Run, capture or replay the work, which `enqueue` puts on a stream. Return whether it took
+        its usual time: a first run prepares, and a capture takes longer than its work."""
+        if self.replay is not None:
+            self.replay()
+            return True
+        was_warm = self.is_warm
+        if was_warm and self.failures < MOST_FAILURES and may_capture():
             try:
                 self.replay = device.capture(enqueue)
             except CaptureFailed:
                 # The device has logged the cause; the work still runs.
-                self.is_capturable = False
-        if self.replay is not None:
-            self.replay()
-        else:
-            enqueue(device.stream())
-            self.is_warm = True
+                self.failures += 1
+            else:
+                self.replay()
+                return False
+        enqueue(device.stream())
+        self.is_warm = True
+        return was_warm and self.failures in (0, MOST_FAILURES)
 
 
 @dataclass
 class Ticks:
-    """`Engines.run_recorded` on a GPU: records ticks, from scaled sample to scheduler step."""
+    """`Engines.run_recorded` on a GPU: records ticks, from scaled sample to scheduler step. The
+    first tick of each network runs unrecorded, which prepares libraries for all its ticks."""
 
     device: RecordingDevice
     recordings: OrderedDict[Hashable, Recording] = field(default_factory=OrderedDict)
+    counts: Counter[str] = field(default_factory=Counter)
+    """first runs, captures, replays and evictions so far"""
+    _networks: set[str] = field(default_factory=set)
 
-    def __call__(self, key: Hashable, work: Callable[[], None]) -> None:
-        recording = self.recordings.setdefault(key, Recording())
+    def __call__(self, network: str, key: Hashable, work: Callable[[], None]) -> bool:
+        if key not in self.recordings:
+            self.recordings[key] = Recording(is_warm=network in self._networks)
+        recording = self.recordings[key]
         self.recordings.move_to_end(key)
-        if len(self.recordings) > MAX_TICKS:
+        if len(self.recordings) > MOST_TICKS:
             # The evicted recording may still be running.
             self.device.synchronize()
             self.recordings.popitem(last=False)
-        recording.run(lambda _: work(), self.device, lambda: True)
+            self.counts["evicted"] += 1
+        was_recorded = recording.replay is not None
+        is_usual = recording.run(lambda _: work(), self.device, lambda: True)
+        self._networks.add(network)
+        is_recorded = recording.replay is not None
+        kind = "replayed" if was_recorded else "captured" if is_recorded else "unrecorded"
+        self.counts[kind] += 1
+        return is_usual
 
 
 @dataclass
@@ -113,13 +133,18 @@ class RecordedEngine:
     ) -> tuple[Tensors, Tensors, Recording]:
         key = tuple(tensor.shape for tensor in inputs.values())
         if key not in self.lanes:
-            if len(self.lanes) == MAX_SHAPES:
-                self.device.synchronize()
-                self.lanes.popitem(last=False)
             own, made = (
                 {name: torch.empty_like(tensor) for name, tensor in each.items()}
                 for each in (inputs, outputs)
             )
             self.lanes[key] = own, made, Recording()
+            while len(self.lanes) > 1 and self._bytes > MOST_DECODER_BYTES:
+                self.device.synchronize()
+                self.lanes.popitem(last=False)
         self.lanes.move_to_end(key)
         return self.lanes[key]
+
+    @property
+    def _bytes(self) -> int:
+        lanes = self.lanes.values()
+        return sum(t.nbytes for own, made, _ in lanes for t in (*own.values(), *made.values()))

@@ -136,7 +136,7 @@ def answers(
     for each in calls:
         with engines.on_stream():
             found = call(engines[each.network], engines.arch, each.on(engines))
-            engines.fence()()
+            engines.fence().wait()
         yield each, {name: value.float().cpu() for name, value in found.items()}
 
 

@@ -171,10 +171,10 @@ def _seconds(engines: Engines, given: EngineCall) -> float:
     inputs, engine, took = given.on(engines), engines[given.network], []
     for _ in range(WARM_CALLS + TIMED_CALLS):
         with engines.on_stream():
-            engines.fence()()
+            engines.fence().wait()
             start = time.perf_counter()
             call(engine, engines.arch, inputs)
-            engines.fence()()
+            engines.fence().wait()
             took.append(time.perf_counter() - start)
     return round(statistics.median(took[WARM_CALLS:]), 6)
 

@@ -25,18 +25,16 @@ MB = 1e6
 
 
 def image_bytes(arch: Architecture, side: int, dtype: str) -> dict[str, int]:
-    """Of one image in flight with guidance: the engines' and the loop's tensors."""
+    """Of one image in flight with guidance."""
     latent = side // arch.vae_scale
     axes = {"rows": GUIDED, "latent_h": latent, "latent_w": latent, "tokens": CHUNK}
     specs = network_specs(arch, dtype)
     deep, text = specs["unet_deep"], specs["unet_prompt"].outputs
     cache = deep.outputs[1:]
-    rest = [t for t in deep.tensors if t not in (*cache, *text)]
     latents = 2 * arch.latent_channels * latent * latent * BYTES["float32"]
     return {
         "DeepCache's features": total(cache, axes),
         "keys, values of text": total(text, axes),
-        "inputs and output": total(rest, axes),
         "latents and estimate": latents,
     }
 

@@ -187,7 +187,7 @@ def _probed(
     watched = replace(
         engines,
         by_name={**engines.by_name, "unet_deep": probe},
-        run_recorded=lambda _, work: work(),
+        run_recorded=Engines.run_recorded,
         calls_ahead=0,
     )
     PromptedImages(replace(pipeline, engines=watched), group).latents(exact(sampling))

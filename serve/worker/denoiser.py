@@ -185,7 +185,7 @@ class Denoiser:
         try:
             with self.loop.engines.on_stream():
                 found = function()
-                self.loop.engines.fence()()
+                self.loop.engines.fence().wait()
         except Exception as error:
             answer.set_exception(error)
         else:

@@ -110,6 +110,6 @@ class MeteredCosts(Costs):
 
     on_call: Callable[[Group, float], None] = field(default=ignore)
 
-    def observe(self, group: Group, seconds: float) -> None:
-        super().observe(group, seconds)
+    def observe(self, group: Group, seconds: float, *, is_usual: bool = True) -> None:
+        super().observe(group, seconds, is_usual=is_usual)
         self.on_call(group, seconds)

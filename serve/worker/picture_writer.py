@@ -68,11 +68,11 @@ class PictureWriter:
         if job.flight.pasted:
             self._pasting[job] = self.costs.pasted_s(job.flight)
             self.costs.pasting_s = sum([*self._pasting.values()])
-        self._submit(job, partial(self._decode, job, latents, mark(self.pipeline.engines)))
+        self._submit(job, partial(self._decode, job, latents))
 
     def enlarge(self, job: ImageJob, latents: Tensor, then: Enlarged) -> None:
         """Enlarge the last leg's latents for the next leg."""
-        self._submit(job, partial(self._enlarge, job, latents, mark(self.pipeline.engines), then))
+        self._submit(job, partial(self._enlarge, job, latents, then))
 
     def _submit(self, job: ImageJob, work: Callable[[], None]) -> None:
         place = job.order.priority, job.flight.due, next(self._arrivals)
@@ -88,7 +88,7 @@ class PictureWriter:
         return self._decoder.submit(self._beside, function).result()
 
     def _beside(self, function: Callable[[], T]) -> T:
-        with self._stream.after():
+        with self._stream.beside():
             return function()
 
     def close(self) -> None:
@@ -118,17 +118,18 @@ class PictureWriter:
         _, decode = self._latents.get_nowait()
         decode()
 
-    def _pixels(self, latents: Tensor, ready: Mark) -> images.Pixels:
+    def _pixels(self, latents: Tensor) -> images.Pixels:
+        """Decode final latents: the loop has waited for them."""
         size = tuple(latents.shape[-2:])
-        with self.calls.watch(size), self._stream.after(ready, latents):
+        with self.calls.watch(size), self._stream.beside(latents):
             return self.pipeline.pixels(latents)
 
-    def _decode(self, job: ImageJob, latents: Tensor, ready: Mark) -> None:
+    def _decode(self, job: ImageJob, latents: Tensor) -> None:
         if job.is_cancelled:
             self._forget(job)
             return
         try:
-            pixels = self._pixels(latents, ready)
+            pixels = self._pixels(latents)
         except Exception as error:
             self._forget(job)
             job.failed(error)
@@ -145,15 +146,15 @@ class PictureWriter:
             if not self._pasting:
                 self._whole = None
 
-    def _enlarge(self, job: ImageJob, latents: Tensor, ready: Mark, then: Enlarged) -> None:
+    def _enlarge(self, job: ImageJob, latents: Tensor, then: Enlarged) -> None:
         if job.is_cancelled:
             return
         try:
             if job.params.upscaler == LATENT:
-                with self._stream.after(ready, latents):
+                with self._stream.beside(latents):
                     then(job, self.pipeline.enlarged(job.leg, latents))
             else:
-                then(job, enlarged_picture(self._pixels(latents, ready), job.leg))
+                then(job, enlarged_picture(self._pixels(latents), job.leg))
         except Exception as error:
             job.failed(error)
 

@@ -68,7 +68,7 @@ class PromptEncoder:
     # -- on its thread ----------------------------------------------------------------------
 
     def _beside(self, function: Callable[[], T]) -> T:
-        with self._stream.after():
+        with self._stream.beside():
             return function()
 
     def _encode_waiting(self) -> None:
@@ -105,7 +105,7 @@ class PromptEncoder:
         with self.calls.watch(is_long):
             conditionings = self._beside(partial(self.pipeline.encode, params, rows))
         for made in conditionings:
-            self._stream.give(made.context, made.pooled, made.time_ids)
+            self._stream.give(*made.tensors)
         costs = self.denoiser.loop.costs
         costs.encode_s = smoothed(costs.encode_s, (self.pipeline.clock() - began) / len(jobs))
         return conditionings
@@ -147,7 +147,7 @@ class PromptEncoder:
             latents = self._encode_image(job, source) if isinstance(source, SourceImage) else source
             sized = partial(self.pipeline.conditioned, job.leg, job.conditioning)
             conditioning = self._beside(sized)
-            self._stream.give(conditioning.time_ids)
+            self._stream.give(*conditioning.tensors)
             request = self._request(job, conditioning, latents)
         except Exception as error:
             job.failed(error)

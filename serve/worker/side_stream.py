@@ -32,13 +32,11 @@ class SideStream:
         self._stream = own
 
     @contextmanager
-    def after(self, ready: Mark = None, *read: Tensor) -> Iterator[None]:
-        """Run beside the loop after `ready`; `read` is read here. The exit waits for the work."""
+    def beside(self, *read: Tensor) -> Iterator[None]:
+        """Run beside the loop, reading finished tensors of it. The exit waits for the work."""
         if self._stream is None:
             yield
             return
-        if ready is not None:
-            self._stream.wait_event(ready)
         for tensor in read:
             if tensor.is_cuda:
                 tensor.record_stream(self._stream)

@@ -19,7 +19,6 @@ from sdxl.abilities import check_able, check_schedules
 from sdxl.admission import Refused
 from sdxl.cost import Costs, project
 from sdxl.flight import Flight, Leg, State
-from sdxl.inflight import InFlight
 from sdxl.mini import vocabulary
 from sdxl.model_names import MINI_NAME
 from sdxl.params import LATENT, GenerationParams, InvalidParams
@@ -110,7 +109,7 @@ class Worker:
     def start(self) -> None:
         """Measure, then accept orders. Blocks until a picture was made."""
         costs = MeteredCosts()
-        loop = InFlight(self.pipeline.engines, self.pipeline.clock, self.pipeline.limits(), costs)
+        loop = self.pipeline.in_flight(costs)
         denoiser = Denoiser(loop, self.stall_s)
         encoder = PromptEncoder(self.pipeline, denoiser, self.stall_s)
         writer = PictureWriter(self.pipeline, costs, self.stall_s, self.provenance)

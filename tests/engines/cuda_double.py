@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,12 +43,16 @@ class FakeStream:
 @dataclass(eq=False)
 class FakeEvent:
     stream: FakeStream | None = None
+    at_ms: float = 0.0
 
     def record(self, stream: FakeStream) -> None:
-        self.stream = stream
+        self.stream, self.at_ms = stream, 1000 * time.perf_counter()
 
     def synchronize(self) -> None:
         assert self.stream is not None, "waited for an event that was not recorded"
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        return later.at_ms - self.at_ms
 
 
 @dataclass
@@ -78,7 +83,7 @@ class FakeCuda:
     def Stream(self, device: torch.device) -> FakeStream:
         return FakeStream(device.index or 0)
 
-    def Event(self) -> FakeEvent:
+    def Event(self, enable_timing: bool = False) -> FakeEvent:
         return FakeEvent()
 
     def CUDAGraph(self) -> FakeGraph:

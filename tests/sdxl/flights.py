@@ -94,10 +94,6 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert difference <= 1e-4 * max(scale, 1.0), f"differs by {difference:.2e} of {scale:.2e}"
 
 
-def cohorts_of(flight: InFlight) -> list[Any]:
-    return [image.place.cohort for image in flight._images.values() if image.place]
-
-
 @contextmanager
 def launched_groups() -> Iterator[list[Group]]:
     """The calls that loops make meanwhile."""

@@ -18,7 +18,6 @@ from tests.sdxl.flights import (
     EMBEDDING,
     INPAINTING,
     assert_same,
-    cohorts_of,
     engine,
     loop,
     masked_source,
@@ -113,13 +112,10 @@ class AnyOrder(RuleBasedStateMachine):
         del self.open[id_]
 
     @invariant()
-    def nothing_is_lost_and_memory_is_accounted_for(self) -> None:
+    def nothing_is_lost_and_few_caches_wait(self) -> None:
         if not hasattr(self, "flight"):
             return
         assert {f.id for f in self.flight.flights} == set(self.open)
-        cohorts = cohorts_of(self.flight)
-        for cohort in cohorts:
-            assert cohort.members == sum(c is cohort for c in cohorts)
         waiting = [f for f in self.flight.flights if f.state is State.PAUSED and f.needs_cache]
         held = sum(f.next_step.rows for f in waiting)
         assert held <= self.flight.limits.paused_cache_rows

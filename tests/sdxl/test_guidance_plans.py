@@ -140,8 +140,9 @@ def test_a_recorded_tick_holds_for_whatever_comes_under_its_key() -> None:
     """As a GPU replays it: the work of the first that came under a key, on its tensors."""
     recorded: dict[Hashable, Callable[[], None]] = {}
 
-    def replay(key: Hashable, work: Callable[[], None]) -> None:
+    def replay(network: str, key: Hashable, work: Callable[[], None]) -> bool:
         recorded.setdefault(key, work)()
+        return True
 
     engines = replace(fake_engines(), run_recorded=replay)
     flight = InFlight(engines, FakeClock(), Limits(buckets=engines.buckets, rows=8))

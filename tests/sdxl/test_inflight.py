@@ -4,20 +4,22 @@ image has one outcome, and its latents are those of the same request alone."""
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from sdxl.admission import Refused
 from sdxl.cost import Costs
+from sdxl.engine import PassedFence
 from sdxl.flight import Priority, State
 from sdxl.inflight import DeadlineExceeded, Event, Failed, Finished, InFlight
+from sdxl.rows import Stage
 from tests.fakes import FakeClock, fake_engines
-from tests.sdxl.flights import assert_same, cohorts_of, engine, latents_of, loop, request
+from tests.sdxl.flights import assert_same, engine, latents_of, loop, request
 from tests.sdxl.reference import denoise
 
 MIX = [
@@ -54,22 +56,6 @@ def test_a_newcomer_joins_on_a_deep_tick_and_shares_every_call() -> None:
     assert [f.step for f in flight.flights] == [3, 1]
     calls = engine(flight, "unet_deep").calls
     assert [call["sample"][0] for call in calls] == [2, 4]
-
-
-def test_a_stable_group_copies_no_cache() -> None:
-    flight = loop()
-    for seed in range(3):
-        flight.submit(request(seed, steps=8))
-    flight.tick()
-    addresses = {t.data_ptr() for t in _buffers(flight)}
-    for _ in range(6):
-        flight.tick()
-        assert {t.data_ptr() for t in _buffers(flight)} == addresses
-
-
-def _buffers(flight: InFlight) -> list[Tensor]:
-    cohorts = {id(i.place.cohort): i.place.cohort for i in flight._images.values() if i.place}
-    return [t for c in cohorts.values() for t in c.buffers.by_name.values()]
 
 
 def test_rows_are_padded_to_a_bucket() -> None:
@@ -123,13 +109,8 @@ def test_above_the_cache_cap_an_image_pauses_just_before_a_deep_step() -> None:
         flight.tick()
     (state,) = flight.flights
     assert (state.step, state.next_is_deep, state.state) == (3, True, State.PAUSED)
-    shallow = flight.engines["unet_shallow"].spec
-    caches = {t.name for t in flight.engines["unet_deep"].spec.outputs} & {
-        t.name for t in shallow.inputs
-    }
-    assert caches, "the shallow UNet reads nothing that the deep one made"
-    held = {name for cohort in cohorts_of(flight) for name in cohort.buffers.by_name}
-    assert not caches & held
+    tensors = flight._tensors(id_)
+    assert not tensors.keeps_cache and not tensors.cache
 
 
 def test_an_engine_that_raises_fails_only_its_call() -> None:
@@ -250,17 +231,46 @@ def test_a_newcomer_may_come_while_the_last_call_of_others_is_on_its_way(
 
 
 def test_what_is_finished_was_waited_for() -> None:
-    flight, waited = loop(calls_ahead=1), list[int]()
-    calls = itertools.count()
+    flight = loop(calls_ahead=1)
+    numbers, waited = itertools.count(), list[int]()
 
-    def fence() -> Any:
-        return partial(waited.append, next(calls))
+    class NumberedFence(PassedFence):
+        def __init__(self) -> None:
+            self.number = next(numbers)
 
-    flight.engines = replace(flight.engines, fence=fence)
+        def wait(self) -> None:
+            waited.append(self.number)
+
+    flight.engines = replace(flight.engines, fence=NumberedFence)
     flight.submit(request(0, steps=4))
     while not any(isinstance(event, Finished) for event in flight.tick()):
         pass
-    assert waited == [0, 1, 2, 3] and flight.is_idle
+    # A call has one before and one after it.
+    assert waited == [1, 3, 5, 7] and flight.is_idle
+
+
+def test_costs_are_the_seconds_of_the_device_in_usual_calls() -> None:
+    """The first two calls of a network prepare and record; the host's time does not count."""
+    flight, calls = loop(), Counter[str]()
+
+    class TimedFence(PassedFence):
+        def seconds_since(self, earlier: PassedFence) -> float:  # type: ignore[override]
+            return 0.25
+
+    def run_recorded(network: str, key: Hashable, work: Callable[[], None]) -> bool:
+        work()
+        calls[network] += 1
+        return calls[network] > 2
+
+    flight.engines = replace(flight.engines, fence=TimedFence, run_recorded=run_recorded)
+    flight._stage = Stage(flight.engines)
+    flight.submit(request(0, steps=4))
+    flight.drain()
+    assert not flight.costs.ticks
+    flight.submit(request(0, steps=2))
+    flight.drain()
+    assert set(flight.costs.ticks.values()) == {0.25}
+    assert {key.call.network for key in flight.costs.ticks} == {"unet_deep", "unet_shallow"}
 
 
 @pytest.mark.parametrize("queue", [1, 4])

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engines.cuda.recordings import MAX_SHAPES, RecordedEngine
+from engines.cuda import recordings
+from engines.cuda.recordings import RecordedEngine
 from engines.pytorch import torch_engine
 from engines.pytorch.fast_vae import rearrange_decoder
 from sdxl.checkpoint import find
@@ -86,15 +87,18 @@ def test_a_recorded_decoder_answers_for_the_latents_it_is_given() -> None:
     assert (device.captures, device.replays) == (2, 6)
 
 
-def test_recordings_of_few_sizes_are_kept() -> None:
-    device = FakeDevice()
+def test_recordings_of_few_bytes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, sides = FakeDevice(), range(4, 11)
     engine = RecordedEngine(Launching(device), device)
-    for side in range(4, 4 + MAX_SHAPES + 3):
+    three = sum(4 * (4 + 3 * 64) * side**2 for side in sides[-3:])
+    monkeypatch.setattr(recordings, "MOST_DECODER_BYTES", three)
+    for side in sides:
         engine(
             {"latents": torch.zeros(1, 4, side, side)},
             {"image": torch.zeros(1, 3, 8 * side, 8 * side)},
         )
-    assert len(engine.lanes) == MAX_SHAPES and device.synchronized == 3
+    kept = [key[0][-1] for key in engine.lanes]  # type: ignore[index]
+    assert kept == [8, 9, 10]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

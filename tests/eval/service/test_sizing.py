@@ -1,13 +1,12 @@
-"""The reported memory of an image in flight equals the loop's."""
+"""The reported memory of an image in flight is what the loop allocates for it."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from eval.service.sizing import image_bytes, main, tick_costs
-from sdxl.cohort import BufferPool, NewImage
-from tests.fakes import ARCH, axes, fake_conditioning, fake_engines
+from tests.fakes import ARCH
+from tests.sdxl.flights import loop, request
 
 PAGE = """\
 # TYPE sdxl_tick_seconds histogram
@@ -21,20 +20,21 @@ sdxl_tick_seconds_count{network="unet_shallow",bucket="4",replica="a"} 0
 """
 
 
-def test_memory_equals_the_loops_buffers() -> None:
-    side, pool = 64, BufferPool(fake_engines())
-    latent = side // ARCH.vae_scale
-    conditioning = fake_conditioning(0, rows=2)
-    start = torch.zeros(ARCH.latent_channels, latent, latent)
-    buffers = pool.begin(
-        axes(latent, latent), [NewImage(conditioning, 5.0, start)], 2, runs=True
-    ).buffers
-    tensors = [*buffers.by_name.values(), buffers.latents, buffers.estimate]
-    taken = sum(tensor.nbytes for tensor in tensors)
-    reported = sum(image_bytes(ARCH, side, "float32").values())
-    # Two rows have room for two images without guidance.
-    room = buffers.latents.nbytes + buffers.estimate.nbytes
-    assert reported == pytest.approx(taken - room / 2, rel=1e-9), f"{reported}, takes {taken}"
+def test_memory_equals_that_of_an_image_in_the_loop() -> None:
+    side = 64
+    flight = loop()
+    id_ = flight.submit(request(side=side // ARCH.vae_scale))
+    flight.tick()
+    tensors = flight._tensors(id_)
+    flight._stage._save_caches()
+    latents = [tensors.latents, tensors.estimate]
+    taken = sum(t.nbytes for t in (*latents, *tensors.text, *tensors.cache))
+    parts = image_bytes(ARCH, side, "float32")
+    # The request is two latents wider than it is high.
+    height = side // ARCH.vae_scale
+    expected = parts["keys, values of text"]
+    expected += (sum(parts.values()) - expected) * (height + 2) // height
+    assert taken == expected
 
 
 def test_costs_are_means_over_the_replicas() -> None:
