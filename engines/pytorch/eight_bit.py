@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from engines.folders.export_folder import INPUT_SCALE, SCALE, SMOOTHING, WEIGHT
-from engines.pytorch.launches import LARGEST, has_kernels, triton_module
+from engines.pytorch.launches import LARGEST, capability_of, has_kernels, triton_module
 from sdxl.networks.vae import SIDES, summed
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ PROBED = 256, 1280
 """tokens and channels: a library may refuse sizes below those of the UNet"""
 MAX_ROWS = 1024
 """rows of a call, more than any memory holds"""
+MOST_TOKENS = 2**19
+"""of a call: 32 rows at 2048×2048"""
 
 
 class EightBit(nn.Module):
@@ -124,11 +126,13 @@ class EightBit(nn.Module):
         return turned_product(stored, self.weight, self.scale, self.bias, dtype)
 
     def _scaled_mm(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        tokens = stored.reshape(-1, stored.shape[-1])
+        tokens, ones = stored.reshape(-1, stored.shape[-1]), _ones(stored.device)
+        # Beyond all usual calls; inside a CUDA graph these are filled at each replay.
+        ones = ones if len(tokens) <= len(ones) else torch.ones(len(tokens), 1, device=ones.device)
         out = torch._scaled_mm(
             tokens,
             self.weight.t(),
-            _ones(tokens.shape[0], stored.device),
+            ones[: len(tokens)],
             self.scale[None],
             bias=self.half_bias.to(dtype),
             out_dtype=dtype,
@@ -219,6 +223,8 @@ def quantise(unet: nn.Module, *files: Path) -> tuple[str, ...]:
 def put_layers(unet: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
     names = [key.removesuffix(INPUT_SCALE) for key in tensors if key.endswith(INPUT_SCALE)]
     flags = torch.zeros(MAX_ROWS, device=next(unet.parameters()).device)
+    # Made here, because a tensor made while a CUDA graph is captured lives in that graph's memory.
+    _ones(flags.device)
     for name in names:
         parent, _, child = name.rpartition(".")
         layer = _layer(unet.get_submodule(name), name, tensors, flags)
@@ -227,7 +233,8 @@ def put_layers(unet: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, ...
 
 
 def _layer(module: Any, name: str, tensors: Mapping[str, Tensor], flags: Tensor) -> EightBit:
-    weight, device = tensors[name + WEIGHT], module.weight.device
+    device = module.weight.device
+    weight = tensors[name + WEIGHT].to(device)
     if weight.dim() == 4:
         weight = weight.permute(0, 2, 3, 1).contiguous()
     input_scale = tensors[name + INPUT_SCALE].float()
@@ -264,9 +271,7 @@ def _decoder_layer(conv: nn.Conv2d, flags: Tensor) -> EightBit:
 
 def has_e4m3(device: torch.device) -> bool:
     """Whether the device has E4M3; a CPU multiplies the stored numbers in float32."""
-    if device.type != "cuda":
-        return True
-    return torch.cuda.get_device_capability(device) >= CAPABILITY_OF_E4M3
+    return device.type == "cpu" or capability_of(device) >= CAPABILITY_OF_E4M3
 
 
 def fits_attention(stored: Tensor, heads: int) -> bool:
@@ -305,10 +310,10 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 @cache
-def _ones(count: int, device: torch.device) -> Tensor:
+def _ones(device: torch.device) -> Tensor:
     """The inputs' scales, which the outputs' contain already; cached because CUDA graphs hold their
     address."""
-    return torch.ones(count, 1, device=device)
+    return torch.ones(MOST_TOKENS, 1, device=device)
 
 
 @lru_cache(maxsize=8)

@@ -1,5 +1,6 @@
 """The forms in which Triton compiles our kernels: a kernel with the types of its arguments, what is
-known of their values, and options. Forms come from launches recorded on the meta device.
+known of their values, and options. They are listed from launches recorded on the meta device, and
+compiled in other processes before the first call.
 
 It uses the same private functions of Triton as a launch does, so that both find the same files in
 Triton's cache.
@@ -7,22 +8,41 @@ Triton's cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+import torch
 import triton
+from torch import nn
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_key, get_cache_manager
 from triton.runtime.jit import create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch.launches import FUSION, Launch
-from engines.pytorch.tiles import TileProblem, fitting
+from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
+from engines.pytorch.tiles import Tile, TileProblem
+from sdxl.specs import CHUNK, Architecture, ModelSpec, image_axes
+
+log = logging.getLogger(__name__)
 
 PRODUCTS = ("_product", "_tma_product", "_gated_product")
+MOST_PROCESSES = 8
+LOGGED_EVERY = 12
+COMPILED = "compiled"
+"""the line that a process prints for each form"""
 
 
 @dataclass(frozen=True)
@@ -80,10 +100,36 @@ def compile_form(form: Form, target: GPUTarget) -> Any:
     return triton.compile(form.source, target=target, options=dict(form.options))
 
 
+def recorded_launches(
+    networks: Mapping[str, nn.Module], specs: Mapping[str, ModelSpec], arch: Architecture
+) -> list[Launch]:
+    """The launches of networks on the meta device. Forms depend on neither the size nor the rows of
+    a call, except that odd latents are stretched where even ones are doubled."""
+    latent = arch.default_side // arch.vae_scale
+    with torch.inference_mode(), noted() as launches:
+        for name, network in networks.items():
+            for side in (latent, latent + 1):
+                sizes = {"rows": 2, "batch": 1, "tokens": CHUNK, **image_axes(arch, side, side)}
+                axes = sizes | {"latent_h": side, "latent_w": side}
+                network(*meta_inputs(specs[name], axes))
+    return launches
+
+
+def forms_of(
+    launches: Iterable[Launch],
+    target: GPUTarget,
+    fitting: Callable[[TileProblem], Sequence[Tile]],
+) -> list[Form]:
+    """The forms of these launches, of products in every tile that fits; the usual tile comes
+    first."""
+    once = {form_of(launch, target): launch for launch in launches}
+    tiled = (each for launch in once.values() for each in in_every_tile(launch, fitting))
+    return list(dict.fromkeys(form_of(each, target) for each in tiled))
+
+
 def in_every_tile(
-    launch: Launch, shared_bytes: int, has_tensor_memory: bool = False
+    launch: Launch, fitting: Callable[[TileProblem], Sequence[Tile]]
 ) -> Iterator[Launch]:
-    """A product in every tile that fits the GPU; other launches as they are."""
     if launch.name not in PRODUCTS:
         yield launch
         return
@@ -92,7 +138,7 @@ def in_every_tile(
     number = str(getattr(given, "base", given).dtype).removeprefix("torch.")
     has_residual = bool(launch.constants.get("HAS_RESIDUAL"))
     problem = TileProblem(number, 1, 1, 1, 1, has_residual, is_gated)
-    for tile in fitting(problem, shared_bytes, has_tensor_memory):
+    for tile in fitting(problem):
         names = ("M", "N", "K", "num_warps", "num_stages")
         constants = {**launch.constants, **dict(zip(names, astuple(tile), strict=True))}
         lines = [2, tile.n // 2] if is_gated else [tile.n]
@@ -102,3 +148,124 @@ def in_every_tile(
             for each in launch.arguments
         )
         yield replace(launch, arguments=arguments, constants=constants)
+
+
+@contextmanager
+def compiled_ahead(list_forms: Callable[[], tuple[list[Form], GPUTarget]]) -> Iterator[None]:
+    """Compile what Triton's cache lacks in other processes, and wait for them at the end of the
+    block. What fails is logged, and compiled at its first use."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        count_compilations()
+        forms, target = list_forms()
+        missing = [form for form in forms if not is_cached(form, target)]
+        shares = [share for i in range(_processes()) if (share := missing[i :: _processes()])]
+        processes = [_process() for _ in shares]
+    except Exception as error:
+        log.warning("kernels are compiled at their first use: %s: %s", type(error).__name__, error)
+        missing, shares, processes = [], [], []
+    progress = Progress(len(missing))
+    with ThreadPoolExecutor(max(len(shares), 1)) as threads:
+        try:
+            for process, share in zip(processes, shares, strict=True):
+                threads.submit(progress.follow, process, pickle.dumps((share, target)))
+            yield
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+    if failed := progress.total - len(progress.compiled):
+        log.warning("%d kernels are compiled at their first use: %s", failed, progress.message)
+
+
+@dataclass
+class Progress:
+    """Of compilation in other processes."""
+
+    total: int
+    compiled: list[str] = field(default_factory=list)
+    message: str = ""
+
+    def follow(self, process: subprocess.Popen[bytes], order: bytes) -> None:
+        """Send a process its order, and read what it prints until it ends."""
+        assert process.stdin and process.stdout
+        with process:
+            try:
+                process.stdin.write(order)
+                process.stdin.close()
+            except OSError:
+                # It ended early; what it printed says why.
+                pass
+            for line in process.stdout:
+                text = line.decode(errors="replace").strip()
+                if text == COMPILED:
+                    self.compiled.append(text)
+                    if (done := len(self.compiled)) % LOGGED_EVERY == 0 or done == self.total:
+                        log.info("compiling kernels: %d of %d", done, self.total)
+                elif text:
+                    self.message = text
+
+
+def _processes() -> int:
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+def _process() -> subprocess.Popen[bytes]:
+    # A spawned process of multiprocessing would run the caller's main module again.
+    pipe, output = subprocess.PIPE, subprocess.STDOUT
+    # It needs no GPU, and a context would take memory.
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-m", "engines.pytorch.forms"],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=output,
+        env={**os.environ, **own, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def target_of(device: torch.device) -> GPUTarget:
+    with torch.cuda.device(device):
+        return triton.runtime.driver.active.get_current_target()
+
+
+def is_cached(form: Form, target: GPUTarget) -> bool:
+    backend = make_backend(target)
+    options = backend.parse_options(dict(form.options))
+    key = get_cache_key(form.source, backend, options, get_cache_invalidating_env_vars())
+    files = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    return bool(files.get_group(f"{form.kernel}.json"))
+
+
+def compiled_forms() -> int:
+    """How many forms this process has compiled since `count_compilations`. Forms found in Triton's
+    cache do not count, nor do those that other processes compiled."""
+    return len(_compiled)
+
+
+def count_compilations() -> None:
+    triton.knobs.compilation.listener = _note_compilation
+
+
+_compiled: list[str] = []
+
+
+def _note_compilation(*, src: Any, cache_hit: bool, **_: Any) -> None:
+    if not cache_hit:
+        _compiled.append(src.name)
+
+
+def main() -> int:
+    """Compile the forms that standard input holds."""
+    forms, target = pickle.load(sys.stdin.buffer)
+    for form in forms:
+        try:
+            compile_form(form, target)
+            print(COMPILED, flush=True)
+        except Exception as error:
+            print(f"{form.kernel}: {' '.join(str(error).split())[-200:]}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sdxl.engine import torch_dtype
+from sdxl.specs import ModelSpec
 
 INTERPRETED = "TRITON_INTERPRET"
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -44,6 +48,7 @@ class Launch:
 
 
 _notes: ContextVar[list[Launch] | None] = ContextVar("notes", default=None)
+_capability: ContextVar[tuple[int, int]] = ContextVar("capability", default=(9, 0))
 
 
 @contextmanager
@@ -55,6 +60,33 @@ def noted() -> Iterator[list[Launch]]:
         yield launches
     finally:
         _notes.reset(token)
+
+
+@contextmanager
+def like_a_gpu(capability: tuple[int, int]) -> Iterator[None]:
+    """Let the meta device stand for a GPU of this compute capability."""
+    token = _capability.set(capability)
+    try:
+        yield
+    finally:
+        _capability.reset(token)
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a GPU, or of the GPU that the meta device stands for; a CPU has
+    (0, 0)."""
+    return _capability.get() if device.type == "meta" else _real_capability(device)
+
+
+@cache
+def _real_capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def meta_inputs(spec: ModelSpec, axes: Mapping[str, int]) -> list[Tensor]:
+    """A call's inputs on the meta device; maps are channels-last, as in the loop."""
+    inputs = [torch.empty(t.shape(axes), dtype=torch_dtype(t), device="meta") for t in spec.inputs]
+    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs]
 
 
 def has_kernels(x: Tensor) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from engines.cuda.device import CudaDevice, local_target, numbered
 from engines.cuda.recordings import RecordedEngine, Ticks
 from engines.folders.profiles import buckets
 from engines.pytorch.eight_bit import flagged, has_e4m3, put_decoder_layers, quantise
-from engines.pytorch.launches import triton_module
+from engines.pytorch.launches import capability_of, like_a_gpu, triton_module
 from engines.pytorch.tiles import measuring
 from engines.pytorch.torch_options import PLAIN, TorchOptions
-from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint
+from sdxl.checkpoint import NETWORK_FOLDERS, Checkpoint, quiet_loading
+from sdxl.checkpoint_checks import network_class
 from sdxl.engine import Engine, Engines, check_inputs
 from sdxl.networks.halves import fit_halves
 from sdxl.networks.parts import networks_of
@@ -71,29 +73,21 @@ def load_torch(
     dtype = PRECISIONS.get(precision, "float16" if is_cuda else "float32")
     specs = network_specs(checkpoint.arch, dtype, cut)
     engines: dict[str, Engine] = {}
-    for part in NETWORK_FOLDERS:
-        with named_if_slow(f"loading {part}"):
-            module: Any = (load_part or checkpoint.part)(part)
-            if part == "unet":
-                # diffusers' own `to` warns about other models' needs.
-                placed = nn.Module.to(module, chosen, getattr(torch, dtype))
-                module = _unet(placed, options, numbers)
-            elif part == "vae" and dtype == "float16":
-                fit_halves(module)
-        for name, network in networks_of(part, module, cut).items():
-            placed = flagged(network) if part == "unet" else _place(network, specs[name], chosen)
-            is_compiled = options.compile and part == "unet"
-            runs: Any = torch.compile(placed) if is_compiled else placed
-            engines[name] = TorchEngine(specs[name], runs)
-    decoder: Any = engines["vae_decoder"]
-    # After the networks are placed: a change of type would change the 8-bit numbers.
-    _fit_decoder(decoder.module.decoder, options, is_eight_bit=bool(numbers))
+    placed = partial(_placed, specs=specs, cut=cut, options=options, numbers=numbers)
+    has_kernels = is_cuda and options.rearranged
+    with _compiled_ahead(checkpoint, chosen, specs, placed) if has_kernels else nullcontext():
+        for part in NETWORK_FOLDERS:
+            with named_if_slow(f"loading {part}"):
+                module = (load_part or checkpoint.part)(part)
+                networks = placed(part, module, chosen)
+            for name, network in networks.items():
+                is_compiled = options.compile and part == "unet"
+                runs: Any = torch.compile(network) if is_compiled else network
+                engines[name] = TorchEngine(specs[name], runs)
     if is_cuda and options.graphs:
         # Its own pool: graphs of one pool must not run at once, and pictures are decoded while
         # others are denoised.
         engines["vae_decoder"] = RecordedEngine(engines["vae_decoder"], CudaDevice(chosen))
-    if is_cuda:
-        torch.backends.cudnn.benchmark = True
     # The rows of a call are those of compiled engines on this GPU.
     target = local_target(chosen) if is_cuda else None
     counts = (1, *buckets(target.max_batch)) if target else Engines.buckets
@@ -116,6 +110,60 @@ def load_torch(
         description=said,
         **(cuda.for_engines() if cuda else {}),
     )
+
+
+def _placed(
+    part: str,
+    module: nn.Module,
+    device: torch.device,
+    *,
+    specs: Mapping[str, ModelSpec],
+    cut: Cut,
+    options: TorchOptions,
+    numbers: Sequence[Path],
+) -> dict[str, nn.Module]:
+    """A part's networks on a device, with the options applied."""
+    dtype = specs["unet_deep"].outputs[0].dtype
+    if part == "unet":
+        # diffusers' own `to` warns about other models' needs.
+        module = nn.Module.to(module, device, getattr(torch, dtype))
+        networks = networks_of(part, _unet(module, options, numbers), cut)
+        return {name: flagged(network) for name, network in networks.items()}
+    if part == "vae" and dtype == "float16":
+        fit_halves(module)
+    networks = networks_of(part, module, cut)
+    placed = {name: _place(each, specs[name], device) for name, each in networks.items()}
+    if part == "vae":
+        # After the networks are placed: a change of type would change the 8-bit numbers.
+        decoder: Any = placed["vae_decoder"]
+        _fit_decoder(decoder.decoder, options, is_eight_bit=bool(numbers))
+    return placed
+
+
+def _compiled_ahead(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    specs: Mapping[str, ModelSpec],
+    placed: Callable[[str, nn.Module, torch.device], dict[str, nn.Module]],
+) -> AbstractContextManager[None]:
+    """Compile the kernels of the networks, which are listed without weights, while the block
+    runs."""
+    # Without a GPU, Triton may be missing.
+    forms: Any = import_module("engines.pytorch.forms")
+
+    def list_forms() -> Any:
+        networks: dict[str, nn.Module] = {}
+        with like_a_gpu(capability_of(device)):
+            for part in ("unet", "vae"):
+                with quiet_loading(), torch.device("meta"):
+                    module = network_class(part).from_config(checkpoint.config(part))
+                networks |= placed(part, module.eval().requires_grad_(False), torch.device("meta"))
+            launches = forms.recorded_launches(networks, specs, checkpoint.arch)
+        tiles = triton_module("product").tiles(device)
+        target = forms.target_of(device)
+        return forms.forms_of(launches, target, tiles.fitting), target
+
+    return forms.compiled_ahead(list_forms)
 
 
 def memory_format(options: TorchOptions) -> torch.memory_format:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 import triton
@@ -177,6 +177,7 @@ def _tile(
     return tiles(x.device).choose(problem, run, _seconds)
 
 
+@cache
 def tiles(device: torch.device) -> Tiles:
     """The tiles for this GPU, Triton and version of the kernels."""
     kernels = (_product, _tma_product, _gated_product)

@@ -8,15 +8,13 @@ modules; with TRITON_INTERPRET=1, set before the import, it runs on a CPU.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engines.pytorch.launches import LARGEST, launch
+from engines.pytorch.launches import LARGEST, capability_of, launch
 from engines.pytorch.tiles import Tile
 from engines.pytorch.triton_shared import (
     IS_INTERPRETED,
@@ -122,12 +120,9 @@ def _tma_product(
         _store_sums(total, right, given, TAPS, HAS_RESIDUAL, IS_TURNED)
 
 
-@cache
 def has_tma(device: torch.device) -> bool:
-    """Whether the device has a TMA; the meta device and the interpreter count as having one."""
-    if device.type != "cuda":
-        return device.type == "meta" or IS_INTERPRETED
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    """Whether the device has a TMA; the interpreter counts as having one."""
+    return IS_INTERPRETED or capability_of(device) >= (9, 0)
 
 
 def fits_tma(weight: Tensor) -> bool:

@@ -17,7 +17,7 @@ from engines.folders.targets import TARGETS
 from engines.pytorch.eight_bit import flagged, put_decoder_layers, put_layers
 from engines.pytorch.fast_unet import rearrange
 from engines.pytorch.fast_vae import rearrange_decoder
-from engines.pytorch.launches import Launch, noted
+from engines.pytorch.launches import Launch, meta_inputs, noted
 from engines.pytorch.torch_engine import TorchEngine, memory_format
 from engines.pytorch.torch_options import TorchOptions
 from eval.measuring.arithmetic import FULL_SIZE, architecture_of, build_module, configs_of
@@ -25,7 +25,7 @@ from onnx_export.recipes import RECIPES
 from sdxl import deepcache, schedulers
 from sdxl.checkpoint import find
 from sdxl.conditioning import Conditioning
-from sdxl.engine import Engines, torch_dtype
+from sdxl.engine import Engines
 from sdxl.inflight import InFlight, Request
 from sdxl.networks.parts import networks_of
 from sdxl.policy import Limits
@@ -111,13 +111,11 @@ def begun(engines: Engines, images: int, latent: int) -> InFlight:
 
 
 def inputs_of(name: str, rows: int, side: int) -> list[Tensor]:
-    """The fp16 inputs of a call at this size in pixels; maps are channels-last, as in the loop."""
+    """The fp16 inputs of a call at this size in pixels."""
     arch = architecture_of(configs_of(FULL_SIZE))
     latent = side // arch.vae_scale
     axes = {"rows": rows, "tokens": CHUNK, "latent_h": latent, "latent_w": latent}
-    spec = network_specs(arch, "float16")[name]
-    inputs = [torch.empty(t.shape(axes), dtype=torch_dtype(t), device="meta") for t in spec.inputs]
-    return [t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs]
+    return meta_inputs(network_specs(arch, "float16")[name], axes)
 
 
 def launches_of(name: str, precision: str, rows: int, side: int = 1024) -> list[Launch]:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,10 +20,10 @@ from unittest.mock import patch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from engines.pytorch import eight_bit, triton_attention, triton_tma_product
-from engines.pytorch.forms import PRODUCTS, Form, compile_form, form_of, in_every_tile
-from engines.pytorch.launches import Launch
-from engines.pytorch.tiles import KIB, TENSOR_MEMORY
+from engines.pytorch import eight_bit
+from engines.pytorch.forms import PRODUCTS, Form, compile_form, forms_of
+from engines.pytorch.launches import Launch, like_a_gpu
+from engines.pytorch.tiles import KIB, TENSOR_MEMORY, Tiles
 from eval.speed.meta_networks import PRECISIONS, UNETS, launches_of, launches_of_a_picture
 
 SHARED_BYTES = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
@@ -46,11 +45,9 @@ def number_of(form: Form) -> str:
     return "*" + given.removeprefix("tensordesc<").partition("[")[0].removeprefix("*")
 
 
-def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
+def launches(arch: int, only_products: bool) -> Iterator[Launch]:
     """`only_products`: from as few calls as have all kinds of them."""
-    with ExitStack() as patches:
-        for module in (triton_tma_product, triton_attention):
-            patches.enter_context(patch.object(module, "has_tma", lambda _: has_tma))
+    with like_a_gpu(divmod(arch, 10)):
         if only_products:
             yield from launches_of("unet_deep", "int8", ROWS[1])
         for precision in () if only_products else PRECISIONS:
@@ -63,19 +60,6 @@ def launches(has_tma: bool, only_products: bool) -> Iterator[Launch]:
         # Where PyTorch's own FP8 product is not there, ours takes its place.
         with patch.object(eight_bit, "has_scaled_mm", lambda *_: False):
             yield from launches_of("unet_deep", "fp8", ROWS[1])
-
-
-def forms(arch: int, only_products: bool) -> list[Form]:
-    """The usual tile of a product comes first."""
-    found: dict[Form, None] = {}
-    seen: set[Form] = set()
-    target, is_blackwell = target_of(arch), arch // 10 in TENSOR_MEMORY
-    for launch in launches(arch >= 90, only_products):
-        if (form := form_of(launch, target)) not in seen:
-            seen.add(form)
-            tiled = in_every_tile(launch, SHARED_BYTES[arch], is_blackwell)
-            found |= dict.fromkeys(form_of(each, target) for each in tiled)
-    return list(found)
 
 
 def target_of(arch: int) -> GPUTarget:
@@ -142,7 +126,8 @@ def main(argv: list[str]) -> int:
 def chosen(arch: int, only_products: bool) -> Iterator[Form]:
     usual: set[tuple[Any, ...]] = set()
     given = ("TAPS", "HAS_RESIDUAL", "IS_TURNED")
-    for form in forms(arch, only_products):
+    tiles = Tiles(SHARED_BYTES[arch], arch // 10 in TENSOR_MEMORY)
+    for form in forms_of(launches(arch, only_products), target_of(arch), tiles.fitting):
         kind = (form.kernel, number_of(form), *(form.constants.get(name) for name in given))
         if not only_products:
             yield form

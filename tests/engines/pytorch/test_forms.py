@@ -1,0 +1,163 @@
+"""The forms of our kernels are a closed list that covers every size, and are compiled ahead."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes for Linux alone")
+
+import triton
+from safetensors.torch import save_file
+from triton.backends.compiler import GPUTarget
+
+from engines.pytorch import forms, torch_engine
+from engines.pytorch.forms import (
+    Form,
+    compile_form,
+    compiled_ahead,
+    compiled_forms,
+    count_compilations,
+    form_of,
+    forms_of,
+    is_cached,
+    recorded_launches,
+)
+from engines.pytorch.launches import FUSION, Launch, meta_inputs, noted
+from engines.pytorch.tiles import KIB, Tiles
+from engines.pytorch.torch_options import TorchOptions
+from eval.measuring.arithmetic import FULL_SIZE, architecture_of, configs_of
+from eval.speed.meta_networks import UNETS, decoder, launches_of, numbers_of, unets
+from sdxl.checkpoint import find
+from sdxl.specs import CHUNK, network_specs
+
+TARGET = GPUTarget("cuda", 90, 32)
+HOPPER = Tiles(227 * KIB)
+WIDE = (
+    *((512, width) for width in (2048, 1984, 1920, 1856)),
+    *((576, width) for width in (1792, 1728, 1664)),
+    *((640, width) for width in (1600, 1536)),
+    *((704, width) for width in (1472, 1408, 1344)),
+    *((768, width) for width in (1344, 1280)),
+    *((832, width) for width in (1216, 1152)),
+    *((896, width) for width in (1152, 1088)),
+    *((960, width) for width in (1088, 1024)),
+)
+OFFICIAL = ((1024, 1024), *WIDE, *((width, height) for height, width in WIDE))
+"""sizes that SDXL was trained with"""
+FREE = ((1000, 1000), (1080, 1048), (720, 1280), (1080, 1920), (536, 968))
+MOST_FORMS = 70
+ARCH = architecture_of(configs_of(FULL_SIZE))
+SPECS = network_specs(ARCH, "float16")
+
+
+@pytest.fixture(scope="module")
+def closed() -> set[Form]:
+    networks = {**unets("fp8"), "vae_decoder": decoder("fp8")}
+    return set(forms_of(recorded_launches(networks, SPECS, ARCH), TARGET, HOPPER.fitting))
+
+
+def launched(name: str, size: tuple[int, int], rows: int, chunks: int) -> list[Launch]:
+    axes = {"rows": rows, "tokens": CHUNK * chunks, "batch": 1}
+    axes |= {"latent_h": size[0] // 8, "latent_w": size[1] // 8}
+    network = decoder("fp8") if name == "vae_decoder" else unets("fp8")[name]
+    with torch.inference_mode(), noted() as launches:
+        network(*meta_inputs(SPECS[name], axes))
+    return launches
+
+
+def test_the_list_is_short_and_covers_all_tiles(closed: set[Form]) -> None:
+    print(len(closed), "forms")
+    assert len(closed) <= MOST_FORMS
+    tiles = {tuple(f.constants[k] for k in "MNK") for f in closed if f.kernel == "_tma_product"}
+    assert len(tiles) == 5
+
+
+@pytest.mark.slow
+def test_every_size_bucket_and_prompt_has_its_forms_in_the_list(closed: set[Form]) -> None:
+    assert len(OFFICIAL) == 41
+    buckets = (1, *range(2, 17, 2))
+    for index, size in enumerate((*OFFICIAL, *FREE)):
+        rows, chunks = buckets[index % len(buckets)], 1 + index % 3
+        for name in (*UNETS, "unet_prompt", "vae_decoder"):
+            found = {form_of(launch, TARGET) for launch in launched(name, size, rows, chunks)}
+            new = [(form.kernel, form.signature, form.constants) for form in found - closed]
+            assert not new, f"{name} at {size}, {rows} rows, {chunks} chunks: {new}"
+
+
+def test_loading_lists_the_forms_without_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    listed: list[Any] = []
+    monkeypatch.setattr(forms, "compiled_ahead", listed.append)
+    monkeypatch.setattr(forms, "target_of", lambda _: TARGET)
+    mini, meta = find("mini"), torch.device("meta")
+    specs = network_specs(mini.arch, "float16")
+    numbers = tmp_path / "numbers.safetensors"
+    save_file(dict(numbers_of(mini.part("unet"), "fp8")), numbers)
+    settings: Any = {"specs": specs, "cut": "reference", "options": TorchOptions()}
+    placed = partial(torch_engine._placed, **settings, numbers=[numbers])
+    torch_engine._compiled_ahead(mini, meta, specs, placed)
+    found, target = listed[0]()
+    networks = {**unets("fp8", "mini"), "vae_decoder": decoder("fp8", "mini")}
+    expected = forms_of(
+        recorded_launches(networks, specs, mini.arch), TARGET, Tiles(99 * KIB).fitting
+    )
+    assert target == TARGET
+    assert set(expected) <= set(found)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
+    """A launch that compiles quickly, with an empty cache."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    launches = launches_of("unet_shallow", "fp8", 2)
+    return next(launch for launch in launches if launch.name == "_fold_norm")
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names a GPU that is not here; nothing is launched on it."""
+    named: Any = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: TARGET,
+    )
+    monkeypatch.setattr(triton.runtime.driver, "_active", named)
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_launch_finds_what_was_compiled_ahead(small: Launch) -> None:
+    count_compilations()
+    form, before = form_of(small, TARGET), compiled_forms()
+    assert not is_cached(form, TARGET)
+    compile_form(form, TARGET)
+    assert is_cached(form, TARGET)
+    assert compiled_forms() == before + 1
+    small.kernel.device_caches.clear()
+    # All that a launch does before it starts the kernel.
+    small.kernel.warmup(*small.arguments, grid=small.grid, **FUSION, **small.constants)
+    assert compiled_forms() == before + 1, "the launch compiled another form"
+
+
+@pytest.mark.slow
+def test_other_processes_compile_ahead_and_a_failure_is_logged(
+    small: Launch, caplog: pytest.LogCaptureFixture
+) -> None:
+    form = form_of(small, TARGET)
+    broken = Form("none", form.module, "_no_such_kernel", {}, {}, {}, {})
+    with caplog.at_level(logging.INFO), compiled_ahead(lambda: ([form], TARGET)):
+        pass
+    assert is_cached(form, TARGET)
+    assert "compiling kernels: 1 of 1" in caplog.text
+    for wrong in (lambda: ([broken], TARGET), lambda: 1 / 0):
+        caplog.clear()
+        with compiled_ahead(wrong):  # type: ignore[arg-type]
+            pass
+        assert "compiled at their first use" in caplog.text
