@@ -135,8 +135,7 @@ def test_a_sweep_refuses_flags_without_effect(flags: list[str]) -> None:
 
 @pytest.mark.parametrize("source", ["--images", "--url", "--accuracy-log"])
 @pytest.mark.parametrize(
-    "flags",
-    [["--precision", "int8"], ["--backend", "torch"], ["--engines", "d"], ["--unchecked"]],
+    "flags", [["--precision", "int8"], ["--backend", "torch"], ["--engines", "d"], ["--unchecked"]]
 )
 def test_other_sources_refuse_the_flags_of_engines(source: str, flags: list[str]) -> None:
     error = refused(source, "there", *flags)

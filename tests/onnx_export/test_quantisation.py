@@ -330,8 +330,7 @@ def test_mlperfs_own_list_is_read(tiny: Checkpoint, tmp_path: Path) -> None:
     assert calibration_prompts(tiny, table, INT8) == ["a dog", "a cat"]
     assert calibration_prompts(tiny, table, INT8, 1) == ["a dog"]
     with pytest.raises(
-        InvalidParams,
-        match="COCO captions and needs --annotations captions_train2014.json",
+        InvalidParams, match="COCO captions and needs --annotations captions_train2014.json"
     ):
         calibration_prompts(tiny, ids, INT8)
     ids.write_text("7\n")

@@ -113,9 +113,7 @@ def test_interactive_latency_hardly_grows(simulated: tuple[Simulation, Simulatio
 
 
 @pytest.mark.slow
-def test_low_priority_fills_idle_ticks(
-    simulated: tuple[Simulation, Simulation],
-) -> None:
+def test_low_priority_fills_idle_ticks(simulated: tuple[Simulation, Simulation]) -> None:
     alone, beside = simulated
     used = beside.low_s / alone.idle_s
     assert used >= 0.8, f"{used:.1%} of the idle time was used, needed 80%"

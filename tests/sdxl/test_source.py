@@ -69,10 +69,7 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>'
         (lambda: saved(plain().convert("CMYK"), "JPEG"), "grey or RGB .*CMYK"),
         (lambda: saved(Image.new("I;16", (80, 60))), "8 bits a channel, got .I;16"),
         (lambda: png(1, 1, bytes(7), depth=16), "8 bits a channel, got .RGB;16B"),
-        (
-            lambda: png(1, 1, bytes(9), depth=16, colours=6),
-            "8 bits a channel, got .RGBA;16B",
-        ),
+        (lambda: png(1, 1, bytes(9), depth=16, colours=6), "8 bits a channel, got .RGBA;16B"),
         (lambda: png(1, 1, bytes(5), depth=16, colours=4), "8 bits a channel, got .LA;16B"),
         (
             lambda: png(1, 1, bytes(2), colours=3),

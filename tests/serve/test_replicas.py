@@ -246,24 +246,19 @@ class Held(Answer):
 
 
 @pytest.mark.usefixtures("quick")
-async def test_one_that_answers_is_left_its_order_however_long_nothing_is_new() -> None:
-    handle = Handle(kind=Held)
-    handle.scripts = [[handle.deployment_name, "busy", Queued(0), done(ORDER)]]
-    heard(handle)
-    assert [type(u) for u in await updates_while(handle, "busy")] == [Queued, Done]
-    assert len(handle.asked) == 1
-    name = handle.answers[0]._request_metadata.internal_request_id
-    assert liveness.of_deployment(handle.deployment_name).holder(name) is None
-
-
-@pytest.mark.usefixtures("quick")
-async def test_one_that_does_not_answer_any_more_loses_its_order_to_another() -> None:
+@pytest.mark.parametrize("holders", [["busy"], ["hangs", "another"]])
+async def test_a_silent_order_stays_only_with_a_replica_that_answers(holders: list[str]) -> None:
     handle = Handle(kind=Held)
     name = handle.deployment_name
-    handle.scripts = [[name, "hangs"], [name, "another", Queued(0), done(ORDER)]]
-    liveness.of_deployment(name).note_answer("hangs")
-    assert [type(u) for u in await updates_while(handle, "another")] == [Queued, Done]
-    assert handle.answers[0].is_cancelled and len(handle.asked) == 2
+    handle.scripts = [[name, holder] for holder in holders]
+    handle.scripts[-1] = [name, holders[-1], Queued(0), done(ORDER)]
+    known = liveness.of_deployment(name)
+    for each in (holders[0], "another"):
+        known.note_answer(each)
+    assert [type(u) for u in await updates_while(handle, holders[-1])] == [Queued, Done]
+    assert [a.is_cancelled for a in handle.answers] == [True] * (len(holders) - 1) + [False]
+    assert len(handle.asked) == len(holders)
+    assert known.holder(handle.answers[-1]._request_metadata.internal_request_id) is None
 
 
 async def test_an_unhealthy_replica_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:

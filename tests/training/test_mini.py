@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,39 +93,15 @@ def test_every_stage_runs_from_nothing_to_a_folder_that_diffusers_paints_with(
     monkeypatch.setattr(
         own_courses, "straighten", lambda image, scene: Straightened(draw(scene, 0), 0.9)
     )
-    step = Schedule(steps=2, peak_rate=1e-4, seed=1)
-    plan = TrainingPlan()
+    step, plan = Schedule(steps=2, peak_rate=1e-4, seed=1), TrainingPlan()
+    schedules = {each.name: step for each in fields(plan) if isinstance(each.default, Schedule)}
+    batches = {each.name: 2 for each in fields(plan) if each.name.endswith("_batch")}
+    counts = {"pictures": 48, "repainted": 13, "own_pictures": 8, "own_looked": 1, "courses": 2}
+    counts |= {"vae_whole_from": 1, "scorer_groups": 2, "style_pictures": 3}
     contrasts = tuple(replace(each, schedule=step, groups=4) for each in plan.contrasts)
-    plan = replace(
-        plan,
-        vae=step,
-        unet=step,
-        shapes=step,
-        own_courses=(step, step),
-        own_pictures=8,
-        own_batch=2,
-        own_looked=1,
-        endings=step,
-        endings_batch=2,
-        scorer=step,
-        decoder=step,
-        contrasts=contrasts,
-        pictures=48,
-        repainted=13,
-        vae_batch=4,
-        vae_whole_from=1,
-        unet_batch=8,
-        shapes_batch=4,
-        decoder_batch=2,
-        scorer_groups=2,
-        few_steps=step,
-        few_steps_batch=2,
-        courses=2,
-        courses_batch=1,
-        style=step,
-        style_pictures=3,
-        style_batch=2,
-    )
+    small: dict[str, Any] = schedules | batches | counts
+    small |= {"vae_batch": 4, "unet_batch": 8, "shapes_batch": 4, "courses_batch": 1}
+    plan = replace(plan, own_courses=(step, step), contrasts=contrasts, **small)
     train(plan, tmp_path, tmp_path / "out", "cpu", STAGES)
     assert {folder.name for folder in (tmp_path / "out.loras").iterdir()} == {*LORA_STAGES}
     pipe = StableDiffusionXLPipeline.from_pretrained(tmp_path / "out")

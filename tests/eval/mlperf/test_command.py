@@ -13,13 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from eval.mlperf import command
-from eval.mlperf.command import (
-    Expected,
-    Meter,
-    SystemUnderTest,
-    energy_figures,
-    probe,
-)
+from eval.mlperf.command import Expected, Meter, SystemUnderTest, energy_figures, probe
 from eval.mlperf.loadgen import Summary, complete
 from eval.service.client import energy_meter
 from sdxl.params import GenerationParams
@@ -146,10 +140,7 @@ sdxl_gpu_memory_bytes{gpu="2",work="llm"} 5
     ],
 )
 def test_the_energy_of_a_services_gpus_is_added_by_work(
-    page: str,
-    work: Literal["images", "llm"],
-    joules: float | None,
-    monkeypatch: pytest.MonkeyPatch,
+    page: str, work: Literal["images", "llm"], joules: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eval.service.client.metrics_page", lambda *_: page)
     read = energy_meter("http://service", work)

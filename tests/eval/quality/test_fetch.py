@@ -11,17 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.quality.fetch import (
-    DIGESTS as KINDS,
-)
-from eval.quality.fetch import (
-    RECORD,
-    SOURCES,
-    FetchFailed,
-    git_blob_of,
-    main,
-    read_sources,
-)
+from eval.quality.fetch import DIGESTS as KINDS
+from eval.quality.fetch import RECORD, SOURCES, FetchFailed, git_blob_of, main, read_sources
 from sdxl.params import InvalidParams
 from tests.http_servers import Quiet, serving
 

@@ -70,9 +70,7 @@ def test_a_service_with_another_model_or_precision_is_another_source(
     assert described[0] == described[3] and len({str(each) for each in described}) == 3, described
 
 
-def test_endless_refusals_raise_with_the_services_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_endless_refusals_raise_with_the_services_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PICTURE_S", 0.1)
     requests: list[httpx.Request] = []
 

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from eval.tuning.measurements import (
-    PlanTrials,
-    PromptedImages,
-    images_at_once,
-    measure_errors,
-)
+from eval.tuning.measurements import PlanTrials, PromptedImages, images_at_once, measure_errors
 from eval.tuning.plans import SamplingSpec, all_but, exact
 from sdxl.params import GenerationParams
 from sdxl.pipeline import Pipeline

@@ -41,10 +41,7 @@ def test_another_seed_draws_another_picture() -> None:
 @pytest.mark.parametrize(
     ("scene", "text"),
     [
-        (
-            Scene((Thing("circle", "red"),), "blue"),
-            "a red circle on a blue background",
-        ),
+        (Scene((Thing("circle", "red"),), "blue"), "a red circle on a blue background"),
         (
             Scene(
                 (Thing("star", "yellow", "small"), Thing("square", "green")),

@@ -26,44 +26,40 @@ def table(path: Path, columns: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("name", "value", "needed", "kind"),
     [
-        (
-            {"prompt": ["a"], "stepz": [3]},
-            "input must be one of the columns prompt, .*: (stepz|text).$",
-        ),
-        ({"text": ["a"]}, "input must be one of the columns prompt, .*: (stepz|text).$"),
-        ({"steps": [3]}, "input must have a column named prompt"),
-        ({"prompt": [1, 2]}, "a column of text, got .*: prompt of int64"),
-        ({"prompt": [b"a"]}, "a column of text, got .*: prompt of binary"),
-        (
-            {"prompt": ["a"], "steps": ["3"]},
-            "a column of whole numbers, got .*: steps of (string|double)",
-        ),
-        (
-            {"prompt": ["a"], "steps": [2.5]},
-            "a column of whole numbers, got .*: steps of (string|double)",
-        ),
-        (
-            {"prompt": ["a"], "guidance_scale": [[1.0]]},
-            "a column of numbers, got .*: guidance_scale of",
-        ),
-        (
-            {"prompt": ["a"], "deep_steps": [3]},
-            "a column of lists of whole numbers, got .*: deep_steps of int64",
-        ),
-        (
-            {"prompt": ["a"], "guidance_interval": [["0"]]},
-            "a column of lists of numbers, got .*: guidance_interval of",
-        ),
-        ({"prompt": ["a"], "id": [7]}, "a column of text, got .*: id of int64"),
+        ("prompt", 1, "text", "int64"),
+        ("prompt", b"a", "text", "binary"),
+        ("steps", "3", "whole numbers", "string"),
+        ("steps", 2.5, "whole numbers", "double"),
+        ("guidance_scale", [1.0], "numbers", "list"),
+        ("deep_steps", 3, "lists of whole numbers", "int64"),
+        ("guidance_interval", ["0"], "lists of numbers", "list"),
+        ("id", 7, "text", "int64"),
     ],
 )
-def test_a_wrong_parquet_column_is_refused_before_a_worker_starts(
+def test_a_parquet_column_of_a_wrong_type_is_refused_before_a_worker_starts(
+    name: str, value: object, needed: str, kind: str, tmp_path: Path
+) -> None:
+    source = table(tmp_path / "rows.parquet", {"prompt": ["a"], name: [value]})
+    message = f"input must be a column of {needed}, got .*: {name} of {kind}"
+    with pytest.raises(InvalidParams, match=message):
+        run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": ["a"], "stepz": [3]}, "must be one of the columns prompt, .*: stepz.$"),
+        ({"text": ["a"]}, "must be one of the columns prompt, .*: text.$"),
+        ({"steps": [3]}, "must have a column named prompt"),
+    ],
+)
+def test_a_parquet_column_of_a_wrong_name_is_refused_before_a_worker_starts(
     columns: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     source = table(tmp_path / "rows.parquet", columns)
-    with pytest.raises(InvalidParams, match=message):
+    with pytest.raises(InvalidParams, match=f"input {message}"):
         run(order_of(source, tmp_path / "out"), lambda *_: pytest.fail("started"))
 
 

@@ -108,38 +108,29 @@ def test_a_rows_values_override_the_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "error"),
+    ("values", "error"),
     [
-        ({"negative_prompt": "x"}, "prompt must"),
-        ({}, "prompt must be text"),
+        ({"prompt": None}, "prompt must be text"),
         ({"prompt": 5}, "prompt must be text, got 5"),
-        ({"prompt": "a", "width": 100}, "width must be a multiple of 8 from 64 to 512, got 100"),
-        (
-            {"prompt": "a", "height": 4096},
-            "height must be a multiple of 8 from 64 to 512, got 4096",
-        ),
-        ({"prompt": "a", "stesp": 4}, "stesp must be one of prompt, "),
-        ({"prompt": "a", "steps": "4"}, "steps must be a whole number from 1 to 1000, got '4'"),
-        (
-            {"prompt": "a", "seed": 1.5},
-            "seed must be a whole number from 0 to 9223372036854775807, got 1.5",
-        ),
-        ({"prompt": "a", "id": ["x"]}, "id must be text"),
-        ({"prompt": "a", "id": "x" * 600}, "id must have 1 to 512 characters"),
-        ({"prompt": "a", "id": "\ud800"}, "id must be valid Unicode"),
+        ({"width": 100}, "width must be a multiple of 8 from 64 to 512, got 100"),
+        ({"height": 4096}, "height must be a multiple of 8 from 64 to 512, got 4096"),
+        ({"stesp": 4}, "stesp must be one of prompt, "),
+        ({"steps": "4"}, "steps must be a whole number from 1 to 1000, got '4'"),
+        ({"seed": 1.5}, "seed must be a whole number from 0 to 9223372036854775807, got 1.5"),
+        ({"id": ["x"]}, "id must be text"),
+        ({"id": "x" * 600}, "id must have 1 to 512 characters"),
+        ({"id": "\ud800"}, "id must be valid Unicode"),
         ({"prompt": "\ud800"}, "prompt must be valid Unicode"),
-        (
-            {"prompt": "a", "guidance_scale": 10**400},
-            "guidance must be a number from 0 to 100, got 1000",
-        ),
-        ({"prompt": "a", "seed": 10**400}, "seed must be a whole number from 0 to"),
-        ({"prompt": "a", "\ud800": 1}, "\\ud800 must"),
+        ({"guidance_scale": 10**400}, "guidance must be a number from 0 to 100, got 1000"),
+        ({"seed": 10**400}, "seed must be a whole number from 0 to"),
+        ({"\ud800": 1}, "\\ud800 must"),
         (["a"], "must be a JSON object"),
     ],
 )
 def test_a_bad_row_keeps_its_place_and_names_its_error(
-    row: Any, error: str, tmp_path: Path
+    values: Any, error: str, tmp_path: Path
 ) -> None:
+    row = {"prompt": "a"} | values if isinstance(values, dict) else values
     first, bad, last = rows_of(jsonl(tmp_path, [{"prompt": "a"}, row, {"prompt": "b"}]))
     assert first.error is None and last.error is None and (bad.ordinal, last.ordinal) == (1, 2)
     assert bad.error is not None and bad.error.startswith(error), bad.error
@@ -247,10 +238,7 @@ def test_a_line_of_openais_batch_api_is_read_as_the_service_reads_it(tmp_path: P
     errors = [
         (line("three", model="another"), "'another'"),
         (line("four", size="100x100"), "got '100x100'"),
-        (
-            line("five", colour="red"),
-            "colour is not a field here; leave it out",
-        ),
+        (line("five", colour="red"), "colour is not a field here; leave it out"),
         ({**line("six"), "url": "/v1/chat/completions"}, "url must be POST"),
         (line("seven", expand_prompt=True), "expand_prompt cannot be set"),
         (line("eight", output_compression=50), "output_compression cannot be set"),

@@ -113,9 +113,7 @@ async def test_metrics_tell_times_tokens_and_the_cache() -> None:
     assert await sample(speaker, "sdxl_llm_kv_cache_share") == 0
 
 
-async def test_its_gpus_are_not_those_of_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_its_gpus_are_not_those_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_meter, "_devices", lambda: [("7", object())])
     monkeypatch.setitem(sys.modules, "pynvml", OneGpu)
     joules = await sample(fake_speaker(), "sdxl_gpu_energy_joules_total", gpu="7", work="llm")
