@@ -13,6 +13,7 @@ import pytest
 
 from sdxl.handover import WorkThread, apart, in_threads
 from tests.interrupts import at_every_bytecode, raising
+from tests.waiting import wait_until
 
 SOON_S = 5.0
 
@@ -151,10 +152,7 @@ def test_items_come_back_in_order_and_the_first_error_is_raised() -> None:
 def test_an_interrupt_at_any_bytecode_leaves_threads_that_end() -> None:
     before = _thread._count()
     at_every_bytecode(lambda: list(in_threads(abs, range(3), 2)), lambda: None)
-    until = time.monotonic() + SOON_S
-    while _thread._count() > before:
-        assert time.monotonic() < until, "a thread still waits"
-        time.sleep(0.001)
+    wait_until(lambda: _thread._count() <= before, SOON_S, 0.001)
 
 
 def test_an_interrupt_stops_work_that_is_apart_and_waits_for_its_end() -> None:

@@ -22,6 +22,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from tests.serve.services import ROOT
+from tests.waiting import wait_until
 
 CONFIG = ROOT / "serve" / "deploy" / "several_nodes.yaml"
 CLIENTS, WAITING = 4, 16
@@ -85,7 +86,7 @@ def deploy(file: Path, dashboard: str) -> None:
         [serve, "deploy", str(file), "--address", dashboard], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    wait_until(lambda: status(serve, dashboard) == "RUNNING", "the application runs")
+    wait_until(lambda: status(serve, dashboard) == "RUNNING", TIMEOUT_S, 0.5)
 
 
 def status(serve: str, dashboard: str) -> str:
@@ -95,13 +96,6 @@ def status(serve: str, dashboard: str) -> str:
     found = yaml.safe_load(done.stdout)["applications"]["sdxl"]
     assert found["status"] != "DEPLOY_FAILED", found
     return str(found["status"])
-
-
-def wait_until(condition: Any, what: str) -> None:
-    until = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < until, f"not after {TIMEOUT_S} s: {what}"
-        time.sleep(0.5)
 
 
 def processes(url: str) -> tuple[set[str], set[str]]:
@@ -117,8 +111,8 @@ def roll(folder: Path, url: str, port: int, dashboard: str) -> dict[str, Any]:
     with Load(url) as load:
         time.sleep(5)
         deploy(config(folder, port, "after", queue=63), dashboard)
-        wait_until(lambda: processes(url)[0].isdisjoint(before[0]), "old replicas are gone")
-        wait_until(lambda: processes(url)[1].isdisjoint(before[1]), "old fronts are gone")
+        wait_until(lambda: processes(url)[0].isdisjoint(before[0]), TIMEOUT_S, 0.5)
+        wait_until(lambda: processes(url)[1].isdisjoint(before[1]), TIMEOUT_S, 0.5)
         time.sleep(5)
     after = processes(url)
     return {"statuses": load.statuses, "before": len(before[0]), "after": len(after[0])}
@@ -136,7 +130,7 @@ def grow(folder: Path, url: str, port: int, dashboard: str) -> int:
     arguments = {"max_replicas": 3, "target_queue_s": 0.2, "queue": 63}
     deploy(config(folder, port, "growing", **arguments), dashboard)
     with Load(url, steps=60, clients=WAITING):
-        wait_until(lambda: len(processes(url)[0]) > 2, "it grows")
+        wait_until(lambda: len(processes(url)[0]) > 2, TIMEOUT_S, 0.5)
         return len(processes(url)[0])
 
 

@@ -20,6 +20,7 @@ from serve.front.api import create_app
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.serve.workers import running
+from tests.waiting import wait_until
 
 GENERATE = "/v1/images/generations"
 NO_SETTINGS: Mapping[str, Any] = {}
@@ -80,10 +81,8 @@ def leave_midway(http: httpx.Client, path: str, **request: Any) -> None:
     made = ended(http, "done") - done
     with pytest.raises(httpx.ReadTimeout):
         http.post(path, **request, timeout=took / 3)
-    until = time.monotonic() + 5 + took
-    while (given_up := ended(http, "cancelled") - cancelled) < made / 2:
-        assert time.monotonic() < until, f"{given_up} of {made / 2} pictures were given up"
-        time.sleep(0.1)
+    needed = cancelled + made / 2
+    wait_until(lambda: ended(http, "cancelled") >= needed, 5 + took, 0.1, lambda: needed)
 
 
 def ended(http: httpx.Client, outcome: str) -> float:

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 RAY_TRUSTS = {
@@ -41,13 +42,12 @@ class Service:
     url: str
 
     def wait_until_ready(self) -> None:
-        until = time.monotonic() + START_S
-        while True:
-            if READY.search(self.text):
-                return
-            assert self.process.poll() is None, f"it ended:\n{self.text}"
-            assert time.monotonic() < until, f"not ready after {START_S} s:\n{self.text}"
-            time.sleep(0.1)
+        wait_until(
+            lambda: READY.search(self.text) or self.process.poll() is not None,
+            START_S,
+            details=lambda: self.text,
+        )
+        assert READY.search(self.text), f"it ended:\n{self.text}"
 
     @property
     def text(self) -> str:

@@ -29,6 +29,7 @@ from typing import Any
 from PIL import Image
 
 from tests.serve.sixels import decoded
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 ROWS, COLUMNS, CELL = 24, 80, (10, 20)
@@ -240,10 +241,7 @@ class DoubleTerminal:
         """Until all that was written has been read here: what is written last comes last."""
         mark = b"\x1b[%dm" % next(self._marks)
         os.write(self.slave, mark)
-        until = time.monotonic() + SOON_S
-        while mark not in self._received:
-            assert time.monotonic() < until, self._received[-300:]
-            time.sleep(0.01)
+        wait_until(lambda: mark in self._received, SOON_S, 0.01, lambda: self._received[-300:])
 
     @property
     def output(self) -> bytes:

@@ -35,11 +35,12 @@ from serve.front.keys import sha256
 from serve.settings import ServeSettings
 from serve.worker.worker import Worker
 from tests.fakes import fake_engines
-from tests.serve.batch.drawers import jsonl, make, pictures, wait_until
+from tests.serve.batch.drawers import jsonl, make, pictures
 from tests.serve.servers import listening, listening_to
 from tests.serve.services import service
 from tests.serve.workers import fake_pipeline
 from tests.serve.workers import running as working
+from tests.waiting import wait_until
 
 URL: Any = "/v1/images/generations"
 TWO_MODELS = [{"model": "mini"}, {"model": "/models/other"}]

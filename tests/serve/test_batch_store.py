@@ -18,8 +18,8 @@ from sdxl.files import OutputError
 from serve.batch.lock import locked
 from serve.batch_api.records import BatchRecord, FileRecord, Records
 from serve.batch_api.runner import SWEEP_S, BatchRunner, sweep
-from tests.serve.batch.drawers import wait_until
 from tests.serve.test_batch_api import batch_api, line
+from tests.waiting import wait_until
 
 
 def test_unfinished_files_of_a_killed_front_are_removed_after_a_day(tmp_path: Path) -> None:

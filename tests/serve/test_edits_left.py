@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ from serve.worker.worker import Worker
 from tests.serve.servers import client, listening
 from tests.serve.test_edits import EDIT, PROMPT, QUICK, hole, png
 from tests.serve.workers import fake
+from tests.waiting import wait_until
 
 SOON_S = 20.0
 UNETS = ("unet_deep", "unet_shallow")
@@ -51,13 +51,6 @@ class Held:
             assert self.may_end.wait(SOON_S)
 
 
-def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + SOON_S
-    while not is_so():
-        assert time.monotonic() < until, f"{what}: not within {SOON_S:.0f} s"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("is_streamed", ["true", "false"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_call_that_runs_as_its_client_goes_is_the_last(
@@ -75,10 +68,10 @@ def test_the_call_that_runs_as_its_client_goes_is_the_last(
     with listening() as (url, worker):
         call, denoiser = Held(worker), worker._started().denoiser
         asyncio.run(leave(url, call))
-        wait_until(lambda: worker.is_idle, "its place is free")
+        wait_until(lambda: worker.is_idle, SOON_S, 0.005)
         before = len(unet_calls(worker))
         call.may_end.set()
-        wait_until(lambda: not denoiser.here and not denoiser.loop._images, "it is dropped")
+        wait_until(lambda: not denoiser.here and not denoiser.loop._images, SOON_S, 0.005)
         assert len(unet_calls(worker)) == before
     assert "Exception" not in capfd.readouterr().err
 

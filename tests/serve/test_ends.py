@@ -8,17 +8,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
 
 from tests.serve.loads import is_answered
-from tests.serve.services import ROOT, Service, free_port, is_alive, service, starting
+from tests.serve.services import ROOT, START_S, Service, free_port, is_alive, service, starting
+from tests.waiting import wait_until
 
-T = TypeVar("T")
 SHUTDOWN_S = 5.0
 ENDS_S = 15.0
 """After which a service that cannot go on has ended."""
@@ -31,13 +29,6 @@ def is_free(url: str) -> bool:
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) != 0
-
-
-def wait_for(is_there: Callable[[], T]) -> T:
-    """Within the test's own time."""
-    while not (found := is_there()):
-        time.sleep(0.1)
-    return found
 
 
 def has_ended(found: Service, within_s: float) -> bool:
@@ -130,14 +121,14 @@ def test_a_signal_while_it_starts_ends_it(tmp_path: Path, after_s: float, number
 def test_a_replica_that_dies_while_another_starts_is_replaced(tmp_path: Path) -> None:
     title = "ServeReplica:default:ImageReplica"
     with starting(tmp_path, *FLAGS, "--replicas", "2") as found:
-        slow = wait_for(lambda: found.named(title)[1:2])[0]
+        slow = wait_until(lambda: found.named(title)[1:2], START_S)[0]
         slow.send_signal(signal.SIGSTOP)
         # The other one serves already.
-        wait_for(lambda: is_answered(found.url))
+        wait_until(lambda: is_answered(found.url), START_S)
         for each in found.named(title):
             if each.pid != slow.pid:
                 each.kill()
-        wait_for(lambda: "a replica died" in found.text)
+        wait_until(lambda: "a replica died" in found.text, START_S)
         slow.send_signal(signal.SIGCONT)
         found.wait_until_ready()
         assert is_answered(found.url) and len(found.named(title)) == 2, found.text

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import termios
-import time
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from serve.render.terminal_pictures import fitted
-from tests.serve.terminals import ATTRIBUTES, DoubleTerminal, run_in
+from tests.serve.terminals import ATTRIBUTES, run_in
 from tests.serve.terminals import terminal as double
 from tests.serve.test_terminal_pictures import difference
+from tests.waiting import wait_until
 
 RENDER = ["-m", "sdxl.cli", "render", "a red circle on a blue background", "--seed", "7"]
 NAME = "a-red-circle-on-a-blue-background-7.png"
@@ -75,7 +75,7 @@ def test_ctrl_c_leaves_the_terminal_whole(tmp_path: Path) -> None:
         modes[3] &= ~termios.ECHO
         termios.tcsetattr(there.slave, termios.TCSANOW, modes)
         process = run_in(there, *RENDER, "--steps", "1000", "--out", str(tmp_path))
-        wait_for(there, b"\x1bP0;1;0q", 3)
+        wait_until(lambda: there.output.count(b"\x1bP0;1;0q") >= 3, SOON_S)
         there.type(b"\x03")
         assert process.wait(SOON_S) == 130
         assert there.modes == modes
@@ -83,10 +83,3 @@ def test_ctrl_c_leaves_the_terminal_whole(tmp_path: Path) -> None:
         display = there.display()
     assert not display.unfinished and display.text[-1] == "$ ls" and display.column == 0
     assert not display.drawn and not list(tmp_path.iterdir())
-
-
-def wait_for(there: DoubleTerminal, what: bytes, times: int) -> None:
-    until = time.monotonic() + SOON_S
-    while there.output.count(what) < times:
-        assert time.monotonic() < until, there.output[-500:]
-        time.sleep(0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import sdxl
 from serve import logs
 from serve.front.keys import sha256
 from tests.serve.servers import GENERATE, listening
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 def facts(lines: io.StringIO) -> list[dict[str, object]]:
     """A request's line is written when its answer is out."""
-    until = time.monotonic() + 10
-    while not lines.getvalue().endswith("\n") and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: lines.getvalue().endswith("\n"))
     return [json.loads(line) for line in lines.getvalue().splitlines()]
 
 

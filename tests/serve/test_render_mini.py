@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from PIL import Image
 
 from sdxl import cli
 from sdxl.checkpoint import MINI
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "sdxl.cli", "render"]
@@ -126,10 +126,7 @@ def test_an_interrupt_leaves_whole_files_only(tmp_path: Path) -> None:
         argv, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     try:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("out/*.png")):
-            assert time.monotonic() < deadline, "no picture after 120 s"
-            time.sleep(0.05)
+        wait_until(lambda: list(tmp_path.glob("out/*.png")), 120)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     finally:

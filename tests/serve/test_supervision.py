@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.serve.services import ROOT, is_alive
+from tests.waiting import wait_until
 
 SHUTDOWN_S = 0.5
 PROGRAM = f"""
@@ -43,12 +45,9 @@ def supervised(
     program.write_text(PROGRAM.replace("BODY", body))
     argv = [sys.executable, str(program)]
     process = subprocess.Popen(argv, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, text=True)
-    until = time.monotonic() + 20
-    below: list[psutil.Process] = []
-    while sum(p.name() == "sleep" for p in below) < 2:
-        assert time.monotonic() < until, "it did not start"
-        time.sleep(0.05)
-        below = psutil.Process(process.pid).children(recursive=True)
+    children = partial(psutil.Process(process.pid).children, recursive=True)
+    wait_until(lambda: sum(p.name() == "sleep" for p in children()) == 2)
+    below = children()
     try:
         yield process, below
     finally:

@@ -19,6 +19,7 @@ from serve.render.terminal_pictures import fitted
 from tests.serve.terminals import ROOT, environment_with
 from tests.serve.test_terminal_pictures import difference, scene
 from tests.tools import tool
+from tests.waiting import wait_until
 
 SOON_S = 100.0
 BORDER = 2
@@ -81,10 +82,7 @@ def run_xterm(display: str, folder: Path, *flags: str) -> tuple[list[str], NDArr
         stderr=subprocess.DEVNULL,
     )
     try:
-        until = time.monotonic() + SOON_S
-        while not said.exists():
-            assert time.monotonic() < until and xterm.poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: said.exists() or xterm.poll() is not None, SOON_S)
         return said.read_text().split(), settled(folder / "Xvfb_screen0")
     finally:
         xterm.terminate()

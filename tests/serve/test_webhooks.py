@@ -21,8 +21,8 @@ from sdxl.params import InvalidParams
 from serve.batch_api.records import Records
 from serve.batch_api.webhooks import Endpoint, Outbox, read_endpoints
 from tests.http_servers import Quiet, serving
-from tests.serve.batch.drawers import wait_until
 from tests.serve.test_batch_api import batch_api, line
+from tests.waiting import wait_until
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 

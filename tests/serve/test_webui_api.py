@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from serve.front.keys import sha256
 from serve.worker.worker import Worker
 from tests.serve.servers import listening
 from tests.serve.workers import fake_pipeline
+from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
 TXT2IMG = "/sdapi/v1/txt2img"
@@ -179,19 +179,20 @@ def test_progress_and_interrupt_are_of_ones_own_requests() -> None:
             )
         )
         thread.start()
-        until = time.monotonic() + 30
-        while not httpx.get(f"{url}/sdapi/v1/progress", headers=mine).json()["progress"]:
-            assert time.monotonic() < until and not answers
-            time.sleep(0.05)
-        assert httpx.get(f"{url}/sdapi/v1/progress", headers=other).json()["progress"] == 0
+
+        def progress(client: dict[str, str]) -> Any:
+            return httpx.get(f"{url}/sdapi/v1/progress", headers=client).json()
+
+        wait_until(lambda: progress(mine)["progress"] or answers)
+        assert progress(other)["progress"] == 0 and not answers
         httpx.post(f"{url}/sdapi/v1/interrupt", headers=other)
-        told = httpx.get(f"{url}/sdapi/v1/progress", headers=mine).json()
-        assert told["state"]["job_count"] == 1 and told["state"]["sampling_steps"] == 100
-        assert not told["state"]["interrupted"] and told["eta_relative"] > 0
+        state = progress(mine)["state"]
+        assert state["job_count"] == 1 and state["sampling_steps"] == 100
+        assert not state["interrupted"] and progress(mine)["eta_relative"] > 0
         httpx.post(f"{url}/sdapi/v1/interrupt", headers=mine)
         thread.join(30)
         assert answers[0].status_code == 200 and answers[0].json()["images"] == []
-        assert httpx.get(f"{url}/sdapi/v1/progress", headers=mine).json()["progress"] == 0
+        assert progress(mine)["progress"] == 0
 
 
 def test_options_are_of_the_client_that_set_them() -> None:

@@ -124,13 +124,6 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def wait_until(is_so: Callable[[], object], timeout_s: float = 50.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until_s, f"not so after {timeout_s:g} s"
-        time.sleep(0.02)
-
-
 @contextmanager
 def in_threads(
     order: BatchSpec, job: BatchJob, task: BatchTask, load: Callable[[], Any] = Drawer

@@ -12,7 +12,8 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from tests.serve.batch.drawers import Drawer, lines_of, make, wait_until
+from tests.serve.batch.drawers import Drawer, lines_of, make
+from tests.waiting import wait_until
 
 REMOVED_AFTER = 30
 """pictures"""

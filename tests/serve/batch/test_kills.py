@@ -25,8 +25,9 @@ from serve.batch.shard_worker import BatchTask
 from serve.batch.store import open_store
 from serve.batch.workers import ThreadWorker
 from tests.interrupts import raising
-from tests.serve.batch.drawers import Drawer, lines_of, make, pictures, prompts, wait_until
+from tests.serve.batch.drawers import Drawer, lines_of, make, pictures, prompts
 from tests.serve.services import ROOT, is_alive
+from tests.waiting import wait_until
 
 PATIENCE_S = 300.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

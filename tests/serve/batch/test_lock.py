@@ -35,9 +35,9 @@ from tests.serve.batch.drawers import (
     make,
     order_of,
     prompts,
-    wait_until,
 )
 from tests.serve.services import ROOT
+from tests.waiting import wait_until
 
 REFUSED = "out cannot be used: another sdxl batch writes there"
 

@@ -30,8 +30,8 @@ from tests.serve.batch.drawers import (
     order_of,
     pictures,
     prompts,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from serve.batch import store as batch_store
 from serve.batch.batch_spec import BatchFailed
 from serve.batch.ledger import Entry
 from serve.batch.store import FolderStore, ObjectStore, Store
-from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures, prompts, wait_until
+from tests.serve.batch.drawers import SMALL, Drawer, lines_of, make, pictures, prompts
+from tests.waiting import wait_until
 
 
 def objects(url: str) -> dict[str, bytes]:

@@ -31,8 +31,8 @@ from tests.serve.batch.drawers import (
     make,
     pictures,
     prompts,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 TARRED = ("--tar", "--shard-size", "4")
 SHARD = "000000"

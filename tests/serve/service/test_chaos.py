@@ -23,6 +23,7 @@ from tests.serve.loads import is_whole, stop
 from tests.serve.servers import GENERATE
 from tests.serve.services import Service, service
 from tests.serve.test_api import events_of
+from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
 CLIENTS, SECONDS, KILL_AFTER_S = 4, 15.0, 3.0
@@ -161,19 +162,12 @@ async def ask_and_leave_all(url: str, count: int) -> None:
 
 
 def wait_until_idle(url: str) -> None:
-    until = time.monotonic() + 60
-    while True:
+    def busy() -> list[str]:
         lines = httpx.get(f"{url}/metrics", timeout=30).text.splitlines()
-        busy = [
-            line
-            for line in lines
-            if line.startswith(("sdxl_images_running{", "sdxl_images_queued{"))
-            and float(line.split()[-1]) > 0
-        ]
-        if not busy:
-            return
-        assert time.monotonic() < until, f"a minute later: {busy}"
-        time.sleep(0.2)
+        images = (x for x in lines if x.startswith(("sdxl_images_running{", "sdxl_images_queued{")))
+        return [line for line in images if float(line.split()[-1]) > 0]
+
+    wait_until(lambda: not busy(), 60, 0.2, busy)
 
 
 def memory_mb(found: Service) -> float:

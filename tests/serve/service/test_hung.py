@@ -7,7 +7,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from tests.serve.loads import Load, is_answered, is_whole, stop
 from tests.serve.services import ROOT, Service, is_alive, service
 from tests.tools import tool
+from tests.waiting import wait_until
 
 RATE, SECONDS, STRIKE_S = 2.0, 24.0, 4.0
 GAP_S = 5.0
@@ -40,10 +40,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture
 def running(shared: Service) -> Service:
     """The one service, whole again after what was done to it before."""
-    until = time.monotonic() + REPLACED_S
-    while not is_whole(shared):
-        assert time.monotonic() < until, "it does not become whole again"
-        time.sleep(0.5)
+    wait_until(lambda: is_whole(shared), REPLACED_S, 0.5)
     return shared
 
 
@@ -65,10 +62,8 @@ def load_with(found: Service, strike: Callable[[], object]) -> Load:
 
 
 def wait_until_replaced(found: Service, title: str, victim: psutil.Process, count: int) -> None:
-    until = time.monotonic() + REPLACED_S
-    while is_alive(victim) or len(found.named(title)) < count:
-        assert time.monotonic() < until, f"{found.named(title)} after {REPLACED_S} s"
-        time.sleep(0.2)
+    wait_until(lambda: not is_alive(victim), REPLACED_S, 0.2)
+    wait_until(lambda: len(found.named(title)) >= count, REPLACED_S, 0.2, lambda: found.text)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +82,7 @@ def test_a_stopped_proxy_is_replaced(running: Service) -> None:
     (victim,) = running.named("ProxyActor")
     stop(victim)
     wait_until_replaced(running, "ProxyActor", victim, 1)
-    began_s = time.monotonic()
-    while not is_answered(running.url):
-        assert time.monotonic() - began_s < REPLACED_S, "the new proxy does not answer"
+    wait_until(lambda: is_answered(running.url), REPLACED_S)
 
 
 @pytest.mark.parametrize("what", ["engine", "loop"])
@@ -99,10 +92,7 @@ def test_a_replica_whose_engine_or_event_loop_hangs_costs_no_request(
     folder = running.log.parent
     check(load_with(running, (folder / what).touch))
     pid = int((folder / f"{what}.pid").read_text())
-    until = time.monotonic() + REPLACED_S
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < until, f"the replica that hung is there after {REPLACED_S} s"
-        time.sleep(0.2)
+    wait_until(lambda: not psutil.pid_exists(pid), REPLACED_S)
 
 
 def test_a_connection_that_swallows_everything_costs_no_request(tmp_path: Path) -> None:

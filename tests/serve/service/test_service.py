@@ -22,6 +22,7 @@ from tests.serve.servers import GENERATE, error_of, leave_midway, measured
 from tests.serve.services import ROOT, Service, free_port, is_alive, service
 from tests.serve.test_api import picture
 from tests.serve.test_connection import told
+from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
 
@@ -265,8 +266,5 @@ def test_a_public_address_without_keys_is_refused_before_anything_starts() -> No
 def test_a_log_in_a_file_has_no_colours(running: Service) -> None:
     httpx.post(running.url + GENERATE, json={"prompt": "x", "n": 99}, timeout=30)
     # Ray forwards lines of its other processes in its own time.
-    until_s = time.monotonic() + 300
-    while "ImageIngress" not in running.text and time.monotonic() < until_s:
-        time.sleep(0.2)
-    assert "ImageIngress" in running.text
+    wait_until(lambda: "ImageIngress" in running.text, 300)
     assert "\x1b" not in running.text

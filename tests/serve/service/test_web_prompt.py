@@ -4,7 +4,6 @@ with pictures that the served model made, where it is the embedded one."""
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +17,7 @@ from serve.worker.worker import Worker
 from tests.serve.servers import listening, listening_to
 from tests.serve.service.browsers import VIEWS, View, Visit, pixels, visit
 from tests.serve.services import Service
+from tests.waiting import wait_until
 
 PROMPT = "a red circle on a blue background"
 MOST = 225
@@ -218,11 +218,10 @@ def test_noise_has_no_seams(browser: Browser) -> None:
           place.style = "position: fixed; inset: 0; width: 512px; height: 512px; z-index: 9";
           document.body.append(place);
         }""")
-        until = time.monotonic() + 30
+        place = web.page.locator("#noise")
         # Painted once it has been loaded.
-        while np.ptp(noise := pixels(web.page.locator("#noise").screenshot())) == 0:
-            assert time.monotonic() < until, "no noise was painted"
-            time.sleep(0.1)
+        wait_until(lambda: np.ptp(pixels(place.screenshot())) > 0)
+        noise = pixels(place.screenshot())
     for axis in (0, 1):
         steps = np.abs(np.diff(noise, axis=axis)).mean(axis=(1 - axis, 2))
         assert len(steps) == 511
